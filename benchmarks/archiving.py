@@ -62,7 +62,7 @@ def read_seconds(address: LogAddress) -> float:
 def _everything(log: Log) -> Iterator[QueueRange]:
     queues = [queue for each in log.topics().values() for queue in each]
     for queue, bounds in log.bounds(queues).items():
-        yield QueueRange(*queue, *bounds)
+        yield QueueRange(queue, *bounds)
 
 
 def _rate(count: int, seconds: float, yardstick: float) -> tuple[str, str]:

@@ -92,7 +92,7 @@ def _in_one_process(name_server: str) -> float:
         bounds = log.bounds(log.topics()[TOPIC])
         begin = time.perf_counter()
         for queue, (first, end) in bounds.items():
-            for _ in log.scan(QueueRange(*queue, first, end), ReadSpec(DEFAULT_COLUMNS, EVERYTHING)):
+            for _ in log.scan(QueueRange(queue, first, end), ReadSpec(DEFAULT_COLUMNS, EVERYTHING)):
                 pass
         return time.perf_counter() - begin
 

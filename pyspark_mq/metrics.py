@@ -120,7 +120,7 @@ def _of_groups(store: MessageStore) -> Iterator[Metric]:
     )
     by_group: dict[tuple[str, str], list[Lag]] = {}
     for lag in lags(LocalLog(store)):
-        by_group.setdefault((lag.topic, lag.group), []).append(lag)
+        by_group.setdefault((lag.queue.topic, lag.group), []).append(lag)
     for key, queues in by_group.items():
         out.add_metric(key, sum(lag.offset or 0 for lag in queues))
         behind.add_metric(key, sum(lag.messages for lag in queues))
@@ -133,7 +133,7 @@ def _of_groups(store: MessageStore) -> Iterator[Metric]:
 def _milliseconds_behind(store: MessageStore, lag: Lag) -> float:
     if not lag.messages:
         return 0.0
-    first = _fingerprint(store, lag.topic, lag.queue, lag.end - lag.messages)
+    first = _fingerprint(store, lag.queue.topic, lag.queue.queue_id, lag.end - lag.messages)
     return 0.0 if first is None else _age(first)
 
 

@@ -113,9 +113,9 @@ def _by_topic(log: Log, ranges: Iterable[QueueRange]) -> dict[str, tuple[int, in
     """Messages and bytes of each topic."""
     found: dict[str, tuple[int, int | None]] = {}
     for wanted in ranges:
-        messages, size = found.get(wanted.topic, (0, 0))
+        messages, size = found.get(wanted.queue.topic, (0, 0))
         more = None if size is None else record_bytes(wanted, log)
-        found[wanted.topic] = messages + wanted.length, None if size is None or more is None else size + more
+        found[wanted.queue.topic] = messages + wanted.length, None if size is None or more is None else size + more
     return found
 
 

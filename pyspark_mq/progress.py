@@ -72,7 +72,7 @@ def lags(source: Mapping[str, Any], log: Log | None = None) -> dict[Queue, Lag]:
     reached, ends = found
     first = {} if log is None else {queue: there.min_offset for queue, there in log.bounds(ends).items()}
     left = {
-        queue: QueueRange(*queue, min(max(reached.get(queue, 0), first.get(queue, 0)), end), end)
+        queue: QueueRange(queue, min(max(reached.get(queue, 0), first.get(queue, 0)), end), end)
         for queue, end in ends.items()
     }
     return {queue: _lag(wanted, log) for queue, wanted in left.items()}
@@ -165,7 +165,7 @@ class LagListener(StreamingQueryListener):
         by_queue = of_query(self._lags(progress.sources))
         if by_queue:
             for queue, lag in by_queue.items():
-                labels = query, queue.topic, str(queue.queue_id)
+                labels = query, queue.topic, queue.name
                 for gauge, value in zip(self._gauges, lag, strict=False):
                     if value is not None:
                         gauge.labels(*labels).set(value)

@@ -54,7 +54,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from store.any_log import Queue
 
 
 class PutStatus(Enum):
@@ -146,14 +149,14 @@ class ArchiveOfAnother(ArchiveError):
 class QueuesPassedOver(ArchiveError):
     """Some queues cannot be archived, and all others are.
 
-    `reasons` is why, for each (topic, queue id).
+    `reasons` is why, for each queue.
     """
 
-    def __init__(self, message: str, reasons: Mapping[Any, StoreError]) -> None:
+    def __init__(self, message: str, reasons: Mapping[Queue, StoreError]) -> None:
         super().__init__(message)
-        self.reasons: dict[tuple[str, int], StoreError] = dict(reasons)
+        self.reasons = dict(reasons)
 
-    def __reduce__(self) -> tuple[type[QueuesPassedOver], tuple[str, dict[tuple[str, int], StoreError]]]:
+    def __reduce__(self) -> tuple[type[QueuesPassedOver], tuple[str, dict[Queue, StoreError]]]:
         return type(self), (str(self), self.reasons)
 
 

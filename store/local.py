@@ -80,7 +80,7 @@ class LocalLog:
 
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
         there = self.bounds(queues)
-        return {queue: self._store.offset_by_time(*queue, timestamp, boundary) for queue in there}
+        return {queue: self._store.offset_by_time(queue.topic, queue.queue_id, timestamp, boundary) for queue in there}
 
     def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
         return self._store.stored_between(ranges, begin, end)
@@ -89,7 +89,7 @@ class LocalLog:
         return self._store.with_keys(ranges, keys)
 
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
-        offsets = {queue: self._store.consumer_offset(group, *queue) for queue in queues}
+        offsets = {queue: self._store.consumer_offset(group, queue.topic, queue.queue_id) for queue in queues}
         return {queue: offset for queue, offset in offsets.items() if offset is not None}
 
     def groups(self) -> Mapping[str, Positions]:
@@ -107,7 +107,7 @@ class LocalLog:
         while bounds := self._bounds(wanted.queue):
             first = min(max(wanted.start, bounds.min_offset), wanted.end)
             try:
-                there = self._store.sizes(*wanted._replace(start=first))
+                there = self._store.sizes(wanted.queue.topic, wanted.queue.queue_id, first, wanted.end)
                 return np.append(np.zeros(first - wanted.start, np.int64), there)
             except (UnknownTopic, OffsetNotYet, OffsetLost):
                 if self._bounds(wanted.queue) == bounds:  # or else it was deleted meanwhile, or retention was faster
@@ -135,7 +135,7 @@ class LocalLog:
         """All messages of a short published range, in a tenth of the time that a `scan` takes at least; None where
         that is better asked: it says what is wrong, or there are too many bytes.
         """
-        found = self._store.get_message("", *wanted.queue, wanted.start, wanted.length)
+        found = self._store.get_message("", wanted.queue.topic, wanted.queue.queue_id, wanted.start, wanted.length)
         return found.messages if len(found.messages) == wanted.length else None
 
     def wait(self, seen: Positions, timeout: float) -> None:
@@ -167,7 +167,7 @@ class LocalLog:
         """
         while (bounds := self._bounds(queue)) is not None and position <= bounds.max_offset:
             try:
-                return self._store.fingerprint(*queue, position - 1)
+                return self._store.fingerprint(queue.topic, queue.queue_id, position - 1)
             except (UnknownTopic, CorruptRecord):
                 if self._bounds(queue) == bounds:  # or else its topic was deleted meanwhile, and perhaps made anew
                     return None
@@ -177,7 +177,7 @@ class LocalLog:
         while (bounds := self._bounds(queue)) is not None:
             try:
                 if position <= bounds.max_offset:
-                    return not self._store.can_have(*queue, position - 1, was)
+                    return not self._store.can_have(queue.topic, queue.queue_id, position - 1, was)
                 is_passed = was.physical_offset < self._store.dispatched_offset
                 if self._bounds(queue) == bounds:
                     return is_passed
@@ -243,16 +243,19 @@ class LocalHeld:
                 raise copy.copy(self._service.failure or closed)  # who raises one adds to its traceback
             if why is not Wake.TIMEOUT or request.noticed > request.offset:  # its reader gets on where none matches
                 end = self._store.max_offset(*request.queue)
-                return QueueRange(*request.queue, request.offset, max(request.offset, end))
+                return QueueRange(Queue(*request.queue), request.offset, max(request.offset, end))
         raise StopIteration
 
     def _hold(self, queue: Queue, position: int) -> None:
-        before = self._held.pop(queue, None)
+        before = self._held.pop((queue.topic, queue.queue_id), None)
         if before is not None:
             self._service.cancel(before)
         left = max(0.0, self._deadline - time.monotonic())
         wake = self._woken.put
-        self._held[queue] = self._service.hold(*queue, position, left, lambda *event: wake(event), self._filter)
+        request = self._service.hold(
+            queue.topic, queue.queue_id, position, left, lambda *event: wake(event), self._filter
+        )
+        self._held[request.queue] = request
 
     def __enter__(self) -> LocalHeld:
         return self

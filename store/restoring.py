@@ -149,7 +149,7 @@ def _ranges(log: ArchiveLog, queues: Sequence[Queue], begin: int | None, end: in
         starts |= log.offsets_by_time(there, begin, Boundary.LOWER)
     if end is not None:
         stops |= log.offsets_by_time(there, end, Boundary.LOWER)
-    return [QueueRange(*queue, starts[queue], stops[queue]) for queue in there if starts[queue] < stops[queue]]
+    return [QueueRange(queue, starts[queue], stops[queue]) for queue in there if starts[queue] < stops[queue]]
 
 
 def _write(log: ArchiveLog, root: Path, ranges: Sequence[QueueRange], config: StoreConfig, progress: Progress) -> int:

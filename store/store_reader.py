@@ -162,7 +162,7 @@ class StoreReader(Opened):
         """Record sizes (bytes) of messages [start, end), int64, shape (end - start,); raises as `scan`."""
         start, end = integer("start", start), integer("end", end)
         with self.of_one_life(topic):
-            queue = self._published.holding(QueueRange(topic, queue_id, start, end))
+            queue = self._published.holding(QueueRange(Queue(topic, queue_id), start, end))
             return queue.entries(start, end)["size"].astype(np.int64)
 
     def tags_codes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
@@ -213,21 +213,21 @@ class StoreReader(Opened):
             max_body_bytes=None if max_body_bytes is None else integer("max_body_bytes", max_body_bytes, 1),
             oversized=oversized,
         )
-        return self.read(QueueRange(topic, queue_id, integer("start", start), integer("end", end)), spec)
+        return self.read(QueueRange(Queue(topic, queue_id), integer("start", start), integer("end", end)), spec)
 
     def read(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         """`scan` of a range, as `spec` says; its filter may be any. Raises as `scan`.
 
         What is older than the store comes from its archive, if it has one. Raises `ArchiveError`, too, then.
         """
-        born = self._published.born(wanted.topic)
+        born = self._published.born(wanted.queue.topic)
         try:
             return self.read_own(wanted, spec)
         except OffsetLost:
             older = self._older()
             if older is None or not older.has(wanted.queue):
                 raise
-            return self.each_of(wanted.topic, born, self._read_older(older, wanted, spec))
+            return self.each_of(wanted.queue.topic, born, self._read_older(older, wanted, spec))
 
     def of_one_life(self, topic: str) -> AbstractContextManager[None]:
         """What is read in here is of the topic that is there now: leaving it raises `UnknownTopic` when it is not."""
@@ -248,15 +248,15 @@ class StoreReader(Opened):
     def read_own(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         """`read` of what the store has itself."""
         check_columns(spec.columns)
-        born = self._published.born(wanted.topic)
-        with self._published.of_one_life(wanted.topic, born):
+        born = self._published.born(wanted.queue.topic)
+        with self._published.of_one_life(wanted.queue.topic, born):
             queue = self._published.holding(wanted)
         most = self.config.maxDecompressedMessageSize
         batches = scan_queue(self._log, queue, wanted.start, wanted.end, spec, most)
-        return self._published.each_of(wanted.topic, born, batches)
+        return self._published.each_of(wanted.queue.topic, born, batches)
 
     def _read_older(self, older: Older, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        at = min(self.min_offset(*wanted.queue), wanted.end)
+        at = min(self.min_offset(wanted.queue.topic, wanted.queue.queue_id), wanted.end)
         return self._then(older.scan(wanted._replace(end=at), spec), wanted._replace(start=at), spec)
 
     def _then(self, batches: Iterator[pa.RecordBatch], wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:

@@ -143,7 +143,7 @@ class ThroughLog(LocalLog):
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         born = self._store.kin.born(wanted.queue)
-        return self._store.each_of(wanted.topic, born, self._through(wanted, spec, self._piece(wanted, spec)))
+        return self._store.each_of(wanted.queue.topic, born, self._through(wanted, spec, self._piece(wanted, spec)))
 
     def _through(self, rest: QueueRange, spec: ReadSpec, piece: Piece) -> Iterator[pa.RecordBatch]:
         """piece: the first one. What retention takes from the store before it is read comes from the archive."""
@@ -155,7 +155,7 @@ class ThroughLog(LocalLog):
                     yield batch.select(spec.columns)
                 rest = rest._replace(start=end)
             except OffsetLost:
-                is_light = rest.topic.startswith(LIGHT_PREFIX)  # its batches have the offsets of other queues
+                is_light = rest.queue.topic.startswith(LIGHT_PREFIX)  # its batches have the offsets of other queues
                 if is_archived or is_light or not self._split(rest)[0].length:
                     raise
             if not rest.length:

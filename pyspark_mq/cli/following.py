@@ -35,7 +35,7 @@ def between(log: Log, begin: Positions, end: Positions, spec: ReadSpec) -> Itera
     Raises `OffsetLost`, `OffsetNotYet` for a begin behind the end.
     """
     return heapq.merge(
-        *(_rows(log, QueueRange(*each, begin[each], stop), spec) for each, stop in end.items()), key=_order(log)
+        *(_rows(log, QueueRange(each, begin[each], stop), spec) for each, stop in end.items()), key=_order(log)
     )
 
 
@@ -46,7 +46,7 @@ def newest(log: Log, begin: Positions, end: Positions, count: int, spec: ReadSpe
         first = min(begin[queue], stop)
         looked, found = max(count, _NEWEST_ROWS), list[Row]()
         while len(found) < count and first < stop:  # a filter lets only some through: look back twice as far
-            found = list(_rows(log, QueueRange(*queue, max(first, stop - looked), stop), spec))
+            found = list(_rows(log, QueueRange(queue, max(first, stop - looked), stop), spec))
             if stop - looked <= first:
                 break
             looked *= 2
@@ -91,7 +91,7 @@ def _by_time(row: Row) -> tuple[datetime, int]:
 
 def _rows(log: Log, wanted: QueueRange, spec: ReadSpec) -> Iterator[Row]:
     if wanted.start > wanted.end:
-        where = f"{wanted.topic}, queue {wanted.queue_id}"
+        where = f"{wanted.queue.topic}, queue {wanted.queue.queue_id}"
         raise OffsetNotYet(f"{where}: there is no offset {wanted.start} yet, the next one is {wanted.end}")
     batches = log.scan(wanted, spec)  # begun at once: none is of what comes in the topic's place
     return (row for batch in batches for row in batch.to_pylist())

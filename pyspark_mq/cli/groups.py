@@ -13,7 +13,7 @@ from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, wo
 from pyspark_mq.cli.tables import Cells, aligned, number
 from pyspark_mq.stats.lag import Lag, lags
 from store.any_group import MemberInfo, MessageModel
-from store.any_log import BrokerQueueId, Log, LogAddress, Queue
+from store.any_log import Log, LogAddress, Queue
 from store.local import LocalAddress
 from store.local_group import LocalGroup
 from store.through import address_at
@@ -34,7 +34,7 @@ def list_groups(store: str, as_json: bool) -> None:
     directory; or a cluster, by its name servers: rocketmq://10.0.0.1:9876;10.0.0.2:9876.
     """
     with log_at(store).open() as log:
-        found = [(*key, total(list(part))) for key, part in groupby(lags(log), key=attrgetter("group", "topic"))]
+        found = [(*key, total(list(part))) for key, part in groupby(lags(log), key=attrgetter("group", "queue.topic"))]
         idle = log.groups().keys() - {group for group, _, _ in found}
     lines: list[tuple[str, str | None, int | None]] = sorted([*found, *((group, None, None) for group in idle)])
     if as_json:
@@ -66,14 +66,22 @@ def show(store: str, group: str, topic: str | None, as_json: bool) -> None:
     owners = owners_of(address.group(group).members()) if isinstance(address, LocalAddress) else {}
     if as_json:
         for each in found:
-            queue = str(each.queue) if isinstance(each.queue, BrokerQueueId) else each.queue
-            reads = owners.get(Queue(each.topic, each.queue), [])
-            click.echo(json.dumps({**each._asdict(), "queue": queue, "members": reads}))
+            group, queue, offset, end, messages = each
+            line = {
+                "group": group,
+                "topic": queue.topic,
+                "queue": queue.name if queue.broker else queue.queue_id,
+                "offset": offset,
+                "end": end,
+                "messages": messages,
+                "members": owners.get(queue, []),
+            }
+            click.echo(json.dumps(line))
         return
     rows: list[Cells] = [("topic", "queue", "offset", "end", "lag", "member")]
     for each in found:
-        owner = " ".join(owners.get(Queue(each.topic, each.queue), ["-"]))
-        rows.append((each.topic, str(each.queue), *map(number, (each.offset, each.end, each.messages)), owner))
+        owner = " ".join(owners.get(each.queue, ["-"]))
+        rows.append((each.queue.topic, each.queue.name, *map(number, (each.offset, each.end, each.messages)), owner))
     click.echo(f"{aligned(rows)}\n\n{number(total(found))} messages behind")
 
 
@@ -125,7 +133,7 @@ def reset(store: str, group: str, topic: str, target: Place, queue: int | None, 
         for each, wanted in offsets_at(log, bounds, target).items():
             first, end = bounds[each]
             moved[each] = min(max(wanted, first), end)
-            rows.append((str(each.queue_id), *map(number, (before.get(each), moved[each], end - moved[each]))))
+            rows.append((each.name, *map(number, (before.get(each), moved[each], end - moved[each]))))
         readers = it.members()
         if not dry_run:
             it.create()

@@ -77,11 +77,11 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
     # Of an unknown topic queue 0 is asked for, so that the log says what is wrong, if it knows.
     queues = topics.get(topic, (Queue(topic, 0),))
     if queue is not None:  # of a cluster, each broker's
-        queues = tuple(each for each in queues if int(each.queue_id) == queue) or (Queue(topic, queue),)
+        queues = tuple(each for each in queues if each.queue_id == queue) or (Queue(topic, queue),)
     bounds = log.bounds(queues)
     if topic not in topics:
         raise UnknownTopic(f"no topic {topic!r}; there are: {', '.join(topics) or 'none'}")
-    numbers = {int(each.queue_id) for each in topics[topic]}
+    numbers = {each.queue_id for each in topics[topic]}
     if queue is not None and queue not in numbers:
         raise UnknownQueue(f"topic {topic!r} has queues 0 to {max(numbers)}, not {queue}")
     _must_be_there(queues, bounds)

@@ -10,7 +10,6 @@ from pyspark_mq.cli.following import Row
 from pyspark_mq.cli.json_lines import BODIES, JSON
 from pyspark_mq.cli.places import Moment, bounds_of, milliseconds, offsets_at
 from store import MessageStore, StoredMessage, UnknownTopic
-from store.any_log import BrokerQueueId
 from store.archive.log import ArchiveAddress
 from store.through import address_at
 
@@ -58,9 +57,8 @@ def query(
         with log_at(store).open() as log:
             offsets = offsets_at(log, bounds_of(log, topic, queue), Moment(timestamp))
         for each, offset in offsets.items():
-            name = str(each.queue_id) if isinstance(each.queue_id, BrokerQueueId) else each.queue_id
-            line = {"queueId": name, "queueOffset": offset}
-            click.echo(json.dumps(line) if as_json else f"queue {each.queue_id}: offset {offset}")
+            line = {"queueId": each.name if each.broker else each.queue_id, "queueOffset": offset}
+            click.echo(json.dumps(line) if as_json else f"queue {each.name}: offset {offset}")
         return
     if cluster_at(store) is not None:
         raise click.UsageError("--key and --id look into files; for a cluster there is mqadmin queryMsgByKey")

@@ -15,13 +15,14 @@ from pyspark_mq.stats.lag import Lag, lags
 from pyspark_mq.stats.latencies import Clients, clients, held, latencies, refused
 from pyspark_mq.stats.measures import Extent, LogFiles, deliverer, extents, log_files
 from store import MessageStore
+from store.any_log import Queue
 from store.files.figures import HELD
 from store.local import LocalLog
 from store.publish.latch import Latch
 from store.publish.lock_holders import Holder
 
 Extents = dict[tuple[str, int], Extent]
-Lags = dict[tuple[str, str, int], Lag]  # by group, topic and queue
+Lags = dict[tuple[str, Queue], Lag]  # by group and queue
 
 
 class Look(NamedTuple):
@@ -94,7 +95,7 @@ def serve(store: str, address: str, port: int) -> None:
 
 def look(store: MessageStore, before: Look | None) -> Look:
     """A store as it stands; of queues that were seen before only the change is read."""
-    groups = {(each.group, each.topic, each.queue): each for each in lags(LocalLog(store))}
+    groups = {(each.group, each.queue): each for each in lags(LocalLog(store))}
     queues = extents(store, before.queues if before else {})
     delivers = deliverer(store, before.deliverer if before else None)
     return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)), delivers)
@@ -110,7 +111,7 @@ def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
 
 def rate_out(before: Look | None, now: Look, lag: Lag) -> float | None:
     """Messages a second that a group got through; None where it had no offset."""
-    earlier = None if before is None else before.groups.get((lag.group, lag.topic, lag.queue))
+    earlier = None if before is None else before.groups.get((lag.group, lag.queue))
     if before is None or earlier is None or earlier.offset is None or lag.offset is None:
         return None
     return max(0, lag.offset - earlier.offset) / (now.at - before.at)
@@ -128,7 +129,7 @@ def as_table(before: Look | None, now: Look) -> str:
         rows = [("group", "topic", "queue", "offset", "lag", "read/s")]
         for lag in now.groups.values():
             numbers_ = lag.offset, lag.messages, rate_out(before, now, lag)
-            rows.append((lag.group, lag.topic, str(lag.queue), *map(number, numbers_)))
+            rows.append((lag.group, lag.queue.topic, lag.queue.name, *map(number, numbers_)))
         tables.append(aligned(rows, left=2))
     if before is not None and (found := latencies(before.clients, now.clients)):
         rows = [("took ms", "topic", "group", "times", "p50", "p99")]
@@ -167,8 +168,8 @@ def as_object(before: Look | None, now: Look) -> str:
     groups = [
         {
             "group": lag.group,
-            "topic": lag.topic,
-            "queueId": lag.queue,
+            "topic": lag.queue.topic,
+            "queueId": lag.queue.queue_id,
             "offset": lag.offset,
             "lag": lag.messages,
             **_rate("messagesOutPerSecond", rate_out(before, now, lag)),

@@ -76,7 +76,7 @@ def look(store: MessageStore, before: Look | None) -> Look:
     """A store as it stands; of queues that were seen before only the change is read."""
     behind: Counter[tuple[str, str]] = Counter()
     for each in lags(LocalLog(store)):
-        behind[each.group, each.topic] += each.messages
+        behind[each.group, each.queue.topic] += each.messages
     return Look(time.monotonic(), extents(store, before.queues if before else {}), log_files(store), behind)
 
 

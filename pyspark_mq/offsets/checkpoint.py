@@ -203,7 +203,7 @@ def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
                 f"The checkpoint's offsets do not say where {queue} begins; use a new checkpoint location"
             )
         if begin < until:
-            ranges.append(QueueRange(*queue, begin, until))
+            ranges.append(QueueRange(queue, begin, until))
     return ranges
 
 

@@ -78,7 +78,7 @@ def loss_before(queue: Queue, position: int, there: Bounds | None, is_another: b
 
     there: None for a queue that is gone. is_another: another message stands before `position` than the one that was.
     """
-    rest = QueueRange(*queue, position, position)
+    rest = QueueRange(queue, position, position)
     if there is None:
         return Loss(rest, Case.GONE)
     if position > there.max_offset:

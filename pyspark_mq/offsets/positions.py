@@ -10,20 +10,20 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from store.any_log import BrokerQueueId, Fingerprint, Fingerprints, Positions, Queue
+from store.any_log import Fingerprint, Fingerprints, Positions, Queue
 
 T = TypeVar("T")
 OffsetJson = dict[str, dict[str, Any]]
-_QUEUE_ID = re.compile(r"(?:(?P<broker>[^:]{1,255}):)?(?P<number>0|[1-9][0-9]{0,9})")
+_QUEUE_NAME = re.compile(r"(?:(?P<broker>[^:]{1,255}):)?(?P<number>0|[1-9][0-9]{0,9})")
 _MAX_QUEUE_ID = (1 << 31) - 1  # both are Java's
 _MAX_LONG = (1 << 63) - 1
 
 
 def to_json(positions: Mapping[Queue, int | list[int]]) -> OffsetJson:
-    """`{topic: {queue id: offset}}`, sorted by topic and queue number."""
+    """`{topic: {queue id: offset}}`, sorted by queue."""
     json_: OffsetJson = {}
     for queue in sorted(positions):
-        json_.setdefault(queue.topic, {})[str(queue.queue_id)] = positions[queue]
+        json_.setdefault(queue.topic, {})[queue.name] = positions[queue]
     return json_
 
 
@@ -52,22 +52,22 @@ def _by_queue(json_: Any, expected: str, parse: Callable[[Any], T | None]) -> di
     values: dict[Queue, T] = {}
     for topic, by_queue in json_object(json_, "the top level").items():
         for queue_id, value in json_object(by_queue, repr(topic)).items():
-            named = queue_id_of(queue_id)
-            if named is None:
+            queue = queue_of(topic, queue_id)
+            if queue is None:
                 raise ValueError(f"{topic!r} has {queue_id!r} where a queue number belongs")
             parsed = parse(value)
             if parsed is None:
                 raise ValueError(f"{topic}/{queue_id} has {shown(value)} where {expected}")
-            values[Queue(topic, named)] = parsed
+            values[queue] = parsed
     return values
 
 
-def queue_id_of(text: str) -> int | None:
-    """ "0", or in a cluster "broker-a:0"; None for anything else."""
-    found = _QUEUE_ID.fullmatch(text)
+def queue_of(topic: str, name: str) -> Queue | None:
+    """Return the queue of a topic with a `Queue.name`, or None if `name` is not one."""
+    found = _QUEUE_NAME.fullmatch(name)
     if found is None or int(found["number"]) > _MAX_QUEUE_ID:
         return None
-    return int(found["number"]) if found["broker"] is None else BrokerQueueId(found["broker"], int(found["number"]))
+    return Queue(topic, int(found["number"]), broker=found["broker"] or "")
 
 
 def is_long(json_: Any, lowest: int = 0) -> bool:

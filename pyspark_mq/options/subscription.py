@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from pyspark_mq.errors import OptionError, SubscriptionError
-from pyspark_mq.offsets.positions import each_once, queue_id_of
+from pyspark_mq.offsets.positions import each_once, queue_of
 from store.any_log import Queue
 from store.errors import InvalidTopic
 from store.format.topic_names import check_topic_name, is_internal_topic
@@ -137,8 +137,8 @@ def _assigned(assign: str) -> tuple[Queue, ...]:
         if not isinstance(ids, list) or not ids:
             raise OptionError(f"{expected}: {topic!r} has no list of queue numbers")
         for queue_id in ids:
-            named = queue_id_of(str(queue_id)) if type(queue_id) in (int, str) else None
-            if named is None:
+            queue = queue_of(topic, str(queue_id)) if type(queue_id) in (int, str) else None
+            if queue is None:
                 raise OptionError(f"{expected}: {topic!r} has {json.dumps(queue_id)} for a queue number")
-            queues.add(Queue(topic, named))
+            queues.add(queue)
     return tuple(sorted(queues))

@@ -264,7 +264,7 @@ class Commits:
         start = max(first, min(since, end))
         if start == end:
             return False
-        for records in self._log.scan(QueueRange(*_RECORDS, start, end), ReadSpec(("keys", "body"), EVERYTHING)):
+        for records in self._log.scan(QueueRange(_RECORDS, start, end), ReadSpec(("keys", "body"), EVERYTHING)):
             for body in records.filter(pc.equal(records["keys"], constant(self._query)))["body"]:
                 if json.loads(body.as_py())["batch"] == batch:
                     return True

@@ -42,7 +42,7 @@ class MqBatchReader(DataSourceReader):
             ends = queues.resolve("endingOffsets", self._end, bounds)
             starts = queues.resolve("startingOffsets", self._start, bounds)
             last = log.fingerprints(ends)
-            ranges = [QueueRange(*queue, starts[queue], end) for queue, end in ends.items()]
+            ranges = [QueueRange(queue, starts[queue], end) for queue, end in ends.items()]
             for r in ranges:
                 if r.start > r.end:
                     raise OptionError(f"endingOffsets has {r.end} for {r.queue}, before its start {r.start}")

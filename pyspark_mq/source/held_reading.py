@@ -150,7 +150,7 @@ class HeldReader:
     def _lose_what_is_gone(self, log: Log, reached: Positions) -> None:
         """Raises `DataLossError`."""
         for queue in reached.keys() - log.bounds(reached).keys():
-            lose(self._options.fail_on_data_loss, Loss(QueueRange(*queue, reached[queue], reached[queue]), Case.GONE))
+            lose(self._options.fail_on_data_loss, Loss(QueueRange(queue, reached[queue], reached[queue]), Case.GONE))
 
     def _up_to(self, log: Log, reached: Positions, record: TaskRecord) -> Iterator[pa.RecordBatch]:
         """The rest of what the record that counts says; nothing where it is this attempt's own."""
@@ -160,7 +160,7 @@ class HeldReader:
                     f"{queue}: this attempt read up to {reached[queue]}, but another attempt at the same task recorded "
                     f"{end}; run the task again, and it reads what is recorded"
                 )
-            missing = QueueRange(*queue, reached[queue], end)
+            missing = QueueRange(queue, reached[queue], end)
             yield from self._range_reader.scan(log, missing, RangeTask((missing,), record.next, record.last))
 
 

@@ -71,10 +71,10 @@ def narrow_tags(message_filter: MessageFilter, filters: Iterable[Filter]) -> Mes
 
 def _narrow(r: QueueRange, one: Filter) -> QueueRange:
     column, values = _column(one), _values(one)
-    if column in ("topic", "queueOffset") and r.topic.startswith(LIGHT_PREFIX):
+    if column in ("topic", "queueOffset") and r.queue.topic.startswith(LIGHT_PREFIX):
         return r  # a light queue's messages say where they were sent to
     if column in ("topic", "queueId"):
-        constant = r.topic if column == "topic" else int(r.queue_id)
+        constant = r.queue.topic if column == "topic" else int(r.queue.queue_id)
         return r if values is None or constant in values else r._replace(end=r.start)
     if column != "queueOffset":
         return r

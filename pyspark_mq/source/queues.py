@@ -65,7 +65,7 @@ class Queues:
     def _must_have(self, queues: Iterable[Queue], there: Container[Queue]) -> None:
         for queue in queues:
             if queue not in there:
-                lose(self._options.fail_on_data_loss, Loss(QueueRange(*queue, 0, 0), Case.GONE))
+                lose(self._options.fail_on_data_loss, Loss(QueueRange(queue, 0, 0), Case.GONE))
 
     def _warn(self, topics: Collection[str]) -> None:
         """Tell, once, of what reads nothing and may be a mistake."""

@@ -257,15 +257,15 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where another message stands before a position than `last` says it is data loss."""
         others = strangers(self._log, positions, last)
         for queue, there in self._log.bounds(others).items():
-            lost = QueueRange(*queue, positions[queue], positions[queue])
+            lost = QueueRange(queue, positions[queue], positions[queue])
             lose(self._options.fail_on_data_loss, Loss(lost, Case.ANOTHER, there))
 
     def _available(self, offset: StreamOffset, batch: BatchStart) -> list[QueueRange]:
         """All there is to read, up to the target of Trigger.AvailableNow if there is one."""
         if self._target is None:
-            return [QueueRange(*queue, begin, self._bounds[queue].max_offset) for queue, begin in batch.begin.items()]
+            return [QueueRange(queue, begin, self._bounds[queue].max_offset) for queue, begin in batch.begin.items()]
         return [
-            QueueRange(*queue, begin, max(begin, min(self._bounds[queue].max_offset, self._target.get(queue, 0))))
+            QueueRange(queue, begin, max(begin, min(self._bounds[queue].max_offset, self._target.get(queue, 0))))
             for queue, begin in batch.begin.items()
             if queue in self._target or queue in offset.next
         ]

@@ -3,19 +3,18 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from store.any_log import Log
+from store.any_log import Log, Queue
 
 
 class Lag(NamedTuple):
-    """One group in one queue. offset: the next one to read, None where it never committed any; end: of the queue.
+    """How far a group is behind the end of a queue.
 
-    queue: in a cluster a `BrokerQueueId`. messages: not read yet, of those that are there;
-    all of them if the group never committed an offset, since it would read the queue from its first message.
+    offset: the next one to read, or None if the group never committed one. end: of the queue. messages: the number of
+    messages in the queue that the group has not read; without an offset all, since the group begins at the first.
     """
 
     group: str
-    topic: str
-    queue: int
+    queue: Queue
     offset: int | None
     end: int
     messages: int
@@ -30,4 +29,4 @@ def lags(log: Log, group: str | None = None, topic: str | None = None) -> Iterat
             for queue, (first, end) in log.bounds(topics[name]).items():
                 offset = offsets.get(queue)
                 messages = max(0, end - max(first if offset is None else offset, first))
-                yield Lag(reader, name, queue.queue_id, offset, end, messages)
+                yield Lag(reader, queue, offset, end, messages)

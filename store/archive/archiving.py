@@ -186,7 +186,7 @@ class Archiving:
 
     def _part(self, queue: Queue, begin: int | None, end_of: Callable[[Queue], int]) -> tuple[int, int]:
         """Which messages of a queue are to be archived, from its first on by default."""
-        return self._published.offsets(*queue)[0] if begin is None else begin, end_of(queue)
+        return self._published.offsets(queue.topic, queue.queue_id)[0] if begin is None else begin, end_of(queue)
 
     def _save(self) -> None:
         """Name what is written. What a crash of the machine took from the store only would be of another store."""
@@ -247,7 +247,7 @@ class Archiving:
         meanwhile, and made again."""
         piece: Piece | None = None
         limit = min(_BLOCK_BYTES, self._piece_bytes)
-        of_store = self._published.of(*queue)
+        of_store = self._published.of(queue.topic, queue.queue_id)
         before = self._catalog.queues[queue].last
         for checked in checked_blocks(self._log, of_store, start, end, limit):
             if before is None or before.physical_offset < self._log.min_offset():
@@ -271,7 +271,7 @@ class Archiving:
         last = archived.log[-1] if archived.log and archived.entries else None
         if last is None or last.sealed or last.size >= self._piece_bytes // _SMALL:
             return Piece(archived, offset)
-        name = queue_path(self._catalog.broker, *queue)
+        name = queue_path(self._catalog.broker, queue)
         kinds = (COMMIT_LOG, last), (CONSUME_QUEUE, archived.entries[-1])
         old = (self._old(f"{self._place.folder}/{segment_path(name, kind, it.base)}", it.size) for kind, it in kinds)
         return Piece(archived, offset, (next(old), next(old)))
@@ -290,7 +290,7 @@ class Archiving:
 
     def _write(self, queue: Queue, piece: Piece) -> Archived:
         sealed = piece.size >= self._piece_bytes // _SMALL
-        written = piece.write(self._place, queue_path(self._catalog.broker, *queue), sealed=sealed)
+        written = piece.write(self._place, queue_path(self._catalog.broker, queue), sealed=sealed)
         self._filing.take(piece.filing)
         self._stretch = min(self._stretch[0], piece.stretch[0]), max(self._stretch[1], piece.stretch[1])
         self._catalog = self._catalog.having(queue, self._catalog.queues[queue].written(*written))

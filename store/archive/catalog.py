@@ -191,7 +191,7 @@ class Catalog:
             return None
         broker = brokers.pop()
         for queue, known in queues.items():
-            name = queue_path(broker, *queue)
+            name = queue_path(broker, queue)
             log, entries = (_segments(path, tables[kind], name) for kind in (COMMIT_LOG, CONSUME_QUEUE))
             for each in (log, entries):
                 _must_be_contiguous(path, name, each)
@@ -241,7 +241,7 @@ class Catalog:
     def _files(self) -> Iterator[tuple[str, str, Segments]]:
         """Each one's kind, path and segments."""
         for queue, archived in self.queues.items():
-            path = queue_path(self.broker, *queue)
+            path = queue_path(self.broker, queue)
             yield COMMIT_LOG, path, archived.log
             yield CONSUME_QUEUE, path, archived.entries
         yield INDEX, index_path(self.broker), self.index

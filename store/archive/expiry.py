@@ -28,7 +28,7 @@ def expire(place: Place, before: int) -> int:
         if count and len(archived.log) == len(archived.entries):
             kept = replace(archived, log=archived.log[count:], entries=archived.entries[count:])
             catalog = catalog.having(queue, kept)
-            name = queue_path(catalog.broker, *queue)
+            name = queue_path(catalog.broker, queue)
             for log, entries in pairs[:count]:
                 gone += [segment_path(name, COMMIT_LOG, log.base), segment_path(name, CONSUME_QUEUE, entries.base)]
     catalog, files = _without_old_index(catalog, before)

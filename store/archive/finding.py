@@ -51,7 +51,7 @@ class Finding:
         Raises `OffsetLost` where a segment of the index is gone.
         """
         found: dict[Queue, Int64s] = {}
-        for topic in {wanted.topic for wanted in ranges}:
+        for topic in {wanted.queue.topic for wanted in ranges}:
             hashes = [key_hash(topic, key) for key in keys]
             there = np.concatenate([_NO_ITEMS, *(items for items, _ in self._of_topic(topic, hashes))])
             if len(there) > _MOST_FOUND:
@@ -70,7 +70,7 @@ class Finding:
     def _pieces(self, wanted: QueueRange, filed: Int64s, ids: list[int]) -> list[QueueRange]:
         """filed, ids: offsets of the queue's log at which a record begins, or may begin."""
         it = self._flat(wanted.queue)
-        is_light = wanted.topic.startswith(LIGHT_PREFIX)  # its records have the offsets of other queues
+        is_light = wanted.queue.topic.startswith(LIGHT_PREFIX)  # its records have the offsets of other queues
         if it is None or it.archived.indexed_from is None or is_light:
             return [wanted]
         # What is not archived (any more) stays, and who reads is to say so.

@@ -99,7 +99,7 @@ class FlatConsumeQueue:
     """A queue's entries, an `EntryQueue`."""
 
     def __init__(self, queue: Queue, read: Read, max_offset: int) -> None:
-        self.topic, self.queue_id = queue
+        self.topic, self.queue_id = queue.topic, queue.queue_id
         self._read = read
         self._max_offset = max_offset
         self._block: tuple[int, Entries] = (0, np.empty(0, CQ_ENTRY))

@@ -42,7 +42,7 @@ def forget(place: Place, catalog: Catalog, standing: Standing, topics: Mapping[s
 
 def _unnamed(place: Place, catalog: Catalog, queue: Queue) -> Iterable[str]:
     """Objects of a queue that the metadata does not name."""
-    archived, path = catalog.queues.get(queue, ArchivedQueue()), queue_path(catalog.broker, *queue)
+    archived, path = catalog.queues.get(queue, ArchivedQueue()), queue_path(catalog.broker, queue)
     for kind, segments in ((COMMIT_LOG, archived.log), (CONSUME_QUEUE, archived.entries)):
         named = {segment_path(path, kind, each.base) for each in segments if each.size}
         for name in place.objects.names(f"{place.folder}/{path}/{kind}"):

@@ -52,7 +52,7 @@ class PolledHeld:
             is_last = time.monotonic() >= self._deadline  # what was there until then is given still
             for queue, has in self._bounds(list(self._held)).items():
                 if has.max_offset > self._held[queue]:
-                    self._ready.append(QueueRange(*queue, self._held.pop(queue), has.max_offset))
+                    self._ready.append(QueueRange(queue, self._held.pop(queue), has.max_offset))
             if self._ready:
                 continue
             now = time.monotonic()

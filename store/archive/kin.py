@@ -35,7 +35,7 @@ class Kin:
         """
         queue, end, was = it.queue, it.archived.max_offset, it.archived.last
         while True:
-            minimum, maximum = self._published.offsets(*queue)
+            minimum, maximum = self._published.offsets(queue.topic, queue.queue_id)
             if self.is_of_deleted(it):
                 raise ArchiveOfAnother("what is archived is of a topic of that name that was deleted since")
             if end > maximum:
@@ -50,11 +50,11 @@ class Kin:
                     raise ArchiveOfAnother(f"another message is archived at offset {end - 1} than the store had")
                 return was
             try:
-                found = fingerprint(self._log, self._published.of(*queue), end - 1)
+                found = fingerprint(self._log, self._published.of(queue.topic, queue.queue_id), end - 1)
                 if found != was and not self._is_same(it, end - 1):
                     raise ArchiveOfAnother(f"another message is archived at offset {end - 1} than the store has")
             except OffsetLost:
-                if self._published.offsets(*queue)[0] == minimum:  # not by retention
+                if self._published.offsets(queue.topic, queue.queue_id)[0] == minimum:  # not by retention
                     raise
             else:
                 return found
@@ -66,18 +66,18 @@ class Kin:
         """
         end = it.archived.max_offset
         while True:
-            minimum, maximum = self._published.offsets(*it.queue)
+            minimum, maximum = self._published.offsets(it.queue.topic, it.queue.queue_id)
             if self.is_of_deleted(it) or not it.min_offset() < minimum <= end:
                 return False
             try:
                 if minimum == end:
                     is_same = self._may_follow(it)
                 else:
-                    of_store = self._published.of(*it.queue)
+                    of_store = self._published.of(it.queue.topic, it.queue.queue_id)
                     is_last = end <= maximum and fingerprint(self._log, of_store, end - 1) == it.archived.last
                     is_same = is_last or self._is_same(it, minimum)
             except OffsetLost:
-                if self._published.offsets(*it.queue)[0] == minimum:
+                if self._published.offsets(it.queue.topic, it.queue.queue_id)[0] == minimum:
                     raise
                 continue
             if not is_same:
@@ -121,14 +121,14 @@ class Kin:
         if (last := it.archived.last) is None:
             return True
         with suppress(OffsetLost):
-            of_store, end = self._published.of(*it.queue), it.archived.max_offset
+            of_store, end = self._published.of(it.queue.topic, it.queue.queue_id), it.archived.max_offset
             physical, size, _ = of_store.entries(end - 1, end, current=True)[0].item()
             return size in (0, CQ_PRE_BLANK_SIZE) or physical == last.physical_offset
         return True
 
     def _is_same(self, it: FlatQueue, offset: int) -> bool:
         """Whether both have the same message at an offset that both have."""
-        physical, size, _ = self._published.of(*it.queue).entries(offset, offset + 1)[0].item()
+        physical, size, _ = self._published.of(it.queue.topic, it.queue.queue_id).entries(offset, offset + 1)[0].item()
         here = self._log.segments.read(physical, size)
         return _without_place(here) == _without_place(self._archived(it, offset))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
+from store.any_log import Queue
 from store.format.layout import SEGMENT_NAME_DIGITS, segment_name
 
 HASH_DIGITS: Final = 8  # of the MD5 of what follows: so neighbours are spread over an object store
@@ -62,14 +63,14 @@ def is_folder(name: str) -> bool:
     return name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
-def queue_path(broker: str, topic: str, queue_id: int) -> str:
+def queue_path(broker: str, queue: Queue) -> str:
     """As the metadata has it: below the cluster's folder."""
-    return f"{broker}/{topic}/{queue_id}"
+    return f"{broker}/{queue.topic}/{queue.queue_id}"
 
 
 def index_path(broker: str) -> str:
     """Where the index stands: the path of a queue."""
-    return queue_path(broker, INDEX_TOPIC, 0)
+    return queue_path(broker, Queue(INDEX_TOPIC, 0))
 
 
 def segment_path(queue: str, kind: str, base: int) -> str:

@@ -175,7 +175,7 @@ class ArchiveLog:
 
         There may be several where their producer gave them none: it is that of a place in their queues' own logs then.
         """
-        there = [QueueRange(*queue, *bounds) for queue, bounds in self.bounds(self.topics().get(topic, ())).items()]
+        there = [QueueRange(queue, *bounds) for queue, bounds in self.bounds(self.topics().get(topic, ())).items()]
         pieces = self.with_keys(there, [msg_id])
         return [message for piece in pieces for message in self.messages(piece) if message.msg_id == msg_id]
 
@@ -274,7 +274,7 @@ class ArchiveLog:
 
         def first(catalog: Catalog) -> Records:
             it = self._holding(catalog, wanted)
-            number = catalog.topics[wanted.topic]
+            number = catalog.topics[wanted.queue.topic]
             return records_of(it, number, wanted.start, wanted.end, message_filter, most, max_bytes)
 
         try:
@@ -294,8 +294,8 @@ class ArchiveLog:
                 f"{self._place.url}: the message that clients know as commit log offset {physical_offset} cannot be "
                 f"told by that: {why}; ask for it by topic, queue and offset"
             )
-        queue_offset = what.queue_offset
-        return QueueRange(topics[what.topic_number], what.queue_id, queue_offset, queue_offset + 1)
+        queue = Queue(topics[what.topic_number], what.queue_id)
+        return QueueRange(queue, what.queue_offset, what.queue_offset + 1)
 
     def wait(self, seen: Positions, timeout: float) -> None:
         deadline = time.monotonic() + timeout

@@ -198,21 +198,23 @@ class StoreArchive:
         ends = QueueEnds(confirm_offset, {}) if is_brokers else QueueEnds.known(self._root, log, confirm_offset)
         for queue in queues:
             with suppress(UnknownTopic):  # deleted meanwhile
-                minimum, maximum = published.offsets(*queue)
+                minimum, maximum = published.offsets(queue.topic, queue.queue_id)
                 maxima[queue] = maximum
                 first = max(minimum, standing.begins.get(queue, minimum))
                 if first < maximum:
-                    entry = published.of(*queue).entries(first, first + 1)[0]
-                    at, size, _ = entry.item()
-                    is_there = log.segments.exists(at) and is_message(log, *queue, first, at, size)
+                    entries = published.of(queue.topic, queue.queue_id)
+                    at, size, _ = entries.entries(first, first + 1)[0].item()
+                    is_there = log.segments.exists(at) and is_message(log, queue.topic, queue.queue_id, first, at, size)
                     if not is_there and at >= log.min_offset():  # by what it says others would go unarchived
-                        raise CorruptSegment(f"{published.of(*queue)}: entry {first} is damaged; {MAKE_ANEW}")
+                        raise CorruptSegment(f"{entries}: entry {first} is damaged; {MAKE_ANEW}")
                     offsets.append(at)
         ends.forget(topics.deletions())
         for queue, maximum in maxima.items():
-            end = ends.of.get(queue, 0)
+            end = ends.of.get((queue.topic, queue.queue_id), 0)
             if maximum < end:  # what is missing would be neither archived, nor made anew from the log once that is gone
-                raise CorruptSegment(f"{published.of(*queue)}: entry {end - 1}, which it had, is gone; {MAKE_ANEW}")
+                raise CorruptSegment(
+                    f"{published.of(queue.topic, queue.queue_id)}: entry {end - 1}, which it had, is gone; {MAKE_ANEW}"
+                )
         return min(offsets)
 
     def _remember(self) -> None:
@@ -289,9 +291,9 @@ def ends(
 ) -> Callable[[Queue], int]:
     """Up to where a queue has messages that were stored more than `older_than` seconds ago."""
     if older_than <= 0:
-        return lambda queue: published.max_offset(*queue)
+        return lambda queue: published.max_offset(queue.topic, queue.queue_id)
     until = _ago(older_than)
-    return lambda queue: offset_by_time(*queue, until)
+    return lambda queue: offset_by_time(queue.topic, queue.queue_id, until)
 
 
 def _ago(seconds_ago: float) -> int:

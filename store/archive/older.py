@@ -53,7 +53,7 @@ class Older:
         examined = max(config.maxFilterMessageSize // CQ_ENTRY.itemsize, max_messages)
         found: list[StoredMessage] = []
         taken, next_begin = 0, offset
-        wanted = QueueRange(*queue, offset, min(ours.min_offset, offset + examined))
+        wanted = QueueRange(queue, offset, min(ours.min_offset, offset + examined))
         try:
             for message in self._archive.messages(wanted):
                 taken += len(message.body)

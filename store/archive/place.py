@@ -123,7 +123,7 @@ class Place:
         archived = catalog.queue(queue)
         if archived is None:
             return None
-        return FlatQueue(self.objects, self.folder, queue_path(catalog.broker, *queue), queue, archived)
+        return FlatQueue(self.objects, self.folder, queue_path(catalog.broker, queue), queue, archived)
 
 
 class StillPlace(Place):

@@ -62,7 +62,9 @@ class Entry:
     def to_json(self) -> bytes:
         content = vars(self) | {
             "model": self.model.value,
-            "claims": [[*queue, asked] for queue, asked in self.claims.items()],
+            "claims": [[queue.topic, queue.queue_id, asked] for queue, asked in self.claims.items()],
+            "asks": [[queue.topic, queue.queue_id] for queue in self.asks],
+            "slots": [[queue.topic, queue.queue_id] for queue in self.slots],
         }
         return json.dumps(content).encode()
 

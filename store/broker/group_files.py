@@ -73,7 +73,7 @@ class GroupFiles:
 
     def _reset(self, files: Iterable[ConsumerOffsets], positions: Positions, whose: str) -> None:
         for queue in positions:
-            self._topics.check_queue(*queue)
+            self._topics.check_queue(queue.topic, queue.queue_id)
         for offsets in files:
             offsets.commit_positions(self.name, positions)
         self._tell(positions, whose)

@@ -154,7 +154,10 @@ class Resets:
         count = max(count, by_any)
         new = {(queue, whose): Reset(count + 1, offset, whose) for queue, offset in positions.items()}
         kept = {key: reset for key, reset in resets.items() if key not in new and reset.number > by_all}
-        content = {"count": count + 1, "queues": [[*queue, *reset] for (queue, _), reset in (kept | new).items()]}
+        content = {
+            "count": count + 1,
+            "queues": [[queue.topic, queue.queue_id, *reset] for (queue, _), reset in (kept | new).items()],
+        }
         make_folder(self._path.parent)
         write_file(self._path, json.dumps(content).encode())
 

@@ -98,6 +98,10 @@ class Columns:
     def queue_id(self) -> Sequence[int]:
         return [self._queue.queue_id] * len(self)
 
+    @property
+    def broker_name(self) -> Sequence[str]:
+        return [self._queue.broker] * len(self)
+
     @cached_property
     def physical_offset(self) -> list[int]:
         return self._list("physicalOffset")
@@ -252,6 +256,7 @@ class ReceivedMessage:
     sys_flag = _Field[int]("RocketMQ's.")
     body_crc = _Field[int]("As it is stored.")
     prepared_transaction_offset = _Field[int]("Of a transaction's half message.")
+    broker_name = _Field[str]('Of the queue that it was consumed from; "" in a directory.')
     tags = _Field[str | None]("The message's tag.")
     keys = _Field[tuple[str, ...]]("The message's keys.")
 

@@ -132,7 +132,7 @@ class Puller:
         elif self._filter.tags_codes is None:  # each is looked at: other queues have their turn, and none match, maybe
             end = min(end, queue.pulled + _LOOKED_AT)
         try:
-            for columns in self._read(QueueRange(*queue.queue, queue.pulled, end)):
+            for columns in self._read(QueueRange(queue.queue, queue.pulled, end)):
                 stored_at = columns.stored_at
                 self._delivered.add_all(np.maximum(time.time() * 1000 - stored_at, 0))
                 queue.stored_at = stored_at.item(-1)

@@ -256,7 +256,7 @@ class Rebalancer:
         if position == 0:
             return 0.0
         with suppress(OffsetOutOfRange, UnknownTopic, CorruptStore):
-            for batch in self._log.scan(QueueRange(*queue, position - 1, position), _STORED):
+            for batch in self._log.scan(QueueRange(queue, position - 1, position), _STORED):
                 microseconds: int = batch[0].view(pa.int64()).fill_null(0)[-1].as_py()
                 return microseconds / 1000
         return time.time() * 1000

@@ -76,7 +76,7 @@ class Replies:
         self._store = store
         self._waiting: dict[str, Future[StoredMessage]] = {}
         self._error: StoreError | None = None
-        begin = {queue: store.max_offset(*queue) for queue in queues}
+        begin = {queue: store.max_offset(queue.topic, queue.queue_id) for queue in queues}
         self._held: Held = LocalLog(store).hold(begin, math.inf, EVERYTHING, _IDLE_SECONDS)
         self._thread = threading.Thread(target=self._run, name="mq-replies", daemon=True)
         self._thread.start()
@@ -136,7 +136,7 @@ class Replies:
 
     def _read(self, queue: Queue, begin: int, end: int) -> None:
         while begin < end:
-            got = self._store.get_message(_READER, *queue, begin)
+            got = self._store.get_message(_READER, queue.topic, queue.queue_id, begin)
             for message in got.messages:
                 waits = self._waiting.pop(message.properties.get(PROPERTY_CORRELATION_ID, ""), None)
                 if waits is not None:

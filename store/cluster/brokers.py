@@ -36,7 +36,7 @@ class Ask(NamedTuple):
     @staticmethod
     def of_end(queue: Queue, code: RequestCode = RequestCode.GET_MAX_OFFSET) -> Ask:
         """Where a queue ends; or, by GET_MIN_OFFSET, begins."""
-        return Ask(queue, code, TopicQueue(queue.topic, int(queue.queue_id)))
+        return Ask(queue, code, TopicQueue(queue.topic, queue.queue_id))
 
 
 class Brokers:

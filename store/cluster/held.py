@@ -36,7 +36,7 @@ class _Pull(NamedTuple):
 
 def _nothing(pull: _Pull) -> QueueRange:
     """Where a queue is gone: who reads it is told, and the other queues of its topic may be on other brokers."""
-    return QueueRange(*pull.queue, pull.position, pull.position)
+    return QueueRange(pull.queue, pull.position, pull.position)
 
 
 class _Answered(NamedTuple):
@@ -147,7 +147,7 @@ class ClusterHeld:
         if command.code == ResponseCode.PULL_OFFSET_MOVED and header.min_offset <= pull.position <= header.max_offset:
             # Nothing is wrong with the position: an admin tool has reset the group, or the topic is another one.
             there = min(max(header.min_offset, header.next_begin_offset), header.max_offset)
-            return QueueRange(*pull.queue, there, there)
+            return QueueRange(pull.queue, there, there)
         if broker.is_copy and not header.min_offset <= pull.position <= header.max_offset:
             # It has less, and of what else happened to the queue only its master could tell.
             if time.monotonic() < self._deadline:
@@ -155,7 +155,7 @@ class ClusterHeld:
             return None
         if command.code == ResponseCode.SUCCESS:
             self._brought[pull.queue] = Records(pull.position, header.next_begin_offset, bytes(command.body))
-        return QueueRange(*pull.queue, pull.position, max(pull.position, header.max_offset))
+        return QueueRange(pull.queue, pull.position, max(pull.position, header.max_offset))
 
     def _fail(self, pull: _Pull, error: RemotingError) -> None:
         """Let it be begun again. Raises `error` where that does not help, or did not for too long."""

@@ -13,7 +13,6 @@ import pyarrow as pa
 from store.any_log import (
     Boundary,
     Bounds,
-    BrokerQueueId,
     Fingerprints,
     MessageFilter,
     Positions,
@@ -74,7 +73,7 @@ class ClusterLog:
 
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
         def ask(queue: Queue) -> Ask:
-            header = SearchOffset(queue.topic, int(queue.queue_id), timestamp, boundary.value.upper())
+            header = SearchOffset(queue.topic, queue.queue_id, timestamp, boundary.value.upper())
             return Ask(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
         there = self.bounds(queues)
@@ -97,7 +96,7 @@ class ClusterLog:
         found: dict[str, Positions] = {}
         for broker, answer in self._brokers.ask_all(RequestCode.GET_ALL_CONSUMER_OFFSET).items():
             for topic, group, number, offset in parse_offsets(bytes(answer.body)):
-                found.setdefault(group, {})[Queue(topic, BrokerQueueId(broker, number))] = offset
+                found.setdefault(group, {})[Queue(topic, number, broker=broker)] = offset
         return found
 
     def commit(self, group: str, positions: Positions) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 
-from store.any_log import BrokerQueueId, Positions, Queue
+from store.any_log import Positions, Queue
 from store.broker.entries import Entry
 from store.broker.queue_locks import LOCK_SECONDS, Claims, claim
 from store.cluster.brokers import Brokers, answered
@@ -176,11 +176,11 @@ class ClusterMember(Opened):
         masters = self._masters()
         asked = []
         for message in messages:
-            broker = masters.get(getattr(message.queue_id, "broker", ""))
+            broker = masters.get(message.broker_name)
             if broker is None:
                 raise InvalidArgument(
-                    f"{self._what}: message {message.msg_id} is of queue {message.queue_id}, and brokers are "
-                    f"{', '.join(masters)}; give messages as they were consumed"
+                    f"{self._what}: message {message.msg_id} is of broker {message.broker_name!r}, and the brokers are "
+                    f"{', '.join(masters)}. Give messages as they were consumed"
                 )
             header = SendBack(
                 message.physical_offset,
@@ -307,7 +307,7 @@ class ClusterMember(Opened):
         for broker, body in answers:
             try:
                 locked = parse_json(body).get("lockOKMQSet") or ()
-                granted |= {Queue(each["topic"], BrokerQueueId(broker, int(each["queueId"]))) for each in locked}
+                granted |= {Queue(each["topic"], int(each["queueId"]), broker=broker) for each in locked}
             except (KeyError, TypeError, ValueError) as error:
                 raise BadFrame(f"locked queues that make no sense ({error!r}): {body[:200]!r}") from error
         return granted, unheard
@@ -319,13 +319,13 @@ class ClusterMember(Opened):
         """
         asked = []
         for broker in self._masters().values():
-            of_broker = [queue for queue in queues if getattr(queue.queue_id, "broker", "") == broker.name]
+            of_broker = [queue for queue in queues if queue.broker == broker.name]
             if of_broker:
                 body = {
                     "clientId": self.id,
                     "consumerGroup": self._group,
                     "mqSet": [
-                        {"brokerName": broker.name, "queueId": int(queue.queue_id), "topic": queue.topic}
+                        {"brokerName": broker.name, "queueId": queue.queue_id, "topic": queue.topic}
                         for queue in of_broker
                     ],
                 }
@@ -363,7 +363,7 @@ class ClusterMember(Opened):
         """Waiting for no broker: what one did not hear comes with the next. Raises `Unreachable` where none answers."""
         of_broker: dict[str, list[Queue]] = {}
         for queue in queues:
-            of_broker.setdefault(getattr(queue.queue_id, "broker", ""), []).append(queue)
+            of_broker.setdefault(queue.broker, []).append(queue)
         failed = []
         for each in of_broker.values():
             try:

@@ -20,7 +20,7 @@ def committed(brokers: Brokers, group: str, queues: Iterable[Queue]) -> Position
     """The offset to read next, of those of `queues` that have one. Raises `Unreachable`, `RequestRefused`."""
 
     def ask(queue: Queue) -> Ask:
-        header = GroupQueue(group, queue.topic, int(queue.queue_id), set_zero_if_not_found=False)
+        header = GroupQueue(group, queue.topic, queue.queue_id, set_zero_if_not_found=False)
         return Ask(queue, RequestCode.QUERY_CONSUMER_OFFSET, header, (*_SUCCESS, ResponseCode.QUERY_NOT_FOUND))
 
     answers = brokers.ask({queue: ask(queue) for queue in queues})
@@ -62,6 +62,6 @@ def resets(brokers: Brokers, group: str, positions: Positions) -> Positions:
 
 
 def _commit(group: str, queue: Queue, position: int) -> Ask:
-    header = CommitOffset(group, queue.topic, int(queue.queue_id), position)
+    header = CommitOffset(group, queue.topic, queue.queue_id, position)
     answers = (*_SUCCESS, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
     return Ask(queue, RequestCode.UPDATE_CONSUMER_OFFSET, header, answers)

@@ -44,8 +44,8 @@ def pull_header(group: str, wanted: QueueRange, seconds: float = 0.0) -> PullMes
     """Of a pull of all messages from `wanted.start` on; seconds: for how long it may be held while there is none."""
     flags = SUBSCRIPTION | (SUSPEND if seconds > 0 else 0)
     begin, count = wanted.start, wanted.length
-    queue_id, milliseconds = int(wanted.queue_id), int(seconds * 1000)
-    return PullMessage(group, wanted.topic, queue_id, begin, count, flags, 0, milliseconds, 0, _EVERYTHING, "TAG")
+    queue_id, milliseconds = wanted.queue.queue_id, int(seconds * 1000)
+    return PullMessage(group, wanted.queue.topic, queue_id, begin, count, flags, 0, milliseconds, 0, _EVERYTHING, "TAG")
 
 
 def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[Records]:
@@ -69,7 +69,7 @@ def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[Records]:
             if not may_pass(error):
                 raise
             brokers.wait(error, deadline, pause)
-            brokers.routes.refresh([wanted.topic])
+            brokers.routes.refresh([wanted.queue.topic])
             pause, attempt = _PAUSE_SECONDS, attempt + 1
 
 
@@ -140,11 +140,11 @@ class _Pulls:
             raise BadFrame(f"{self._who}: an answer to pull {answer.opaque}, which nobody made; is it RocketMQ?")
         if answer.code == ResponseCode.TOPIC_NOT_EXIST and self._is_copy:
             raise Unreachable(
-                f"{self._address}: it is a copy and does not know topic {wanted.topic}, and its master, which may, "
-                "does not answer"
+                f"{self._address}: it is a copy and does not know topic {wanted.queue.topic}, and its master, which "
+                "may, does not answer"
             )
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            raise UnknownTopic(f"{self._who}: there is no topic {wanted.topic} any more")
+            raise UnknownTopic(f"{self._who}: there is no topic {wanted.queue.topic} any more")
         if answer.code not in PULLED:
             raise explained(answer, self._who, RequestCode.PULL_MESSAGE, wanted.queue)
         header = Pulled.of(answer.fields)

@@ -93,7 +93,7 @@ class RouteTable:
             route = self.route(queue.topic, waits=waits)
             if (route is None or queue not in route.read) and queue.topic not in asked:
                 asked.add(queue.topic)
-                named = {getattr(each.queue_id, "broker", "") for each in queues if each.topic == queue.topic}
+                named = {each.broker for each in queues if each.topic == queue.topic}
                 route = self.route(queue.topic, oldest=0.0, waits=waits, named=named - {""})
             if route is not None and queue in route.read:
                 found[queue] = route.read[queue]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from store.any_log import BrokerQueueId, Positions, Queue
+from store.any_log import Positions, Queue
 from store.errors import BadFrame
 from store.format.layout import GROUP_SEPARATOR
 from store.remoting.command import parse_object
@@ -123,7 +123,7 @@ def parse_reset(data: bytes) -> Positions:
     found = ((parse_json(queue), int(offset)) for queue, offset in _QUEUE_AND_OFFSET.findall(data))
     try:
         return {
-            Queue(str(queue["topic"]), BrokerQueueId(str(queue["brokerName"]), int(queue["queueId"]))): offset
+            Queue(str(queue["topic"]), int(queue["queueId"]), broker=str(queue["brokerName"])): offset
             for queue, offset in found
         }
     except (KeyError, TypeError, ValueError) as error:
@@ -142,4 +142,4 @@ def _queues(
         broker = brokers[part["brokerName"]]
         if int(part["perm"]) & bit and broker.addresses:
             for number in range(int(part[count])):
-                yield Queue(topic, BrokerQueueId(broker.name, number)), broker
+                yield Queue(topic, number, broker=broker.name), broker

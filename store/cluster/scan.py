@@ -36,13 +36,14 @@ def decoded(pieces: Iterable[Records], wanted: QueueRange, spec: ReadSpec) -> It
         for first, last in batch_bounds(positions, sizes, _ONE_PIECE, spec.max_rows, spec.max_bytes):
             rows = slice(first, last)
             block = Block(
-                wanted.topic,
-                wanted.queue_id,
+                wanted.queue.topic,
+                wanted.queue.queue_id,
                 view,
                 physical[rows] - positions[rows],
                 offsets[rows],
                 physical[rows],
                 sizes[rows],
+                broker=wanted.queue.broker,
                 with_bodies=decoding.with_bodies,
                 with_trailers=decoding.with_trailers,
             )

@@ -20,7 +20,7 @@ HOLD_SECONDS = 15.0  # brokerSuspendMaxTimeMillis
 
 def held_pull(group: str, queue: Queue, position: int, count: int, seconds: float) -> Ask:
     """A pull that a broker may hold for so many seconds."""
-    header = pull_header(group, QueueRange(*queue, position, position + count), seconds)
+    header = pull_header(group, QueueRange(queue, position, position + count), seconds)
     return Ask(queue, RequestCode.PULL_MESSAGE, header, PULLED, seconds + REQUEST_SECONDS)
 
 

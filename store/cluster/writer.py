@@ -150,7 +150,7 @@ class ClusterAppend:
         return chosen
 
     def _named(self, topic: str, number: int, queues: list[Queue]) -> int:
-        found = [index for index, queue in enumerate(queues) if int(queue.queue_id) == number]
+        found = [index for index, queue in enumerate(queues) if queue.queue_id == number]
         if len(found) > 1:
             names = ", ".join(str(queues[index]) for index in found)
             raise InvalidColumns(f"queueId {number} is {names}; leave the column out, or use shardingKey")

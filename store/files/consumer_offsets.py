@@ -139,7 +139,7 @@ class ConsumerOffsets:
         content = read_json(self._offsets)
         by_key: dict[str, dict[int, int]] = {}
         for (group, queue), offset in positions.items():
-            by_key.setdefault(_key(queue.topic, group), {})[int(queue.queue_id)] = int(offset)
+            by_key.setdefault(_key(queue.topic, group), {})[queue.queue_id] = int(offset)
         for key, offsets in by_key.items():
             merged = self._committed(content, key) | offsets
             content[_OFFSETS][key] = {str(queue_id): offset for queue_id, offset in sorted(merged.items())}

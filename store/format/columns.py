@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.any_log import BrokerQueueId
 from store.errors import CorruptRecord, InvalidColumns
 from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers, texts
@@ -69,13 +68,6 @@ def are_outside(times: Ints) -> Mask:
     return outside
 
 
-def broker_names(queue_id: int, count: int) -> pa.StringArray:
-    """Of the messages of a queue; null where no cluster is read."""
-    if isinstance(queue_id, BrokerQueueId):
-        return pa.repeat(constant(queue_id.broker), count)
-    return pa.nulls(count, pa.string())
-
-
 DEFAULT_COLUMNS = tuple(COLUMNS)[:9]
 
 
@@ -109,6 +101,7 @@ class Block:
         physical_offsets: Ints,
         sizes: Ints,
         *,
+        broker: str = "",
         with_bodies: bool = False,
         with_trailers: bool = True,
     ) -> None:
@@ -116,6 +109,7 @@ class Block:
         pieces of the log stand one behind another, `base` is one for each record: what lies between its offset and its
         place.
 
+        broker: the name of the broker that sent them; "" in a directory.
         with_bodies: whether bodies will be wanted. They are copied before what stands behind them is looked at,
         for memory is read fastest in its order.
         with_trailers: look at what stands behind the bodies; without it there are no PROPERTY_COLUMNS, and no topics
@@ -125,6 +119,7 @@ class Block:
         self._topic = topic
         self._with_trailers = with_trailers
         self._queue_id = queue_id
+        self._broker = broker
         self._queue_offsets = queue_offsets
         self._physical_offsets = physical_offsets
         self._records = records = RecordView(view, physical_offsets - base, sizes)
@@ -251,6 +246,10 @@ class Block:
             return unique
         return unique.fill_null(self._offset_msg_ids()) if unique.null_count < len(self) else self._offset_msg_ids()
 
+    def _broker_names(self) -> pa.StringArray:
+        """Null in a directory."""
+        return pa.repeat(constant(self._broker), len(self)) if self._broker else pa.nulls(len(self), pa.string())
+
     def _offset_msg_ids(self) -> pa.StringArray:
         def named(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
             offsets = self._physical_offsets[rows].astype(">i8").view(np.uint8).reshape(len(rows), -1)
@@ -322,7 +321,7 @@ class LightBlock(Block):
 
 
 _DECODERS: dict[str, Callable[[Block], pa.Array]] = {
-    "brokerName": lambda block: broker_names(block._queue_id, len(block)),
+    "brokerName": Block._broker_names,
     "topic": lambda block: pa.repeat(constant(block._topic), len(block)),
     "queueId": lambda block: arrow(np.full(len(block), block._queue_id, np.int32)),
     "queueOffset": lambda block: arrow(block._queue_offsets),

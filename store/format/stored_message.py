@@ -39,7 +39,10 @@ from store.format.properties import decode_properties
 
 
 class StoredMessage(NamedTuple):
-    """What you get. Timestamps are ms since the epoch, hosts `ip:port`, the body is decompressed."""
+    """What you get. Timestamps are ms since the epoch, hosts `ip:port`, the body is decompressed.
+
+    broker_name: in a cluster, the broker of the queue; "" in a directory.
+    """
 
     topic: str
     queue_id: int
@@ -57,6 +60,7 @@ class StoredMessage(NamedTuple):
     sys_flag: int
     body_crc: int
     prepared_transaction_offset: int
+    broker_name: str = ""
 
     @property
     def tags(self) -> str | None:

@@ -36,5 +36,6 @@ def stored_messages(block: Block) -> list[StoredMessage]:
         field("sys_flag"),
         field("body_crc"),
         field("prepared_transaction_offset"),
+        [""] * len(block),
     )
     return list(map(StoredMessage._make, zip(*columns, strict=True)))

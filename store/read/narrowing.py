@@ -53,7 +53,7 @@ class Narrowing:
             return list(ranges)
         found: list[QueueRange] = []
         for wanted in ranges:
-            with self._of_one_life(wanted.topic):
+            with self._of_one_life(wanted.queue.topic):
                 found += self._stored_between(wanted, times_from, begin, end)
         return found
 
@@ -65,7 +65,7 @@ class Narrowing:
             if before[0] is None or self._filed_keys.lost() is not None:
                 return ranges
             found: list[QueueRange] = []
-            for topic, of_topic in groupby(ranges, lambda wanted: wanted.topic):
+            for topic, of_topic in groupby(ranges, lambda wanted: wanted.queue.topic):
                 with self._of_one_life(topic):
                     found += self._with_keys(topic, list(of_topic), before[0], keys)
             is_same = (self._keys_from(), self._index.names()) == before
@@ -83,7 +83,7 @@ class Narrowing:
         return None if keys_from is None or begin is None else max(keys_from, begin)
 
     def _stored_between(self, wanted: QueueRange, times_from: int, begin: int, end: int) -> list[QueueRange]:
-        queue = self._published.of(*wanted.queue)
+        queue = self._published.of(wanted.queue.topic, wanted.queue.queue_id)
         times: dict[int, int] = {}
 
         def stored(offset: int) -> int:
@@ -118,9 +118,9 @@ class Narrowing:
         """Whether the record at a log offset says that it stands in one of `ranges`, of one topic."""
         with suppress(OffsetLost, OffsetNotYet):
             _, queue_id, offset = place_of(self._log.segments.read(physical, RECORD_HEADER.itemsize))
-            if any(each.queue_id == queue_id and each.start <= offset < each.end for each in ranges):
+            if any(each.queue.queue_id == queue_id and each.start <= offset < each.end for each in ranges):
                 with suppress(CorruptRecord):
-                    return message_at(self._log, physical, self._end.confirm_offset).topic == ranges[0].topic
+                    return message_at(self._log, physical, self._end.confirm_offset).topic == ranges[0].queue.topic
                 return True
         return False
 
@@ -135,7 +135,7 @@ class Narrowing:
         """The part of a range that lies before `keys_from`, and of the rest the records at `found`, log offsets, which
         are taken from what is `left`: a damaged entry may lead past one that is there.
         """
-        queue = self._published.of(*wanted.queue)
+        queue = self._published.of(wanted.queue.topic, wanted.queue.queue_id)
         try:
             known = _first_from(queue, wanted, keys_from)
             pieces, rest = [wanted._replace(end=known)], wanted._replace(start=known)
@@ -146,7 +146,8 @@ class Narrowing:
                     left.discard(physical)
         except OffsetLost:
             return [wanted]
-        if self._published.offsets(*wanted.queue)[0] > wanted.start:  # retention was faster, likewise
+        min_offset, _ = self._published.offsets(wanted.queue.topic, wanted.queue.queue_id)
+        if min_offset > wanted.start:  # retention was faster, likewise
             return [wanted]
         return joined(pieces)
 

@@ -47,7 +47,7 @@ class PublishedQueues:
             if (count := counts.get(queue.topic)) is None:
                 count = counts[queue.topic] = self._count(queue.topic)
             if 0 <= queue.queue_id < count:
-                yield queue, self._queues.of(*queue)
+                yield queue, self._queues.of(queue.topic, queue.queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """Queue offset after the newest message. Raises as `offsets`."""
@@ -77,7 +77,7 @@ class PublishedQueues:
                 found[queue] = self._bounds(it, first, end)
             except (OffsetLost, CorruptSegment):
                 with suppress(UnknownTopic):
-                    found[queue] = Bounds(*self.offsets(*queue))
+                    found[queue] = Bounds(*self.offsets(queue.topic, queue.queue_id))
         return found
 
     def _bounds(self, queue: ConsumeQueue, first: int, end: int) -> Bounds:
@@ -147,13 +147,13 @@ class PublishedQueues:
     def holding(self, wanted: QueueRange) -> ConsumeQueue:
         """The queue, which has the whole range. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
         start, end = wanted.start, wanted.end
-        minimum, maximum = self.offsets(*wanted.queue)
-        where = f"{self._log.segments.directory.parent}: topic {wanted.topic!r}, queue {wanted.queue_id}"
+        minimum, maximum = self.offsets(wanted.queue.topic, wanted.queue.queue_id)
+        where = f"{self._log.segments.directory.parent}: topic {wanted.queue.topic!r}, queue {wanted.queue.queue_id}"
         if start < minimum and start < end:
             raise OffsetLost(f"{where}: offsets {start} to {min(end, minimum)} are gone, the oldest left is {minimum}")
         if end > maximum:
             raise OffsetNotYet(f"{where}: asked up to offset {end}, but there are messages up to {maximum} only")
-        queue = self._queues.of(*wanted.queue)
+        queue = self._queues.of(wanted.queue.topic, wanted.queue.queue_id)
         if start < end:
             self.must_be_of_topic(queue, start)
         return queue

@@ -49,7 +49,7 @@ class ServedOffsets:
     def committed(self, group: str, queue: Queue) -> int | None:
         """The offset to read next, None where the group has none. Raises `UnknownTopic`."""
         with self._writing:
-            now = self._store.consumer_offset(group, *queue), self._topics.born(queue.topic)
+            now = self._store.consumer_offset(group, queue.topic, queue.queue_id), self._topics.born(queue.topic)
             with self._lock:
                 known = self._known.get(group, {}).get(queue)
                 return now[0] if known is None or (known.persisted, known.born) != now else known.offset
@@ -69,7 +69,8 @@ class ServedOffsets:
                 known.offset = offset
                 return
             seen = None if known is None else known.persisted
-        now = self._store.consumer_offset(group, *queue)  # what somebody else wrote was before this
+        # Anything that another process wrote was before this.
+        now = self._store.consumer_offset(group, queue.topic, queue.queue_id)
         with self._lock:
             known = self._known[group].get(queue)
             if known is not None and known.born == born and (now == seen or known.persisted != seen):

@@ -123,12 +123,12 @@ class ServedGroups:
         if header.offset is not None and header.offset >= 0:
             return header.offset
         if header.timestamp == _TO_THE_END:
-            found = self._store.max_offset(*queue)
+            found = self._store.max_offset(queue.topic, queue.queue_id)
         else:
             found = self._older.offset_by_time(queue, header.timestamp)
         current = self._offsets.committed(header.group, queue)
         return found if header.is_force or current is None else min(found, current)
 
     def _table(self, positions: Positions) -> bytes:
-        rows = ((message_queue(self._broker, *queue), offset) for queue, offset in positions.items())
+        rows = ((message_queue(self._broker, queue), offset) for queue, offset in positions.items())
         return f'{{"offsetTable":{table_of_queues(rows)}}}'.encode()

@@ -59,7 +59,7 @@ class Offsets:
         """Who does not know that the topic is another one now is answered as RocketMQ's does who missed a reset."""
         header = CommitOffset.of(request.command.fields)
         group, queue, offset = header.consumer_group, Queue(header.topic, header.queue_id), header.commit_offset
-        self._store.max_offset(*queue)  # or there is no such queue
+        self._store.max_offset(queue.topic, queue.queue_id)  # or there is no such queue
         if self._pulling.is_outdated(request.connection, group, queue, offset):
             return Response(remark=f"not set: {offset} is of another {queue} than there is now")
         self._groups.commit(group, queue, offset)

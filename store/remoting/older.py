@@ -52,11 +52,11 @@ class _ServedLog(ThroughLog):
         """Where a queue begins; the archive counts as it is now where it seems to have nothing.
 
         Raises `UnknownTopic`."""
-        own = Bounds(*self._store.offsets(*queue))
+        own = Bounds(*self._store.offsets(queue.topic, queue.queue_id))
         first = self._first(queue, own)
         if first and first == own.min_offset:
             self._place.look_again()
-            first = self._first(queue, Bounds(*self._store.offsets(*queue)))
+            first = self._first(queue, Bounds(*self._store.offsets(queue.topic, queue.queue_id)))
         return first
 
     def records(self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int) -> Records:
@@ -115,22 +115,26 @@ class Older:
 
     def bounds(self, queue: Queue) -> Bounds:
         """Raises `UnknownTopic`, `UnknownQueue`."""
-        own = Bounds(*self._store.offsets(*queue))
+        own = Bounds(*self._store.offsets(queue.topic, queue.queue_id))
         log = self._log() if own.min_offset else None
         return own if log is None else Bounds(min(own.min_offset, log.begin(queue)), own.max_offset)
 
     def offset_by_time(self, queue: Queue, timestamp: int, boundary: Boundary = Boundary.LOWER) -> int:
         """As `MessageStore.offset_by_time`."""
-        log = self._log() if self._store.min_offset(*queue) else None
+        log = self._log() if self._store.min_offset(queue.topic, queue.queue_id) else None
         if log is None:
-            return self._store.offset_by_time(*queue, timestamp, boundary)
+            return self._store.offset_by_time(queue.topic, queue.queue_id, timestamp, boundary)
         log.begin(queue)
         found = log.offsets_by_time([queue], timestamp, boundary)
-        return found[queue] if found else self._store.offset_by_time(*queue, timestamp, boundary)  # or it is gone
+        if found:
+            return found[queue]
+        return self._store.offset_by_time(queue.topic, queue.queue_id, timestamp, boundary)  # or it is gone
 
     def stored_at(self, queue: Queue, offset: int) -> int | None:
         """Store time of a message (ms); None where it is nowhere."""
-        found = self._store.fingerprint(*queue, offset) if offset >= self._store.min_offset(*queue) else None
+        topic, queue_id = queue.topic, queue.queue_id
+        is_here = offset >= self._store.min_offset(topic, queue_id)
+        found = self._store.fingerprint(topic, queue_id, offset) if is_here else None
         if found is not None:
             return found.store_timestamp
         log = self._log()
@@ -161,7 +165,7 @@ class Older:
         if log is None:
             raise OffsetLost(f"{self._store.path}: {message.msg_id} was deleted just now")
         at = message.queue_offset
-        return log.record(QueueRange(message.topic, message.queue_id, at, at + 1))
+        return log.record(QueueRange(Queue(message.topic, message.queue_id), at, at + 1))
 
     def _pull(self, pull: PullRequest) -> PullResponse:
         config, queue = self._store.config, Queue(pull.topic, pull.queue_id)
@@ -175,7 +179,7 @@ class Older:
             return PullResponse(ResponseCode.PULL_OFFSET_MOVED, status.name, first, first, own.max_offset)
         most = max(1, min(pull.max_messages, _MOST_RECORDS))
         end = min(own.min_offset, pull.offset + max(most, config.maxFilterMessageSize // CQ_ENTRY.itemsize))
-        wanted = QueueRange(*queue, pull.offset, end)
+        wanted = QueueRange(queue, pull.offset, end)
         accept = pull.message_filter or EVERYTHING
         found = log.records(wanted, accept, most, config.maxTransferBytesOnMessageInMemory)
         status = GetStatus.FOUND if found.records else GetStatus.NO_MATCHED_MESSAGE

@@ -55,7 +55,7 @@ class Progress:
         ]
 
         def stats() -> Response:
-            return queue_table((message_queue(self._broker, *queue), self._progress(group, queue)) for queue in queues)
+            return queue_table((message_queue(self._broker, queue), self._progress(group, queue)) for queue in queues)
 
         return self._older.answer(request, queues, stats)
 
@@ -72,7 +72,7 @@ class Progress:
             for topic, queues in self._topics(group).items():
                 found = {Queue(topic, id): self._progress(group, Queue(topic, id)) for id in range(queues)}
                 behind += sum(each["brokerOffset"] - max(0, each["consumerOffset"]) for each in found.values())
-                rows = table_of_queues((message_queue(self._broker, *queue), each) for queue, each in found.items())
+                rows = table_of_queues((message_queue(self._broker, queue), each) for queue, each in found.items())
                 tables.append(f'{{"consumeTps":0.0,"offsetTable":{rows}}}')
             of_groups.append(f"{{{json.dumps(group)}:[{','.join(tables)}]}}")
         address = json.dumps(request.connection.here)
@@ -97,7 +97,7 @@ class Progress:
     def _progress(self, group: str, queue: Queue) -> dict[str, int]:
         """RocketMQ's OffsetWrapper; offsets below 0 are none."""
         offset = self._offsets.committed(group, queue)
-        end = self._store.max_offset(*queue)
+        end = self._store.max_offset(queue.topic, queue.queue_id)
         time = 0
         with suppress(ArchiveError):  # which is logged elsewhere: how far a group is does not hang on it
             time = (self._older.stored_at(queue, offset - 1) if offset and offset <= end else None) or 0

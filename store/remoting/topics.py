@@ -87,7 +87,7 @@ class ServedTopics:
         queues = [Queue(topic, queue_id) for queue_id in range(count)]
 
         def stats() -> Response:
-            return queue_table((message_queue(self._broker, *queue), self._offsets(queue)) for queue in queues)
+            return queue_table((message_queue(self._broker, queue), self._offsets(queue)) for queue in queues)
 
         return self._older.answer(request, queues, stats)
 
@@ -133,9 +133,9 @@ def must_be_of(message: StoredMessage, topic: str | None) -> None:
         )
 
 
-def message_queue(broker: str, topic: str, queue_id: int) -> dict[str, object]:
+def message_queue(broker: str, queue: Queue) -> dict[str, object]:
     """RocketMQ's MessageQueue."""
-    return {"brokerName": broker, "queueId": queue_id, "topic": topic}
+    return {"brokerName": broker, "queueId": queue.queue_id, "topic": queue.topic}
 
 
 def queue_table(rows: Iterable[tuple[dict[str, object], dict[str, int]]]) -> Response:

@@ -71,7 +71,7 @@ def _at_most(
         return offset
     is_there = 0 <= queue.queue_id < topics.queue_count(queue.topic)
     try:
-        return queues.at_most(*queue, end, offset) if is_there else 0
+        return queues.at_most(queue.topic, queue.queue_id, end, offset) if is_there else 0
     except CorruptSegment:  # the others step back all the same
         return offset
 

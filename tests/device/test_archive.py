@@ -44,11 +44,13 @@ def test_what_is_archived_is_on_the_stores_own_device(tmp_path: Path) -> None:
             MessageStore.open(tmp_path / "crash" / STORE) as store,
             ArchiveAddress(str(shutil.copytree(tmp_path / f"archive{which}", tmp_path / "copy"))).open() as log,
         ):
-            wanted = QueueRange(*QUEUE, *log.bounds([QUEUE])[QUEUE])
+            wanted = QueueRange(QUEUE, *log.bounds([QUEUE])[QUEUE])
             assert wanted.end == 4 * which + 3
             there = [body for batch in log.scan(wanted, ReadSpec(("body",), EVERYTHING)) for body in batch["body"]]
-            assert store.max_offset(*QUEUE) >= wanted.end, f"after {number}"
-            assert [body for batch in store.scan(*wanted, ["body"]) for body in batch["body"]] == there
+            assert store.max_offset("t", 0) >= wanted.end, f"after {number}"
+            assert [
+                body for batch in store.scan("t", 0, wanted.start, wanted.end, ["body"]) for body in batch["body"]
+            ] == there
             store.put(Message("t", b"after"))
             store.archive(str(tmp_path / "copy"))
         shutil.rmtree(tmp_path / "copy")

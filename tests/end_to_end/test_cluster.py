@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_mq.progress import Lag, lags
 from store import Message, MessageStore
-from store.any_log import BrokerQueueId, Queue
+from store.any_log import Queue
 from store.remoting.broker_config import BrokerConfig
 from store.remoting.serving import Serving, serve
 from tests.end_to_end.test_realtime import Program, Query, program, together
@@ -76,7 +76,7 @@ def test_a_streaming_query(spark: SparkSession, store: MessageStore, serving: Se
     offsets = json.loads(query.lastProgress["sources"][0]["endOffset"])
     assert offsets["orders"] == {f"{BROKER}:0": 15, f"{BROKER}:1": 15}
     assert lags(query.lastProgress["sources"][0]) == {
-        Queue("orders", BrokerQueueId(BROKER, n)): Lag(0, 0, 0.0) for n in range(2)
+        Queue("orders", n, broker=BROKER): Lag(0, 0, 0.0) for n in range(2)
     }
     query.stop()
     until(lambda: [store.consumer_offset("billing", "orders", n) for n in range(2)] == [15, 15])

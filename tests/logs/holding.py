@@ -48,7 +48,7 @@ class HoldingTests(LogKind):
     def test_held_queues_give_what_is_there_however_late(self, log: Log, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         with log.hold({A0: 4, A1: 0, B0: 3}, deadline, EVERYTHING, LONG) as held:
-            assert list(held) == [QueueRange(*A0, 4, 10)]
+            assert list(held) == [QueueRange(A0, 4, 10)]
 
     def test_held_queues_give_what_arrives_until_they_are_over(self, making: Making, log: Log) -> None:
         reached = {A0: 8, A1: 0}
@@ -75,19 +75,19 @@ class HoldingTests(LogKind):
     def test_a_queue_is_held_from_one_position_only(self, making: Making, log: Log) -> None:
         with log.hold({A0: 10}, time.monotonic() + LONG, EVERYTHING, LONG) as held:
             held.again(A0, 4)
-            assert next(held) == QueueRange(*A0, 4, 10)
+            assert next(held) == QueueRange(A0, 4, 10)
             making.append(messages(A0, range(10, 12)))
             assert list(held) == []
 
     def test_a_queue_that_was_given_is_held_no_longer(self, making: Making, log: Log) -> None:
         with log.hold({A0: 9}, time.monotonic() + LONG, EVERYTHING, LONG) as held:
-            assert next(held) == QueueRange(*A0, 9, 10)
+            assert next(held) == QueueRange(A0, 9, 10)
             making.append(messages(A0, range(10, 12)))
             assert list(held) == []
 
     def test_nothing_is_held_again_after_the_deadline(self, making: Making, log: Log) -> None:
         with log.hold({A0: 9}, time.monotonic() - 1, EVERYTHING, LONG) as held:
-            assert next(held) == QueueRange(*A0, 9, 10)
+            assert next(held) == QueueRange(A0, 9, 10)
             making.append(messages(A0, range(10, 12)))
             held.again(A0, 10)
             assert list(held) == []
@@ -111,9 +111,9 @@ class HoldingTests(LogKind):
         with log.hold({}, math.inf, EVERYTHING, LONG) as held:
             held.again(A0, 9)
             held.again(A1, 0)
-            assert next(held) == QueueRange(*A0, 9, 10)
+            assert next(held) == QueueRange(A0, 9, 10)
             making.append(messages(A1, range(1)))
-            assert next(held) == QueueRange(*A1, 0, 1)
+            assert next(held) == QueueRange(A1, 0, 1)
 
     @pytest.mark.parametrize("only_b", [TagFilter.parse("B"), message_filter("TAGS = 'B'", "SQL92")])
     def test_a_held_queue_gives_what_matches(self, making: Making, log: Log, only_b: MessageFilter) -> None:

@@ -28,7 +28,7 @@ from store.read.filters import EVERYTHING
 LONG = 60.0  # seconds: for what is to end before
 A0, A1, B0 = Queue("a", 0), Queue("a", 1), Queue("b", 0)
 
-ALL_A0 = QueueRange(*A0, 0, 10)
+ALL_A0 = QueueRange(A0, 0, 10)
 # Modules whose queues are named as the kind of log names them.
 TOLD = {__name__, *(f"tests.logs.{subject}" for subject in ("reading", "holding", "writing"))}
 
@@ -74,7 +74,7 @@ def messages(queue: Queue, numbers: range, size: int = 0) -> list[Message]:
         Message(
             queue.topic,
             str(number).encode().ljust(size, b"."),
-            queue_id=int(queue.queue_id),
+            queue_id=queue.queue_id,
             tags="AB"[number % 2],
             keys=(f"k{number}",),
             properties={"region": ("eu", "us", "ap")[number % 3]},
@@ -109,8 +109,8 @@ class LogKind:
 
     @pytest.fixture(autouse=True)
     def _names(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        a0, a1, b0 = (self.queue(*name) for name in (A0, A1, B0))
-        names = {"A0": a0, "A1": a1, "B0": b0, "ALL_A0": QueueRange(*a0, 0, 10)}
+        a0, a1, b0 = (self.queue(queue.topic, queue.queue_id) for queue in (A0, A1, B0))
+        names = {"A0": a0, "A1": a1, "B0": b0, "ALL_A0": QueueRange(a0, 0, 10)}
         for module in {__name__, *(kind.__module__ for kind in type(self).__mro__)} & TOLD:
             for name in names.keys() & vars(sys.modules[module]).keys():
                 monkeypatch.setattr(sys.modules[module], name, names[name])

@@ -213,7 +213,7 @@ class MemoryLog:
         self.close()
 
     def _by_time(self, queue: Queue, has: Bounds, microseconds: int, boundary: Boundary) -> int:
-        rows = self._memory.rows(QueueRange(*queue, *has))
+        rows = self._memory.rows(QueueRange(queue, *has))
         times = [there["storeTimestamp"] for there in rows if there is not None]
         if boundary is Boundary.LOWER:
             return has.min_offset + sum(time < microseconds for time in times)
@@ -300,7 +300,7 @@ class MemoryHeld:
         while self._held:
             for queue, has in self._log.bounds(self._held).items():
                 if has.max_offset > self._held[queue]:
-                    return QueueRange(*queue, self._held.pop(queue), has.max_offset)
+                    return QueueRange(queue, self._held.pop(queue), has.max_offset)
             now = time.monotonic()
             if now >= self._deadline:
                 break

@@ -38,7 +38,7 @@ class ReadingTests(LogKind):
         assert hash(other) == hash(making.address)
         assert str(other)
         with other.open() as again:
-            assert numbers(again, QueueRange(*A0, 0, 10)) == numbers(log, QueueRange(*A0, 0, 10)) == [*range(10)]
+            assert numbers(again, QueueRange(A0, 0, 10)) == numbers(log, QueueRange(A0, 0, 10)) == [*range(10)]
 
     def test_topics_as_they_stand_now(self, making: Making, log: Log) -> None:
         assert dict(log.topics()) == {"a": (A0, A1), "b": (B0,)}
@@ -58,12 +58,12 @@ class ReadingTests(LogKind):
 
     def test_all_columns_as_they_are_declared(self, log: Log) -> None:
         for names in (tuple(COLUMNS), tuple(reversed(COLUMNS)), ("tags",), ("body", "properties")):
-            batches = scan(log, QueueRange(*A0, 0, 10), names)
+            batches = scan(log, QueueRange(A0, 0, 10), names)
             assert {batch.schema for batch in batches} == {pa.schema([(name, COLUMNS[name]) for name in names])}
             assert sum(map(len, batches)) == 10
 
     def test_a_message_as_it_was_put(self, log: Log) -> None:
-        (batch,) = scan(log, QueueRange(*A0, 4, 5), tuple(COLUMNS))
+        (batch,) = scan(log, QueueRange(A0, 4, 5), tuple(COLUMNS))
         (row,) = batch.to_pylist()
         assert (row["topic"], row["queueId"], row["queueOffset"], row["body"]) == ("a", 0, 4, b"4")
         assert (row["tags"], row["keys"], dict(row["properties"])["region"]) == ("A", "k4", "us")
@@ -71,10 +71,10 @@ class ReadingTests(LogKind):
 
     @pytest.mark.parametrize(("start", "end"), [(0, 10), (3, 7), (9, 10), (0, 0), (5, 5), (10, 10)])
     def test_a_range_is_a_range(self, log: Log, start: int, end: int) -> None:
-        assert numbers(log, QueueRange(*A0, start, end)) == list(range(start, end))
+        assert numbers(log, QueueRange(A0, start, end)) == list(range(start, end))
 
     def test_batches_of_at_most_so_many_rows(self, log: Log) -> None:
-        batches = scan(log, QueueRange(*A0, 0, 10), max_rows=3)
+        batches = scan(log, QueueRange(A0, 0, 10), max_rows=3)
         assert max(map(len, batches)) <= 3
         assert [int(body) for batch in batches for body in batch["body"].to_pylist()] == list(range(10))
 
@@ -92,16 +92,16 @@ class ReadingTests(LogKind):
         ],
     )
     def test_filters(self, log: Log, message_filter: MessageFilter, matching: list[int]) -> None:
-        wanted = QueueRange(*A0, 1, 9)
+        wanted = QueueRange(A0, 1, 9)
         assert numbers(log, wanted, message_filter=message_filter) == matching
         assert numbers(log, wanted, columns=("tags", "body"), message_filter=message_filter, max_rows=2) == matching
 
     def test_what_cannot_be_read(self, making: Making, log: Log) -> None:
         for wanted, error in (
-            (QueueRange(*A0, 0, 11), OffsetNotYet),
-            (QueueRange(*A1, 0, 1), OffsetNotYet),
-            (QueueRange(*self.queue("nowhere", 0), 0, 1), UnknownTopic),
-            (QueueRange(*self.queue("a", 2), 0, 1), UnknownTopic),
+            (QueueRange(A0, 0, 11), OffsetNotYet),
+            (QueueRange(A1, 0, 1), OffsetNotYet),
+            (QueueRange(self.queue("nowhere", 0), 0, 1), UnknownTopic),
+            (QueueRange(self.queue("a", 2), 0, 1), UnknownTopic),
         ):
             with pytest.raises(error):
                 scan(log, wanted)
@@ -110,8 +110,8 @@ class ReadingTests(LogKind):
         first, end = log.bounds([A1])[A1]
         assert 0 < first < end == 250
         with pytest.raises(OffsetLost):
-            scan(log, QueueRange(*A1, first - 1, end))
-        assert sum(map(len, scan(log, QueueRange(*A1, first, end)))) == end - first
+            scan(log, QueueRange(A1, first - 1, end))
+        assert sum(map(len, scan(log, QueueRange(A1, first, end)))) == end - first
 
     @pytest.mark.parametrize("columns", [("body", "body"), ("queueOffset", "tags", "queueOffset"), ("value",), ()])
     def test_columns_that_there_are_not_or_twice(self, log: Log, columns: tuple[str, ...]) -> None:
@@ -122,9 +122,9 @@ class ReadingTests(LogKind):
 
     def test_sizes_or_none(self, making: Making, log: Log) -> None:
         making.append(messages(A1, range(250), size=1000))
-        before = log.sizes(QueueRange(*A1, 10, 250))
+        before = log.sizes(QueueRange(A1, 10, 250))
         making.delete_oldest(A1)
-        after = log.sizes(QueueRange(*A1, 0, 250))
+        after = log.sizes(QueueRange(A1, 0, 250))
         if before is None or after is None:
             assert before is after
             return
@@ -155,7 +155,7 @@ class ReadingTests(LogKind):
     def test_times(self, making: Making, log: Log) -> None:
         another_millisecond()
         making.append(messages(A0, range(10, 20)))
-        (batch,) = scan(log, QueueRange(*A0, 0, 20), ("storeTimestamp",))
+        (batch,) = scan(log, QueueRange(A0, 0, 20), ("storeTimestamp",))
         times = [int(stored) // 1000 for stored in batch["storeTimestamp"].cast(pa.int64()).to_pylist()]
         for at in {each + by for each in times for by in (-1, 0, 1)}:
             older, not_newer = sum(t < at for t in times), sum(t <= at for t in times)
@@ -166,11 +166,11 @@ class ReadingTests(LogKind):
     def test_ranges_are_narrowed_to_no_less_than_is_stored_between_two_times(self, log: Log) -> None:
         times = [row["storeTimestamp"] for batch in scan(log, ALL_A0, ("storeTimestamp",)) for row in batch.to_pylist()]
         wanted = [int(time.timestamp() * 1000) for time in times]
-        found = log.stored_between([ALL_A0, QueueRange(*B0, 0, 3)], min(wanted), max(wanted))
-        assert found == [ALL_A0, QueueRange(*B0, 0, 3)]
+        found = log.stored_between([ALL_A0, QueueRange(B0, 0, 3)], min(wanted), max(wanted))
+        assert found == [ALL_A0, QueueRange(B0, 0, 3)]
         assert all(0 <= r.start < r.end <= 10 for r in log.stored_between([ALL_A0], 1, 2))
 
     def test_ranges_are_narrowed_to_no_less_than_has_a_key(self, log: Log) -> None:
-        found = log.with_keys([QueueRange(*A0, 2, 9), QueueRange(*B0, 0, 3)], ["k3", "k1"])
+        found = log.with_keys([QueueRange(A0, 2, 9), QueueRange(B0, 0, 3)], ["k3", "k1"])
         there = {(r.queue, offset) for r in found for offset in range(r.start, r.end)}
         assert {(A0, 3), (B0, 1)} <= there <= {(A0, offset) for offset in range(2, 9)} | {(B0, n) for n in range(3)}

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from store import ArchiveUnavailable, CorruptSegment, NoArchive
-from store.any_log import QueueRange
+from store.any_log import Queue, QueueRange
 from store.archive.log import ArchiveAddress
 from tests.filled import Filled
 from tests.logs.archives import ArchivedStore, archived
@@ -62,7 +62,7 @@ def test_an_object_that_was_cut(filled: Filled, bucket: str, options: dict[str, 
         for kept in (len(whole) // 2, 10):
             files.pipe_file(path, whole[:kept])
             with pytest.raises(CorruptSegment, match="it ends before byte"):
-                list(log.messages(QueueRange("orders", 0, 50, 53)))
+                list(log.messages(QueueRange(Queue("orders", 0), 50, 53)))
 
 
 def test_no_server(filled: Filled, options: dict[str, Any]) -> None:

@@ -9,13 +9,12 @@ import pyarrow as pa
 import pytest
 
 from store import MessageStore, StoreConfig, UnsupportedStore
-from store.any_log import BrokerQueueId, Log, LogWriter, Queue, QueueRange, ReadSpec
+from store.any_log import Log, LogWriter, Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
 from store.read.filters import EVERYTHING
 from store.remoting.broker_config import BrokerConfig
 from store.remoting.serving import serve
 from tests.logs.conformance import WriterTests
-from tests.logs.made import A0
 from tests.logs.test_local import Directory
 
 BROKER = BrokerConfig.brokerName
@@ -29,7 +28,7 @@ class Served(Directory):
 
 
 def of_broker(topic: str, number: int) -> Queue:
-    return Queue(topic, BrokerQueueId(BROKER, number))
+    return Queue(topic, number, broker=BROKER)
 
 
 class ClusterTests(WriterTests):
@@ -40,7 +39,7 @@ class ClusterTests(WriterTests):
         append.add("a", pa.table({"body": ["10"]}))
         with pytest.raises(UnsupportedStore, match="without a condition"):
             append.publish(unless=lambda: False)
-        queue = self.queue(*A0)
+        queue = self.queue("a", 0)
         assert log.bounds([queue]) == {queue: (0, 10)}
 
     def test_what_batches_cannot_say_goes_alone(self, log: Log, writer: LogWriter) -> None:
@@ -48,7 +47,7 @@ class ClusterTests(WriterTests):
         born = [1_700_000_000_000, 1_700_000_000_001]
         append.add("b", pa.table({"body": ["3", "4"], "bornTimestamp": born, "flag": [7, 8], "tags": ["x", None]}))
         append.publish()
-        (batch,) = log.scan(QueueRange(*self.queue("b", 0), 3, 5), ReadSpec(COLUMNS_OF_PRODUCERS, EVERYTHING))
+        (batch,) = log.scan(QueueRange(self.queue("b", 0), 3, 5), ReadSpec(COLUMNS_OF_PRODUCERS, EVERYTHING))
         times = [int(at) // 1000 for at in batch["bornTimestamp"].cast(pa.int64()).to_pylist()]
         assert (times, batch["flag"].to_pylist(), batch["tags"].to_pylist()) == (born, [7, 8], ["x", None])
 
@@ -69,7 +68,7 @@ class TestServedLog(ClusterTests):
         placed = append.publish()
         assert placed.queue_offsets.tolist() == [*range(3, 103)]
         batches = list(
-            log.scan(QueueRange(*self.queue("b", 0), 3, 103), ReadSpec(("body", "physicalOffset"), EVERYTHING))
+            log.scan(QueueRange(self.queue("b", 0), 3, 103), ReadSpec(("body", "physicalOffset"), EVERYTHING))
         )
         assert [body for batch in batches for body in batch["body"].to_pylist()] == bodies
         seen = [at for batch in batches for at in batch["physicalOffset"].to_pylist()]

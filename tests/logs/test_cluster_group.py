@@ -26,7 +26,7 @@ from store import (
     UnsupportedStore,
 )
 from store.any_group import Group, MemberInfo, MessageModel, Subscription, Subscriptions
-from store.any_log import BrokerQueueId, Queue
+from store.any_log import Queue
 from store.cluster.address import ClusterAddress
 from store.cluster.group import ClusterGroup
 from store.format.java_hash import java_hash_code
@@ -42,7 +42,7 @@ from tests.logs.test_cluster import BROKER
 from tests.members import RemoteMember, remote_member
 from tests.waiting import PATIENCE, until
 
-ALL = [Queue("t", BrokerQueueId(BROKER, number)) for number in range(4)]
+ALL = [Queue("t", number, broker=BROKER) for number in range(4)]
 Q0, Q1, Q2, Q3 = ALL
 NOT_OF_A_CLUSTER: Any = None  # what brokers do not tell or do not have; below is what they do instead
 

@@ -32,7 +32,7 @@ class Directory:
 
     def commit(self, group: str, positions: Positions) -> Positions:
         for queue, position in positions.items():
-            self.store.commit_offsets(group, queue.topic, {int(queue.queue_id): position})
+            self.store.commit_offsets(group, queue.topic, {queue.queue_id: position})
         return positions
 
 
@@ -61,11 +61,11 @@ class TestLocalLog(WriterTests):
 
         with making.address.open() as log:
             monkeypatch.setattr(ConsumeQueue, "min_offset", overtaken)
-            assert log.few(QueueRange("t", 0, 0, 2)) is None
+            assert log.few(QueueRange(Queue("t", 0), 0, 2)) is None
             (bounds,) = log.bounds([Queue("t", 0)]).values()
             assert 0 < bounds.min_offset < bounds.max_offset == 12
             for start in range(bounds.min_offset, 12):
-                messages = log.few(QueueRange("t", 0, start, 12))
+                messages = log.few(QueueRange(Queue("t", 0), start, 12))
                 assert messages is not None
                 assert [each.queue_offset for each in messages] == list(range(start, 12))
 

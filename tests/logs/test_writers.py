@@ -36,7 +36,7 @@ def address(memory: Memory) -> MemoryAddress:
 
 def copied(address: MemoryAddress) -> list[int]:
     with address.open() as log:
-        return sorted(numbers(log, QueueRange(*COPY, *log.bounds([COPY])[COPY])))
+        return sorted(numbers(log, QueueRange(COPY, *log.bounds([COPY])[COPY])))
 
 
 def test_a_streaming_query_from_topic_to_topic(
@@ -64,7 +64,7 @@ def test_a_streaming_query_from_topic_to_topic(
     run()
     assert copied(address) == [*range(20)]
     with address.open() as log:
-        (records,) = scan(log, QueueRange(*RECORDS, *log.bounds([RECORDS])[RECORDS]))
+        (records,) = scan(log, QueueRange(RECORDS, *log.bounds([RECORDS])[RECORDS]))
     assert [json.loads(body)["rows"] for body in records["body"].to_pylist()] == [15, 5]
     (mark,) = staging.glob("commits/*/mark.json")
     assert json.loads(mark.read_text())["written"]

@@ -37,7 +37,7 @@ class WritingTests(LogKind):
         assert placed is not None
         assert (placed.queue_ids.tolist(), placed.queue_offsets.tolist()) == ([0, 0], [10, 11])
         for it in (log, writer):
-            assert numbers(it, QueueRange(*A0, 0, 12)) == [*range(12)]
+            assert numbers(it, QueueRange(A0, 0, 12)) == [*range(12)]
             assert dict(it.topics()) == {"a": (A0, A1), "b": (B0,)}
 
     def test_a_message_as_it_was_written(self, log: Log, writer: LogWriter) -> None:
@@ -46,7 +46,7 @@ class WritingTests(LogKind):
         append = writer.begin()
         append.add("a", pa.table({**columns, "properties": properties}))
         append.publish()
-        (batch,) = scan(log, QueueRange(*A1, 0, 1), ("body", "tags", "keys", "properties", "queueId", "queueOffset"))
+        (batch,) = scan(log, QueueRange(A1, 0, 1), ("body", "tags", "keys", "properties", "queueId", "queueOffset"))
         (row,) = batch.to_pylist()
         assert (row["body"], row["tags"], row["keys"], row["queueId"], row["queueOffset"]) == (
             b"x",
@@ -57,7 +57,7 @@ class WritingTests(LogKind):
         )
         assert dict(row["properties"])["region"] == "eu"
         assert (
-            numbers(log, QueueRange(*A1, 0, 1), columns=("tags", "body"), message_filter=TagFilter.parse("open")) == []
+            numbers(log, QueueRange(A1, 0, 1), columns=("tags", "body"), message_filter=TagFilter.parse("open")) == []
         )
 
     def test_rows_that_name_no_queue_go_to_all(self, log: Log, writer: LogWriter) -> None:
@@ -77,7 +77,7 @@ class WritingTests(LogKind):
         assert log.bounds([B0, A1]) == {B0: (0, 3), A1: (0, 0)}
         append.publish(flush=True)
         assert log.bounds([B0, A1]) == {B0: (0, 5), A1: (0, 1)}
-        assert numbers(log, QueueRange(*B0, 0, 5)) == [*range(5)]
+        assert numbers(log, QueueRange(B0, 0, 5)) == [*range(5)]
 
     def test_of_what_is_abandoned_nothing_is_seen(self, log: Log, writer: LogWriter) -> None:
         append = writer.begin()
@@ -122,7 +122,7 @@ class WritingTests(LogKind):
             append.add("b", pa.table({"bod": ["x"]}))
         append.add("b", pa.table({"body": ["3"]}))
         append.publish()
-        assert numbers(log, QueueRange(*B0, 3, 4)) == [3]
+        assert numbers(log, QueueRange(B0, 3, 4)) == [3]
 
     def test_topics_are_made_and_get_more_queues(self, log: Log, writer: LogWriter) -> None:
         assert writer.create_topic("c", 2) == 2
@@ -131,7 +131,7 @@ class WritingTests(LogKind):
         append = writer.begin()
         append.add("b", pa.table({"body": ["0"], "queueId": [2]}))
         append.publish()
-        assert numbers(log, QueueRange(*self.queue("b", 2), 0, 1)) == [0]
+        assert numbers(log, QueueRange(self.queue("b", 2), 0, 1)) == [0]
 
     def test_what_is_flushed(self, writer: LogWriter) -> None:
         append = writer.begin()

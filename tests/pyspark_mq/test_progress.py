@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from pyspark_mq.progress import Lag, LagListener, lags, positions, total
 from store import Message, MessageStore
-from store.any_log import BrokerQueueId, Queue
+from store.any_log import Queue
 from store.cluster.address import ClusterAddress
 from store.local import LocalAddress
 from store.remoting.serving import serve
@@ -96,11 +96,11 @@ def test_of_a_cluster(tmp_path: Path) -> None:
         progress = source({"orders": {"b:0": 5, "b:1": 0}}, {"orders": {"b:0": 9, "b:1": 0}})
         with ClusterAddress((serving.address,)).open() as log:
             by_queue = lags(progress, log)
-    behind = by_queue.pop(Queue("orders", BrokerQueueId("b", 0)))
+    behind = by_queue.pop(Queue("orders", 0, broker="b"))
     assert (behind.messages, behind.bytes) == (4, None)
     assert behind.seconds is not None
     assert 0 <= behind.seconds < 600
-    assert by_queue == {Queue("orders", BrokerQueueId("b", 1)): Lag(0, 0, 0.0)}
+    assert by_queue == {Queue("orders", 1, broker="b"): Lag(0, 0, 0.0)}
 
 
 @pytest.mark.parametrize("turn", [1, -1])

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from store import RequestRefused, Unreachable, Untrusted
-from store.any_log import BrokerQueueId, Queue, QueueRange, ReadSpec
+from store.any_log import Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
 from store.cluster.credentials import Credentials
 from store.cluster.name_servers import TOOLS_GROUP
@@ -101,7 +101,7 @@ def guarded(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def queue(topic: str) -> Queue:
-    return Queue(topic, BrokerQueueId("harness", 0))
+    return Queue(topic, 0, broker="harness")
 
 
 def write(asked: ClusterAddress, topic: str) -> None:
@@ -116,10 +116,10 @@ def read(asked: ClusterAddress, topic: str) -> list[bytes]:
     """All bodies, of what a scan finds and of what a held pull says."""
     with asked.open() as log:
         bounds = log.bounds([queue(topic)])[queue(topic)]
-        batches = log.scan(QueueRange(*queue(topic), *bounds), ReadSpec(("body",), EVERYTHING))
+        batches = log.scan(QueueRange(queue(topic), *bounds), ReadSpec(("body",), EVERYTHING))
         bodies = [body for batch in batches for body in batch["body"].to_pylist()]
         with log.hold({queue(topic): 0}, time.monotonic() + 60, EVERYTHING, 60) as held:
-            assert next(held) == QueueRange(*queue(topic), 0, len(bodies))
+            assert next(held) == QueueRange(queue(topic), 0, len(bodies))
     return bodies
 
 

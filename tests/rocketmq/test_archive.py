@@ -41,7 +41,7 @@ def ours(address: ArchiveAddress) -> list[tuple[Any, ...]]:
     found = []
     with address.open() as log:
         for queue, bounds in log.bounds([queue for queues in log.topics().values() for queue in queues]).items():
-            for batch in log.scan(QueueRange(*queue, *bounds), ReadSpec(COLUMNS, EVERYTHING)):
+            for batch in log.scan(QueueRange(queue, *bounds), ReadSpec(COLUMNS, EVERYTHING)):
                 for row in batch.to_pylist():
                     times = {name: int(row[name].timestamp() * 1000 + 0.5) for name in row if name.endswith("stamp")}
                     found.append(tuple({**row, **times}.values()))

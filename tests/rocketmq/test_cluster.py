@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from store import Message
-from store.any_log import BrokerQueueId, Positions, Queue
+from store.any_log import Positions, Queue
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.format.properties import encode_properties
@@ -29,7 +29,7 @@ BROKER = "harness"
 
 
 def of_broker(topic: str, number: int) -> Queue:
-    return Queue(topic, BrokerQueueId(BROKER, number))
+    return Queue(topic, number, broker=BROKER)
 
 
 class Theirs:

@@ -10,7 +10,7 @@ import pytest
 
 from store import MessageStore
 from store.any_group import Subscription
-from store.any_log import BrokerQueueId, Queue
+from store.any_log import Queue
 from store.broker.deletion import delete_topic
 from store.cluster.address import ClusterAddress
 from store.files.figures import HELD, figures_in
@@ -300,6 +300,6 @@ def test_a_topic_is_deleted_and_made_anew(rocketmq: RocketMQ, served: Served, to
     for group in groups:
         left(clients, group)
     there = ClusterAddress((f"127.0.0.1:{store.config.listenPort}",))
-    queues = [Queue(topic, BrokerQueueId("broker-a", queue)) for queue in range(4)]
+    queues = [Queue(topic, queue, broker="broker-a") for queue in range(4)]
     until(lambda: all(there.group(group).committed(queues) == dict.fromkeys(queues, 20) for group in groups))
     delete_topic(store.path, topic)

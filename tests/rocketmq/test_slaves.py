@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from store import MessageStore, StoreError
-from store.any_log import BrokerQueueId, Queue, QueueRange, ReadSpec
+from store.any_log import Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
 from store.read.filters import EVERYTHING
 from tests.end_to_end.test_stream_query import Sink
@@ -23,7 +23,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.rocketmq
 
 COUNT = 500
-A0 = Queue("orders", BrokerQueueId("broker-a", 0))
+A0 = Queue("orders", 0, broker="broker-a")
 SMALL = {"mappedFileSizeCommitLog": 8 << 20, "mappedFileSizeConsumeQueue": 20_000}
 
 
@@ -77,13 +77,13 @@ def test_a_query_and_a_log_go_on(pair: Pair, spark: SparkSession, tmp_path: Path
     frame = spark.readStream.format("mq").options(**given).option("maxOffsetsPerTrigger", COUNT // 10).load()
     query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     with pair.address.open() as log, log.hold({A0: COUNT - 1}, time.monotonic() + 600, EVERYTHING, 600) as held:
-        assert next(held) == QueueRange(*A0, COUNT - 1, COUNT)
+        assert next(held) == QueueRange(A0, COUNT - 1, COUNT)
         until(lambda: len(sink.batches) > 1 or query.exception() is not None)
         pair.master.kill()
         assert len(sink.rows) < COUNT
         held.again(A0, COUNT - 1)
-        assert next(held) == QueueRange(*A0, COUNT - 1, COUNT)
-        batches = log.scan(QueueRange(*A0, 0, COUNT), ReadSpec(("body",), EVERYTHING))
+        assert next(held) == QueueRange(A0, COUNT - 1, COUNT)
+        batches = log.scan(QueueRange(A0, 0, COUNT), ReadSpec(("body",), EVERYTHING))
         assert [int(body) for batch in batches for body in batch["body"].to_pylist()] == [*range(COUNT)]
     until(lambda: len(sink.rows) == COUNT or query.exception() is not None)
     query.stop()

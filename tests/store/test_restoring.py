@@ -44,7 +44,7 @@ def same(store: MessageStore, address: ArchiveAddress) -> int:
             count += ends.max_offset - ends.min_offset
             if ends.min_offset < ends.max_offset:
                 assert store.bounds([queue]) == {queue: ends}
-                spec, wanted = ReadSpec(COLUMNS, EVERYTHING), QueueRange(*queue, *ends)
+                spec, wanted = ReadSpec(COLUMNS, EVERYTHING), QueueRange(queue, *ends)
                 read = [
                     pa.Table.from_batches(it).to_pylist() for it in (log.scan(wanted, spec), store.read(wanted, spec))
                 ]
@@ -146,7 +146,7 @@ def test_a_range_of_times_keeps_its_offsets(filled: Filled, tmp_path: Path) -> N
         with MessageStore.open(path, create=False) as store, address.open() as log:
             assert {topic: store.offsets(topic, 0) for topic in store.topics()} == offsets
             for topic, ends in offsets.items():
-                queue = QueueRange(topic, 0, *ends)
+                queue = QueueRange(Queue(topic, 0), *ends)
                 rows = [
                     [row for batch in batches for row in batch.to_pylist()]
                     for batches in (log.scan(queue, SPEC), store.read(queue, SPEC))

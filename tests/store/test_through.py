@@ -54,7 +54,7 @@ BODIES = ReadSpec(("body", "queueOffset"), EVERYTHING)
 
 
 def bodies(log: ThroughLog, begin: int, end: int) -> list[bytes]:
-    batches = log.scan(QueueRange(*ORDERS, begin, end), BODIES)
+    batches = log.scan(QueueRange(ORDERS, begin, end), BODIES)
     return [body for batch in batches for body in batch["body"].to_pylist()]
 
 
@@ -65,7 +65,7 @@ def shortened(filled: Filled, tmp_path: Path) -> Filled:
     filled.store.archive(str(tmp_path / "archive"))
     filled.put("orders", 0, 50, 1000)
     assert filled.store.clean(forced=True).log
-    assert 100 < filled.store.min_offset(*ORDERS) < 253
+    assert 100 < filled.store.min_offset("orders", 0) < 253
     return filled
 
 
@@ -79,7 +79,7 @@ def test_all_that_was_ever_put_is_there(shortened: Filled, log: ThroughLog) -> N
     assert log.bounds([ORDERS]) == {ORDERS: (0, 303)}
     put = [body for _, queue_id, _, body in shortened.rows if queue_id == 0]
     assert bodies(log, 0, 303) == put
-    first = shortened.store.min_offset(*ORDERS)
+    first = shortened.store.min_offset("orders", 0)
     for begin, end in ((0, 1), (first - 1, first), (first, first + 1), (first - 1, first + 1), (7, 7), (302, 303)):
         assert bodies(log, begin, end) == put[begin:end]
 
@@ -109,16 +109,16 @@ def test_a_topic_with_the_name_of_a_stores_folder_hides_no_archive(filled: Fille
 
 
 def test_sizes_and_times(shortened: Filled, log: ThroughLog) -> None:
-    sizes = log.sizes(QueueRange(*ORDERS, 0, 303))
+    sizes = log.sizes(QueueRange(ORDERS, 0, 303))
     assert (sizes > 0).all()
-    (batches,) = [list(log.scan(QueueRange(*ORDERS, 0, 303), ReadSpec(("storeTimestamp",), EVERYTHING)))]
+    (batches,) = [list(log.scan(QueueRange(ORDERS, 0, 303), ReadSpec(("storeTimestamp",), EVERYTHING)))]
     stored = pa.Table.from_batches(batches)["storeTimestamp"].cast(pa.int64()).to_pylist()
     times = [each // 1000 for each in stored]
     for at in {*times, times[0] - 1, times[-1] + 1}:
         assert log.offsets_by_time([ORDERS], at, Boundary.LOWER) == {ORDERS: sum(each < at for each in times)}
         upper = max(0, sum(each <= at for each in times) - 1)
         assert log.offsets_by_time([ORDERS], at, Boundary.UPPER) == {ORDERS: upper}
-        (found, *more) = log.stored_between([QueueRange(*ORDERS, 0, 303)], at, at) or [QueueRange(*ORDERS, 0, 0)]
+        (found, *more) = log.stored_between([QueueRange(ORDERS, 0, 303)], at, at) or [QueueRange(ORDERS, 0, 0)]
         kept = {offset for each in (found, *more) for offset in range(each.start, each.end)}
         assert kept >= {offset for offset, each in enumerate(times) if each == at}
 
@@ -129,13 +129,13 @@ def test_retention_does_not_make_strangers(shortened: Filled, log: ThroughLog) -
     shortened.put("orders", 0, 200, 1000)
     shortened.store.archive()
     assert shortened.store.clean(forced=True).log
-    assert shortened.store.min_offset(*ORDERS) > 303
+    assert shortened.store.min_offset("orders", 0) > 303
     assert log.strangers({ORDERS: 303}, last) == []
     assert len(bodies(log, 0, 503)) == 503
 
 
 def test_retention_in_the_middle_of_a_scan(shortened: Filled, log: ThroughLog) -> None:
-    batches = log.scan(QueueRange(*ORDERS, 0, 303), BODIES)
+    batches = log.scan(QueueRange(ORDERS, 0, 303), BODIES)
     read = len(next(batches))
     shortened.put("orders", 0, 200, 1000)
     shortened.store.archive()
@@ -150,12 +150,12 @@ def test_retention_takes_what_is_about_to_be_read(shortened: Filled, log: Throug
         shortened.put("orders", 0, 200, 1000)
         end = begin + 200
         spec = ReadSpec(columns, message_filter_, max_rows=7)
-        batches = log.scan(QueueRange(*ORDERS, begin, end), spec)
+        batches = log.scan(QueueRange(ORDERS, begin, end), spec)
         read = [next(batches)]
         shortened.put("orders", 0, 200, 1000)
         shortened.store.archive()
         assert shortened.store.clean(forced=True).log
-        assert begin + 20 < shortened.store.min_offset(*ORDERS)
+        assert begin + 20 < shortened.store.min_offset("orders", 0)
         read += batches
         assert all(tuple(batch.schema.names) == columns for batch in read)
         found = [body for batch in read for body in batch["body"].to_pylist()]
@@ -164,11 +164,11 @@ def test_retention_takes_what_is_about_to_be_read(shortened: Filled, log: Throug
 
 
 def test_the_store_reads_through_by_itself(shortened: Filled) -> None:
-    assert sum(map(len, shortened.store.scan(*ORDERS, 0, 303))) == 303
+    assert sum(map(len, shortened.store.scan("orders", 0, 0, 303))) == 303
     archive = Path(shortened.path).with_name("archive")
     archive.rename(archive.with_name("elsewhere"))
     with pytest.raises(NoArchive):
-        list(shortened.store.scan(*ORDERS, 0, 303))
+        list(shortened.store.scan("orders", 0, 0, 303))
 
 
 def test_an_archive_that_is_missing_or_of_another_store(shortened: Filled, tmp_path: Path) -> None:
@@ -185,11 +185,11 @@ def test_an_archive_that_is_missing_or_of_another_store(shortened: Filled, tmp_p
 
 
 def test_by_key(shortened: Filled, log: ThroughLog) -> None:
-    first = shortened.store.min_offset(*ORDERS)
+    first = shortened.store.min_offset("orders", 0)
     for offset in (0, 7, first - 1, first, 302):
         (found,) = [each for each in shortened.store.query("orders", f"k{offset}") if each.queue_id == 0]
         assert (found.queue_offset, found.body) == (offset, bodies(log, offset, offset + 1)[0])
-        pieces = log.with_keys([QueueRange(*ORDERS, 0, 303)], [f"k{offset}"])
+        pieces = log.with_keys([QueueRange(ORDERS, 0, 303)], [f"k{offset}"])
         assert any(each.start <= offset < each.end for each in pieces)
         assert sum(each.length for each in pieces) < 3
     shortened.store.put_many(Message("orders", b"%d" % number, keys=("common",)) for number in range(40))
@@ -207,23 +207,23 @@ def test_by_key(shortened: Filled, log: ThroughLog) -> None:
 
 
 def test_get_message(shortened: Filled) -> None:
-    first, store = shortened.store.min_offset(*ORDERS), shortened.store
+    first, store = shortened.store.min_offset("orders", 0), shortened.store
     put = [body for _, queue_id, _, body in shortened.rows if queue_id == 0]
     offset, got = 0, []
     while offset < 303:
-        result = store.get_message("readers", *ORDERS, offset)
+        result = store.get_message("readers", "orders", 0, offset)
         assert result.status is GetStatus.FOUND
         assert (result.min_offset, result.max_offset) == (0 if offset < first else first, 303)
         assert 0 < len(result.messages) <= 32
         got += [each.body for each in result.messages]
         offset = result.next_begin_offset
     assert got == put
-    tagged = store.get_message("readers", *ORDERS, 1, 8, message_filter("A"))
+    tagged = store.get_message("readers", "orders", 0, 1, 8, message_filter("A"))
     assert [each.queue_offset for each in tagged.messages] == list(range(2, 18, 2))
-    none = store.get_message("readers", *ORDERS, 0, 8, message_filter("nothing"))
+    none = store.get_message("readers", "orders", 0, 0, 8, message_filter("nothing"))
     assert (none.status, none.messages) == (GetStatus.NO_MATCHED_MESSAGE, [])
     assert none.next_begin_offset > 0
-    records = store.get_message("readers", *ORDERS, 0, as_records=True)
+    records = store.get_message("readers", "orders", 0, 0, as_records=True)
     assert (records.status, records.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, first)
 
 
@@ -244,7 +244,7 @@ def test_what_retention_takes_amid_get_message_comes_from_the_archive(
 
     with MessageStore.open(filled.path, read_only=True) as reader:
         monkeypatch.setattr(PublishedQueues, "offsets", overtaken)
-        got = reader.get_message("g", *ORDERS, 40, 8, message_filter(tags))
+        got = reader.get_message("g", "orders", 0, 40, 8, message_filter(tags))
     assert [each.queue_offset for each in got.messages] == list(range(40, 40 + 8 * step, step))
 
 
@@ -278,13 +278,13 @@ def test_a_message_that_is_damaged_in_the_archive_does_not_take_those_before_it(
     """Few, or more than are asked for."""
     damage(shortened)
     for offset, most, end in ((0, 32, 32), (40, 32, 57), (56, 32, 57), (58, 32, 90)):
-        got = shortened.store.get_message("g", *ORDERS, offset, most)
+        got = shortened.store.get_message("g", "orders", 0, offset, most)
         assert [each.queue_offset for each in got.messages] == list(range(offset, end))
         assert got.next_begin_offset == end
-    none = shortened.store.get_message("g", *ORDERS, 0, 8, message_filter("nothing"))
+    none = shortened.store.get_message("g", "orders", 0, 0, 8, message_filter("nothing"))
     assert (none.status, none.next_begin_offset) == (GetStatus.NO_MATCHED_MESSAGE, 57)
     with pytest.raises(CorruptRecord, match=r"queue 0, offset 57 .*its body does not match its CRC"):
-        shortened.store.get_message("g", *ORDERS, 57)
+        shortened.store.get_message("g", "orders", 0, 57)
 
 
 def test_records_that_stand_before_a_damaged_one_are_given(shortened: Filled) -> None:
@@ -295,11 +295,11 @@ def test_records_that_stand_before_a_damaged_one_are_given(shortened: Filled) ->
         for tags, matching in ((EVERYTHING, 17), (message_filter("B"), 8)):
             offset, found = 40, 0
             while offset < 57:
-                got = log.records(QueueRange(*ORDERS, offset, 100), tags, 32, 1 << 20)
+                got = log.records(QueueRange(ORDERS, offset, 100), tags, 32, 1 << 20)
                 offset, found = got.next_begin, found + b"".join(got.records).count(b"region")
             assert (offset, found) == (57, matching)
             with pytest.raises(CorruptRecord, match=r"queue 0, offset 57 .*its body does not match its CRC"):
-                log.records(QueueRange(*ORDERS, 57, 100), EVERYTHING, 32, 1 << 20)
+                log.records(QueueRange(ORDERS, 57, 100), EVERYTHING, 32, 1 << 20)
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
@@ -317,7 +317,7 @@ def test_a_topic_that_is_deleted_and_forgotten_amid_get_message(
         return found
 
     monkeypatch.setattr(ArchiveLog, "reaches", deleting)
-    got = store.get_message("g", *ORDERS, 7)
+    got = store.get_message("g", "orders", 0, 7)
     assert (got.status, got.next_begin_offset, got.messages) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0, [])
 
 
@@ -385,7 +385,7 @@ def test_a_group_gets_what_is_put_once_its_consumer_is_made_though_the_archive_i
 def test_a_topic_that_is_deleted_amid_a_scan(shortened: Filled, log: ThroughLog, by_itself: bool) -> None:
     """What comes from the archive is not followed by what a topic of the same name has in the store by then."""
     scan = shortened.store.read if by_itself else log.scan
-    batches = scan(QueueRange(*ORDERS, 0, 303), BODIES)
+    batches = scan(QueueRange(ORDERS, 0, 303), BODIES)
     next(batches)
     delete_topic(shortened.path, "orders")
     shortened.store.create_topic("orders", 1)

@@ -226,7 +226,7 @@ def test_messages_are_found_in_an_archive_and_through_the_store(filled: Filled, 
         assert "by its id" in succeed("query", path, "orders", "--id", "0A0B0C")
         assert "no message of orders has the key 'none'" in run("query", path, "orders", "--key", "none").stderr
     with ArchiveAddress(str(tmp_path / "archive")).open() as log:
-        (message,) = log.messages(QueueRange("orders", 0, 304, 305))
+        (message,) = log.messages(QueueRange(Queue("orders", 0), 304, 305))
     assert "of a place" in succeed("query", tmp_path / "archive", "orders", "--id", message.msg_id)
     assert "has the id 'none'" in run("query", tmp_path / "archive", "orders", "--id", "none").stderr
     assert "topic 'nothing': not archived" in run("query", tmp_path / "archive", "nothing", "--key", "k").stderr

@@ -7,7 +7,7 @@ import pytest
 
 from store import Message, MessageStore
 from store.any_group import Subscription
-from store.any_log import BrokerQueueId, Queue
+from store.any_log import Queue
 from store.cluster.address import ClusterAddress
 from store.local_group import LocalGroup
 from store.remoting.serving import serve
@@ -60,7 +60,7 @@ def test_groups_of_a_cluster(read: Path) -> None:
     with MessageStore.open(read) as store, serve(store, "127.0.0.1:0", broker="broker-a") as serving:
         cluster = f"rocketmq://{serving.address}"
         with ClusterAddress((serving.address,)).open() as log:  # not in the files yet
-            log.commit("billing", {Queue("orders", BrokerQueueId("broker-a", 0)): 2})
+            log.commit("billing", {Queue("orders", 0, broker="broker-a"): 2})
         assert [line.split() for line in succeed("groups", "list", cluster).splitlines()] == [
             ["group", "topic", "lag"],
             ["billing", "orders", "4"],

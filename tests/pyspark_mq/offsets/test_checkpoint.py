@@ -185,11 +185,11 @@ def test_the_first_batch_is_pinned_until_it_is_read() -> None:
     assert first.starts == {A0: 5, A1: 0}
     # A replay gets another initial offset, because "latest" moved. The batch is the same.
     moved = StreamOffset({A0: 9, A1: 4}, starts={A0: 9, A1: 4})
-    assert batch_ranges(moved, first) == batch_ranges(initial, first) == [QueueRange("a", 0, 5, 7)]
+    assert batch_ranges(moved, first) == batch_ranges(initial, first) == [QueueRange(Queue("a", 0), 5, 7)]
     # The second batch has moved past the pin of a/0, and reads a/1 first.
     second = StreamOffset({A0: 9, A1: 4}, begin_batch(first, {A0: Bounds(0, 9), A1: Bounds(0, 4)}).starts)
     assert second.starts == {A1: 0}
-    assert batch_ranges(first, second) == [QueueRange("a", 0, 7, 9), QueueRange("a", 1, 0, 4)]
+    assert batch_ranges(first, second) == [QueueRange(Queue("a", 0), 7, 9), QueueRange(Queue("a", 1), 0, 4)]
 
 
 def test_a_batch_without_a_begin_is_refused() -> None:

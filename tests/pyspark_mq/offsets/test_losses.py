@@ -45,7 +45,7 @@ def test_what_is_lost_before_a_batch(
     position: int, there: Bounds | None, is_another: bool, lost: tuple[Case, int, int] | None
 ) -> None:
     loss = loss_before(A0, position, there, is_another)
-    assert loss == (lost and Loss(QueueRange(*A0, *lost[1:]), lost[0], there or Bounds(0, 0)))
+    assert loss == (lost and Loss(QueueRange(A0, *lost[1:]), lost[0], there or Bounds(0, 0)))
 
 
 @pytest.mark.parametrize(
@@ -69,14 +69,14 @@ def test_what_is_lost_of_a_range(
     lost: tuple[Case, int, int] | None,
     left: tuple[int, int],
 ) -> None:
-    planned = QueueRange(*A0, *wanted)
+    planned = QueueRange(A0, *wanted)
     loss = loss_in(planned, there, is_another)
-    assert loss == (lost and Loss(QueueRange(*A0, *lost[1:]), lost[0], there or Bounds(0, 0)))
-    assert (planned if loss is None else loss.left_of(planned)) == QueueRange(*A0, *left)
+    assert loss == (lost and Loss(QueueRange(A0, *lost[1:]), lost[0], there or Bounds(0, 0)))
+    assert (planned if loss is None else loss.left_of(planned)) == QueueRange(A0, *left)
 
 
 def test_lost_messages_are_an_error_or_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    loss = Loss(QueueRange("a", 0, 1, 3), Case.EXPIRED, HAS)
+    loss = Loss(QueueRange(Queue("a", 0), 1, 3), Case.EXPIRED, HAS)
     what = "a/0 [1, 3) is lost: the queue's first message is 10, older ones were deleted"
     with pytest.raises(DataLossError) as caught:
         lose(True, loss)
@@ -174,7 +174,7 @@ def test_expired_before_a_start(filled: Filled, fail: bool) -> None:
 def test_expired_while_a_task_reads(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retention comes between the first rows and the next."""
     filled.put("orders", 0, 250, size=1000)
-    wanted, scan = QueueRange("orders", 0, 0, 253), LocalLog.scan
+    wanted, scan = QueueRange(Queue("orders", 0), 0, 253), LocalLog.scan
 
     def overtaken(log: LocalLog, wanted: QueueRange, spec: Any) -> Iterator[Any]:
         batches = scan(log, wanted, spec)
@@ -198,7 +198,7 @@ def test_expired_while_a_task_reads(filled: Filled, monkeypatch: pytest.MonkeyPa
 def test_made_anew_while_a_task_reads_a_log_that_cannot_tell(filled: Filled) -> None:
     """As a cluster, which does not know which message stood there: what it gave comes once."""
     filled.put("orders", 0, BATCH_ROWS)
-    wanted = QueueRange("orders", 0, 0, BATCH_ROWS + 3)
+    wanted = QueueRange(Queue("orders", 0), 0, BATCH_ROWS + 3)
     parsed = SourceOptions.parse({"path": filled.path, "subscribe": "orders", "failOnDataLoss": "false"})
     batches = RangeReader(parsed, default_schema(False), 0.0).read(InputPartition(unknown(wanted)))
     offsets = next(batches)["queueOffset"].to_pylist()
@@ -360,7 +360,7 @@ def test_gone_between_planning_and_reading(filled: Filled) -> None:
 
 
 def test_unseen(filled: Filled) -> None:
-    wanted = QueueRange("orders", 0, 1, 9)
+    wanted = QueueRange(Queue("orders", 0), 1, 9)
     with pytest.raises(DataLossError, match=r"orders/0 \[3, 9\) is lost: the queue still ends at 3; .*does not see"):
         read(filled, wanted)
     assert read(filled, wanted, failOnDataLoss="false") == [1, 2]
@@ -384,5 +384,5 @@ def test_not_yet(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_nothing_is_missed_of_an_empty_range(filled: Filled) -> None:
     for start, end in ((99, 99), (3, 3), (0, 0)):
-        assert read(filled, QueueRange("orders", 0, start, end)) == []
-        assert read(filled, QueueRange("payments", 0, start, end)) == []
+        assert read(filled, QueueRange(Queue("orders", 0), start, end)) == []
+        assert read(filled, QueueRange(Queue("payments", 0), start, end)) == []

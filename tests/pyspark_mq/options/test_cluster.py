@@ -13,14 +13,14 @@ from pyspark_mq.options.cluster import CLUSTER_OPTIONS, NOT_ON_A_CLUSTER, OTHERW
 from pyspark_mq.options.sink import WriteOptions
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, names_of
-from store.any_log import BrokerQueueId, Queue
+from store.any_log import Queue
 from store.cluster.address import ClusterAddress
 from store.cluster.credentials import Credentials
 from store.remoting.tls import Tls
 from tests.certificates import certificate
 
 BASE = {"nameServer": "a:1;b:2", "subscribe": "orders"}
-A0 = Queue("orders", BrokerQueueId("broker-a", 0))
+A0 = Queue("orders", 0, broker="broker-a")
 PAGE = Path(__file__).parents[3] / "docs" / "cluster.md"
 
 
@@ -83,7 +83,7 @@ def test_queues_of_brokers_in_json() -> None:
         A0,
     )
     json_ = {"orders": {"broker-a:0": 23, "broker-b:10": 5}}
-    assert positions_from_json(json_) == {A0: 23, Queue("orders", BrokerQueueId("broker-b", 10)): 5}
+    assert positions_from_json(json_) == {A0: 23, Queue("orders", 10, broker="broker-b"): 5}
     assert to_json(positions_from_json(json_)) == json_
     for text in (":0", "broker-a:", "broker-a:x", "broker-a:-1", "a:b:0", "broker-a:99999999999"):
         with pytest.raises(ValueError, match="queue number belongs"):

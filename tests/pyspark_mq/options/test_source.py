@@ -284,7 +284,7 @@ def test_subscriptions_select(
     subscription: tuple[str | None, str | None, str | None], queues: list[tuple[str, int]]
 ) -> None:
     selected = Subscription.parse(*subscription)
-    assert selected.select(TOPICS) == queues
+    assert selected.select(TOPICS) == [Queue(*queue) for queue in queues]
     selected.require(TOPICS)
 
 
@@ -294,9 +294,9 @@ def test_subscriptions_select(
 def test_topics_of_rocketmqs_own_are_named_or_not_read(internal: str) -> None:
     topics = {**TOPICS, internal: (Queue(internal, 0),)}
     for pattern in (".*", re.escape(internal)):
-        assert internal not in dict(Subscription.parse(None, pattern, None).select(topics))
-    assert Subscription.parse(internal, None, None).select(topics) == [(internal, 0)]
-    assert Subscription.parse(None, None, f'{{"{internal}": [0]}}').select(topics) == [(internal, 0)]
+        assert Queue(internal, 0) not in Subscription.parse(None, pattern, None).select(topics)
+    assert Subscription.parse(internal, None, None).select(topics) == [Queue(internal, 0)]
+    assert Subscription.parse(None, None, f'{{"{internal}": [0]}}').select(topics) == [Queue(internal, 0)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_mq.source.planning import fit, limit_ranges, pack, share, split
-from store.any_log import QueueRange
+from store.any_log import Queue, QueueRange
 
 backlogs = st.lists(st.integers(0, 2**62), max_size=12)
 turns = st.integers(0, 1000)
@@ -105,15 +105,15 @@ def test_every_first_message_has_its_turn(limit: int, sizes: list[list[int]]) ->
 def test_both_limits_hold_together(
     messages: int | None, limit_bytes: int | None, sizes: list[list[int]], turn: int
 ) -> None:
-    ranges = [QueueRange("t", i, 10, 10 + len(s)) for i, s in enumerate(sizes)]
+    ranges = [QueueRange(Queue("t", i), 10, 10 + len(s)) for i, s in enumerate(sizes)]
 
     def sizes_of(r: QueueRange) -> np.ndarray:
-        return np.array(sizes[r.queue_id][r.start - 10 : r.end - 10], np.int64)
+        return np.array(sizes[r.queue.queue_id][r.start - 10 : r.end - 10], np.int64)
 
     limited = limit_ranges(ranges, messages, limit_bytes, sizes_of, turn)
     assert [r._replace(end=0) for r in limited] == [r._replace(end=0) for r in ranges]
     count = sum(r.length for r in limited)
-    used = sum(sum(sizes[r.queue_id][: r.length]) for r in limited)
+    used = sum(sum(sizes[r.queue.queue_id][: r.length]) for r in limited)
     assert count <= (messages or 1000)
     assert limit_bytes is None or used <= limit_bytes or count == 1
     assert count > 0 or not any(sizes)
@@ -126,11 +126,11 @@ def test_a_long_backlog_is_not_sized_to_its_end() -> None:
         asked.append(r)
         return np.full(r.length, 100, np.int64)
 
-    backlog = [QueueRange("t", 0, 7, 10**12), QueueRange("t", 1, 0, 5)]
+    backlog = [QueueRange(Queue("t", 0), 7, 10**12), QueueRange(Queue("t", 1), 0, 5)]
     limited = limit_ranges(backlog, None, 10_000_000, sizes_of)
-    assert limited == [QueueRange("t", 0, 7, 7 + 99_999), QueueRange("t", 1, 0, 1)]
+    assert limited == [QueueRange(Queue("t", 0), 7, 7 + 99_999), QueueRange(Queue("t", 1), 0, 1)]
     assert sum(r.length for r in asked) < 3 * 100_000
-    sized = [r for r in asked if r.queue_id == 0]
+    sized = [r for r in asked if r.queue.queue_id == 0]
     assert [r.start for r in sized[1:]] == [r.end for r in sized[:-1]]
 
 
@@ -152,8 +152,10 @@ def test_split(
     max_records: int | None,
     pieces: list[tuple[int, int, int]],
 ) -> None:
-    ranges = [QueueRange("t", i, 0, n) for i, n in enumerate(lengths)]
-    assert split(ranges, min_partitions, max_records) == [QueueRange("t", *piece) for piece in pieces]
+    ranges = [QueueRange(Queue("t", i), 0, n) for i, n in enumerate(lengths)]
+    assert split(ranges, min_partitions, max_records) == [
+        QueueRange(Queue("t", queue_id), start, end) for queue_id, start, end in pieces
+    ]
 
 
 @given(
@@ -164,16 +166,16 @@ def test_split(
 def test_pieces_cover_every_message_once(
     lengths: list[int], min_partitions: int | None, max_records: int | None
 ) -> None:
-    ranges = [QueueRange("t", i, 7, 7 + n) for i, n in enumerate(lengths)]
+    ranges = [QueueRange(Queue("t", i), 7, 7 + n) for i, n in enumerate(lengths)]
     pieces = split(ranges, min_partitions, max_records)
-    messages = [(p.queue_id, offset) for p in pieces for offset in range(p.start, p.end)]
-    assert messages == [(r.queue_id, offset) for r in ranges for offset in range(r.start, r.end)]
+    messages = [(p.queue.queue_id, offset) for p in pieces for offset in range(p.start, p.end)]
+    assert messages == [(r.queue.queue_id, offset) for r in ranges for offset in range(r.start, r.end)]
     assert all(0 < p.length <= (max_records or 1000) for p in pieces)
     assert len(pieces) >= min(min_partitions or 0, sum(lengths))
 
 
 def queues(*lengths: int) -> list[QueueRange]:
-    return [QueueRange("t", queue_id, 5, 5 + length) for queue_id, length in enumerate(lengths)]
+    return [QueueRange(Queue("t", queue_id), 5, 5 + length) for queue_id, length in enumerate(lengths)]
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,10 @@ from pyspark_mq.source.batch_reader import FilteringBatchReader, MqBatchReader
 from pyspark_mq.source.pushdown import narrow, narrow_by_log, narrow_tags, pushdown_is_on
 from pyspark_mq.source.schema import default_schema
 from store import Message, MessageStore, StoreConfig, TagFilter
-from store.any_log import Log, QueueRange
+from store.any_log import Log, Queue, QueueRange
 from store.publish import appender
 
-A0, A1, B0 = QueueRange("a", 0, 0, 10), QueueRange("a", 1, 5, 20), QueueRange("b", 0, 0, 3)
+A0, A1, B0 = QueueRange(Queue("a", 0), 0, 10), QueueRange(Queue("a", 1), 5, 20), QueueRange(Queue("b", 0), 0, 3)
 OFFSET, QUEUE, TOPIC, TAGS = ("queueOffset",), ("queueId",), ("topic",), ("tags",)
 
 
@@ -60,7 +60,7 @@ def test_ranges(filters: list[Filter], ranges: list[QueueRange]) -> None:
 
 
 def test_messages_of_a_light_queue_have_topic_and_offset_of_where_they_were_sent_to() -> None:
-    light = QueueRange("%LMQ%x", 0, 0, 3)
+    light = QueueRange(Queue("%LMQ%x", 0), 0, 3)
     assert narrow([light], [EqualTo(TOPIC, "a"), GreaterThan(OFFSET, 7), EqualTo(QUEUE, 0)]) == [light]
     assert narrow([light], [EqualTo(QUEUE, 1)]) == []
 

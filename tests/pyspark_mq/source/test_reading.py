@@ -53,28 +53,28 @@ def test_no_partition_is_nothing_to_read(filled: Filled) -> None:
 
 
 def test_a_range_is_a_range(filled: Filled) -> None:
-    assert offsets(filled, QueueRange("orders", 1, 1, 4)) == [1, 2, 3]
-    assert offsets(filled, QueueRange("orders", 1, 0, 5), subExpression="B || C") == [1, 3]
+    assert offsets(filled, QueueRange(Queue("orders", 1), 1, 4)) == [1, 2, 3]
+    assert offsets(filled, QueueRange(Queue("orders", 1), 0, 5), subExpression="B || C") == [1, 3]
     condition = {"subExpression": "TAGS = 'B' OR KEYS = 'k4'", "expressionType": "SQL92"}
-    assert offsets(filled, QueueRange("orders", 1, 0, 5), **condition) == [1, 3, 4]
+    assert offsets(filled, QueueRange(Queue("orders", 1), 0, 5), **condition) == [1, 3, 4]
 
 
 def test_waits_for_what_is_not_published_yet(filled: Filled) -> None:
     arrival = threading.Timer(0.1, filled.put, ("orders", 0, 2))
     arrival.start()
-    assert offsets(filled, QueueRange("orders", 0, 1, 5), timeout=60) == [1, 2, 3, 4]
+    assert offsets(filled, QueueRange(Queue("orders", 0), 1, 5), timeout=60) == [1, 2, 3, 4]
     arrival.join()
 
 
 def test_what_never_comes_is_data_loss(filled: Filled) -> None:
-    wanted = QueueRange("orders", 0, 1, 9)
+    wanted = QueueRange(Queue("orders", 0), 1, 9)
     with pytest.raises(DataLossError, match=r"orders/0 \[3, 9\) is lost: the queue still ends at 3"):
         offsets(filled, wanted)
     assert offsets(filled, wanted, failOnDataLoss="false") == [1, 2]
 
 
 def test_a_topic_that_is_gone_is_data_loss(filled: Filled) -> None:
-    wanted = QueueRange("payments", 0, 1, 9)
+    wanted = QueueRange(Queue("payments", 0), 1, 9)
     with pytest.raises(DataLossError, match=r"payments/0 \[1, 9\) is lost"):
         offsets(filled, wanted)
     assert offsets(filled, wanted, failOnDataLoss="false") == []
@@ -91,7 +91,7 @@ class Regrown(LocalLog):
 
 
 def test_a_topic_that_is_gone_amid_a_range_and_there_again_is_data_loss(tmp_path: Path) -> None:
-    path, wanted = str(tmp_path / "mq"), QueueRange("orders", 0, 0, 2)
+    path, wanted = str(tmp_path / "mq"), QueueRange(Queue("orders", 0), 0, 2)
     fill(path, 2)
     reader = RangeReader(SourceOptions.parse({"path": path, "subscribe": "orders"}), default_schema(False))
     reader._spec = replace(reader._spec, max_rows=1)
@@ -113,7 +113,7 @@ class Hurried(LocalLog):
 def test_nothing_is_waited_for_where_nothing_is_wanted(filled: Filled) -> None:
     """As of a queue that was made anew with fewer messages, while a task held it."""
     reader = RangeReader(SourceOptions.parse({"path": filled.path, "subscribe": "orders"}), default_schema(False))
-    wanted = QueueRange("orders", 0, 9, 9)
+    wanted = QueueRange(Queue("orders", 0), 9, 9)
     with Hurried(MessageStore.open(filled.path, read_only=True)) as log:
         assert list(reader.scan(log, wanted, unknown(wanted))) == []
 
@@ -122,10 +122,10 @@ def test_deleted_messages_are_data_loss(expired: Filled) -> None:
     first, end = expired.store.offsets("orders", 0)
     assert 0 < first < end
     with pytest.raises(DataLossError, match=rf"orders/0 \[1, {first}\) is lost"):
-        offsets(expired, QueueRange("orders", 0, 1, end))
-    assert offsets(expired, QueueRange("orders", 0, 1, end), failOnDataLoss="false") == list(range(first, end))
-    assert offsets(expired, QueueRange("orders", 0, 1, 2), failOnDataLoss="false") == []
-    assert offsets(expired, QueueRange("orders", 0, first, end)) == list(range(first, end))
+        offsets(expired, QueueRange(Queue("orders", 0), 1, end))
+    assert offsets(expired, QueueRange(Queue("orders", 0), 1, end), failOnDataLoss="false") == list(range(first, end))
+    assert offsets(expired, QueueRange(Queue("orders", 0), 1, 2), failOnDataLoss="false") == []
+    assert offsets(expired, QueueRange(Queue("orders", 0), first, end)) == list(range(first, end))
 
 
 def test_a_body_that_becomes_too_large_ends_the_query_or_is_null(filled: Filled) -> None:
@@ -136,7 +136,7 @@ def test_a_body_that_becomes_too_large_ends_the_query_or_is_null(filled: Filled)
         ]
     ):
         mark(filled.store, result.physical_offset, 0x301)
-    wanted = QueueRange("orders", 0, 2, 6)
+    wanted = QueueRange(Queue("orders", 0), 2, 6)
     bound = {"maxDecompressedMessageSize": "64k"}
     with pytest.raises(MessageTooLarge, match=r'queue 0, offset 4 .* more than 65,536; .*oversized="null"'):
         bodies(filled, wanted, **bound)

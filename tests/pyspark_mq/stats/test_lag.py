@@ -49,7 +49,7 @@ Look = Callable[[], set[str]]  # the topics that it finds
 
 
 def of_lags(store: MessageStore) -> Look:
-    return lambda: {lag.topic for lag in lags(LocalLog(store))}
+    return lambda: {lag.queue.topic for lag in lags(LocalLog(store))}
 
 
 def of_extents(store: MessageStore) -> Look:

@@ -21,7 +21,7 @@ def put(store: MessageStore, topic: str, body: str, count: int, queue_id: int = 
 
 
 def bodies(log: object, queue: Queue, begin: int, end: int) -> list[str]:
-    batches = log.scan(QueueRange(*queue, begin, end), SPEC)  # type: ignore[attr-defined]
+    batches = log.scan(QueueRange(queue, begin, end), SPEC)  # type: ignore[attr-defined]
     return [body.decode() for batch in batches for body in batch["body"].to_pylist()]
 
 

@@ -42,7 +42,7 @@ SPEC = ReadSpec(COLUMNS, EVERYTHING)
 
 def rows(log: ArchiveLog | MessageStore, queue: Queue, begin: int, end: int) -> list[dict[str, object]]:
     read = log.read if isinstance(log, MessageStore) else log.scan
-    return [row for batch in read(QueueRange(*queue, begin, end), SPEC) for row in batch.to_pylist()]
+    return [row for batch in read(QueueRange(queue, begin, end), SPEC) for row in batch.to_pylist()]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -55,8 +55,8 @@ def same(store: MessageStore, url: Path) -> None:
         assert {topic: len(queues) for topic, queues in log.topics().items()} == store.topics()
         for queue in [queue for queues in log.topics().values() for queue in queues]:
             (bounds,) = log.bounds([queue]).values()
-            assert bounds.max_offset == store.max_offset(*queue)
-            first = max(bounds.min_offset, store.min_offset(*queue))
+            assert bounds.max_offset == store.max_offset(queue.topic, queue.queue_id)
+            first = max(bounds.min_offset, store.min_offset(queue.topic, queue.queue_id))
             assert rows(log, queue, first, bounds.max_offset) == rows(store, queue, first, bounds.max_offset)
 
 
@@ -103,7 +103,7 @@ def test_what_is_too_old_is_deleted_from_the_archive(filled: Filled, tmp_path: P
     of_store = StoreArchive(store.path, str(url), "")
 
     def archive(reserved_hours: float) -> int:
-        end_of = lambda queue: store.max_offset(*queue)  # noqa: E731
+        end_of = lambda queue: store.max_offset(queue.topic, queue.queue_id)  # noqa: E731
         run = partial(of_store.run, store._log, store._published, [queue], end_of, lambda done, total: None, 4096)
         return run(reserved_hours=reserved_hours).deleted
 
@@ -113,13 +113,13 @@ def test_what_is_too_old_is_deleted_from_the_archive(filled: Filled, tmp_path: P
     assert archive(reserved_hours=0) > 0
     with ArchiveAddress(str(url)).open() as log:
         bounds = log.bounds([queue])[queue]
-        assert 0 < bounds.min_offset < bounds.max_offset == store.max_offset(*queue)
+        assert 0 < bounds.min_offset < bounds.max_offset == store.max_offset(queue.topic, queue.queue_id)
         assert rows(log, queue, *bounds) == rows(store, queue, *bounds)
         with pytest.raises(OffsetLost, match="not archived"):
             rows(log, queue, 0, 1)
-        wanted = QueueRange(*queue, 0, bounds.max_offset)  # whoever reads it has to be told
+        wanted = QueueRange(queue, 0, bounds.max_offset)  # whoever reads it has to be told
         for narrowed in (log.stored_between([wanted], 0, 1), log.with_keys([wanted], ["k0"])):
-            assert narrowed[0][2:] == (0, bounds.min_offset)
+            assert narrowed[0] == QueueRange(queue, 0, bounds.min_offset)
     assert archive(reserved_hours=0) == 0
 
 
@@ -163,7 +163,7 @@ def test_a_topic_that_is_made_again_while_others_are_archived(filled: Filled, tm
     filled.store.create_topic("first", 1)
     filled.store.put(Message("first", b"x"))
     assert filled.store.clean(forced=True).log
-    assert filled.store.min_offset(*queue)
+    assert filled.store.min_offset(queue.topic, queue.queue_id)
     store, rounds = filled.store, iter(range(9))
 
     def progress(done: int, total: int) -> None:
@@ -197,8 +197,8 @@ def test_what_retention_took_before_is_no_silent_hole(filled: Filled, tmp_path: 
     assert (done.forgotten, done.messages) == (3, last - first)
     with ArchiveAddress(str(tmp_path / "archive")).open() as log:
         assert log.bounds([Queue("orders", 0), Queue("orders", 1)]) == {
-            ("orders", 0): (first, last),
-            ("orders", 1): (0, 5),
+            Queue("orders", 0): (first, last),
+            Queue("orders", 1): (0, 5),
         }
 
 
@@ -335,7 +335,7 @@ with address_at(sys.argv[1]).open() as log:
         for queue, bounds in log.bounds(queues).items():
             assert bounds.min_offset == 0, bounds
             at = 0
-            for batch in log.scan(QueueRange(*queue, *bounds), ReadSpec(("queueOffset", "body"), EVERYTHING)):
+            for batch in log.scan(QueueRange(queue, *bounds), ReadSpec(("queueOffset", "body"), EVERYTHING)):
                 offsets = batch["queueOffset"].to_pylist()
                 assert offsets == list(range(at, at + len(offsets))), (queue, at, offsets)
                 for offset, body in zip(offsets, batch["body"].to_pylist()):
@@ -378,14 +378,16 @@ def test_killed_at_any_moment_nothing_is_lost_or_doubled(tmp_path: Path) -> None
                 reader = subprocess.Popen(read, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         filled.store.archive(str(url))
         ended(reader)
-    bodies: dict[tuple[object, object], list[object]] = {}
+    bodies: dict[Queue, list[object]] = {}
     with ArchiveAddress(str(url)).open() as log:
         for queue, bounds in log.bounds([Queue("orders", 0), Queue("orders", 1)]).items():
             assert bounds.min_offset == 0
             bodies[queue] = [row["body"] for row in rows(log, queue, *bounds)]
         for queue in bodies:
             for offset in moments.sample(range(len(bodies[queue])), min(30, len(bodies[queue]))):
-                found = [each.queue_offset for each in log.query("orders", f"k{offset}") if each.queue_id == queue[1]]
+                found = [
+                    each.queue_offset for each in log.query("orders", f"k{offset}") if each.queue_id == queue.queue_id
+                ]
                 assert found == [offset]
     for queue in (Queue("orders", 0), Queue("orders", 1)):
         assert bodies[queue] == [body for topic, queue_id, _, body in filled.rows if queue_id == queue.queue_id]
@@ -433,5 +435,5 @@ def test_segments_that_go_while_somebody_asks_where_queues_begin(
             first = log.bounds([queue])[queue].min_offset
             assert first > 0
             assert log.offsets_by_time([queue], 0, Boundary.LOWER)[queue] >= first
-            assert len(log.sizes(QueueRange(*queue, first, first + 3))) == 3
+            assert len(log.sizes(QueueRange(queue, first, first + 3))) == 3
             assert log.fingerprints({queue: log.bounds([queue])[queue].max_offset})

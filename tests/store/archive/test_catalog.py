@@ -91,7 +91,7 @@ def test_a_size_that_no_object_has_is_told_and_takes_no_memory(filled: Filled, t
     content["consumeQueueFileSegmentTable"]["mq/orders/0"]["0"]["size"] = size
     metadata.write_text(json.dumps(content))
     with ArchiveAddress(str(url)).open() as log:
-        wanted = QueueRange(*queue, *log.bounds([queue])[queue])
+        wanted = QueueRange(queue, *log.bounds([queue])[queue])
         assert wanted.end == size // 20
         for read in (log.sizes, lambda wanted: list(log.scan(wanted, SPEC))):
             with pytest.raises(CorruptSegment, match="it ends before byte"):

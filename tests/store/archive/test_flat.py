@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from store import MessageStore
-from store.any_log import QueueRange, ReadSpec
+from store.any_log import ReadSpec
 from store.archive.catalog import Segment
 from store.archive.flat import FlatFile, FlatQueue
 from store.archive.layout import COMMIT_LOG, segment_path
@@ -26,12 +26,21 @@ def test_light_queues_whose_records_have_other_queues_offsets(tmp_path: Path) ->
     with MessageStore.open(path, create=False, read_only=True) as store:
         of_store = StoreArchive(store.path, str(tmp_path / "archive"), "")
         queues = of_store.queues(store._topics)
-        of_store.run(store._log, store._published, queues, lambda it: store.max_offset(*it), lambda _, __: None, 500)
+        of_store.run(
+            store._log,
+            store._published,
+            queues,
+            lambda it: store.max_offset(it.topic, it.queue_id),
+            lambda _, __: None,
+            500,
+        )
         place, cuts = of_store.place(), 0
         catalog = place.load()
         assert catalog is not None
         for queue, archived in catalog.queues.items():
-            here = [body for batch in store.scan(*queue, *store.offsets(*queue), ["body"]) for body in batch["body"]]
+            topic, queue_id = queue.topic, queue.queue_id
+            batches = store.scan(topic, queue_id, *store.offsets(topic, queue_id), ["body"])
+            here = [body for batch in batches for body in batch["body"]]
             for number in range(len(archived.log)):
                 first = archived.entries[number].base // 20
                 for left in (number, 0):  # the oldest entries are gone as well, or not yet
@@ -43,7 +52,7 @@ def test_light_queues_whose_records_have_other_queues_offsets(tmp_path: Path) ->
                     assert [body for batch in batches for body in batch["body"]] == here[first:]
                     cuts += number > 0
         assert cuts > 30
-        assert QueueRange(*queues[0], 0, 1).queue.topic.startswith("%LMQ%")
+        assert queues[0].topic.startswith("%LMQ%")
 
 
 def test_what_goes_while_it_is_read_ends_no_process(tmp_path: Path) -> None:

@@ -45,11 +45,11 @@ def test_who_filters_is_told_of_what_is_archived_in_the_place_of_a_topic(store: 
     store.archive(url)
     with ArchiveAddress(url).open() as log:
         wanted = ReadSpec(("body",), message_filter("A"))
-        found = log.scan(QueueRange(*ORDERS, 0, 40), wanted)
+        found = log.scan(QueueRange(ORDERS, 0, 40), wanted)
         anew(store, 50)
         with pytest.raises(OffsetLost, match="CONSUME_QUEUE: bytes 0 to 800 are not archived any more"):
             list(found)
-        assert list(log.scan(QueueRange(*ORDERS, 0, 40), wanted)) == []
+        assert list(log.scan(QueueRange(ORDERS, 0, 40), wanted)) == []
 
 
 def test_nothing_is_looked_at_where_no_queue_is_asked_about(store: MessageStore, url: str) -> None:
@@ -71,7 +71,7 @@ def test_who_looks_while_a_topic_is_forgotten_sees_what_is_there_then(store: Mes
 
     class Swapping(dict[Queue, int]):
         def __getitem__(self, queue: Queue) -> int:
-            if not store.max_offset(*queue) < 40:
+            if not store.max_offset(queue.topic, queue.queue_id) < 40:
                 anew(store, 30)
             return super().__getitem__(queue)
 
@@ -178,7 +178,7 @@ def test_who_is_killed_while_it_forgets_is_called_again(
         shutil.copytree(tmp_path / "before", url)
         with ArchiveAddress(url).open() as reader:
             assert reader.bounds([ORDERS]) == {ORDERS: (0, 30)}
-            held = reader.scan(QueueRange(*ORDERS, 0, 30), ReadSpec(("body",), EVERYTHING, max_rows=1))
+            held = reader.scan(QueueRange(ORDERS, 0, 30), ReadSpec(("body",), EVERYTHING, max_rows=1))
             left = moment
             try:
                 store.archive(forget=["orders"])
@@ -216,7 +216,14 @@ def test_a_topic_that_is_deleted_and_made_again_while_it_is_archived(
 
     queues = [ORDERS, Queue("other", 0)]
     with pytest.raises(QueuesPassedOver, match="orders/0: the topic was deleted"):
-        of_store.run(store._log, store._published, queues, lambda queue: store.max_offset(*queue), progress, 4096)
+        of_store.run(
+            store._log,
+            store._published,
+            queues,
+            lambda queue: store.max_offset(queue.topic, queue.queue_id),
+            progress,
+            4096,
+        )
     there = archived(url)
     assert 0 < len(there) < 300
     assert there == named("old", len(there))
@@ -266,7 +273,7 @@ def test_what_was_taken_out_is_not_narrowed_away(store: MessageStore, url: str, 
     made_again(store)
     put(store, "orders", "second", 2 * is_archived_again)
     store.archive(forget=["orders"])
-    wanted = QueueRange(*ORDERS, 0, 5)
+    wanted = QueueRange(ORDERS, 0, 5)
     with ArchiveAddress(url).open() as log:
         for ranges in (log.stored_between([wanted], 0, 1), log.with_keys([wanted], ["first0"])):
             assert ranges[-1].end == 5

@@ -39,7 +39,7 @@ def test_its_messages_are_read_as_it_reads_them() -> None:
     ours = []
     with ArchiveAddress(str(ARCHIVE)).open() as log:
         for queue, bounds in log.bounds([queue for queues in log.topics().values() for queue in queues]).items():
-            for batch in log.scan(QueueRange(*queue, *bounds), ReadSpec(COLUMNS, EVERYTHING)):
+            for batch in log.scan(QueueRange(queue, *bounds), ReadSpec(COLUMNS, EVERYTHING)):
                 ours += batch.to_pylist()
     # its reader gives bodies as they are stored, in this case: the mixes of other directories compare them
     theirs = [
@@ -89,14 +89,14 @@ def test_where_the_log_begins_later_than_its_entries_so_does_the_queue(tmp_path:
     queue = Queue("compressed", 0)
     first, *left = read.queues[queue].log
     (copy / METADATA).write_bytes(read.having(queue, replace(read.queues[queue], log=tuple(left))).text())
-    theirs = [each["queueOffset"] for each in lines("message") if (each["topic"], each["queueId"]) == queue]
+    theirs = [each["queueOffset"] for each in lines("message") if Queue(each["topic"], each["queueId"]) == queue]
     kept = [
         each["queueOffset"]
         for each in lines("message")
-        if (each["topic"], each["queueId"]) == queue and each["physicalOffset"] >= first.stop
+        if Queue(each["topic"], each["queueId"]) == queue and each["physicalOffset"] >= first.stop
     ]
     assert 0 < len(kept) < len(theirs)
     with ArchiveAddress(str(copy)).open() as log:
         assert log.bounds([queue]) == {queue: (kept[0], kept[-1] + 1)}
-        batches = log.scan(QueueRange(*queue, kept[0], kept[-1] + 1), ReadSpec(("queueOffset",), EVERYTHING))
+        batches = log.scan(QueueRange(queue, kept[0], kept[-1] + 1), ReadSpec(("queueOffset",), EVERYTHING))
         assert [offset for batch in batches for offset in batch["queueOffset"].to_pylist()] == kept

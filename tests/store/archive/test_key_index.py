@@ -50,7 +50,7 @@ def fill(store: MessageStore, count: int, seed: int = 0) -> None:
 
 
 def everything(log: ArchiveLog) -> list[QueueRange]:
-    return [QueueRange(*queue, *bounds) for queue, bounds in log.bounds(ALL).items()]
+    return [QueueRange(queue, *bounds) for queue, bounds in log.bounds(ALL).items()]
 
 
 def index_files(root: Path) -> list[Path]:
@@ -73,7 +73,7 @@ def holds(log: ArchiveLog, store: MessageStore, keys: list[str]) -> int:
         }
         assert found == expected
         ranges = log.with_keys(everything(log), [key])
-        offsets = {(each.topic, each.queue_id, at) for each in ranges for at in range(each.start, each.end)}
+        offsets = {(each.queue.topic, each.queue.queue_id, at) for each in ranges for at in range(each.start, each.end)}
         assert offsets >= expected.keys()
         count += len(offsets)
     return count
@@ -172,7 +172,7 @@ def test_what_is_deleted_is_found_no_longer_and_the_rest_is(
     with it.address.open() as log:
         assert [each.keys for each in log.query("invoices", "old")] == [("old",)]
         ranges = log.with_keys(everything(log), ["old"])
-        assert any(each.topic == "invoices" for each in ranges)
+        assert any(each.queue.topic == "invoices" for each in ranges)
         assert len(log.query("orders", "new1", 100)) == 60
         bounds = log.bounds(ALL)
         for key in ("k1", "k2"):
@@ -237,10 +237,10 @@ def test_a_key_of_very_many_is_read_sooner_than_looked_up(it: ArchivedStore, mon
 def test_by_the_id_of_a_place(it: ArchivedStore) -> None:
     it.append([Message("orders", b"%d" % each, queue_id=each % 2) for each in range(6)])
     with it.address.open() as log:
-        (batch,) = log.scan(QueueRange("orders", 0, 0, 3), ReadSpec(("msgId",), EVERYTHING))
+        (batch,) = log.scan(QueueRange(Queue("orders", 0), 0, 3), ReadSpec(("msgId",), EVERYTHING))
         ids = batch["msgId"].to_pylist()
         assert [(m.queue_id, m.queue_offset) for m in log.with_id("orders", ids[1])] == [(0, 1), (1, 1)]
-        assert log.with_keys([QueueRange("orders", 0, 0, 3)], ids[2:]) == [QueueRange("orders", 0, 2, 3)]
+        assert log.with_keys([QueueRange(Queue("orders", 0), 0, 3)], ids[2:]) == [QueueRange(Queue("orders", 0), 2, 3)]
         assert log.with_id("orders", ids[0][:-8] + "00FFFFFF") == []
         assert log.with_id("orders", ids[0][:-8] + "00000003") == []  # no record begins there
 
@@ -315,7 +315,7 @@ def test_by_a_key_or_an_id_of_a_light_queue_whose_messages_were_sent_to_several_
     with ArchiveAddress(str(tmp_path / "archive")).open() as log:
         found = {(each.topic, each.queue_offset) for each in log.query("%LMQ%x", "k")}
         assert found == {("a", 0), ("b", 0), ("a", 1), ("b", 1)}
-        last = list(log.messages(QueueRange("%LMQ%x", 0, 0, 4)))[3]
+        last = list(log.messages(QueueRange(Queue("%LMQ%x", 0), 0, 4)))[3]
         assert log.with_id("%LMQ%x", last.msg_id) == [last]
 
 
@@ -327,7 +327,7 @@ def test_it_is_found_while_the_index_is_replaced(it: ArchivedStore) -> None:
         with it.address.open() as log:
             while not over.is_set():
                 looks.append([each.body for each in log.query("orders", "first")])
-                looks.append(log.with_keys([QueueRange("orders", 0, 0, 1)], ["first"]))
+                looks.append(log.with_keys([QueueRange(Queue("orders", 0), 0, 1)], ["first"]))
 
     looks: list[object] = []
     looking = threading.Thread(target=look)
@@ -338,4 +338,4 @@ def test_it_is_found_while_the_index_is_replaced(it: ArchivedStore) -> None:
         appended += 1
     over.set()
     looking.join()
-    assert looks == [[b"first"], [QueueRange("orders", 0, 0, 1)]] * (len(looks) // 2)
+    assert looks == [[b"first"], [QueueRange(Queue("orders", 0), 0, 1)]] * (len(looks) // 2)

@@ -74,21 +74,21 @@ def test_who_reads_through_gets_nothing_of_the_old_one(
     begin_at(store, 40)
     (store.path / "config" / "store.conf").write_bytes(settings)
     reads: list[Callable[[], object]] = [
-        lambda: list(store.scan(*ORDERS, 0, 45)),
-        lambda: store.get_message("g", *ORDERS, 7),
+        lambda: list(store.scan("orders", 0, 0, 45)),
+        lambda: store.get_message("g", "orders", 0, 7),
         lambda: store.query("orders", "old7"),
     ]
     if delete is made_again:
         with pytest.raises(OffsetLost):
             reads[0]()
-        got = store.get_message("g", *ORDERS, 7)
+        got = store.get_message("g", "orders", 0, 7)
         assert (got.status, got.next_begin_offset, got.messages) == (GetStatus.OFFSET_TOO_SMALL, 40, [])
         assert reads[2]() == []
     else:
         for read in reads:
             with pytest.raises(ArchiveOfAnother, match="--forget orders"):
                 read()
-    assert sum(map(len, store.scan(*ORDERS, 40, 45))) == 5
+    assert sum(map(len, store.scan("orders", 0, 40, 45))) == 5
 
 
 def test_what_has_nothing_before_where_it_begins_goes_on(store: MessageStore, url: str) -> None:

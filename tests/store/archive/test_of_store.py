@@ -243,7 +243,7 @@ def test_settings_that_do_not_say_any_more_where_it_archives(filled: Filled, tmp
     conf.unlink() if older is None else conf.write_bytes(older)
     said = "names no archive, though this store archives to .* Restore it from a copy, or add the lines of"
     with pytest.warns(UserWarning, match=said), address_at(filled.path).open() as log:
-        assert log.bounds([Queue("orders", 0)]) == {("orders", 0): (0, 603)}
+        assert log.bounds([Queue("orders", 0)]) == {Queue("orders", 0): (0, 603)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         store = MessageStore.open(filled.path)

@@ -91,7 +91,7 @@ def archived(url: str, put: list[bytes]) -> int:
     try:
         with ArchiveAddress(url).open() as log:
             _, end = log.bounds([ORDERS])[ORDERS]
-            assert [each.body for each in log.messages(QueueRange(*ORDERS, 0, end))] == put[:end]
+            assert [each.body for each in log.messages(QueueRange(ORDERS, 0, end))] == put[:end]
             assert all(log.query("orders", f"k{offset}") for offset in (0, end - 1))
             return end
     except NoArchive:
@@ -209,7 +209,7 @@ def test_a_connection_that_the_server_closes_is_made_anew(
     fsspec.register_implementation("connected", Connected, clobber=True)
     url = f"connected://{tmp_path}/archive"
     filled.store.archive(url)
-    there = {ORDERS: filled.store.offsets(*ORDERS)}
+    there = {ORDERS: filled.store.offsets("orders", 0)}
     with ArchiveAddress(url).open() as log:
         assert log.bounds([ORDERS]) == there
         monkeypatch.setattr(Connected, "closed", Connected.made)

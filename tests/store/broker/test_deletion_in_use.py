@@ -326,7 +326,7 @@ def test_a_queue_that_comes_while_a_deletion_waits_for_its_turn_goes_as_the_othe
         delete_topic(path, "t")
         store.create_topic("t", 2)
         member.persist()
-        assert store.consumer_offset("g", *queue) is None
+        assert store.consumer_offset("g", queue.topic, queue.queue_id) is None
         assert member.resets()[queue] == 0
 
 

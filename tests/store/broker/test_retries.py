@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from store import InvalidGroup, Message, MessageStore, StoreConfig, StoredMessage
-from store.any_log import QueueRange
+from store.any_log import Queue, QueueRange
 from store.archive.log import ArchiveAddress
 from store.broker.retries import send_back
 from store.files.consumer_offsets import ConsumerOffsets
@@ -119,7 +119,7 @@ def test_what_was_read_from_an_archive(store: MessageStore, tmp_path: Path) -> N
     archive = str(tmp_path / "archive")
     store.archive(archive)
     with ArchiveAddress(archive).open() as log:
-        failed = [each for queue_id in (1, 0) for each in log.messages(QueueRange("orders", queue_id, 0, 3))]
+        failed = [each for queue_id in (1, 0) for each in log.messages(QueueRange(Queue("orders", queue_id), 0, 3))]
     there = {each.physical_offset for queue_id in (0, 1) for each in messages(store, "orders", queue_id)}
     assert {each.physical_offset for each in failed} <= there
     failed.append(failed[2]._replace(physical_offset=1 << 40, queue_offset=3))

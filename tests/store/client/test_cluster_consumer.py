@@ -22,7 +22,7 @@ from store import (
     UnknownTopic,
     Unreachable,
 )
-from store.any_log import BrokerQueueId, Queue
+from store.any_log import Queue
 from store.broker.deletion import delete_topic
 from store.client import rebalancer
 from store.client.rebalancer import Rebalancer
@@ -38,7 +38,7 @@ from tests.store.client.consumers import QUEUES, Seen, config, has_done, opened,
 from tests.store.client.consumers import TOPIC as TOPIC_HERE
 from tests.waiting import PATIENCE, another_millisecond, until
 
-TOPIC = [Queue("t", BrokerQueueId(BrokerConfig.brokerName, number)) for number in range(QUEUES)]
+TOPIC = [Queue("t", number, broker=BrokerConfig.brokerName) for number in range(QUEUES)]
 
 
 @pytest.fixture
@@ -142,9 +142,9 @@ def test_what_fails_comes_again_and_is_a_dead_letter_at_last(store: MessageStore
 
 
 def _ends(store: MessageStore) -> Iterator[tuple[Queue, int]]:
-    retried = Queue("%RETRY%g", BrokerQueueId(BrokerConfig.brokerName, 0))
+    retried = Queue("%RETRY%g", 0, broker=BrokerConfig.brokerName)
     for queue in (*TOPIC, retried):
-        yield queue, store.max_offset(queue.topic, int(queue.queue_id))
+        yield queue, store.max_offset(queue.topic, queue.queue_id)
 
 
 def test_orderly_what_fails_is_tried_in_place_and_a_dead_letter_at_last(
@@ -293,7 +293,7 @@ def test_on_two_brokers(tmp_path: Path, consumers: ExitStack, orderly: bool) -> 
     ]
     names = consumers.enter_context(name_server(*(broker.address for broker in brokers)))
     there = ClusterAddress((names,))
-    queues = {Queue("t", BrokerQueueId(name, number)) for name in "ab" for number in range(QUEUES)}
+    queues = {Queue("t", number, broker=name) for name in "ab" for number in range(QUEUES)}
     seen = Seen(fail)
     one, other = (
         consumers.enter_context(
@@ -329,7 +329,7 @@ def test_one_of_two_brokers_is_away(
     broker, leaving = (serve(each, "127.0.0.1:0", broker=name) for each, name in zip((here, away), "ab", strict=True))
     consumers.enter_context(broker)
     there = ClusterAddress((consumers.enter_context(name_server(broker.address, leaving.address)),), patience=0.5)
-    queues = [{Queue("t", BrokerQueueId(name, number)) for number in range(QUEUES)} for name in "ab"]
+    queues = [{Queue("t", number, broker=name) for number in range(QUEUES)} for name in "ab"]
     with Consumer(there, "g", "t", seen := Seen(), orderly=orderly, config=config()) as consumer:
         until(lambda: {*consumer.assigned} >= queues[0] | queues[1])
         leaving.close()
@@ -363,7 +363,7 @@ def test_a_broker_that_leaves_takes_nothing_of_the_others_along(
     consumers.enter_context(broker)
     names = name_server(broker.address, leaving.address, remembers=False)
     there = ClusterAddress((consumers.enter_context(names),), patience=0.5)
-    queues = [{Queue("t", BrokerQueueId(name, number)) for number in range(QUEUES)} for name in "ab"]
+    queues = [{Queue("t", number, broker=name) for number in range(QUEUES)} for name in "ab"]
     for first in range(0, 200, 20):
         another_millisecond()
         put(here, range(first, first + 20))

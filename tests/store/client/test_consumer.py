@@ -54,7 +54,7 @@ def test_each_message_goes_to_the_listener_once(store: MessageStore, orderly: bo
         until(lambda: len(seen.numbers) >= 150)
     assert sorted(seen.numbers) == [*range(150)]
     assert max(seen.calls) == most
-    assert committed(store) == {queue: store.max_offset(*queue) for queue in TOPIC}
+    assert committed(store) == {queue: store.max_offset(queue.topic, queue.queue_id) for queue in TOPIC}
     with Consumer(store.path, "g", "t", again := Seen(), orderly=orderly):
         put(store, [150])
         until(lambda: again.numbers != [])
@@ -255,7 +255,9 @@ def test_messages_that_were_deleted_before_they_were_consumed_are_named(
         until(lambda: len(seen.numbers) == 4)
     put(store, range(4, 4004))
     store.clean(forced=True)
-    left = sum(maximum - minimum for minimum, maximum in (store.offsets(*queue) for queue in TOPIC))
+    left = sum(
+        maximum - minimum for minimum, maximum in (store.offsets(queue.topic, queue.queue_id) for queue in TOPIC)
+    )
     assert left < 4000
     with Consumer(store.path, "g", "t", again := Seen(), config=config()):
         until(lambda: len(again.numbers) == left)

@@ -38,7 +38,7 @@ class Pulling:
         self.queues.lease(math.inf)
 
     def put(self, count: int, size: int = 10) -> None:
-        first = self.store.max_offset(*QUEUE)
+        first = self.store.max_offset("t", 0)
         numbers = range(first, first + count)
         self.store.put_many([Message("t", b"x" * size, queue_id=0, tags=("even", "odd")[n % 2]) for n in numbers])
 
@@ -151,7 +151,7 @@ def test_a_queue_begins_anew_before_what_was_pulled(pulling: Pulling) -> None:
         queue = ProcessQueue(QUEUE, begin, 100, 1 << 20)
         pulling.queues.add(queue, pulling.puller.pull)
         for _ in range(2):
-            until(lambda: queue.pulled == pulling.store.max_offset(*QUEUE))  # noqa: B023
+            until(lambda: queue.pulled == pulling.store.max_offset("t", 0))  # noqa: B023
             assert queue.count == queue.pulled - begin
             pulling.put(1)
     until(lambda: len(requests(pulling)) == 1)  # the last put ends one; those of queues that are gone do not pile up

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig, Unreachable
-from store.any_log import BrokerQueueId, Queue, QueueRange, ReadSpec
+from store.any_log import Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
 from store.read.filters import EVERYTHING
 from store.remoting.serving import Serving, serve
 from tests.store.cluster.test_pulls import Moody
 
-QUEUE = Queue("orders", BrokerQueueId("b", 0))
+QUEUE = Queue("orders", 0, broker="b")
 COUNT, COPIED = 10, 7
 
 
@@ -78,7 +78,7 @@ def test_a_queue_is_not_shorter_because_its_copy_is(store: MessageStore, names: 
             with serve(store, master.address):
                 names.addresses = {"0": master.address, "1": copy.address}
                 store.put(Message("orders", b"x", queue_id=0))
-                assert next(there for there in held if there) == QueueRange(*QUEUE, COUNT, COUNT + 1)
+                assert next(there for there in held if there) == QueueRange(QUEUE, COUNT, COUNT + 1)
         names.addresses = {"1": copy.address}
         assert "orders" in log.topics()
         with log.hold({QUEUE: COUNT}, time.monotonic(), EVERYTHING, 60) as held:
@@ -109,10 +109,10 @@ def test_a_queue_begins_no_later_because_its_copy_does(
                 assert log.bounds([QUEUE]) == {QUEUE: (0, COUNT)}
             names.addresses = {"1": copy.address}
             assert log.bounds([QUEUE]) == {QUEUE: (0, COUNT)}
-            read = thread.submit(lambda: list(log.scan(QueueRange(*QUEUE, 1, COUNT), ReadSpec(("body",), EVERYTHING))))
+            read = thread.submit(lambda: list(log.scan(QueueRange(QUEUE, 1, COUNT), ReadSpec(("body",), EVERYTHING))))
             with log.hold({QUEUE: 1}, time.monotonic() + 60, EVERYTHING, 0.2) as held:
                 assert next(held) is None
                 with serve(whole, master.address):
                     names.addresses = {"0": master.address, "1": copy.address}
-                    assert next(there for there in held if there) == QueueRange(*QUEUE, 1, COUNT)
+                    assert next(there for there in held if there) == QueueRange(QUEUE, 1, COUNT)
                     assert sum(batch.num_rows for batch in read.result()) == COUNT - 1

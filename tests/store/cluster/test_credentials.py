@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, RequestRefused
-from store.any_log import BrokerQueueId, Queue, QueueRange, ReadSpec
+from store.any_log import Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
 from store.cluster.credentials import Credentials
 from store.read.filters import EVERYTHING
@@ -53,10 +53,10 @@ def test_a_cluster_with_accounts(tmp_path: Path) -> None:
         for topic in ("orders", "copy"):
             store.create_topic(topic, 1)
         store.put_many([Message("orders", b"x")] * 100)
-        queue = Queue("orders", BrokerQueueId("broker-a", 0))
+        queue = Queue("orders", 0, broker="broker-a")
         address = ClusterAddress((serving.address,), WHO)
         with address.open_writer() as log:
-            wanted = QueueRange(*queue, *log.bounds([queue])[queue])
+            wanted = QueueRange(queue, *log.bounds([queue])[queue])
             assert sum(map(len, log.scan(wanted, ReadSpec(("body",), EVERYTHING)))) == 100
             log.commit("readers", {queue: 7})
             assert log.committed("readers", [queue]) == {queue: 7}

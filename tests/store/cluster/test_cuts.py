@@ -15,7 +15,7 @@ import pytest
 
 from store import Message, MessageStore, Unreachable
 from store.any_group import Subscription
-from store.any_log import BrokerQueueId, Queue, QueueRange, ReadSpec
+from store.any_log import Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
 from store.read.filters import EVERYTHING
 from store.remoting.codes import RequestCode
@@ -24,7 +24,7 @@ from store.remoting.serving import serve
 from tests.store.cluster.test_pulls import Moody
 
 ROUNDS = int(os.environ.get("CLUSTER_CUTS", "3"))  # of each verb, in each direction
-QUEUE = Queue("orders", BrokerQueueId("b", 0))
+QUEUE = Queue("orders", 0, broker="b")
 SPEC = ReadSpec(("body",), EVERYTHING)
 UP, DOWN = 0, 1
 
@@ -102,7 +102,7 @@ class Cluster:
     def pull(self) -> None:
         end = self._store.max_offset("orders", 0)
         with self._address.open() as log:
-            found = [body for batch in log.scan(QueueRange(*QUEUE, 0, end), SPEC) for body in batch[0].to_pylist()]
+            found = [body for batch in log.scan(QueueRange(QUEUE, 0, end), SPEC) for body in batch[0].to_pylist()]
         assert found == self._bodies(0)
 
     def commit(self) -> None:

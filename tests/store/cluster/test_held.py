@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from store import Message, MessageStore
-from store.any_log import BrokerQueueId, Queue, QueueRange
+from store.any_log import Queue, QueueRange
 from store.cluster.address import ClusterAddress
 from store.cluster.held import _Pull
 from store.read.filters import EVERYTHING
@@ -45,12 +45,12 @@ def test_a_broker_that_is_in_no_route_keeps_no_other_queue_waiting(tmp_path: Pat
         gone = threading.Event()
         names = stack.enter_context(closing(Moody(others={RequestCode.GET_ROUTEINFO_BY_TOPIC: route})))
         log = stack.enter_context(ClusterAddress((names.server.address,)).open())
-        queues = [Queue("t", BrokerQueueId(name, 0)) for name in "ab"]
+        queues = [Queue("t", 0, broker=name) for name in "ab"]
         with log.hold(dict.fromkeys(queues, 0), math.inf, EVERYTHING, 600.0) as held:
             until(lambda: [broker.held for broker in brokers] == [1, 1])
             gone.set()
             brokers[1].close()
-            assert next(held) == QueueRange(*queues[0], 0, 1)
+            assert next(held) == QueueRange(queues[0], 0, 1)
             assert next(asked) < TIMES
 
 
@@ -58,7 +58,7 @@ def test_each_pull_that_failed_is_begun_again(tmp_path: Path) -> None:
     """However close together they failed: one that is not waits for nothing any more, and nobody is told."""
     with MessageStore.open(tmp_path) as store, serve(store, "127.0.0.1:0", broker="b") as serving:
         store.create_topic("t", QUEUES)
-        queues = [Queue("t", BrokerQueueId("b", number)) for number in range(QUEUES)]
+        queues = [Queue("t", number, broker="b") for number in range(QUEUES)]
         with ClusterAddress((serving.address,)).open() as log, log.hold({}, math.inf, EVERYTHING, 0.0) as held:
             begin = time.monotonic()
             held._failed = [(begin + number * 1e-5, _Pull(queue, 0)) for number, queue in enumerate(queues)]
@@ -72,10 +72,10 @@ def test_what_was_held_before_does_not_come(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store, serve(store, "127.0.0.1:0", broker="b") as serving:
         store.create_topic("t", 1)
         store.put(Message("t", b""))
-        there, gone = (Queue(topic, BrokerQueueId("b", 0)) for topic in ("t", "gone"))
+        there, gone = (Queue(topic, 0, broker="b") for topic in ("t", "gone"))
         with ClusterAddress((serving.address,)).open() as log, log.hold({}, math.inf, EVERYTHING, 0.1) as held:
             for position in (1, 0):
                 held.again(there, position)
                 held.again(gone, position)
             found = sorted(each for each in held if each is not None)
-    assert found == [QueueRange(*gone, 0, 0), QueueRange(*there, 0, 1)]
+    assert found == [QueueRange(gone, 0, 0), QueueRange(there, 0, 1)]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from store.any_log import BrokerQueueId, Queue
+from store.any_log import Queue
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
 from store.cluster.offsets import resets
 from tests.store.cluster.test_pulls import Moody
 
-QUEUE = Queue("orders", BrokerQueueId("b", 0))
+QUEUE = Queue("orders", 0, broker="b")
 
 
 def test_a_reset_that_was_told_on_a_connection_that_broke() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from store import BadFrame, Message, MessageStore, OffsetLost, RequestRefused, StoreConfig, Unreachable
-from store.any_log import QueueRange, ReadSpec
+from store.any_log import Queue, QueueRange, ReadSpec
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
@@ -53,7 +53,7 @@ def serving(store: MessageStore) -> Iterator[Serving]:
 
 def everything(log: ClusterLog) -> QueueRange:
     (queue,) = log.topics()["orders"]
-    return QueueRange(*queue, *log.bounds([queue])[queue])
+    return QueueRange(queue, *log.bounds([queue])[queue])
 
 
 def read(log: ClusterLog, wanted: QueueRange) -> list[tuple[int, bytes]]:
@@ -191,7 +191,7 @@ def test_a_slave_is_read_where_its_master_does_not_answer(moody: Moody, store: M
             assert read(log, wanted) == [(n, b"%d" % n) for n in range(COUNT)]
             store.put(Message("orders", b"x", queue_id=0))
             with log.hold({wanted.queue: COUNT}, time.monotonic() + 60, EVERYTHING, 60) as held:
-                assert next(held) == QueueRange(*wanted.queue, COUNT, COUNT + 1)
+                assert next(held) == QueueRange(wanted.queue, COUNT, COUNT + 1)
 
 
 def test_a_slave_that_does_not_know_the_topic_is_no_loss(moody: Moody, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_slave_that_does_not_know_the_topic_is_no_loss(moody: Moody, tmp_path:
     ):
         broker = Broker("b", ((0, moody.server.address), (1, copy.address)))
         with pytest.raises(Unreachable, match=rf"broker b at {copy.address}: it is a copy and does not know topic"):
-            list(_Pulls(brokers, broker.next(2), QueueRange("orders", 0, 0, 3)))
+            list(_Pulls(brokers, broker.next(2), QueueRange(Queue("orders", 0), 0, 3)))
 
 
 def test_what_a_held_pull_brought_is_read_without_another_request(store: MessageStore, serving: Serving) -> None:
@@ -212,7 +212,7 @@ def test_what_a_held_pull_brought_is_read_without_another_request(store: Message
         with log.hold({queue: COUNT}, time.monotonic() + 60, EVERYTHING, 60) as held:
             store.put_many([Message("orders", b"%d" % n, queue_id=0) for n in range(3)])
             there = next(held)
-            assert there == QueueRange(*queue, COUNT, COUNT + 3)
+            assert there == QueueRange(queue, COUNT, COUNT + 3)
             assert read(log, there._replace(end=COUNT + 2)) == [(COUNT + n, b"%d" % n) for n in range(2)]
             held.again(queue, COUNT)
             assert next(held) == there
@@ -236,9 +236,9 @@ def test_a_reader_is_told_where_to_go_on(moody: Moody) -> None:
     with ClusterAddress((moody.server.address,)).open() as log:
         (queue,) = log.topics()["orders"]
         with log.hold({queue: 2}, time.monotonic() + 60, EVERYTHING, 60) as held:
-            assert next(held) == QueueRange(*queue, 1, 1)
+            assert next(held) == QueueRange(queue, 1, 1)
         with log.hold({queue: 4}, time.monotonic() + 60, EVERYTHING, 60) as held:
-            assert next(held) == QueueRange(*queue, 4, 4), "it is shorter, and who reads looks what that means"
+            assert next(held) == QueueRange(queue, 4, 4), "it is shorter, and who reads looks what that means"
 
 
 def test_a_group_that_was_reset_is_told(moody: Moody, caplog: pytest.LogCaptureFixture) -> None:
@@ -251,7 +251,7 @@ def test_a_group_that_was_reset_is_told(moody: Moody, caplog: pytest.LogCaptureF
 
 def test_an_answer_to_a_pull_that_nobody_made(moody: Moody) -> None:
     with closing(Brokers(ClusterAddress((moody.server.address,)))) as brokers:
-        pulls = _Pulls(brokers, Broker("b", ((0, moody.server.address),)), QueueRange("orders", 0, 0, 3))
+        pulls = _Pulls(brokers, Broker("b", ((0, moody.server.address),)), QueueRange(Queue("orders", 0), 0, 3))
         with pytest.raises(BadFrame, match="nobody made"):
             pulls._take(Command(ResponseCode.SUCCESS, opaque=7))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from store import MessageStore, RequestRefused, UnknownTopic, Unreachable
-from store.any_log import BrokerQueueId, Queue, QueueRange, ReadSpec
+from store.any_log import Queue, QueueRange, ReadSpec
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
@@ -140,7 +140,7 @@ def test_a_name_server_that_was_started_anew_hides_no_broker_that_another_one_kn
 def test_while_no_name_server_answers_brokers_are_where_they_were(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
     """A consumer ended after a minute of that, though its brokers were well."""
     monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
-    queue = Queue("orders", BrokerQueueId("b", 0))
+    queue = Queue("orders", 0, broker="b")
     with closing(Brokers(ClusterAddress(((names := Moody()).server.address,)))) as brokers:
         assert list(brokers.routes.readable([queue])) == [queue]
         names.close()
@@ -162,7 +162,7 @@ def test_name_servers_that_do_not_answer_are_asked_once_for_all_topics(monkeypat
         asked.append(request)
         return Response(ResponseCode.SERVICE_NOT_AVAILABLE) if len(asked) > 2 else said(nowhere("b"))
 
-    queues = [Queue(topic, BrokerQueueId("b", 0)) for topic in ("orders", "others")]
+    queues = [Queue(topic, 0, broker="b") for topic in ("orders", "others")]
     with (
         closing(Moody(others={RequestCode.GET_ROUTEINFO_BY_TOPIC: refuse})) as names,
         closing(Brokers(ClusterAddress((names.server.address,)))) as brokers,
@@ -178,7 +178,7 @@ def test_a_queue_is_waited_for_also_by_whom_nobody_told_where_its_topic_was(monk
     monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
     there = [{"a"}, {"a"}, {"a", "b"}, {"a"}]
     routes = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere(there.pop(0) if there[1:] else "a"))}
-    queues = [Queue("orders", BrokerQueueId(name, 0)) for name in "abcd"]
+    queues = [Queue("orders", 0, broker=name) for name in "abcd"]
     with closing(Moody(others=routes)) as names:
         address = ClusterAddress((names.server.address,), patience=2.5)
         with closing(Brokers(address)) as brokers:
@@ -188,7 +188,7 @@ def test_a_queue_is_waited_for_also_by_whom_nobody_told_where_its_topic_was(monk
                 assert list(brokers.routes.readable(queues[2:])) == []
                 assert clock.monotonic() == 4.0, "in vain, and once is enough"
         with address.open() as log, pytest.raises(UnknownTopic, match="no broker has orders/b:0"):
-            next(log.scan(QueueRange(*queues[1], 0, 1), ReadSpec(("body",), EVERYTHING)))
+            next(log.scan(QueueRange(queues[1], 0, 1), ReadSpec(("body",), EVERYTHING)))
 
 
 @pytest.mark.parametrize(

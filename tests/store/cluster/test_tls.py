@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from store import MessageStore, RemotingError, StoreError, Unreachable, Untrusted
-from store.any_log import BrokerQueueId, Queue, QueueRange, ReadSpec
+from store.any_log import Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
 from store.cluster.pulls import pull
@@ -21,7 +21,7 @@ from store.remoting.tls import Tls
 from tests.certificates import Certificate, certificate
 from tests.store.cluster.test_pulls import Moody
 
-A0 = Queue("orders", BrokerQueueId("broker-a", 0))
+A0 = Queue("orders", 0, broker="broker-a")
 BODIES = [b"%d" % n + bytes(1000) for n in range(2000)]
 
 
@@ -67,7 +67,7 @@ def test_it_is_written_and_read(serving: Serving, own: Certificate, others: Cert
             append = log.begin()
             append.add("orders", pa.table({"body": BODIES}))
             append.publish()
-            wanted = QueueRange(*A0, first, first + len(BODIES))
+            wanted = QueueRange(A0, first, first + len(BODIES))
             batches = log.scan(wanted, ReadSpec(("body",), EVERYTHING))
             assert [body for batch in batches for body in batch["body"].to_pylist()] == BODIES
 
@@ -93,7 +93,7 @@ def test_a_broker_whose_certificate_is_not_trusted(serving: Serving, others: Cer
                 log.bounds([queue])
         brokers = Brokers(asked)
         with pytest.raises(Untrusted, match=told):
-            list(pull(brokers, QueueRange(*queue, 0, 1)))
+            list(pull(brokers, QueueRange(queue, 0, 1)))
         brokers.close()
     finally:
         moody.close()

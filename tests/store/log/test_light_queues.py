@@ -86,7 +86,7 @@ def test_a_brokers_light_queue_stays_as_it_is(tmp_path: Path, lost: bool) -> Non
         light = [Queue(topic, 0) for topic in store.topics() if topic.startswith("%LMQ%")]
         before = store.bounds(light)
         assert len(before) == 5
-        expected = {queue: list(store.scan(*queue, *before[queue])) for queue in light}
+        expected = {queue: list(store.scan(queue.topic, queue.queue_id, *before[queue])) for queue in light}
         for queue, (first, end) in before.items():
             for offset in (first, end - 1, end + 1, end + 1000):
                 store.put(made_up(queue.topic, f"{offset}", topic="lmq"))
@@ -95,7 +95,7 @@ def test_a_brokers_light_queue_stays_as_it_is(tmp_path: Path, lost: bool) -> Non
         store = MessageStore.open(path)
     with store:
         assert store.bounds(light) == before
-        assert {queue: list(store.scan(*queue, *before[queue])) for queue in light} == expected
+        assert {queue: list(store.scan(queue.topic, queue.queue_id, *before[queue])) for queue in light} == expected
     assert verify(path).findings == []
     if lost:
         shutil.rmtree(path / "consumequeue" / light[0].topic)
@@ -111,14 +111,14 @@ def test_what_is_put_into_a_brokers_light_queue_itself_comes_behind_what_entered
     path, light = tmp_path / "mq", Queue("%LMQ%device-1", 0)
     shutil.copytree(GOLDEN / "multi-dispatch-5.3", path)
     with MessageStore.open(path, config=MULTI) as store:
-        end = store.max_offset(*light)
+        end = store.max_offset(light.topic, light.queue_id)
         assert [store.put(Message(light.topic, b"own")).queue_offset for _ in range(3)] == [end, end + 1, end + 2]
-        expected = list(store.scan(*light, 0, end + 3))
+        expected = list(store.scan(light.topic, light.queue_id, 0, end + 3))
     assert verify(path).findings == []
     (path / lost).unlink()
     with MessageStore.open(path) as store:
-        assert list(store.scan(*light, 0, end + 3)) == expected
-        assert store.max_offset(*light) == end + 3
+        assert list(store.scan(light.topic, light.queue_id, 0, end + 3)) == expected
+        assert store.max_offset(light.topic, light.queue_id) == end + 3
     assert verify(path).findings == []
 
 
@@ -132,7 +132,7 @@ def test_keys_hide_nothing_of_a_light_queue(tmp_path: Path) -> None:
     shutil.rmtree(path / "consumequeue")
     shutil.rmtree(path / "index")
     with MessageStore.open(path) as store:
-        of_topic, light = (QueueRange(topic, 0, *store.offsets(topic, 0)) for topic in ("t", "%LMQ%x"))
+        of_topic, light = (QueueRange(Queue(topic, 0), *store.offsets(topic, 0)) for topic in ("t", "%LMQ%x"))
         assert store.with_keys([of_topic, light], ["k1"]) == [of_topic._replace(start=1, end=2), light]
 
 
@@ -140,17 +140,17 @@ def test_a_light_queue_that_lost_its_first_file_is_told_and_made_anew(tmp_path: 
     path, light = tmp_path / "mq", Queue("%LMQ%device-1", 0)
     shutil.copytree(GOLDEN / "multi-dispatch-5.3", path)
     with MessageStore.open(path, config=MULTI) as store:
-        before = store.offsets(*light)
-        expected = list(store.scan(*light, *before))
+        before = store.offsets(light.topic, light.queue_id)
+        expected = list(store.scan(light.topic, light.queue_id, *before))
     min((path / "consumequeue" / light.topic / "0").iterdir()).unlink()
     with (
         MessageStore.open(path, read_only=True, config=MULTI) as reader,
         pytest.raises(CorruptSegment, match="the log has the message of offset 0"),
     ):
-        reader.offsets(*light)
+        reader.offsets(light.topic, light.queue_id)
     with MessageStore.open(path) as store:
-        assert store.offsets(*light) == before == (0, 11)
-        assert list(store.scan(*light, *before)) == expected
+        assert store.offsets(light.topic, light.queue_id) == before == (0, 11)
+        assert list(store.scan(light.topic, light.queue_id, *before)) == expected
     assert verify(path).findings == []
 
 
@@ -159,8 +159,8 @@ def test_a_light_queue_of_which_all_is_lost_is_made_anew(tmp_path: Path) -> None
     path, light = tmp_path / "mq", Queue("%LMQ%device-1", 0)
     shutil.copytree(GOLDEN / "multi-dispatch-5.3", path)
     with MessageStore.open(path, config=MULTI) as store:
-        expected = list(store.scan(*light, 0, 11))
+        expected = list(store.scan(light.topic, light.queue_id, 0, 11))
     shutil.rmtree(path / "consumequeue" / light.topic)
     with MessageStore.open(path) as store:
-        assert list(store.scan(*light, 0, 11)) == expected
+        assert list(store.scan(light.topic, light.queue_id, 0, 11)) == expected
     assert verify(path).findings == []

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from store import CorruptSegment, Message, MessageStore, StoreConfig
-from store.any_log import QueueRange
+from store.any_log import Queue, QueueRange
 from store.format.layout import ABORT_FILE, INDEX_DIR, INDEX_ENTRY, QUEUE_ENDS_FILE
 from store.read.query import messages_with_key
 
@@ -45,7 +45,7 @@ def files(path: Path) -> list[Path]:
 
 
 def narrowed(store: MessageStore, key: str) -> list[QueueRange]:
-    return store.with_keys([QueueRange("t", 0, *store.offsets("t", 0))], [key])
+    return store.with_keys([QueueRange(Queue("t", 0), *store.offsets("t", 0))], [key])
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_loss_is_told_until_the_store_was_opened_for_writing(made: Path, lose:
         for _ in range(2):
             with pytest.raises(CorruptSegment, match=r"index: file \d{17} had a key .* open the store for writing"):
                 reader.query("t", "k5")
-            assert narrowed(reader, "k5") == [QueueRange("t", 0, 0, 100)]
+            assert narrowed(reader, "k5") == [QueueRange(Queue("t", 0), 0, 100)]
         MessageStore.open(made).close()
         assert [message.queue_offset for message in reader.query("t", "k5")] == [5]
         assert [message.queue_offset for message in reader.query("t", "k99")] == [99]
@@ -113,7 +113,7 @@ def test_what_retention_takes_is_no_loss(made: Path) -> None:
         assert files(made)[0] > before[0]
         with MessageStore.open(made, read_only=True) as reader:
             assert [message.queue_offset for message in reader.query("t", "k999")] == [1099]
-            assert narrowed(reader, "k999") == [QueueRange("t", 0, 1099, 1100)]
+            assert narrowed(reader, "k999") == [QueueRange(Queue("t", 0), 1099, 1100)]
 
 
 def test_nor_is_what_is_under_way_beside_who_writes(made: Path) -> None:
@@ -253,6 +253,6 @@ def test_who_has_it_open_for_writing_is_told_too(made: Path, lose: Callable[[Pat
             assert len(writer.query("t", "k1")) == 1
         lose(made)
         for store in (writer, other):
-            assert narrowed(store, "k99") == narrowed(store, "none") == [QueueRange("t", 0, 0, 100)]
+            assert narrowed(store, "k99") == narrowed(store, "none") == [QueueRange(Queue("t", 0), 0, 100)]
             with pytest.raises(CorruptSegment, match="no file has it now"):
                 store.query("t", "k99")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from store import Message, MessageStore, StoreConfig, UnknownTopic
-from store.any_log import QueueRange
+from store.any_log import Queue, QueueRange
 from store.broker.deletion import delete_topic
 from store.format.layout import PUBLISHED_END, field_offset
 from store.index.index import Index
@@ -55,7 +55,7 @@ def spans(ranges: list[QueueRange]) -> list[tuple[int, int]]:
 
 
 def everything(store: MessageStore, topic: str = "t") -> list[QueueRange]:
-    return [QueueRange(topic, 0, *store.offsets(topic, 0))]
+    return [QueueRange(Queue(topic, 0), *store.offsets(topic, 0))]
 
 
 def with_key(store: MessageStore, key: str, topic: str = "t") -> list[tuple[int, int]]:
@@ -69,7 +69,7 @@ def test_by_time(tmp_path: Path, clock: list[int]) -> None:
             spans(store.stored_between(everything(store), NOW + a, NOW + b)) for a, b in ((5, 5), (6, 8), (9, 99))
         ]
         assert narrowed == [[(1, 4)], [], [(4, 5)]]
-        assert spans(store.stored_between([QueueRange("t", 0, 2, 3)], NOW, NOW + 9)) == [(2, 3)]
+        assert spans(store.stored_between([QueueRange(Queue("t", 0), 2, 3)], NOW, NOW + 9)) == [(2, 3)]
 
 
 @pytest.mark.filterwarnings("ignore:the newest message was stored")
@@ -164,7 +164,7 @@ def test_records_that_retention_took_are_for_the_reader_to_miss(tmp_path: Path) 
         assert store.min_offset("t", 0) > 0
         assert store.with_keys(wanted, ["k0"]) == store.stored_between(wanted, 0, 1) == wanted
         assert with_key(store, "k249") == [(249, 250)]
-        just_gone = [QueueRange("t", 0, store.min_offset("t", 0) - 1, 250)]  # its entry is there still
+        just_gone = [QueueRange(Queue("t", 0), store.min_offset("t", 0) - 1, 250)]  # its entry is there still
         assert store.with_keys(just_gone, ["none"]) == just_gone
 
 

@@ -72,11 +72,11 @@ def test_what_was_appended_together_is_seen_together(tmp_path: Path, read_only: 
 def test_what_is_there(published: PublishedQueues) -> None:
     minimum, _ = published.offsets("t", 1)
     for start, end in ((minimum, 40), (40, 40), (0, 0)):
-        assert published.holding(QueueRange("t", 1, start, end)) is published.of("t", 1)
+        assert published.holding(QueueRange(Queue("t", 1), start, end)) is published.of("t", 1)
     with pytest.raises(OffsetLost, match=f"offsets 0 to {minimum} are gone, the oldest left is {minimum}"):
-        published.holding(QueueRange("t", 1, 0, 40))
+        published.holding(QueueRange(Queue("t", 1), 0, 40))
     with pytest.raises(OffsetNotYet, match="up to offset 41, but there are messages up to 40 only"):
-        published.holding(QueueRange("t", 1, minimum, 41))
+        published.holding(QueueRange(Queue("t", 1), minimum, 41))
 
 
 def test_what_is_not_there(published: PublishedQueues) -> None:

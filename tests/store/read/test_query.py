@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig, StoredMessage
-from store.any_log import Boundary, Fingerprint, QueueRange
+from store.any_log import Boundary, Fingerprint, Queue, QueueRange
 from store.broker.deletion import delete_topic
 from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet, UnknownTopic
 from store.format.key_hashes import key_hash
@@ -133,7 +133,7 @@ def test_damaged_times_of_an_index_file_hide_no_key(tmp_path: Path, field: str, 
         header.write(value.to_bytes(8, "big", signed=True))
     with MessageStore.open(tmp_path, read_only=True) as store:
         assert len(store.query("t", "k")) == 3
-        assert store.with_keys([QueueRange("t", 0, 0, 3)], ["k"]) == [QueueRange("t", 0, 0, 3)]
+        assert store.with_keys([QueueRange(Queue("t", 0), 0, 3)], ["k"]) == [QueueRange(Queue("t", 0), 0, 3)]
 
 
 @pytest.mark.parametrize("offset", [0, 4000, 1 << 20, 1 << 40])

@@ -28,12 +28,12 @@ def offsets(store: MessageStore) -> ServedOffsets:
 def test_in_memory_until_they_are_persisted(store: MessageStore, offsets: ServedOffsets) -> None:
     assert offsets.committed("g", QUEUE) is None
     offsets.commit("g", QUEUE, 7)
-    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", *QUEUE)) == (7, None)
+    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (7, None)
     offsets.persist()
-    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", *QUEUE)) == (7, 7)
+    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (7, 7)
     offsets.commit("g", QUEUE, 5)  # a client that resets says a smaller one
     offsets.persist()
-    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", *QUEUE)) == (5, 5)
+    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (5, 5)
 
 
 def test_what_the_system_refuses_is_told_and_tried_again(
@@ -50,7 +50,7 @@ def test_what_the_system_refuses_is_told_and_tried_again(
     assert "how far groups have read is noted later, in 1 queues" in caplog.text
     in_the_way.rmdir()
     offsets.persist()
-    assert store.consumer_offset("g", *QUEUE) == 8
+    assert store.consumer_offset("g", "orders", 1) == 8
 
 
 @pytest.mark.parametrize(("group", "offset"), [("g", -5), ("a@b", 5), (TRANSACTIONS_GROUP, 5)])
@@ -61,7 +61,7 @@ def test_what_the_files_cannot_have_is_refused_and_keeps_nobody_from_them(
     with pytest.raises((OffsetOutOfRange, InvalidGroup)):
         offsets.commit(group, Queue("orders", 0), offset)
     offsets.persist()
-    assert store.consumer_offset("g", *QUEUE) == 7
+    assert store.consumer_offset("g", "orders", 1) == 7
 
 
 def test_in_a_topic_that_is_made_anew_they_mean_nothing(store: MessageStore, offsets: ServedOffsets) -> None:
@@ -72,7 +72,7 @@ def test_in_a_topic_that_is_made_anew_they_mean_nothing(store: MessageStore, off
     store.create_topic("orders", 2)
     assert offsets.committed("g", QUEUE) is None
     offsets.persist()
-    assert store.consumer_offset("g", *QUEUE) is None
+    assert store.consumer_offset("g", "orders", 1) is None
     offsets.commit("g", QUEUE, 1)
     assert offsets.committed("g", QUEUE) == 1
 
@@ -92,10 +92,10 @@ def test_what_somebody_else_sets_counts_more(store: MessageStore, offsets: Serve
     store.commit_offsets("g", "orders", {1: 2})
     assert offsets.committed("g", QUEUE) == 2
     offsets.persist()
-    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", *QUEUE)) == (2, 2)
+    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (2, 2)
     offsets.commit("g", QUEUE, 3)
     offsets.persist()
-    assert store.consumer_offset("g", *QUEUE) == 3
+    assert store.consumer_offset("g", "orders", 1) == 3
 
 
 @pytest.mark.parametrize("unpersisted", [False, True])
@@ -116,7 +116,7 @@ def test_what_is_said_after_somebody_else_set_it_counts(
     offsets.commit("g", QUEUE, 3)
     assert offsets.committed("g", QUEUE) == 3
     offsets.persist()
-    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", *QUEUE)) == (3, 3)
+    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (3, 3)
 
 
 def test_what_was_said_last_counts_while_it_is_persisted(offsets: ServedOffsets) -> None:
@@ -157,7 +157,7 @@ def test_a_reset_while_what_was_said_before_is_being_persisted(
     offsets.commit("g", QUEUE, 7)
     monkeypatch.setattr(store, "flush", flush_and_reset)
     offsets.persist()
-    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", *QUEUE)) == (2, 2)
+    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (2, 2)
 
 
 def test_what_is_persisted_last_was_said_last(
@@ -177,7 +177,7 @@ def test_what_is_persisted_last_was_said_last(
     monkeypatch.setattr(store, "flush", flush_late)
     offsets.persist()
     leaving.join()
-    assert store.consumer_offset("g", *QUEUE) == 9
+    assert store.consumer_offset("g", "orders", 1) == 9
 
 
 def test_nothing_is_written_for_nothing(store: MessageStore, offsets: ServedOffsets) -> None:
@@ -199,7 +199,7 @@ def test_all_groups_are_written_at_once(store: MessageStore, offsets: ServedOffs
     offsets.persist()
     written = json.loads((store.path / CONSUMER_OFFSETS_FILE).read_text())["dataVersion"]["counter"]
     assert written == 1
-    assert [store.consumer_offset(group, *QUEUE) for group in groups] == [7] * len(groups)
+    assert [store.consumer_offset(group, "orders", 1) for group in groups] == [7] * len(groups)
 
 
 def test_who_says_more_after_it_was_written_reads_no_file(store: MessageStore, offsets: ServedOffsets) -> None:
@@ -223,7 +223,7 @@ def test_a_topic_that_is_gone(store: MessageStore, offsets: ServedOffsets) -> No
     offsets.commit("g", QUEUE, 8)
     offsets.persist()
     assert offsets.committed("g", Queue("nowhere", 0)) is None
-    assert store.consumer_offset("g", *QUEUE) == 8
+    assert store.consumer_offset("g", "orders", 1) == 8
 
 
 def test_a_topic_that_was_deleted(store: MessageStore, offsets: ServedOffsets) -> None:
@@ -231,4 +231,4 @@ def test_a_topic_that_was_deleted(store: MessageStore, offsets: ServedOffsets) -
     offsets.forget("orders")
     assert offsets.committed("g", QUEUE) is None
     offsets.persist()
-    assert store.consumer_offset("g", *QUEUE) is None
+    assert store.consumer_offset("g", "orders", 1) is None

@@ -111,7 +111,7 @@ def test_a_server_does_not_reset_a_group_of_another_one(store: MessageStore, bro
     group, queue = LocalGroup(store.path, "group"), Queue("orders", 0)
     reset = ResetOffset("group", "orders", 0, True)
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
-    broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", *queue, 7))
+    broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", queue.topic, queue.queue_id, 7))
     with MessageStore.open(store.path) as another, serve(another, "127.0.0.1:0") as serving:
         other = Broker(serving, broker.client)
         other.ask(RequestCode.HEART_BEAT, body=heartbeat("b", topic="others").replace(b'"group"', b'"another"'))
@@ -152,7 +152,7 @@ def test_who_joins_beside_the_server_goes_on_where_its_clients_were(
         its = Broker(broker.serving, client)
         if how != "never there":
             its.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
-        its.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", *queue, 7))
+        its.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", queue.topic, queue.queue_id, 7))
         if how == "unregister":
             its.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
     until(lambda: not is_served(store.path, "group"))
@@ -172,7 +172,7 @@ def test_what_a_client_says_as_it_leaves_comes_before_that(
 
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
     monkeypatch.setattr(ServedOffsets, "commit", commit_late)
-    said = broker.begin(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", *queue, 7))
+    said = broker.begin(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", queue.topic, queue.queue_id, 7))
     broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
     group = LocalGroup(store.path, "group")
     group.reset({queue: 0})
@@ -191,7 +191,7 @@ def test_a_client_goes_on_where_a_member_was_that_died(store: MessageStore, brok
     member.commit({queue: 7})
     del member
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
-    asked = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", *queue, False))
+    asked = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", queue.topic, queue.queue_id, False))
     assert asked.fields["offset"] == "7"
 
 
@@ -203,10 +203,10 @@ def test_no_client_takes_back_what_members_beside_the_server_have_read(store: Me
         member.commit({queue: 7})
         member.persist()
         assert broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a")).code == ResponseCode.ILLEGAL_OPERATION
-        broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", *queue, 3))
+        broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", queue.topic, queue.queue_id, 3))
     group = LocalGroup(store.path, "group")
     assert group.committed([queue]) == {queue: 7}
-    broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", *queue, 3))
+    broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", queue.topic, queue.queue_id, 3))
     assert group.committed([queue]) == {queue: 3}
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from store import Consumer, Message, MessageStore, ReceivedMessage, ReconsumeLater, StoredMessage
-from store.any_log import Boundary, Bounds, BrokerQueueId, Queue, QueueRange, ReadSpec
+from store.any_log import Boundary, Bounds, Queue, QueueRange, ReadSpec
 from store.archive.names import is_name, names
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
@@ -79,7 +79,7 @@ def store(tmp_path: Path, url: str) -> Iterator[MessageStore]:
         put(it, 200, 100)
         put(it, 3, 3, "others")
         assert it.clean(forced=True).log
-        assert 100 < it.min_offset(*ORDERS) < 200
+        assert 100 < it.min_offset("orders", 0) < 200
         yield it
 
 
@@ -124,10 +124,10 @@ def number(message: StoredMessage | ReceivedMessage) -> int:
 def test_a_cluster_reads_all(broker: Broker, store: MessageStore) -> None:
     spec = ReadSpec(("queueOffset", "body", "storeTimestamp", "msgId"), EVERYTHING)
     with ThroughAddress(str(store.path)).open() as local, ClusterAddress((broker.address,)).open() as remote:
-        queue = Queue("orders", BrokerQueueId("broker-a", 0))
+        queue = Queue("orders", 0, broker="broker-a")
         assert remote.bounds([queue]) == {queue: Bounds(0, COUNT)}
         ours, theirs = (
-            pa.Table.from_batches(log.scan(QueueRange(*each, 0, COUNT), spec))
+            pa.Table.from_batches(log.scan(QueueRange(each, 0, COUNT), spec))
             for log, each in ((local, ORDERS), (remote, queue))
         )
         own = spec.columns[:3]
@@ -150,7 +150,7 @@ def test_filters(broker: Broker, how: dict[str, str], wanted: object) -> None:
 
 
 def test_a_pull_is_no_larger_than_one_of_the_store(broker: Broker, store: MessageStore) -> None:
-    first = store.min_offset(*ORDERS)
+    first = store.min_offset("orders", 0)
     found, begin = pulled(broker, 0, MOST)
     assert [number(each) for each in found] == list(range(first))
     assert begin == first
@@ -166,7 +166,7 @@ def test_a_pull_is_no_larger_than_one_of_the_store(broker: Broker, store: Messag
 def test_too_small_is_what_is_before_the_archive(broker: Broker, store: MessageStore) -> None:
     answer = broker.ask(RequestCode.PULL_MESSAGE, pull(broker, -1))
     assert (answer.code, Pulled.of(answer.fields).next_begin_offset) == (ResponseCode.PULL_OFFSET_MOVED, 0)
-    first = store.min_offset(*ORDERS)
+    first = store.min_offset("orders", 0)
     (store.path / "config" / "store.conf").unlink()
     (store.path / ARCHIVED_FILE).unlink()
     answer = broker.ask(RequestCode.PULL_MESSAGE, pull(broker, 0))
@@ -176,35 +176,35 @@ def test_too_small_is_what_is_before_the_archive(broker: Broker, store: MessageS
 def test_what_is_archived_and_deleted_meanwhile_is_not_skipped(broker: Broker, store: MessageStore) -> None:
     """However short the time between, in which what was seen of the archive counts."""
     for _ in range(3):
-        end = store.max_offset(*ORDERS)
+        end = store.max_offset("orders", 0)
         assert number(archived(broker, 0)) == 0
         put(store, end, 200)
         store.archive()
         assert store.clean(forced=True).log
-        assert store.min_offset(*ORDERS) > end
+        assert store.min_offset("orders", 0) > end
         assert number(archived(broker, end)) == end
 
 
 def test_a_pull_says_how_far_its_group_is(broker: Broker) -> None:
     header = replace(pull(broker, 20), sys_flag=SUBSCRIPTION | COMMIT, commit_offset=17)
     assert broker.ask(RequestCode.PULL_MESSAGE, header).code == ResponseCode.SUCCESS
-    committed = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", *ORDERS))
+    committed = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", "orders", 0))
     assert Offset.of(committed.fields).offset == 17
 
 
 def test_what_is_deleted_while_a_pull_is_held_is_not_skipped(broker: Broker, store: MessageStore) -> None:
     """It waits for a tag that none has of what comes, and goes."""
-    end = store.max_offset(*ORDERS)
+    end = store.max_offset("orders", 0)
     held = broker.pull(end, seconds=1.5, tags="C")
     until(lambda: broker.serving.held == 1)
     put(store, end, 200)
     store.archive()
     assert store.clean(forced=True).log
-    assert store.min_offset(*ORDERS) > end
+    assert store.min_offset("orders", 0) > end
     assert broker.serving.held == 1
     answer = held.result()
     assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY, answer.remark
-    assert Pulled.of(answer.fields).next_begin_offset == store.min_offset(*ORDERS)
+    assert Pulled.of(answer.fields).next_begin_offset == store.min_offset("orders", 0)
 
 
 def ask(broker: Broker, code: int, header: Header) -> dict[str, str]:
@@ -218,19 +218,19 @@ def test_where_a_queue_begins_and_what_a_time_means(broker: Broker, store: Messa
     with ThroughAddress(str(store.path)).open() as log:
         for at in (0, times[0], times[70], times[-1], times[-1] + 1):
             for boundary in Boundary:
-                header = SearchOffset(*ORDERS, at, boundary.value.upper())
+                header = SearchOffset("orders", 0, at, boundary.value.upper())
                 found = Offset.of(ask(broker, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)).offset
                 assert {ORDERS: found} == log.offsets_by_time([ORDERS], at, boundary)
-    assert Offset.of(ask(broker, RequestCode.GET_MIN_OFFSET, TopicQueue(*ORDERS))).offset == 0
-    earliest = Timestamp.of(ask(broker, RequestCode.GET_EARLIEST_MSG_STORETIME, TopicQueue(*ORDERS)))
+    assert Offset.of(ask(broker, RequestCode.GET_MIN_OFFSET, TopicQueue("orders", 0))).offset == 0
+    earliest = Timestamp.of(ask(broker, RequestCode.GET_EARLIEST_MSG_STORETIME, TopicQueue("orders", 0)))
     assert earliest.timestamp == times[0]
-    broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", *ORDERS, 40))
+    broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", "orders", 0, 40))
     body = bytes(broker.ask(RequestCode.GET_CONSUME_STATS, ConsumeStats("group")).body)
     assert b'"lastTimestamp": %d' % times[39] in body
     assert b'"minOffset": 0' in bytes(broker.ask(RequestCode.GET_TOPIC_STATS_INFO, Topic("orders")).body)
     reset = broker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffset("group", "orders", times[20], True))
     assert reset.code == ResponseCode.SUCCESS, reset.remark
-    assert store.consumer_offset("group", *ORDERS) == times.index(times[20])
+    assert store.consumer_offset("group", "orders", 0) == times.index(times[20])
 
 
 def test_single_messages(broker: Broker, store: MessageStore) -> None:
@@ -265,7 +265,7 @@ def test_sent_back(broker: Broker, store: MessageStore) -> None:
     assert {each.properties["RETRY_TOPIC"] for each in dead} == {"orders"}
     other = broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, replace(back, origin_msg_id="id-49"))
     assert (other.code, "id-50, and not id-49" in str(other.remark)) == (ResponseCode.QUERY_NOT_FOUND, True)
-    own = store.get_message("g", *ORDERS, COUNT - 2).messages[0]
+    own = store.get_message("g", "orders", 0, COUNT - 2).messages[0]
     here = SendBack(own.physical_offset, "group", -1, offset_msg_id(b"\1\2\3\4", 1, own.physical_offset), "orders")
     for header, code in (
         (here, ResponseCode.SUCCESS),
@@ -316,7 +316,7 @@ def test_a_slow_archive_keeps_nobody_else_waiting(broker: Broker, store: Message
 
         def is_stuck() -> bool:  # what was read last is kept for a while
             flood.append(other.pull(len(flood) % 100))
-            flood.append(other.begin(RequestCode.GET_MIN_OFFSET, TopicQueue(*ORDERS)))
+            flood.append(other.begin(RequestCode.GET_MIN_OFFSET, TopicQueue("orders", 0)))
             return Gated.waiting > 0
 
         until(is_stuck)
@@ -363,7 +363,7 @@ def test_what_a_slow_pull_says_is_not_said_of_another_topic(broker: Broker, stor
     put(store, 0, 30)
     Gated.gate.set()
     asked.result()
-    committed = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", *ORDERS))
+    committed = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", "orders", 0))
     assert committed.code == ResponseCode.QUERY_NOT_FOUND or Offset.of(committed.fields).offset == 0
 
 
@@ -384,7 +384,7 @@ def test_an_archive_that_fails(broker: Broker, store: MessageStore, url: str, ca
     with caplog.at_level(logging.WARNING, "store.remoting"):
         for code, header in (
             (RequestCode.PULL_MESSAGE, pull(broker, 0)),
-            (RequestCode.GET_MIN_OFFSET, TopicQueue(*ORDERS)),
+            (RequestCode.GET_MIN_OFFSET, TopicQueue("orders", 0)),
             (RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(1 << 62)),
         ):
             answer = broker.ask(code, header)
@@ -392,7 +392,7 @@ def test_an_archive_that_fails(broker: Broker, store: MessageStore, url: str, ca
             assert why in str(answer.remark)
             assert "secret" not in str(answer.remark)
         assert number(pulled(broker, COUNT - 1)[0][0]) == COUNT - 1
-        broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", *ORDERS, 40))
+        broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", "orders", 0, 40))
         assert broker.ask(RequestCode.GET_CONSUME_STATS, ConsumeStats("group")).code == ResponseCode.SUCCESS
     assert [why in each.message and "secret" not in each.message for each in caplog.records] == [True]
     if url.startswith("gated"):

@@ -9,7 +9,7 @@ import pytest
 
 from store import MessageStore
 from store.any_group import Subscription
-from store.any_log import BrokerQueueId, Queue
+from store.any_log import Queue
 from store.cluster.address import ClusterAddress
 from store.errors import StoreBusy
 from store.remoting.broker_config import BrokerConfig
@@ -43,7 +43,7 @@ def test_what_is_done_every_now_and_then_is_done_again_whatever_it_raises(caplog
 
 def test_a_forked_child_closes_nothing_of_its_parents(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
     """Nor does it say what the group had done by then: its parent knows of more."""
-    queue = Queue("orders", BrokerQueueId(BrokerConfig.brokerName, 1))
+    queue = Queue("orders", 1, broker=BrokerConfig.brokerName)
     with serve(store, "127.0.0.1:0") as serving:
         with ClusterAddress((serving.address,)).group("g").join({"orders": Subscription()}) as member:
             assert member.lock([queue]) == {queue}

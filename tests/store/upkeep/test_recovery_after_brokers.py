@@ -54,10 +54,16 @@ def test_a_broker_that_appended_after_us_and_deleted_all_that_was_ours(tmp_path:
         theirs.create_topic("busy", 1)
         theirs.put_many([Message("busy", bytes(SIZE // 4))] * 40)
         theirs.clean(forced=True)
-        assert theirs.bounds([Queue("quiet", 0), Queue("quiet", 1)]) == {("quiet", 0): (5, 5), ("quiet", 1): (3, 3)}
+        assert theirs.bounds([Queue("quiet", 0), Queue("quiet", 1)]) == {
+            Queue("quiet", 0): (5, 5),
+            Queue("quiet", 1): (3, 3),
+        }
     for _ in range(2):
         with MessageStore.open(path) as store:
-            assert store.bounds([Queue("quiet", 0), Queue("quiet", 1)]) == {("quiet", 0): (5, 5), ("quiet", 1): (3, 3)}
+            assert store.bounds([Queue("quiet", 0), Queue("quiet", 1)]) == {
+                Queue("quiet", 0): (5, 5),
+                Queue("quiet", 1): (3, 3),
+            }
     assert verify(path).findings == []
 
 
