@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from msgspec import field
 
-from store.remoting.header import Header
+from store.remoting.header import Header, Long
 
 # --- a name server --------------------------------------------------------------------------------------
 
 
-class GetRoute(Header):
+class GetRoute(Header, frozen=True):
     """GET_ROUTEINFO_BY_TOPIC."""
 
     topic: str
@@ -20,91 +19,85 @@ class GetRoute(Header):
 # --- sending --------------------------------------------------------------------------------------------
 
 
-class SendMessage(Header):
+class SendMessage(Header, frozen=True):
     """SEND_MESSAGE. properties: as in a record; sys_flag, flag: likewise; batch: the body is several messages."""
 
     producer_group: str
     topic: str
     default_topic: str
-    default_topic_queue_nums: int
-    queue_id: int
-    sys_flag: int
-    born_timestamp: int
-    flag: int
+    default_topic_queue_nums: Long
+    queue_id: Long
+    sys_flag: Long
+    born_timestamp: Long
+    flag: Long
     properties: str | None = None
-    reconsume_times: int | None = None
+    reconsume_times: Long | None = None
     unit_mode: bool = False
     batch: bool = False
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Long | None = None
 
 
-class SendMessageV2(SendMessage):
+class SendMessageV2(SendMessage, frozen=True):
     """SEND_MESSAGE_V2, SEND_BATCH_MESSAGE: the same under names of one letter."""
 
-    broker_name: str | None = None
-
-    aliases: ClassVar[Mapping[str, str]] = {
-        "producer_group": "a",
-        "topic": "b",
-        "default_topic": "c",
-        "default_topic_queue_nums": "d",
-        "queue_id": "e",
-        "sys_flag": "f",
-        "born_timestamp": "g",
-        "flag": "h",
-        "properties": "i",
-        "reconsume_times": "j",
-        "unit_mode": "k",
-        "max_reconsume_times": "l",
-        "batch": "m",
-        "broker_name": "n",
-    }
+    producer_group: str = field(name="a")
+    topic: str = field(name="b")
+    default_topic: str = field(name="c")
+    default_topic_queue_nums: Long = field(name="d")
+    queue_id: Long = field(name="e")
+    sys_flag: Long = field(name="f")
+    born_timestamp: Long = field(name="g")
+    flag: Long = field(name="h")
+    properties: str | None = field(default=None, name="i")
+    reconsume_times: Long | None = field(default=None, name="j")
+    unit_mode: bool = field(default=False, name="k")
+    batch: bool = field(default=False, name="m")
+    max_reconsume_times: Long | None = field(default=None, name="l")
+    broker_name: str | None = field(default=None, name="n")
 
 
-class Sent(Header):
+class Sent(Header, frozen=True):
     """The answer to a message that was sent. msg_id: the broker's; of a batch one for each message, by commas."""
 
     msg_id: str
-    queue_id: int
-    queue_offset: int
+    queue_id: Long
+    queue_offset: Long
     transaction_id: str | None = None
-    region: str | None = None
-    trace_on: bool | None = None
-
-    aliases: ClassVar[Mapping[str, str]] = {"region": "MSG_REGION", "trace_on": "TRACE_ON"}
+    region: str | None = field(default=None, name="MSG_REGION")
+    trace_on: bool | None = field(default=None, name="TRACE_ON")
 
 
-class SendBack(Header):
+class SendBack(Header, frozen=True):
     """CONSUMER_SEND_MSG_BACK. offset: commit log offset (bytes). delay_level: 0 by how often it came, < 0 never."""
 
-    offset: int
+    offset: Long
     group: str
-    delay_level: int
+    delay_level: Long
     origin_msg_id: str | None = None
     origin_topic: str | None = None
     unit_mode: bool = False
-    max_reconsume_times: int | None = None
+    max_reconsume_times: Long | None = None
 
 
-class EndTransaction(Header):
+class EndTransaction(Header, frozen=True):
     """END_TRANSACTION. commit_or_rollback: 8 or 12, 0 for not known yet; offsets: in the half topic's queue, in bytes
     of the commit log."""
 
     producer_group: str
-    tran_state_table_offset: int
-    commit_log_offset: int
-    commit_or_rollback: int
+    tran_state_table_offset: Long
+    commit_log_offset: Long
+    commit_or_rollback: Long
     msg_id: str
     from_transaction_check: bool = False
     transaction_id: str | None = None
     topic: str | None = None
 
 
-class CheckTransactionState(Header):
+class CheckTransactionState(Header, frozen=True):
     """CHECK_TRANSACTION_STATE, to a producer; offsets as in `EndTransaction`."""
 
-    tran_state_table_offset: int
-    commit_log_offset: int
+    tran_state_table_offset: Long
+    commit_log_offset: Long
     msg_id: str | None = None
     transaction_id: str | None = None
     offset_msg_id: str | None = None
@@ -114,131 +107,129 @@ class CheckTransactionState(Header):
 # --- pulling --------------------------------------------------------------------------------------------
 
 
-class PullMessage(Header):
+class PullMessage(Header, frozen=True):
     """PULL_MESSAGE, LITE_PULL_MESSAGE. sys_flag: 1 commit_offset counts, 2 may be held, 4 the subscription is here."""
 
     consumer_group: str
     topic: str
-    queue_id: int
-    queue_offset: int
-    max_msg_nums: int
-    sys_flag: int
-    commit_offset: int
-    suspend_timeout_millis: int
-    sub_version: int
+    queue_id: Long
+    queue_offset: Long
+    max_msg_nums: Long
+    sys_flag: Long
+    commit_offset: Long
+    suspend_timeout_millis: Long
+    sub_version: Long
     subscription: str | None = None
     expression_type: str | None = None
 
 
-class Pulled(Header):
+class Pulled(Header, frozen=True):
     """The answer to a pull; all but the first are queue offsets."""
 
-    suggest_which_broker_id: int
-    next_begin_offset: int
-    min_offset: int
-    max_offset: int
+    suggest_which_broker_id: Long
+    next_begin_offset: Long
+    min_offset: Long
+    max_offset: Long
 
 
 # --- offsets --------------------------------------------------------------------------------------------
 
 
-class GroupQueue(Header):
+class GroupQueue(Header, frozen=True):
     """QUERY_CONSUMER_OFFSET."""
 
     consumer_group: str
     topic: str
-    queue_id: int
+    queue_id: Long
     set_zero_if_not_found: bool = True
 
 
-class CommitOffset(Header):
+class CommitOffset(Header, frozen=True):
     """UPDATE_CONSUMER_OFFSET."""
 
     consumer_group: str
     topic: str
-    queue_id: int
-    commit_offset: int
+    queue_id: Long
+    commit_offset: Long
 
 
-class TopicQueue(Header):
+class TopicQueue(Header, frozen=True):
     """GET_MAX_OFFSET, GET_MIN_OFFSET, GET_EARLIEST_MSG_STORETIME."""
 
     topic: str
-    queue_id: int
+    queue_id: Long
 
 
-class SearchOffset(Header):
+class SearchOffset(Header, frozen=True):
     """SEARCH_OFFSET_BY_TIMESTAMP. timestamp: ms since 1970. boundary_type: LOWER or UPPER."""
 
     topic: str
-    queue_id: int
-    timestamp: int
+    queue_id: Long
+    timestamp: Long
     boundary_type: str | None = None
 
 
-class Offset(Header):
+class Offset(Header, frozen=True):
     """The answer to all of these."""
 
-    offset: int
+    offset: Long
 
 
-class Timestamp(Header):
+class Timestamp(Header, frozen=True):
     """The answer to GET_EARLIEST_MSG_STORETIME, ms since 1970."""
 
-    timestamp: int
+    timestamp: Long
 
 
 # --- clients --------------------------------------------------------------------------------------------
 
 
-class UnregisterClient(Header):
+class UnregisterClient(Header, frozen=True):
     """UNREGISTER_CLIENT."""
 
-    client_id: str
+    client_id: str = field(name="clientID")
     producer_group: str | None = None
     consumer_group: str | None = None
 
-    aliases: ClassVar[Mapping[str, str]] = {"client_id": "clientID"}
 
-
-class Group(Header):
+class Group(Header, frozen=True):
     """GET_CONSUMER_LIST_BY_GROUP, NOTIFY_CONSUMER_IDS_CHANGED, GET_CONSUMER_CONNECTION_LIST."""
 
     consumer_group: str
 
 
-class ProducerGroup(Header):
+class ProducerGroup(Header, frozen=True):
     """GET_PRODUCER_CONNECTION_LIST."""
 
     producer_group: str
 
 
-class GroupSettings(Header):
+class GroupSettings(Header, frozen=True):
     """GET_SUBSCRIPTIONGROUP_CONFIG."""
 
     group: str
 
 
-class DeleteGroup(Header):
+class DeleteGroup(Header, frozen=True):
     """DELETE_SUBSCRIPTIONGROUP."""
 
     group_name: str
     clean_offset: bool = False
 
 
-class ResetOffset(Header):
+class ResetOffset(Header, frozen=True):
     """INVOKE_BROKER_TO_RESET_OFFSET, RESET_CONSUMER_CLIENT_OFFSET. timestamp: ms since 1970, -1 the end. is_force: also
     behind where the group is. queue_id: below 0 all. offset: instead of the time, from 0 on."""
 
     group: str
     topic: str
-    timestamp: int
+    timestamp: Long
     is_force: bool
-    queue_id: int = -1
-    offset: int | None = None
+    queue_id: Long = -1
+    offset: Long | None = None
 
 
-class ConsumeStats(Header):
+class ConsumeStats(Header, frozen=True):
     """GET_CONSUME_STATS. topic: only this one."""
 
     consumer_group: str
@@ -248,50 +239,48 @@ class ConsumeStats(Header):
 # --- topics and messages --------------------------------------------------------------------------------
 
 
-class CreateTopic(Header):
+class CreateTopic(Header, frozen=True):
     """UPDATE_AND_CREATE_TOPIC. perm: 4 read, 2 write."""
 
     topic: str
     default_topic: str
-    read_queue_nums: int
-    write_queue_nums: int
-    perm: int
+    read_queue_nums: Long
+    write_queue_nums: Long
+    perm: Long
     topic_filter_type: str
     order: bool = False
-    topic_sys_flag: int | None = None
+    topic_sys_flag: Long | None = None
     attributes: str | None = None
     force: bool = False
 
 
-class Topic(Header):
+class Topic(Header, frozen=True):
     """GET_TOPIC_STATS_INFO, DELETE_TOPIC_IN_BROKER, DELETE_TOPIC_IN_NAMESRV, GET_TOPIC_CONFIG,
     QUERY_TOPIC_CONSUME_BY_WHO."""
 
     topic: str
 
 
-class ViewMessage(Header):
+class ViewMessage(Header, frozen=True):
     """VIEW_MESSAGE_BY_ID. offset: commit log offset (bytes)."""
 
-    offset: int
+    offset: Long
     topic: str | None = None
 
 
-class QueryMessage(Header):
+class QueryMessage(Header, frozen=True):
     """QUERY_MESSAGE. Times are ms since 1970. is_unique_key: the key is a producer's id."""
 
     topic: str
     key: str
-    max_num: int
-    begin_timestamp: int
-    end_timestamp: int
-    is_unique_key: bool = False
-
-    aliases: ClassVar[Mapping[str, str]] = {"is_unique_key": "_UNIQUE_KEY_QUERY"}
+    max_num: Long
+    begin_timestamp: Long
+    end_timestamp: Long
+    is_unique_key: bool = field(default=False, name="_UNIQUE_KEY_QUERY")
 
 
-class Found(Header):
+class Found(Header, frozen=True):
     """The answer to QUERY_MESSAGE."""
 
-    index_last_update_timestamp: int
-    index_last_update_phyoffset: int
+    index_last_update_timestamp: Long
+    index_last_update_phyoffset: Long

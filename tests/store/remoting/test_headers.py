@@ -7,6 +7,7 @@ from typing import Any, get_type_hints
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
 from store.broker.response_codes import ResponseCode
 from store.errors import RequestRefused
@@ -49,7 +50,7 @@ def test_every_code_with_a_header_is_compared() -> None:
 def test_one_letter_names_mean_the_same() -> None:
     long, short = (next(line["fields"] for line in MADE if line["code"] == code) for code in (10, 310))
     one, other = SendMessage.of(long), SendMessageV2.of(short)
-    assert {name: value for name, value in vars(other).items() if name != "broker_name"} == vars(one)
+    assert {name: value for name, value in asdict(other).items() if name != "broker_name"} == asdict(one)
     assert (one.queue_id, one.flag, one.batch, one.max_reconsume_times) == (2, -5, False, 16)
 
 
@@ -57,10 +58,19 @@ def test_one_letter_names_mean_the_same() -> None:
     ("fields", "why"),
     [
         ({"consumerGroup": "g", "topic": "t", "queueId": "1"}, "the custom field <commitOffset> is null"),
-        ({"consumerGroup": "g", "topic": "t", "queueId": "one", "commitOffset": "1"}, "<queueId> is 'one'"),
-        ({"consumerGroup": "g", "topic": "t", "queueId": "1", "commitOffset": str(1 << 63)}, "64 bits"),
-        ({"consumerGroup": "g", "topic": "t", "queueId": "1", "commitOffset": "9" * 10_000}, "64 bits"),
-        ({"consumerGroup": "g", "topic": "t", "queueId": "\u0661", "commitOffset": "1"}, "<queueId>"),
+        (
+            {"consumerGroup": "g", "topic": "t", "queueId": "one", "commitOffset": "1"},
+            r"wrong: .* got `str` .*\.queueId",
+        ),
+        (
+            {"consumerGroup": "g", "topic": "t", "queueId": "1", "commitOffset": str(1 << 63)},
+            "<= .*commitOffset",
+        ),
+        (
+            {"consumerGroup": "g", "topic": "t", "queueId": "1", "commitOffset": "9" * 10_000},
+            "range .*commitOffset",
+        ),
+        ({"consumerGroup": "g", "topic": "t", "queueId": "\u0661", "commitOffset": "1"}, "queueId"),
     ],
 )
 def test_what_is_missing_or_no_number_is_named(fields: dict[str, str], why: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec import structs
 
 from store import Consumer, Message, MessageStore, ReceivedMessage, ReconsumeLater, StoredMessage
 from store.any_log import Boundary, Bounds, Queue, QueueRange, ReadSpec
@@ -186,7 +187,7 @@ def test_what_is_archived_and_deleted_meanwhile_is_not_skipped(broker: Broker, s
 
 
 def test_a_pull_says_how_far_its_group_is(broker: Broker) -> None:
-    header = replace(pull(broker, 20), sys_flag=SUBSCRIPTION | COMMIT, commit_offset=17)
+    header = structs.replace(pull(broker, 20), sys_flag=SUBSCRIPTION | COMMIT, commit_offset=17)
     assert broker.ask(RequestCode.PULL_MESSAGE, header).code == ResponseCode.SUCCESS
     committed = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", "orders", 0))
     assert Offset.of(committed.fields).offset == 17
@@ -263,13 +264,13 @@ def test_sent_back(broker: Broker, store: MessageStore) -> None:
     assert dead[0].properties["ORIGIN_MESSAGE_ID"] == archived(broker, 0).msg_id
     assert dead[1].msg_id == "id-1"
     assert {each.properties["RETRY_TOPIC"] for each in dead} == {"orders"}
-    other = broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, replace(back, origin_msg_id="id-49"))
+    other = broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, structs.replace(back, origin_msg_id="id-49"))
     assert (other.code, "id-50, and not id-49" in str(other.remark)) == (ResponseCode.QUERY_NOT_FOUND, True)
     own = store.get_message("g", "orders", 0, COUNT - 2).messages[0]
     here = SendBack(own.physical_offset, "group", -1, offset_msg_id(b"\1\2\3\4", 1, own.physical_offset), "orders")
     for header, code in (
         (here, ResponseCode.SUCCESS),
-        (replace(here, origin_msg_id="id-9"), ResponseCode.QUERY_NOT_FOUND),
+        (structs.replace(here, origin_msg_id="id-9"), ResponseCode.QUERY_NOT_FOUND),
     ):
         assert broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header).code == code
 
@@ -355,7 +356,7 @@ def test_who_was_told_to_ask_again_has_sent_nothing_back(broker: Broker, store: 
 def test_what_a_slow_pull_says_is_not_said_of_another_topic(broker: Broker, store: MessageStore) -> None:
     """Or else its group would pass over what is there now."""
     Gated.gate.clear()
-    header = replace(pull(broker, 20), sys_flag=SUBSCRIPTION | COMMIT, commit_offset=17)
+    header = structs.replace(pull(broker, 20), sys_flag=SUBSCRIPTION | COMMIT, commit_offset=17)
     asked = broker.begin(RequestCode.PULL_MESSAGE, header)
     until(lambda: Gated.waiting > 0)
     assert broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("orders")).code == ResponseCode.SUCCESS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from store import Message, MessageStore
 from store.broker.deletion import delete_topic
