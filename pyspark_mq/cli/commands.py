@@ -17,6 +17,20 @@ from store import StoreError
 INTERRUPTED = 128 + signal.SIGINT
 
 
+YES = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+def must_confirm(question: str, yes: bool) -> None:
+    """Ask at a terminal, and end the command unless the answer is yes. Without a terminal, nothing is asked."""
+    if not yes and at_a_terminal():
+        click.confirm(question, abort=True, err=True)
+
+
+def at_a_terminal() -> bool:
+    """Whether a person can answer questions."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 class Interrupted(click.ClickException):
     """Ctrl-C; the message says what was done."""
 

@@ -9,6 +9,7 @@ import click
 
 from pyspark_mq.cli.arguments import GROUP, QUEUE, STORE, STORE_OR_CLUSTER, TOPIC, log_at
 from pyspark_mq.cli.arguments import topics as complete_topics
+from pyspark_mq.cli.commands import YES, must_confirm
 from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
 from pyspark_mq.cli.tables import Cells, aligned, number
 from pyspark_mq.stats.lag import Lag, lags
@@ -116,7 +117,10 @@ def members(store: str, group: str, as_json: bool) -> None:
 @QUEUE
 @click.option("--create", is_flag=True, help="Make GROUP if it is new.")
 @click.option("--dry-run", is_flag=True, help="Only say what would change.")
-def reset(store: str, group: str, topic: str, target: Place, queue: int | None, create: bool, dry_run: bool) -> None:
+@YES
+def reset(
+    store: str, group: str, topic: str, target: Place, queue: int | None, create: bool, dry_run: bool, yes: bool
+) -> None:
     """Let GROUP go on reading TOPIC from another place.
 
     An offset counts in every queue, and an age before now. Members that read meanwhile go on from there at once; what
@@ -135,11 +139,29 @@ def reset(store: str, group: str, topic: str, target: Place, queue: int | None, 
             moved[each] = min(max(wanted, first), end)
             rows.append((each.name, *map(number, (before.get(each), moved[each], end - moved[each]))))
         readers = it.members()
+        click.echo(f"{aligned(rows)}\n")
         if not dry_run:
+            must_confirm(f"Move {group} in {topic} so?", yes)
             it.create()
             it.reset(moved)
     who = f"; members that go with it: {len(readers)}" if readers else ""
-    click.echo(f"{aligned(rows)}\n\n{'would move' if dry_run else 'moved'} {group} in {topic}{who}")
+    click.echo(f"{'would move' if dry_run else 'moved'} {group} in {topic}{who}")
+
+
+@groups.command()
+@STORE
+@GROUP
+@YES
+def delete(store: str, group: str, yes: bool) -> None:
+    """Delete GROUP of STORE: its settings and its offsets. It must have no members.
+
+    Its topics of retries and dead letters stay; 'topic delete' deletes them.
+    """
+    it = LocalGroup(store, group)
+    it.must_exist()
+    must_confirm(f"Delete group {group} with its offsets?", yes)
+    it.delete(with_offsets=True)
+    click.echo(f"deleted {group}")
 
 
 def total(found: list[Lag]) -> int:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Literal
 
 import click
@@ -80,7 +81,9 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
         queues = tuple(each for each in queues if each.queue_id == queue) or (Queue(topic, queue),)
     bounds = log.bounds(queues)
     if topic not in topics:
-        raise UnknownTopic(f"no topic {topic!r}; there are: {', '.join(topics) or 'none'}")
+        near = get_close_matches(topic, topics, n=1)
+        guess = f"did you mean {near[0]!r}? " if near else ""
+        raise UnknownTopic(f"no topic {topic!r}; {guess}there are: {', '.join(topics) or 'none'}")
     numbers = {each.queue_id for each in topics[topic]}
     if queue is not None and queue not in numbers:
         raise UnknownQueue(f"topic {topic!r} has queues 0 to {max(numbers)}, not {queue}")

@@ -1,57 +1,116 @@
-"""`pyspark-mq topic`: make, list and delete topics."""
+"""`pyspark-mq topic`: create, grow, list, describe and delete topics."""
+
+import time
 
 import click
 
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.arguments import topics as complete_topics
+from pyspark_mq.cli.commands import YES, must_confirm
 from pyspark_mq.cli.places import bounds_of
-from store import MessageStore
+from pyspark_mq.cli.tables import Cells, aligned, number
+from pyspark_mq.stats.lag import lags
+from pyspark_mq.stats.measures import extent
+from store import InvalidTopic, MessageStore
 from store.broker.deletion import delete_topic
 from store.format.entering import NOT_FOR_PUTTING
-from store.local import LocalAddress
+from store.format.topic_names import is_internal_topic
+from store.local import LocalAddress, LocalLog
 
 
 @click.group()
 def topic() -> None:
-    """Make, list and delete topics."""
+    """Create, grow, list, describe and delete topics."""
 
 
 @topic.command()
 @STORE
 @click.argument("name")
-@click.option("--queues", type=click.IntRange(1), default=4, show_default=True, help="How many queues it has then.")
+@click.option("--queues", type=click.IntRange(1), default=4, show_default=True, help="How many queues it has.")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False), help="A store.conf, for a new store.")
 def create(store: str, name: str, queues: int, config: str | None) -> None:
-    """Make the topic NAME, and STORE if there is none yet. More QUEUES than it has are added to it."""
-    if name in NOT_FOR_PUTTING:  # and could not be deleted any more
-        raise click.ClickException(f"topic {name!r} is a broker's own, made where it is needed; choose another name")
+    """Create the topic NAME, and STORE if there is none yet."""
+    if name in NOT_FOR_PUTTING:  # it could not be deleted any more
+        raise InvalidTopic(f"Topic {name!r} is a broker's own, created where it is needed; choose another name")
     with MessageStore.open(store, config=config) as opened:
+        if existing := opened.topics().get(name):
+            raise InvalidTopic(
+                f"Topic {name!r} exists in {store}, with {existing} queues. To add queues: "
+                f"pyspark-mq topic alter {store} {name} --queues N"
+            )
         click.echo(f"{name}: {opened.create_topic(name, queues=queues)} queues")
-
-
-@topic.command("list")
-@STORE
-def list_topics(store: str) -> None:
-    """List the topics of STORE and how many queues each has."""
-    with MessageStore.open(store, read_only=True) as opened:
-        for name, queues in sorted(opened.topics().items()):
-            click.echo(f"{name}: {queues} queues")
 
 
 @topic.command()
 @STORE
 @click.argument("name", shell_complete=complete_topics)
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-def delete(store: str, name: str, dry_run: bool) -> None:
+@click.option("--queues", type=click.IntRange(1), required=True, help="How many queues it has then; never fewer.")
+@YES
+def alter(store: str, name: str, queues: int, yes: bool) -> None:
+    """Add queues to the topic NAME of STORE.
+
+    A sharding key chooses among all queues, so most keys go to another queue from then on: messages of one key that
+    are sent before and after are not in order.
+    """
+    with MessageStore.open(store, create=False) as opened:
+        before = len(bounds_of(LocalLog(opened), name))
+        must_confirm(f"Add {queues - before} queues to {name}? Sharding keys move to other queues.", yes)
+        click.echo(f"{name}: {opened.create_topic(name, queues=queues)} queues")
+
+
+@topic.command("list")
+@STORE
+@click.option("--all", "show_all", is_flag=True, help="Also RocketMQ's own topics: retries, dead letters, rmq_sys_...")
+def list_topics(store: str, show_all: bool) -> None:
+    """List the topics of STORE and how many queues each has."""
+    with MessageStore.open(store, read_only=True) as opened:
+        for name, queues in sorted(opened.topics().items()):
+            if show_all or not is_internal_topic(name):
+                click.echo(f"{name}: {queues} queues")
+
+
+@topic.command()
+@STORE
+@click.argument("name", shell_complete=complete_topics)
+def describe(store: str, name: str) -> None:
+    """Show the queues of the topic NAME, and the groups that read it."""
+    with MessageStore.open(store, read_only=True) as opened:
+        log = LocalLog(opened)
+        rows: list[Cells] = [("queue", "first", "end", "messages", "bytes", "oldest", "newest")]
+        for queue in bounds_of(log, name):
+            each = extent(opened, name, queue.queue_id)
+            times = (_time(opened, name, each.queue, offset) for offset in (each.first, each.end - 1))
+            numbers = map(number, (each.first, each.end, each.messages, each.size))
+            rows.append((str(each.queue), *numbers, *(times if each.messages else "--")))
+        click.echo(aligned(rows))
+        behind: dict[str, int] = {}
+        for lag in lags(log, topic=name):
+            behind[lag.group] = behind.get(lag.group, 0) + lag.messages
+        for group, messages in behind.items():
+            click.echo(f"group {group}: {messages:,} messages behind")
+
+
+def _time(store: MessageStore, topic: str, queue_id: int, offset: int) -> str:
+    """Return when a message was stored, or "-" if retention has deleted it."""
+    found = store.fingerprint(topic, queue_id, offset)
+    return "-" if found is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(found.store_timestamp / 1000))
+
+
+@topic.command()
+@STORE
+@click.argument("name", shell_complete=complete_topics)
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@YES
+def delete(store: str, name: str, dry_run: bool, yes: bool) -> None:
     """Delete the topic NAME of STORE, for good.
 
     Its messages go, and the offsets that groups have in it. Others may have STORE open, and put into NAME and read it:
-    they are told. The log keeps the records until 'clean' takes their segments. A topic of the same name begins anew,
-    at offset 0.
+    they get an error. The log keeps the records until 'clean' takes their segments.
     """
     with LocalAddress(store).open() as log:
         bounds = bounds_of(log, name).values()
-    if not dry_run:
-        delete_topic(store, name)
     messages = sum(each.max_offset - each.min_offset for each in bounds)
+    if not dry_run:
+        must_confirm(f"Delete {name} with {messages:,} messages?", yes)
+        delete_topic(store, name)
     click.echo(f"{'would delete' if dry_run else 'deleted'} {name}: {len(bounds)} queues, {messages:,} messages")

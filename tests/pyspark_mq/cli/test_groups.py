@@ -156,3 +156,9 @@ def test_what_cannot_be(read: Path, arguments: list[str], code: int, words: str)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
     assert words in done.stderr
     assert offsets(read) == [1, None]
+
+
+def test_deleted_group_has_no_offsets(read: Path) -> None:
+    assert succeed("groups", "delete", read, "billing") == "deleted billing\n"
+    assert offsets(read) == [None, None]
+    assert "no group 'billing'" in run("groups", "delete", read, "billing").stderr
