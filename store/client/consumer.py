@@ -9,12 +9,12 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 
 from store.any_group import Group, HasGroups, MessageModel, Subscription
-from store.any_log import BATCH_BYTES, Log, LogAddress, Queue
+from store.any_log import BATCH_BYTES, Log, LogAddress, MessageFilter, Queue
 from store.client.consumer_config import DEFAULTS, ConsumerConfig
 from store.client.consuming import Broadcast, Concurrently, ConsumeService, Orderly, consume
 from store.client.listening import Listener, check_listener
@@ -24,12 +24,19 @@ from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller
 from store.client.rebalancer import Rebalancer
 from store.cluster.address import SCHEME, ClusterAddress
-from store.errors import ArchiveUnavailable, InvalidArgument, StoreBusy, StoreClosed, UnknownTopic, Unreachable
+from store.errors import (
+    ArchiveUnavailable,
+    InvalidArgument,
+    StoreBusy,
+    StoreClosed,
+    StoreLocked,
+    UnknownTopic,
+    Unreachable,
+)
 from store.files.figures import DELIVERED, HELD, Figures
-from store.files.opened import Opened, must_not_be_opening
+from store.files.opened import Opened
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.local_group import LocalGroup
-from store.publish.latch import Latch
 from store.read.filters import EVERYTHING, message_filter
 from store.through import address_at
 
@@ -46,10 +53,8 @@ class Consumer(Opened):
     before the lowest that is not acknowledged are done for the group: what is not comes again, in this consumer or,
     when that is closed or dies, in another member.
 
-    In a forked process and after `close` verbs raise `StoreForked` and `StoreClosed`.
+    Verbs raise `StoreClosed` after `close`, and `StoreForked` in a forked process.
     """
-
-    _is_to_close = False
 
     def __init__(
         self,
@@ -81,55 +86,58 @@ class Consumer(Opened):
         subscriptions = _subscriptions(topics)
         filters = {topic: message_filter(*subscription) for topic, subscription in subscriptions.items()}
         address = _address(os.fspath(log)) if isinstance(log, str | os.PathLike) else log
-        if isinstance(group, str):
-            if not isinstance(address, HasGroups):
-                raise InvalidArgument(f"group={group!r}: of a log without groups, give the group itself")
-            group = address.group(group)
+        group = _group(address, group)
+        self._config = config
+        self._error: BaseException | None = None
         self._is_own = isinstance(address, LogAddress)
         self._log: Log = address.open() if isinstance(address, LogAddress) else address
         try:
             _check_topics(self._log, filters)
-            root = group.path if isinstance(group, LocalGroup) else None
-            self._figures = Figures(root)
+            self._figures = Figures(group.path if isinstance(group, LocalGroup) else None)
             self._member = group.join(subscriptions, model=config.message_model, orderly=orderly, instance=instance)
         except BaseException:
             self._close_log()
             raise
         super().__init__(f"consumer {self._member.id} of group {group.name}", "Consumer(...)")
-        self._config = config
-        self._queues = queues = ProcessQueues(self._member.commit)
-        self._service = self._consume_service(orderly)
         if config.message_model is MessageModel.CLUSTERING:
             filters[RETRY_TOPIC_PREFIX + group.name] = EVERYTHING
-        max_bytes = min(BATCH_BYTES, config.pull_threshold_size_for_queue * _MIB)
-        figures = self._figures
-        told = {topic: [figures.of(name, topic, group.name) for name in (DELIVERED, HELD)] for topic in filters}
-        pullers = {topic: Puller(self._log, each, queues, max_bytes, *told[topic]) for topic, each in filters.items()}
-        self._pullers = list(pullers.values())
-        self._rebalancer = Rebalancer(
+        self._queues = ProcessQueues(self._member.commit)
+        self._service = self._consume_service(orderly)
+        self._pullers = {topic: self._puller(topic, each, group.name) for topic, each in filters.items()}
+        self._rebalancer = self._new_rebalancer()
+        self._threads = [self._thread(self._rebalance), *(self._thread(each.run) for each in self._pullers.values())]
+        self._workers = [] if listener is None else self._new_workers(listener, group.name)
+        self._begin()
+
+    def _puller(self, topic: str, messages: MessageFilter, group: str) -> Puller:
+        max_bytes = min(BATCH_BYTES, self._config.pull_threshold_size_for_queue * _MIB)
+        delivered, held = (self._figures.of(name, topic, group) for name in (DELIVERED, HELD))
+        return Puller(self._log, messages, self._queues, max_bytes, delivered, held)
+
+    def _new_rebalancer(self) -> Rebalancer:
+        return Rebalancer(
             self._log,
             self._member,
-            queues,
-            pullers,
+            self._queues,
+            self._pullers,
             self._process_queue,
-            config.consume_from_where,
-            config.consume_timestamp,
-            config.consume_timeout,
+            self._config.consume_from_where,
+            self._config.consume_timestamp,
+            self._config.consume_timeout,
         )
-        self._over = Latch()
-        self._error: BaseException | None = None
-        self._threads = [self._thread(work) for work in (self._rebalance, *(puller.run for puller in self._pullers))]
-        self._workers: list[threading.Thread] = []
-        if listener is not None:
-            most = config.consume_message_batch_max_size
-            calling = partial(consume, queues, self._service, listener, group.name, most, figures)
-            self._workers = [self._thread(calling) for _ in range(config.consume_thread_max)]
+
+    def _new_workers(self, listener: Listener, group: str) -> list[threading.Thread]:
+        most = self._config.consume_message_batch_max_size
+        work = partial(consume, self._queues, self._service, listener, group, most, self._figures)
+        return [self._thread(work) for _ in range(self._config.consume_thread_max)]
+
+    def _begin(self) -> None:
         try:
             self._rebalancer.begin()  # here: a new group gets what is put once this is made
             self._rebalance_by(self._rebalancer.step)
             for thread in (*self._threads, *self._workers):
                 thread.start()
-        except BaseException:  # no more threads, an interrupt: nobody has this, to close it
+        except BaseException:
             self.close()
             raise
 
@@ -147,7 +155,7 @@ class Consumer(Opened):
     def wait(self, timeout: float | None = None) -> bool:
         """Sleep until the consumer is closed, at most `timeout` seconds; whether it is. Raises what ended it."""
         self._must_not_be_forked()
-        ended = self._over.wait(timeout)
+        ended = self._queues.wait_closed(timeout)
         self._must_not_have_failed()
         return ended
 
@@ -166,7 +174,7 @@ class Consumer(Opened):
         while (taken := self._queues.take(most)) is not None:
             yield from self._one_by_one(taken)
             self._must_not_be_forked()
-        self._iterated()
+        self._must_not_have_failed()
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         """As iterating; others run while there is no message."""
@@ -180,35 +188,30 @@ class Consumer(Opened):
                 continue
             for message in self._one_by_one(taken):
                 yield message
-        self._iterated()
+        self._must_not_have_failed()
 
     def close(self) -> None:
         """Let calls of the listener that are under way end, commit what is done, leave the group.
 
-        The second time this does nothing; where the listener was first, it waits for that. Where it interrupts
-        iterating in the middle, as a signal's handler may, that ends, and closes then; where the listener calls it,
-        that is done first. Raises what ended the consumer before; and `StoreLocked` where a signal's handler calls it
-        as something is opened in its thread: then nothing is closed, close it later.
+        The second time, and in a forked process, this does nothing. The listener may call it to stop the consumer:
+        `wait` returns then, and the thread that opened the consumer closes it. Raises what ended the consumer before;
+        `StoreLocked` in a signal handler amid `wait` or iterating, and then nothing is closed.
         """
-        must_not_be_opening()
-        if self._is_over:
-            if self._is_to_close and threading.current_thread() not in (*self._threads, *self._workers):
-                self._threads[0].join(self._config.await_termination_when_shutdown)  # or the process may end before it
+        if self.is_forked:
             return
-        if threading.current_thread() in self._workers:
-            self._is_to_close = True
-            self._end()
-            return
-        if self._queues.is_inside:  # which other threads wait for, that would have to end
-            self._is_to_close = True
-            self._queues.close()
+        if self._queues.is_inside:
+            raise StoreLocked(
+                f"{self._what}: a signal handler called `close` amid another call in the same thread. Let the handler "
+                "raise an exception instead"
+            )
+        self._stop()
+        if self._is_over or threading.current_thread() in self._workers:
             return
         self._is_over = True
-        self._end()
-        with ExitStack() as whatever_happens:  # an interrupt, say: nobody comes here again
-            whatever_happens.callback(self._let_all_go)
-            whatever_happens.callback(self._member.leave)
+        try:
             self._wait_for_calls()
+        finally:
+            self._leave()
         self._must_not_have_failed()
 
     def __enter__(self) -> Consumer:
@@ -230,12 +233,14 @@ class Consumer(Opened):
         if any(worker.is_alive() for worker in self._workers):
             _logger.error("%s: closed while the listener hangs; what it has in hand comes again", self._what)
 
-    def _let_all_go(self) -> None:
-        for thread in filter(_is_started, self._threads):
-            if thread is not threading.current_thread():
+    def _leave(self) -> None:
+        try:
+            self._member.leave()
+        finally:
+            for thread in filter(_is_started, self._threads):
                 thread.join()
-        self._figures.close()
-        self._close_log()
+            self._figures.close()
+            self._close_log()
 
     # --- what it is made of ----------------------------------------------------------------------------
 
@@ -255,11 +260,6 @@ class Consumer(Opened):
     def _process_queue(self, queue: Queue, begin: int) -> ProcessQueue:
         max_bytes = self._config.pull_threshold_size_for_queue * _MIB
         return self._service.queue(queue, begin, self._config.pull_threshold_for_queue, max_bytes)
-
-    def _iterated(self) -> None:
-        if self._is_to_close:
-            self.close()
-        self._must_not_have_failed()
 
     def _one_by_one(self, taken: Taken) -> Iterator[ReceivedMessage]:
         left = len(taken.handful.messages)
@@ -286,23 +286,18 @@ class Consumer(Opened):
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - told by `wait`, `close`, and by iterating
-            if not self._over.is_set:
+            if not self._queues.is_closed:
                 self._error = error
                 _logger.error("%s: ended by %s: %s", self._what, type(error).__name__, error)
-                self._end()
+                self._stop()
 
     def _rebalance(self) -> None:
-        while not self._over.is_set:
+        while not self._queues.is_closed:
             self._rebalance_by(self._rebalancer.step)
             self._rebalancer.wait()
         while any(worker.is_alive() for worker in self._workers):  # nobody else may have what is in hand, however long
             self._rebalance_by(self._rebalancer.renew)
             self._rebalancer.wait()
-        if self._is_to_close:
-            try:
-                self.close()
-            except Exception as error:  # noqa: BLE001 - nobody else is told
-                _logger.error("%s: closed by its listener, and left as if killed: %s", self._what, error)
 
     def _rebalance_by(self, step: Callable[[], None]) -> None:
         try:
@@ -312,11 +307,11 @@ class Consumer(Opened):
             _logger.warning("%s: tried again: %s", self._what, error)
         self._figures.write()
 
-    def _end(self) -> None:
+    def _stop(self) -> None:
+        """Hand out nothing more, and let all threads end."""
         self._queues.close()
-        for puller in self._pullers:
+        for puller in self._pullers.values():
             puller.stop()
-        self._over.set()
 
     def _close_log(self) -> None:
         if self._is_own:
@@ -351,6 +346,14 @@ def _tell(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:
 def _address(place: str) -> LogAddress:
     is_cluster = place.startswith(SCHEME)
     return ClusterAddress.parse(place.removeprefix(SCHEME)) if is_cluster else address_at(place)
+
+
+def _group(address: LogAddress | Log, group: str | Group) -> Group:
+    if not isinstance(group, str):
+        return group
+    if not isinstance(address, HasGroups):
+        raise InvalidArgument(f"group={group!r}: of a log without groups, give the group itself")
+    return address.group(group)
 
 
 def _subscriptions(topics: str | Mapping[str, str | Subscription]) -> dict[str, Subscription]:

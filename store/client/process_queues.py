@@ -15,7 +15,7 @@ from typing import NamedTuple
 from store.any_log import Positions
 from store.client.messages import Columns
 from store.client.process_queue import Handful, ProcessQueue
-from store.client.waiters import Waiters
+from store.files.owned import is_owned
 
 
 class Taken(NamedTuple):
@@ -34,8 +34,9 @@ class ProcessQueues:
     def __init__(self, commit: Callable[[Positions], None]) -> None:
         """commit: called with the position of one queue; it must be quick."""
         self._commit = commit
-        self._lock = threading.RLock()  # a signal's handler may close this amid any verb
-        self._changed = Waiters(self._lock)
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # who takes waits for it
+        self._closed = threading.Condition(self._lock)
         self._pull: dict[ProcessQueue, Callable[[ProcessQueue], None]] = {}  # all that are here
         self._full: set[ProcessQueue] = set()
         self._turns: deque[ProcessQueue] = deque()
@@ -97,16 +98,21 @@ class ProcessQueues:
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is in the middle of a verb: what asks has interrupted it."""
-        inside: bool = self._lock._is_owned()  # type: ignore[attr-defined]  # as `threading.Condition` asks
-        return inside
+        """Whether the calling thread is amid another verb, as in a signal handler. Other threads wait for that verb."""
+        return is_owned(self._changed)
 
     def close(self) -> None:
-        """Whoever takes is given nothing, from now on."""
+        """Hand out nothing from now on."""
         with self._lock:
             self._is_closed = True
-            self._changed.end()
+            self._changed.notify_all()
+            self._closed.notify_all()
             self._tell()
+
+    def wait_closed(self, timeout: float | None) -> bool:
+        """Wait until `close`, at most `timeout` seconds. Return whether it was called."""
+        with self._lock:
+            return self._closed.wait_for(lambda: self._is_closed, timeout)
 
     # --- pulling ---------------------------------------------------------------------------------------
 
@@ -143,7 +149,7 @@ class ProcessQueues:
                 if taken is not None or now >= deadline:
                     return taken
                 wake = min(deadline, self._later[0][0]) if self._later else deadline
-                self._changed.wait(wake - now)
+                self._changed.wait(min(wake - now, threading.TIMEOUT_MAX))
         return None
 
     def take_or_tell(self, most: int, tell: Callable[[], None]) -> Taken | None:

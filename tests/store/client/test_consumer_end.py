@@ -1,4 +1,4 @@
-"""How a consumer ends: closed, also by its listener or a signal's handler, interrupted, forked, or not begun at all."""
+"""How a consumer ends: closed, stopped by its listener, interrupted, forked, or not begun at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from traceback import walk_stack
 
 import pytest
 
-from store import Consumer, MessageStore, ReceivedMessage, StoreBusy, StoreForked
+from store import Consumer, MessageStore, ReceivedMessage, StoreBusy, StoreForked, StoreLocked
 from store.local_group import LocalGroup
 from store.publish.locks import among_groups
 from tests.children import ended
@@ -56,59 +56,30 @@ def test_an_interrupt_while_it_is_closed_leaves_no_member_behind(store: MessageS
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_what_its_listener_closes_it_with_is_done(store: MessageStore, orderly: bool) -> None:
-    """Also where nobody else closes it."""
+def test_listener_stops_its_consumer(store: MessageStore, orderly: bool) -> None:
     put(store, range(40))
     made, seen, others = threading.Event(), Seen(), Seen()
 
-    def close(messages: Sequence[ReceivedMessage]) -> None:
+    def stop(messages: Sequence[ReceivedMessage]) -> None:
         assert made.wait(PATIENCE)
         consumer.close()
         seen(messages)
 
-    consumer = Consumer(store.path, "g", "t", close, orderly=orderly, config=config())
-    made.set()
-    assert consumer.wait(PATIENCE)
-    until(lambda: LocalGroup(store.path, "g").members() == [])
+    with Consumer(store.path, "g", "t", stop, orderly=orderly, config=config()) as consumer:
+        made.set()
+        assert consumer.wait(PATIENCE)
+    assert LocalGroup(store.path, "g").members() == []
     with Consumer(store.path, "g", "t", others, orderly=orderly, config=config()):
         until(lambda: len(seen.numbers) + len(others.numbers) >= 40)
     assert sorted(seen.numbers + others.numbers) == [*range(40)]
 
 
-@pytest.mark.parametrize("in_time", [True, False])
-def test_who_closes_what_its_listener_closed_knows_that_it_has_left(
-    store: MessageStore, caplog: pytest.LogCaptureFixture, in_time: bool
-) -> None:
-    """Or the process ended, and a cluster did not hear of what was done last. What it leaves by itself fails aloud."""
-    put(store, [0])
-    made, holds, hold, closed = (threading.Event() for _ in range(4))
-    main = threading.get_ident()
-
-    def work() -> None:
-        holds.set()
-        while in_time and not closed.wait(0.001):
-            if any(frame.f_code.co_name == "join" for frame, _ in walk_stack(sys._current_frames()[main])):
-                return
-        hold.wait()
-
-    def close(messages: Sequence[ReceivedMessage]) -> None:
-        assert made.wait(PATIENCE)
-        consumer.close()
-
-    consumer = Consumer(store.path, "g", "t", close, config=config())
-    holding = threading.Thread(target=among_groups, args=(store.path, PATIENCE, work))
-    holding.start()
-    assert holds.wait(PATIENCE)
-    consumer._member._files._timeout = PATIENCE if in_time else 0.01  # type: ignore[attr-defined]
-    made.set()
-    until(lambda: consumer._is_over)
-    consumer.close()
-    members = LocalGroup(store.path, "g").members()
-    closed.set()
-    hold.set()
-    holding.join()
-    assert members == []
-    assert ("left as if killed" in caplog.text) is not in_time
+def test_signal_handler_amid_another_call_cannot_close(store: MessageStore) -> None:
+    with Consumer(store.path, "g", "t", config=config()) as consumer:
+        with consumer._queues._lock, pytest.raises(StoreLocked, match="Let the handler raise an exception instead"):
+            consumer.close()
+        put(store, [0])
+        assert next(iter(consumer)).body == b"0"
 
 
 def test_what_is_done_does_not_come_again_where_it_gets_no_turn_to_leave(store: MessageStore) -> None:

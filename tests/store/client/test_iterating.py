@@ -194,7 +194,7 @@ def test_a_task_that_is_cancelled_takes_nothing_along(store: MessageStore) -> No
 
 
 def test_it_ends_where_it_is_closed_while_a_message_is_in_hand(store: MessageStore) -> None:
-    """As a signal's handler may; that message comes again."""
+    """That message comes again."""
     put(store, range(0, 20, QUEUES))
     found: list[int] = []
     for _ in range(2):

@@ -249,9 +249,9 @@ def test_what_was_given_back_for_a_while_is_handed_out_then_also_where_who_knew_
     takers = [threading.Thread(target=lambda: got.append(pulling.queues.take(1)), daemon=True) for _ in range(2)]
     for taker in takers:
         taker.start()
-    until(lambda: len(pulling.queues._changed._waiting) == 2)
+    until(lambda: len(pulling.queues._changed._waiters) == 2)
     pulling.queues.give_back(taken, 0.5)
-    until(lambda: len(pulling.queues._changed._waiting) == 2)  # one of them up to then
+    until(lambda: len(pulling.queues._changed._waiters) == 2)  # one of them up to then
     pulling.store.create_topic("t", 2)
     pulling.queues.add(ProcessQueue(Queue("t", 1), 0, 100, 1 << 20), pulling.puller.pull)
     pulling.store.put(Message("t", b"x", queue_id=1))

@@ -9,7 +9,6 @@ from functools import partial
 
 import pytest
 
-from store.client.waiters import Waiters
 from store.publish.latch import Latch
 from store.publish.watch import Watch
 from tests.waiting import PATIENCE
@@ -21,12 +20,6 @@ class Interrupt(Exception):
     pass
 
 
-def wait_for_waiters() -> None:
-    lock = threading.RLock()
-    with lock:
-        Waiters(lock).wait(math.inf)
-
-
 def wait_for_a_publication() -> None:
     with Watch() as watch:
         watch.wait(math.inf)
@@ -35,7 +28,6 @@ def wait_for_a_publication() -> None:
 WAITS: list[Callable[[], object]] = [
     Latch().wait,
     partial(Latch().wait, PATIENCE),
-    wait_for_waiters,
     wait_for_a_publication,
 ]
 
