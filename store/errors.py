@@ -10,7 +10,7 @@
     ├── StoreNotOpen             a store, watch or hold service that is not open here, or would not be
     │   ├── StoreClosed          it was closed
     │   ├── StoreForked          it was opened in the process that this one was forked from
-    │   └── StoreReplaced        its directory was deleted, or another took its place
+    │   └── StoreReplaced        its directory was deleted, replaced, or changed owner
     ├── ReadOnlyStore            a writing verb on a store opened with read_only=True
     ├── StoreFull                no space left on the device
     ├── FlushFailed              the device did not take what was to be flushed: appends are refused from then on
@@ -110,7 +110,9 @@ class StoreForked(StoreNotOpen):
 
 
 class StoreReplaced(StoreNotOpen):
-    """The directory of an open store was deleted, or another one took its place."""
+    """The directory of an open store was deleted, or replaced, or changed owner: a RocketMQ broker appended to it, or a
+    writer of ours opened a broker's directory. Close the store and open it again.
+    """
 
 
 class ReadOnlyStore(StoreError):

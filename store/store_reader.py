@@ -331,7 +331,7 @@ class StoreReader(Opened):
         return arrivals(self._log, integer("begin", begin, 0), integer("end", end, 0))
 
     def watch(self) -> Watch:
-        """What wakes one more waiting thread at each publication; polls while a RocketMQ broker has the directory."""
+        """What wakes one more waiting thread at each publication; polls if a RocketMQ broker owns the directory."""
         return self._watches.new()
 
     # --- consumer groups -------------------------------------------------------------------------------

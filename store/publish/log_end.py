@@ -1,6 +1,7 @@
-"""Where the log ends for readers: by our published end; or by the log itself, where nobody publishes.
+"""Where the log ends for readers: at our published end, or where a walk of the log ends.
 
-That is a RocketMQ broker's directory, at rest or running, also one that it took over from us; and one after a crash.
+A RocketMQ broker publishes no end, so its log is walked, at rest or running; so is a log of ours that a crash of the
+machine left unrecovered.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from store.errors import CorruptRecord, OffsetLost
+from store.errors import CorruptRecord, OffsetLost, StoreReplaced
 from store.files.opened import Place
 from store.format.layout import ABORT_FILE, CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, PUBLISHED_END_FILE
 from store.format.stored_message import decode_record
@@ -22,67 +23,72 @@ from store.log.dispatch import SIZE_BYTES, walk
 from store.publish.published_end import PublishedEnd, published_end_of
 from store.publish.watch import POLL_SECONDS
 
+_TAKEN_FROM_BROKER = "a pyspark-mq writer opened the directory of a RocketMQ broker"
 _LOOKED_AT = 64 << 10  # bytes behind the log's end
-LOOK_SECONDS = 1.0  # a published end that has not moved for so long may be one that a broker passed by
+LOOK_SECONDS = 1.0  # the owner is checked again if the published end has not moved for this long
 
 
 class LogEnd:
-    """What tells readers how far the log goes; has the reading side of `PublishedEnd`.
+    """How far readers may read the log; has the reading side of `PublishedEnd`.
 
-    The published end counts until somebody appended behind it who does not know it. From then on the log is walked:
-    once from its last segment that begins with a record, and from where it ended at every later look. Once a writer of
-    ours has recovered the directory, its published end counts again. Both are noticed while this is open.
+    The directory has one owner for as long as this is open: us or a broker, decided here. If the owner changes,
+    `confirm_offset` raises `StoreReplaced`. An empty directory has no owner until something is written.
+    by_log: the log is walked: from its last segment that begins with a record, and from the last end at later looks.
     """
 
     def __init__(self, root: Path, log: CommitLog) -> None:
-        """Raises `CorruptStore` for a file that is none."""
+        """Raises `CorruptStore` if the published end cannot be read."""
         self.path = root / PUBLISHED_END_FILE
         self.by_log = False
         self._root = root
         self._place = Place(root)
         self._log = log
-        self._published_end: PublishedEnd | None = None
-        self._overtaken: tuple[int, int, int] | None = None  # the numbers of a published end that does not count
-        self._seen = 0  # confirm offset of the published end while it counted
-        self._end = 0  # of the log, as far as it was walked
+        self._end = 0  # the last confirm offset
         self._flushed = 0  # up to here log and queues were on the device when the machine went down
         self._next_look = 0.0  # time.monotonic()
-        # Of all threads one moves this on: answers never step back. And a signal's handler may read amid it.
-        self._looking = threading.RLock()
+        self._looking = threading.RLock()  # one thread at a time advances the end; a signal's handler may read, too
         with self._looking:
+            self._decide()
             self._look()
+
+    def _decide(self) -> None:
+        """Whose directory this is."""
+        self._published_end = published_end_of(self._root)
+        self._passed_by: tuple[int, int, int] | None = None  # numbers of a published end that a broker appended behind
+        if self._published_end is not None and self._is_overtaken(self._published_end):
+            self._passed_by = self._published_end.numbers
 
     @property
     def confirm_offset(self) -> int:
         """Commit log offset (bytes) after the last message that readers may see; it never steps back.
 
-        Raises `StoreReplaced` within `LOOK_SECONDS`, `CorruptStore`.
+        Raises `StoreReplaced` within `LOOK_SECONDS` of another directory or owner, `CorruptStore`.
         """
-        published = self._published_end
-        if published is not None and not self.by_log:
+        published = self._counting
+        if published is not None:
             confirm_offset = published.confirm_offset
-            if confirm_offset > self._seen:  # a writer of ours is at work
-                self._seen, self._next_look = confirm_offset, time.monotonic() + LOOK_SECONDS
+            if confirm_offset > self._end:  # a writer of ours is at work
+                self._end, self._next_look = confirm_offset, time.monotonic() + LOOK_SECONDS
                 return confirm_offset
-            if confirm_offset == self._seen and time.monotonic() < self._next_look:
+            if confirm_offset == self._end and time.monotonic() < self._next_look:
                 return confirm_offset
         with self._looking:
             return self._look()
 
     @property
     def times_from(self) -> int | None:
-        """As of `PublishedEnd`; None, not known, where that does not count."""
-        return self._published_end.times_from if self._published_end is not None and not self.by_log else None
+        """As of `PublishedEnd`; None, not known, of a log that is walked."""
+        return self._counting.times_from if self._counting is not None else None
 
     @property
     def keys_from(self) -> int | None:
-        """As of `PublishedEnd`; None, not known, where that does not count."""
-        return self._published_end.keys_from if self._published_end is not None and not self.by_log else None
+        """As of `PublishedEnd`; None, not known, of a log that is walked."""
+        return self._counting.keys_from if self._counting is not None else None
 
     @property
     def log_begin(self) -> int | None:
-        """As of `PublishedEnd`; None, not known, where that does not count."""
-        return self._published_end.log_begin if self._published_end is not None and not self.by_log else None
+        """As of `PublishedEnd`; None, not known, of a log that is walked."""
+        return self._counting.log_begin if self._counting is not None else None
 
     @property
     def has_lost(self) -> bool:
@@ -91,14 +97,14 @@ class LogEnd:
 
     @property
     def rest_seconds(self) -> float:
-        """How long one may sleep who waits for a publication: nobody tells of a broker's, or that one took over."""
+        """How long a waiting reader may sleep: no notification tells of a broker's append, nor of its coming."""
         return POLL_SECONDS if self.by_log else LOOK_SECONDS
 
     @property
     def is_at_rest(self) -> bool:
         """Whether the published end says that no append is under way, nor one that died to be undone."""
-        published = self._published_end
-        return published is not None and not self.by_log and published.announced_end <= published.confirm_offset
+        published = self._counting
+        return published is not None and published.announced_end <= published.confirm_offset
 
     def is_message(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
         """Whether a queue entry below the confirm offset counts."""
@@ -110,28 +116,61 @@ class LogEnd:
         """Drop the published end, if there is one."""
         self._published_end = None
 
+    @property
+    def _counting(self) -> PublishedEnd | None:
+        """The published end, unless the log is walked."""
+        return None if self.by_log else self._published_end
+
+    def _is_overtaken(self, published: PublishedEnd) -> bool:
+        numbers, abort = published.numbers, (self._root / ABORT_FILE).exists()
+        # By itself: what is open of an append that is undone may be deleted, and made anew.
+        looked_at = CommitLog(self._root, self._log.segments.size, writable=False)
+        # If the numbers changed, a writer of ours is at work, and its append may be what was seen.
+        return was_overtaken(looked_at, published, abort=abort) and published.numbers == numbers
+
     def _look(self) -> int:
-        """Decide which of the two counts; returns the confirm offset. Call with `_looking`."""
+        """Find the end, of the same owner; returns the confirm offset. Call with `_looking`."""
         self._place.check()
+        if self._published_end is None and not self._end:
+            self._decide()
+        self._must_be_same_owner()
         self._next_look = time.monotonic() + LOOK_SECONDS
-        if self._published_end is None or self._published_end.is_replaced:
-            self._published_end = published_end_of(self._root)
         published = self._published_end
-        if published is not None and (numbers := published.numbers) != self._overtaken:
-            counts = _counts(self._root, self._log, published)
-            if published.numbers != numbers:  # a writer of ours is at work, and what was seen may be its append
-                return max(self._end, published.confirm_offset) if self.by_log else published.confirm_offset
-            self._overtaken = None if counts else numbers
-            if counts:
-                self.by_log, self._seen = False, numbers[0]
-                return self._seen
+        if published is None or self._passed_by is not None:
+            self._walk_on(published)
+        elif published.same_boot or published.flushed_offset >= published.written_end:
+            self.by_log, self._end = False, published.confirm_offset
+        else:  # no writer has recovered the log since the machine went down
+            self._walk_on(published)
+        return self._end
+
+    def _must_be_same_owner(self) -> None:
+        """Raises `StoreReplaced`. A log that no writer has recovered yet is walked, whoever recovers it."""
+        published = self._published_end
+        if published is None:
+            if self.path.exists():
+                raise self._replaced(_TAKEN_FROM_BROKER)
+        elif published.is_replaced:
+            raise self._replaced(f"{PUBLISHED_END_FILE} was deleted or replaced")
+        elif self._passed_by is not None:
+            if published.numbers != self._passed_by:
+                raise self._replaced(_TAKEN_FROM_BROKER)
+        elif not self.by_log and self._is_overtaken(published):
+            raise self._replaced("a RocketMQ broker appended to the log of a pyspark-mq writer")
+        elif self._end > published.confirm_offset:  # in this order: other threads advance the end
+            raise self._replaced(f"{PUBLISHED_END_FILE} was replaced by an older one")
+
+    def _replaced(self, what: str) -> StoreReplaced:
+        return StoreReplaced(f"{self._root}: the directory changed owner: {what}. Close this store and open it again")
+
+    def _walk_on(self, published: PublishedEnd | None) -> None:
         # Where the machine went down: what lies before was on the device, of what lies behind sectors may be lost.
         flushed = None if published is None or published.same_boot else published.flushed_offset
         is_new = not self.by_log or self._is_deleted(self._end)
         if is_new:
             self.by_log, self._flushed = True, flushed or 0
             start = last_segment(self._log)
-            self._end = max(self._seen, start if flushed is None else min(start, max(flushed, self._log.min_offset())))
+            self._end = start if flushed is None else min(start, max(flushed, self._log.min_offset()))
         until = None if published is None else refused_from(self._root, self._log, published)
         self._follow(flushed, until)
         if is_new:
@@ -139,7 +178,6 @@ class LogEnd:
         if flushed is not None and self._end < flushed:  # damage, and no end: whoever reads it is told
             self._end = flushed
             self._follow(flushed, until)
-        return self._end
 
     def _follow(self, flushed: int | None, until: int | None) -> None:
         for chunk in walk(self._log, self._end, until=until, torn_from=flushed):
@@ -195,15 +233,6 @@ def life_begin(log: CommitLog, queue: ConsumeQueue) -> int:
     # Damage may lead where no segment is; and where retention took one, it took all before.
     is_entry = offset > 0 and 0 < size < CQ_PRE_BLANK_SIZE and log.segments.exists(offset)
     return offset if is_entry and is_message(log, queue.topic, queue.queue_id, first, offset, size) else 0
-
-
-def _counts(root: Path, log: CommitLog, published: PublishedEnd) -> bool:
-    """Whether readers may believe a published end that stayed as it is meanwhile."""
-    on_device = published.flushed_offset >= published.written_end
-    abort = (root / ABORT_FILE).exists()
-    # By itself: what is open of an append that is undone may be deleted, and made anew.
-    looked_at = CommitLog(root, log.segments.size, writable=False)
-    return (published.same_boot or on_device) and not was_overtaken(looked_at, published, abort=abort)
 
 
 def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bool:

@@ -53,7 +53,7 @@ class Watch(Opened):
     One thread waits; any thread may interrupt it. inotify instances are few per user (128 by default): a process
     needs one `Watch` for each thread that waits, whatever the number of readers. Without one (other systems, none
     left, `notified=False` where there is no file yet), or where the user may watch no more files, it polls every
-    `POLL_SECONDS`; likewise for as long as nobody writes the file, because a broker has the directory.
+    `POLL_SECONDS`; likewise in a directory of a RocketMQ broker, which notifies no watch.
 
     Every verb but `close` raises `StoreClosed`, `StoreForked`.
     """

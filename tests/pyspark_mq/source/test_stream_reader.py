@@ -12,7 +12,7 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.realtime_reader import RealTimeStreamReader
 from pyspark_mq.source.schema import default_schema
 from pyspark_mq.source.stream_reader import MqStreamReader
-from store import MessageStore
+from store import MessageStore, StoreReplaced
 from store.any_log import Queue
 from store.errors import NotAStore
 from store.publish import log_end
@@ -88,21 +88,24 @@ def test_an_idle_query_keeps_its_offset(filled: Filled) -> None:
     assert ranges(it, start, start) == []
 
 
-def test_the_driver_goes_on_behind_a_broker_that_took_over_and_back(
-    filled: Filled, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.05)
+def test_the_driver_is_told_of_a_new_owner(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query ends. One that is started again goes on where that was, and back."""
+    monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.0)
     it = reader(filled, holdTimeoutMs="60000", **EARLIEST)
-    start = it.initialOffset()
-    end = latest(it, start)
-    assert rows(it, start, end) == filled.rows
+    end = latest(it, it.initialOffset())
     filled.store.close()
     with broker(Path(filled.path)) as filled.store:
         filled.put("orders", 0, 2)
+        with pytest.raises(StoreReplaced):
+            latest(it, end)
+        it = reader(filled, holdTimeoutMs="60000", **EARLIEST)
         theirs = latest(it, end)
         assert rows(it, end, theirs) == filled.rows[-2:]
     with MessageStore.open(filled.path) as filled.store:
         filled.put("orders", 1, 3)
+        with pytest.raises(StoreReplaced):
+            latest(it, theirs)
+        it = reader(filled, holdTimeoutMs="60000", **EARLIEST)
         assert rows(it, theirs, latest(it, theirs)) == filled.rows[-3:]
 
 

@@ -9,16 +9,28 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import pytest
 
-from store import Message, MessageStore, StoreUnavailable, TagFilter, UnknownTopic, message_filter
+from store import (
+    Message,
+    MessageStore,
+    StoreConfig,
+    StoreReplaced,
+    StoreUnavailable,
+    TagFilter,
+    UnknownTopic,
+    message_filter,
+)
 from store.broker import hold
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
+from store.format.layout import ABORT_FILE
 from store.log.consume_queue import ConsumeQueue
 from store.publish import log_end
+from store.publish.published_end import PublishedEnd, checked
 from tests.takeover import broker
 from tests.waiting import until
 
@@ -305,7 +317,6 @@ def test_a_look_without_descriptors_does_not_end_the_service(
         with holding.service:
             holding.hold(1, 0)
             thread = holding.service._thread
-            (Path(store.path) / "watermark").unlink()  # a crash: from now on the log itself is asked
             resource.setrlimit(resource.RLIMIT_NOFILE, (NO_MORE, limits[1]))
             try:
                 with pytest.raises(StoreUnavailable, match="Too many open files"):
@@ -354,40 +365,39 @@ def test_a_directory_without_a_watermark_is_polled(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageStore]:
-    """A reader of a directory with a message in each of 2 queues, that nobody writes for now."""
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with two messages in each of 2 queues, that no process has open."""
     monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.05)
-    with MessageStore.open(tmp_path / "mq") as it:
+    path = tmp_path / "mq"
+    with MessageStore.open(path) as it:
         it.create_topic("orders", 2)
-        for queue_id in range(2):
+        for queue_id in (0, 1, 0, 1):
             put(it, queue_id)
-    with MessageStore.open(tmp_path / "mq", read_only=True) as reader:
-        yield reader
+    return path
 
 
-def test_a_broker_that_took_over_wakes_and_a_writer_after_it(handed_over: MessageStore) -> None:
-    holding = Holding(handed_over)
-    with holding.service:
-        requests = [holding.hold(queue_id, 1) for queue_id in range(2)]
-        with broker(handed_over.path) as theirs:
-            put(theirs, 1)
-            assert holding.woken() == (requests[1], Wake.ARRIVED)
-        with MessageStore.open(handed_over.path) as ours:
-            put(ours, 0)
-            assert holding.woken() == (requests[0], Wake.ARRIVED)
-    assert holding.nobody()
+def test_requests_are_stopped_when_the_directory_changes_owner(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as reader:
+        holding = Holding(reader)
+        with holding.service:
+            request = holding.hold(0, 2)
+            with broker(path) as theirs:
+                put(theirs, 0)
+                assert holding.woken() == (request, Wake.STOPPED)
+            assert isinstance(holding.service.failure, StoreReplaced)
 
 
-def test_what_a_broker_left_out_of_its_queues_wakes_when_a_writer_files_it(handed_over: MessageStore) -> None:
-    holding, path = Holding(handed_over), handed_over.path
-    with holding.service:
-        other = holding.hold(1, 1)
-        with broker(path, killed=True) as theirs:
-            put(theirs, 0)
-            put(theirs, 1)
-            assert holding.woken() == (other, Wake.ARRIVED)
-            ConsumeQueue(path, "orders", 0, theirs.config.mappedFileSizeConsumeQueue, writable=True).truncate(1)
-        request = holding.hold(0, 1)
-        assert holding.nobody()
-        MessageStore.open(path).close()
-        assert holding.woken() == (request, Wake.ARRIVED)
+def test_a_queue_entry_that_a_recovery_restores_wakes(path: Path) -> None:
+    """The machine crashed, and the record came to the device, but not its queue entry."""
+    ConsumeQueue(path, "orders", 0, StoreConfig().mappedFileSizeConsumeQueue, writable=True).truncate(1)
+    with closing(PublishedEnd(path, writable=True)) as published:
+        published._fields["boot_id"][...] = b"another"
+        published._fields["flushed_offset"][...] = checked(0)
+    (path / ABORT_FILE).touch()
+    with MessageStore.open(path, read_only=True) as reader:
+        holding = Holding(reader)
+        with holding.service:
+            request = holding.hold(0, 1)
+            assert holding.nobody()
+            MessageStore.open(path).close()
+            assert holding.woken() == (request, Wake.ARRIVED)

@@ -1,4 +1,4 @@
-"""Readers that stay open while a RocketMQ broker takes the directory over, and while a writer of ours takes it back."""
+"""Readers of a live broker's directory, of a dead one's, and of a directory that changes its owner."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from store import CorruptSegment, Message, MessageStore, StoreConfig, StoreFull
+from store import CorruptSegment, Message, MessageStore, StoreConfig, StoreFull, StoreReplaced
 from store.format.layout import ABORT_FILE, COMMIT_LOG_DIR, PUBLISHED_END_FILE, QUEUE_ENDS_FILE, segment_name
 from store.log.commit_log import CommitLog
 from store.log.dispatch import LogChunk, walk
 from store.publish import log_end
 from store.publish.log_end import LogEnd
-from store.publish.published_end import PublishedEnd
+from store.publish.published_end import PublishedEnd, checked
 from store.upkeep.findings import COPY
 from store.upkeep.verify import verify
 from tests.end_to_end.dying_writers import QUEUES
@@ -62,28 +62,67 @@ def put(store: MessageStore, what: str, count: int) -> None:
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("dead", [False, True])
-def test_an_open_reader_goes_on_behind_a_broker_and_back(path: Path, dead: bool, killed: bool) -> None:
-    with MessageStore.open(path, read_only=True) as early:
-        follower = Follower(early)
-        follower.until(bodies(early))
-        for number in range(2):
+def test_open_reader_is_told_of_a_new_owner(path: Path, dead: bool, killed: bool) -> None:
+    """Each reader that opens after a change reads everything, and follows the owner that it found."""
+    for number in range(2):
+        with MessageStore.open(path, read_only=True) as early:
+            Follower(early).until(bodies(early))
             if dead:
                 die(path)
             with broker(path, killed=killed) as theirs:
                 put(theirs, f"theirs {number}", 1)
-                follower.until(bodies(theirs))
+                must_be_told(early)
                 with MessageStore.open(path, read_only=True) as late:
-                    assert bodies(late) == bodies(theirs)
-                put(theirs, f"and {number}", 200)
-                follower.until(bodies(theirs))
+                    follower = Follower(late)
+                    follower.until(bodies(theirs))
+                    put(theirs, f"and {number}", 200)
+                    follower.until(bodies(theirs))
                 expected = bodies(theirs)
-            assert bodies(early) == expected
+        with MessageStore.open(path, read_only=True) as between:
+            assert bodies(between) == expected
             with MessageStore.open(path) as ours:
                 assert bodies(ours) == expected
+                must_be_told(between)
                 put(ours, f"again {number}", 30)
-                follower.until(bodies(ours))
-            assert bodies(early) == follower.read
-        assert early.confirm_offset > SIZE, "also over the end of a segment"
+
+
+def must_be_told(reader: MessageStore) -> None:
+    def wait_on() -> None:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            reader.wait(reader.confirm_offset, 0.1)
+
+    with pytest.raises(StoreReplaced, match=r"changed owner: .* Close this store and open it again"):
+        wait_on()
+    with pytest.raises(StoreReplaced):
+        reader.max_offset("t", 0)
+
+
+@pytest.mark.usefixtures("soon")
+def test_reader_of_an_empty_directory_takes_the_first_owner(tmp_path: Path) -> None:
+    path = tmp_path / "mq"
+    (path / COMMIT_LOG_DIR).mkdir(parents=True)
+    with MessageStore.open(path, read_only=True) as reader, MessageStore.open(path, config=SMALL) as ours:
+        ours.create_topic("t", QUEUES)
+        put(ours, "first", 3)
+        Follower(reader).until(bodies(ours))
+
+
+@pytest.mark.usefixtures("soon")
+def test_reader_goes_on_when_a_writer_recovers_after_a_machine_crash(path: Path) -> None:
+    with closing(PublishedEnd(path, writable=True)) as published:
+        published._fields["boot_id"][...] = b"another"
+        published._fields["flushed_offset"][...] = checked(0)
+    (path / ABORT_FILE).touch()
+    with MessageStore.open(path, read_only=True) as reader, reader.watch() as watch:
+        follower = Follower(reader)
+        follower.until(bodies(reader))
+        assert len(follower.read) == 20
+        assert watch.polls
+        with MessageStore.open(path) as ours:
+            put(ours, "ours", 1)
+            follower.until(bodies(ours))
+            assert not watch.polls
 
 
 def test_a_broker_still_below_the_end_that_a_dead_writer_announced(path: Path) -> None:
@@ -96,16 +135,17 @@ def test_a_broker_still_below_the_end_that_a_dead_writer_announced(path: Path) -
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_broker_that_only_kept_what_a_dead_writer_left(path: Path) -> None:
+def test_broker_that_keeps_a_dead_append_is_a_new_owner(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as reader:
-        follower = Follower(reader)
         published = bodies(reader)
         die(path)
-        follower.until(published)
+        assert bodies(reader) == published
         with broker(path) as theirs:
             kept = bodies(theirs)
         assert len(kept) > len(published)
-        follower.until(kept)
+        must_be_told(reader)
+    with MessageStore.open(path, read_only=True) as reader:
+        assert bodies(reader) == kept
 
 
 def test_a_dead_writer_alone_is_no_broker(path: Path) -> None:
@@ -119,7 +159,9 @@ def test_a_dead_writer_alone_is_no_broker(path: Path) -> None:
 
 @pytest.mark.usefixtures("soon")
 def test_a_segment_that_brokers_make_ahead_delete_and_make_anew(path: Path) -> None:
-    with MessageStore.open(path, read_only=True) as reader, broker(path) as theirs:
+    with broker(path) as theirs:
+        put(theirs, "theirs", 1)
+        reader = MessageStore.open(path, read_only=True)
         follower = Follower(reader)
         ahead = path / COMMIT_LOG_DIR / segment_name(theirs.confirm_offset // SIZE * SIZE + SIZE)
         ahead.touch()
@@ -130,6 +172,7 @@ def test_a_segment_that_brokers_make_ahead_delete_and_make_anew(path: Path) -> N
         put(theirs, "after", 150)
         assert ahead.exists()
         follower.until(bodies(theirs))
+        reader.close()
 
 
 @pytest.mark.usefixtures("soon")
@@ -185,35 +228,37 @@ def test_an_older_watermark_where_the_log_is_damaged_cuts_nothing_without_a_word
         MessageStore.open(path).close()
 
 
-def test_a_watermark_that_was_deleted_and_rebuilt(path: Path) -> None:
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("how", ["deleted", "deleted and rebuilt", "older"])
+def test_reader_is_told_of_another_watermark(path: Path, how: str) -> None:
+    watermark = path / PUBLISHED_END_FILE
+    older = watermark.read_bytes()
+    with MessageStore.open(path) as ours:
+        put(ours, "more", 5)
     with MessageStore.open(path, read_only=True) as reader:
-        follower = Follower(reader)
-        follower.until(bodies(reader))
-        (path / PUBLISHED_END_FILE).unlink()
-        with MessageStore.open(path) as ours:
-            put(ours, "again", 5)
-            follower.until(bodies(ours))
+        Follower(reader).until(bodies(reader))
+        if how == "older":
+            watermark.write_bytes(older)
+        else:
+            watermark.unlink()
+        if how == "deleted and rebuilt":
+            MessageStore.open(path).close()
+        must_be_told(reader)
 
 
 @pytest.mark.usefixtures("soon")
 def test_a_watch_polls_while_a_broker_is_there(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as reader, reader.watch() as watch:
         assert not watch.polls
-        with broker(path) as theirs:
+    with broker(path) as theirs:
+        put(theirs, "theirs", 1)
+        with MessageStore.open(path, read_only=True) as reader, reader.watch() as watch:
+            assert watch.polls
             put(theirs, "theirs", 1)
             deadline = time.monotonic() + PATIENCE
             while reader.confirm_offset < theirs.confirm_offset:
                 assert time.monotonic() < deadline
                 watch.wait(PATIENCE)
-            assert watch.polls
-            with reader.watch() as late:
-                assert late.polls
-        with MessageStore.open(path) as ours:
-            put(ours, "ours", 1)
-            while reader.confirm_offset < ours.confirm_offset:
-                assert time.monotonic() < deadline
-                watch.wait(PATIENCE)
-            assert not watch.polls
 
 
 # --- appends of ours under a reader that looks -------------------------------------------------------------
@@ -271,26 +316,6 @@ def test_appends_during_a_look_prove_nothing(path: Path, steps: Steps) -> None:
         assert end.confirm_offset == ours.confirm_offset
         assert not steps
         assert not end.by_log
-
-
-@pytest.mark.usefixtures("always")
-def test_who_went_by_the_log_sees_what_is_published_also_where_every_look_meets_an_append(
-    path: Path, steps: Steps
-) -> None:
-    with broker(path) as theirs:
-        put(theirs, "theirs", 1)
-    with MessageStore.open(path, read_only=True) as reader, MessageStore.open(path) as ours:
-
-        def appended(log: CommitLog, begin: int) -> list[LogChunk]:
-            put(ours, "more", 1)
-            another_millisecond()
-            return list(walk(log, begin))
-
-        for _ in range(3):
-            before = ours.confirm_offset
-            steps.append(appended)
-            assert reader.confirm_offset >= before
-            assert not steps
 
 
 @pytest.mark.usefixtures("always")
@@ -354,8 +379,9 @@ def test_a_look_at_a_running_broker_reads_no_more_than_a_little(tmp_path: Path) 
     with MessageStore.open(path) as ours:
         ours.create_topic("t", QUEUES)
         put(ours, "before", 1)
-    with broker(path) as theirs, MessageStore.open(path, read_only=True) as reader:
+    with broker(path) as theirs:
         put(theirs, "first", 1)
+        reader = MessageStore.open(path, read_only=True)
         seen = reader.confirm_offset
         put(theirs, "new", 1)
         before = bytes_read()
@@ -363,3 +389,4 @@ def test_a_look_at_a_running_broker_reads_no_more_than_a_little(tmp_path: Path) 
         assert bytes_read() - before < 1 << 18
         put(theirs, "many", 1000)
         assert reader.confirm_offset == theirs.confirm_offset
+        reader.close()
