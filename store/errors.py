@@ -18,8 +18,8 @@
     ├── ArchiveError
     │   ├── NoArchive            nothing is archived there, or only a part of what was begun
     │   ├── ArchiveOfAnother     it holds the messages of another store
-    │   ├── QueuesPassedOver     some queues cannot be archived, all others are; `.reasons` says why
-    │   └── ArchiveUnavailable   no such bucket, no permission, no answer, a package that is missing
+    │   └── QueuesPassedOver     some queues cannot be archived, all others are; `.reasons` says why
+    ├── ObjectsUnavailable       no such bucket, no permission, no answer, a package that is missing
     ├── UnknownTopic
     │   └── UnknownQueue         the topic exists, the queue id does not
     ├── InvalidTopic             a name RocketMQ would refuse
@@ -162,8 +162,8 @@ class QueuesPassedOver(ArchiveError):
         return type(self), (str(self), self.reasons)
 
 
-class ArchiveUnavailable(ArchiveError):
-    """Where the archive lies does not answer, or refuses; `__cause__` is what the system said."""
+class ObjectsUnavailable(StoreError):
+    """The directory or object store of an archive, a ledger or staged rows refuses, or does not answer."""
 
 
 class UnknownTopic(StoreError):

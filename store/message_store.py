@@ -231,7 +231,7 @@ class MessageStore(StoreFinder):
         now: seconds since 1970. asked: at any hour, not only `deleteWhen`. forced: whatever their age. dry_run: only
         say what would go. config: whose settings count instead of the store's own. What is to be archived and is not
         yet stays, and so does what waits to be delivered, with all behind it. Raises `ReadOnlyStore`, and
-        `ArchiveUnavailable` or `CorruptStore` where nobody can tell what that is.
+        `ObjectsUnavailable` or `CorruptStore` where nobody can tell what that is.
         """
         settings, now = config or self.config, now if now is None else seconds("now", now)
         retention = Retention(self.path, settings, self._log, self._index, self._queues)
@@ -282,7 +282,7 @@ class MessageStore(StoreFinder):
         of how many. Messages that are archived count from some point on while it runs; it may be killed, and called
         again, at any moment.
 
-        Raises `ArchiveUnavailable`, `ArchiveOfAnother` (nothing is archived), `QueuesPassedOver` (all others are),
+        Raises `ObjectsUnavailable`, `ArchiveOfAnother` (nothing is archived), `QueuesPassedOver` (all others are),
         `StoreLocked` (another process archives), `UnknownTopic`, `NoArchive` where the remembered one is gone.
         """
         self.must_be_open()

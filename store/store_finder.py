@@ -30,7 +30,7 @@ class StoreFinder(StoreReader):
         found. Where these are too few, those that the store has no longer come from its archive, if it has one.
         Raises `UnknownTopic`, also when the topic is deleted meanwhile, `CorruptRecord`, `MessageTooLarge`,
         `CorruptSegment` where files of the index are lost, `ConfigError` for an index of other sizes than configured,
-        and `ArchiveError`.
+        `ArchiveError`, and `ObjectsUnavailable`.
         """
         with self.of_one_life(topic):
             return self._with_key(topic, key, max_messages, begin, end)

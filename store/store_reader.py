@@ -132,8 +132,8 @@ class StoreReader(Opened):
         `maxDecompressedMessageSize`; the next one is at `offset + 1`.
         as_records: give the records as they stand in the log, mapped and not decoded, instead of messages; tags are
         compared by their hashes only then, and what has the right hash is for the caller to look at.
-        What is older than the store comes from its archive, if it has one, but not as records; raises `ArchiveError`,
-        too, then.
+        What is older than the store comes from its archive, if it has one, but not as records; raises `ArchiveError`
+        and `ObjectsUnavailable`, too, then.
         """
         offset, max_messages = integer("offset", offset), integer("max_messages", max_messages)
         if message_filter is not None and not hasattr(message_filter, "match_codes"):
@@ -218,7 +218,8 @@ class StoreReader(Opened):
     def read(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         """`scan` of a range, as `spec` says; its filter may be any. Raises as `scan`.
 
-        What is older than the store comes from its archive, if it has one. Raises `ArchiveError`, too, then.
+        What is older than the store comes from its archive, if it has one. Raises `ArchiveError` and
+        `ObjectsUnavailable`, too, then.
         """
         born = self._published.born(wanted.queue.topic)
         try:

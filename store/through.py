@@ -21,12 +21,12 @@ import pyarrow as pa
 from store import MessageStore, OffsetLost, UnknownTopic
 from store.any_log import Boundary, Bounds, Int64s, LogAddress, Positions, Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress, ArchiveLog
-from store.archive.objects import local_path, parsed
 from store.archive.of_store import StoreArchive, remembered
 from store.archive.place import is_archive
 from store.format.columns import check_columns
 from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
 from store.local import LocalAddress, LocalLog
+from store.objects.urls import local_path, storage_options
 from store.system_errors import explained
 
 _LOOK_SECONDS = 5.0  # an archive grows at its end, which is asked for only once the store's begin has passed it
@@ -72,7 +72,7 @@ class ThroughAddress(LocalAddress):
         """Raises as `LocalAddress.open`. Where the archive is not there, or not reached, whoever asks it is told."""
         store = MessageStore.open(self.path, create=False, read_only=True)
         try:
-            archive = StoreArchive.remembered(store.path, store.config, parsed(self.options))
+            archive = StoreArchive.remembered(store.path, store.config, storage_options(self.options))
             return ThroughLog(store, archive.changed(self.url or None, None))
         except BaseException:
             store.close()

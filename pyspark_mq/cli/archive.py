@@ -9,7 +9,7 @@ from tqdm import tqdm
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.places import age, moment
-from store import Archived, ArchiveUnavailable, MessageStore, NoArchive, QueuesPassedOver, StoreLocked
+from store import Archived, MessageStore, NoArchive, ObjectsUnavailable, QueuesPassedOver, StoreLocked
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import Remembered, is_same_place, remembered
 from store.restoring import restore as restore_store
@@ -71,7 +71,7 @@ def archive(
                 _archive(store, url, older_than, chosen if is_copy else None, reserved_hours)
             except QueuesPassedOver as error:
                 click.echo(f"Warning: {error}", err=True)
-            except (ArchiveUnavailable, NoArchive, StoreLocked) as error:  # it was there, and alone, before
+            except (ObjectsUnavailable, NoArchive, StoreLocked) as error:  # it was there, and alone, before
                 click.echo(f"Warning: {error}; trying again in {_WATCH_SECONDS:g} seconds", err=True)
 
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from store import ArchiveUnavailable, FilterError, InvalidArgument, StoreError, message_filter
+from store import FilterError, InvalidArgument, ObjectsUnavailable, StoreError, message_filter
 from store.any_log import LogAddress, MessageFilter
-from store.archive.objects import local_path
 from store.archive.place import is_archive
 from store.cluster.address import SCHEME, ClusterAddress
 from store.cluster.credentials import Credentials
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
+from store.objects.urls import local_path
 from store.remoting.tls import Tls
 from store.through import address_at
 from store.upkeep.directory import Directory
@@ -52,7 +52,7 @@ def _has_only_archive(place: str) -> bool:
     local = local_path(place)
     if local is None:
         return True
-    with suppress(ArchiveUnavailable, OSError):  # for who opens a store there to say
+    with suppress(ObjectsUnavailable, OSError):  # for who opens a store there to say
         return is_archive(local) and not Directory.at(local).is_store()
     return False
 

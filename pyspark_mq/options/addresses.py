@@ -10,8 +10,8 @@ from pyspark_mq.errors import OptionError
 from pyspark_mq.options.cluster import CLUSTER_NAMES, cluster_of
 from pyspark_mq.options.tables import NO_OPTIONS_OF_TABLES
 from store.any_log import LogAddress
-from store.archive.objects import parsed
 from store.local import LocalAddress
+from store.objects.urls import storage_options
 from store.through import address_at
 
 _OF_DATABRICKS = re.compile("^dbfs:/+", re.IGNORECASE)
@@ -56,7 +56,7 @@ def _directory(options: Mapping[str, str]) -> LogAddress:
     """A store's directory or a `file:` URL of one, or an archive, there or behind another URL; a store together with
     the archive that the option `archive` names, or that it remembers."""
     path, secrets = options["path"], options.get("storageOptions", "")
-    parsed(secrets)  # of a store without an archive nobody else looks at them
+    storage_options(secrets)  # of a store without an archive nobody else looks at them
     local = re.sub("^file:(//(localhost)?(?=/))?", "", path)
     if (mounted := _OF_DATABRICKS.match(local)) is not None:
         raise OptionError(

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets.durations import milliseconds_of
-from pyspark_mq.shared_folders import why_not_shared
 from store.errors import InvalidGroup
 from store.files.consumer_offsets import check_group_name
+from store.objects.urls import why_not_shared
 
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _BYTE_SIZE = re.compile(r"([0-9]{1,18})\s*([kmg]?)b?", re.IGNORECASE)

@@ -9,7 +9,8 @@ a driver that was killed may be late; and of the others those that nobody touche
 not outlive the machine: what is not committed is run again. On an object store files are objects; tasks and driver have
 them on their own disks while they write and read them.
 
-Where a run is over its folder is gone, and a task that Spark has given up, but that still lives, cannot write any more.
+The folder of a run has an object `.made` until the run is over. Without it a task that Spark has given up, but that is
+still alive, cannot write any more.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from contextlib import ExitStack, contextmanager, suppress
 import pyarrow as pa
 
 from pyspark_mq.errors import StagingError
-from pyspark_mq.shared_folders import GONE, shared_folders
+from store.errors import ObjectsUnavailable
+from store.objects.any_objects import Objects, objects_at
 
 RETENTION_SECONDS = 7 * 24 * 3600.0
 BATCH = "batch"
 
+_MADE = ".made"
 _OWNER = rf"{BATCH}|[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}(-[^.]+)?"
-_OURS = re.compile(rf"({_OWNER})\.([0-9]{{19}}-)?[0-9a-f]{{32}}|[0-9a-f]{{32}}{re.escape(GONE)}")
+_OURS = re.compile(rf"({_OWNER})\.([0-9]{{19}}-)?[0-9a-f]{{32}}")
 _TOPIC = b"topic"  # in the metadata of a file's batches, each of which has messages of one topic
 
 
@@ -37,37 +40,43 @@ class Staging:
     """One directory, or one place on an object store, that the driver and all executors see."""
 
     def __init__(self, path: str) -> None:
-        """path: a directory, or a URL (see `shared_folders`)."""
-        self._folders = shared_folders(path)
+        """path: a directory or a URL."""
+        self._path = path
 
     def prepare(self) -> None:
         """Raises `StagingError` where this cannot be written."""
-        with self._writable():
-            self._folders.prepare()
+        with self._writable() as objects:
+            objects.write(_MADE, b"")
+            objects.delete(_MADE)
 
     def begin(self, owner: str, run: str) -> None:
         """Make the folder of a run, if it is not there. Raises `StagingError`."""
-        with self._writable():
-            self._folders.make(_folder(owner, run))
+        made = f"{_folder(owner, run)}/{_MADE}"
+        with self._writable() as objects:
+            if objects.mark(made) is None:
+                objects.write(made, b"")
 
     def write(
         self, owner: str, run: str, task: str, tables: Iterable[tuple[str, pa.RecordBatch]]
     ) -> tuple[str, Counter[str]]:
-        """Keep what one attempt at a task sends to topics: the file, "" without any rows, and how many for each topic.
+        """Keep what one attempt at a task sends to topics. Return the file, "" without any rows, and how many for each.
 
         Raises `StagingError`, also where the run has not begun, or is over.
         """
-        folder, name, writer = _folder(owner, run), f"{task}.arrow", None
+        folder, writer = _folder(owner, run), None
+        name = f"{folder}/{task}.arrow"
         rows: Counter[str] = Counter()
-        with self._writable(), ExitStack() as opened:
+        with self._writable() as objects, ExitStack() as opened:
             for topic, batch in tables:
                 if writer is None:
-                    path = opened.enter_context(self._folders.writing(folder, name))
+                    path = opened.enter_context(objects.writing(name))
                     file = opened.enter_context(pa.OSFile(str(path), "wb"))
                     writer = opened.enter_context(pa.ipc.new_stream(file, batch.schema))
                 writer.write_batch(batch, custom_metadata={_TOPIC: topic.encode()})
                 rows[topic] += batch.num_rows
-        return ("" if writer is None else self._folders.place(folder, name)), rows
+            if writer is not None:
+                objects.size(f"{folder}/{_MADE}")  # raises if the run is over
+        return ("" if writer is None else name), rows
 
     def tables(self, files: Iterable[str]) -> dict[str, pa.Table]:
         """What the files send to each topic, in the order of the files; it lies in mapped memory.
@@ -82,13 +91,14 @@ class Staging:
 
     def _read(self, file: str) -> Iterator[tuple[str, pa.RecordBatch]]:
         try:
-            with self._folders.reading(file) as path, pa.ipc.open_stream(pa.memory_map(str(path))) as reader:
+            with self._objects.reading(file) as path, pa.ipc.open_stream(pa.memory_map(str(path))) as reader:
                 for batch, metadata in reader.iter_batches_with_custom_metadata():
                     yield metadata[_TOPIC].decode(), batch
-        except (OSError, pa.ArrowInvalid) as error:
+        except (OSError, ObjectsUnavailable, pa.ArrowInvalid) as error:
             raise StagingError(
-                f"{file}: the rows of a task are gone, or not whole ({error}); nothing was appended, run the write "
-                "again. The driver has to see the directory that the executors write to: see the option stagingPath"
+                f"{self._path}/{file}: the rows of a task are gone, or not whole ({error}); nothing was appended, run "
+                "the write again. The driver has to see the directory that the executors write to: see the option "
+                "stagingPath"
             ) from error
 
     def forget(self, owner: str, run: str) -> None:
@@ -96,28 +106,33 @@ class Staging:
         oldest = time.time() - RETENTION_SECONDS
         for folder in self._runs():
             whose, _, which = folder.rpartition(".")
-            with suppress(OSError):  # somebody else deletes it; or it stays until the next time
+            with suppress(ObjectsUnavailable):  # another process deletes it; or it stays until the next time
                 mine = (whose == owner != BATCH and _batch(which) <= _batch(run)) or which.endswith(run)
                 if mine or (_OURS.fullmatch(folder) and self._is_over(folder, oldest)):
-                    self._folders.remove(folder)
+                    self._objects.delete_all(folder)
 
     def _is_over(self, folder: str, oldest: float) -> bool:
-        """Whether nobody touched it since `oldest` (seconds since 1970), or somebody was deleting it."""
-        return folder.endswith(GONE) or max(self._folders.files(folder).values(), default=oldest) < oldest
+        """Whether no file of a run was written since `oldest` (seconds since 1970)."""
+        times = self._objects.names(folder).values()
+        return max((time for time in times if time is not None), default=oldest) < oldest
 
     def _runs(self) -> list[str]:
         """Their folders; the notes of a log without a directory lie beside them."""
-        with suppress(OSError):
-            return [folder for folder in self._folders.folders() if "." in folder]
+        with suppress(ObjectsUnavailable):
+            return [name for name, time in self._objects.names("").items() if time is None and "." in name]
         return []
 
+    @property
+    def _objects(self) -> Objects:
+        return objects_at(self._path, {})  # opened in each process anew, so that no pickle has credentials
+
     @contextmanager
-    def _writable(self) -> Iterator[None]:
+    def _writable(self) -> Iterator[Objects]:
         try:
-            yield
-        except OSError as error:
+            yield self._objects
+        except (OSError, ObjectsUnavailable) as error:
             raise StagingError(
-                f"{self._folders}: cannot keep the rows of a write there ({error}); set the option stagingPath to a "
+                f"{self._path}: cannot keep the rows of a write there ({error}); set the option stagingPath to a "
                 "directory that the driver and every executor can write, or to a place on S3, such as "
                 "s3://bucket/staging, or delivery to at-least-once"
             ) from error

@@ -139,7 +139,7 @@ class Archiving:
         progress: called when there is an archive to read, but for the first time, at 0.
 
         Raises `ArchiveOfAnother` where nothing is archived, `QueuesPassedOver` where some of it is, and
-        `ArchiveUnavailable`.
+        `ObjectsUnavailable`.
         """
         born = self._born(queues)
         standing = Standing.of(self._kin, self._place, self._catalog, queues)

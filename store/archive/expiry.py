@@ -14,7 +14,7 @@ def expire(place: Place, before: int) -> int:
     """Delete the segments whose messages were all stored before a time (ms since 1970), and tell how many.
 
     The last one of a queue stays. Call under the store's lock, see `of_store`. Who is killed meanwhile leaves objects
-    that nothing names. Raises `ArchiveUnavailable`, `CorruptStore`.
+    that nothing names. Raises `ObjectsUnavailable`, `CorruptStore`.
     """
     catalog = place.load()
     if catalog is None:

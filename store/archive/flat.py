@@ -11,12 +11,12 @@ import numpy as np
 from store.any_log import Queue
 from store.archive.catalog import ArchivedQueue, Segments
 from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, segment_path
-from store.archive.objects import Objects, joined
 from store.archive.read_ahead import Read, ReadAhead
 from store.errors import CorruptSegment, OffsetLost
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset
 from store.format.strings import Bytes
 from store.log.consume_queue import Entries
+from store.objects.any_objects import ByteReader
 
 _PIECE_BYTES = 4 << 20  # of the log, a request
 _ENTRIES_PIECE_BYTES = (1 << 16) * CQ_ENTRY.itemsize
@@ -28,7 +28,7 @@ MAX_STRETCH = 4 * _PIECE_BYTES
 class FlatFile:
     """A file in segments, each an object."""
 
-    def __init__(self, objects: Objects, folder: str, queue: str, kind: str, segments: Segments) -> None:
+    def __init__(self, objects: ByteReader, folder: str, queue: str, kind: str, segments: Segments) -> None:
         """folder: the cluster's. queue: its `queue_path`."""
         self._objects = objects
         self._segments = segments
@@ -36,7 +36,7 @@ class FlatFile:
         self._paths = [f"{folder}/{segment_path(queue, kind, each.base)}" for each in segments]
 
     def read(self, begin: int, end: int) -> bytes:
-        """Bytes [begin, end). Raises `OffsetLost`, `CorruptSegment`, `ArchiveUnavailable`."""
+        """Bytes [begin, end). Raises `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`."""
         parts = []
         for segment, path in zip(self._segments, self._paths, strict=True):
             first, last = max(begin, segment.base), min(end, segment.stop)
@@ -44,7 +44,7 @@ class FlatFile:
                 parts.append(self._of_segment(path, first - segment.base, last - segment.base))
         if sum(map(len, parts)) != end - begin:
             raise OffsetLost(f"{self.where}: bytes {begin} to {end} are not archived any more")
-        return joined(parts)
+        return b"".join(parts)
 
     def view(self, begin: int, end: int) -> Bytes:
         """`read`, as uint8."""
@@ -122,7 +122,7 @@ class FlatConsumeQueue:
 class FlatQueue:
     """All that is archived of one queue. begin: offset of its log from which on records are there."""
 
-    def __init__(self, objects: Objects, folder: str, path: str, queue: Queue, archived: ArchivedQueue) -> None:
+    def __init__(self, objects: ByteReader, folder: str, path: str, queue: Queue, archived: ArchivedQueue) -> None:
         """folder: the cluster's; path: the queue's `queue_path`."""
         self.queue = queue
         self.archived = archived

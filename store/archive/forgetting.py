@@ -17,7 +17,7 @@ def forget(place: Place, catalog: Catalog, standing: Standing, topics: Mapping[s
 
     standing: of the queues that the topics have in the store; a topic without any is taken out as a whole. Call under
     the store's lock, see `of_store`. Who is killed meanwhile is called again. Raises `UnknownTopic`,
-    `ArchiveUnavailable`.
+    `ObjectsUnavailable`.
     """
     unknown = [topic for topic, queues in topics.items() if not queues and topic not in catalog.topics]
     if unknown:

@@ -18,7 +18,6 @@ from store.any_log import Int64s, Queue
 from store.archive.catalog import Catalog, Segment, Segments
 from store.archive.flat import FlatFile
 from store.archive.layout import INDEX, INDEX_SLOTS, index_path, segment_path
-from store.archive.objects import Objects
 from store.errors import CorruptSegment
 from store.format.key_hashes import key_hashes
 from store.format.layout import (
@@ -29,6 +28,7 @@ from store.format.layout import (
     PROPERTY_KEYS,
     PROPERTY_UNIQ_KEY,
 )
+from store.objects.any_objects import ByteReader
 from store.read.checked import Checked
 
 Items = npt.NDArray[Any]  # dtype ARCHIVE_INDEX_ITEM
@@ -83,7 +83,7 @@ class Filing:
         """Write what was added; the index as the metadata is to name it, and the objects that go afterwards.
 
         existing: the catalog's. first: where the next segment begins at the earliest. Raises what `write` does,
-        `OffsetLost`, `CorruptSegment`, `ArchiveUnavailable`.
+        `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
         """
         if not self._items:
             return catalog.index, []
@@ -115,7 +115,7 @@ class Filing:
 class KeyIndex:
     """The index as one catalog names it, read."""
 
-    def __init__(self, objects: Objects, folder: str, path: str, segments: Segments) -> None:
+    def __init__(self, objects: ByteReader, folder: str, path: str, segments: Segments) -> None:
         """folder: the cluster's. path: its `index_path`."""
         self._segments = [_Segment(FlatFile(objects, folder, path, INDEX, (each,)), each) for each in segments]
         self._at_once = 1 + objects.ahead
@@ -124,7 +124,7 @@ class KeyIndex:
         """The items of some hashes, and the store time of each (ms, give or take a second); the newest segment first.
 
         begin: messages stored before (ms) need not be among them. Raises `OffsetLost` where a segment is gone:
-        there is another catalog by now; `CorruptSegment`, `ArchiveUnavailable`.
+        there is another catalog by now; `CorruptSegment`, `ObjectsUnavailable`.
         """
         asked = [each for each in reversed(self._segments) if each.named.end >= begin]
         if self._at_once == 1 or len(asked) == 1:

@@ -32,7 +32,6 @@ from store.archive.flat import MAX_STRETCH, FlatQueue
 from store.archive.held import POLL_SECONDS, PolledHeld
 from store.archive.kin import Kin
 from store.archive.names import named
-from store.archive.objects import parsed, without_secrets
 from store.archive.place import Place, StillPlace
 from store.archive.records import Records, records_of
 from store.errors import CorruptRecord, CorruptSegment, NoArchive, OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
@@ -43,6 +42,7 @@ from store.format.stored_message import StoredMessage, inflated
 from store.format.stored_messages import stored_messages
 from store.index.index import END_OF_TIME
 from store.integers import LONG_MAX
+from store.objects.urls import storage_options, without_secrets
 from store.read.checked import Checked, checked_blocks
 from store.read.fingerprint import fingerprint
 from store.read.query import offset_by_time
@@ -74,13 +74,13 @@ class ArchiveAddress:
         return None
 
     def open(self) -> ArchiveLog:
-        """Raises `NoArchive`, `UnsupportedStore`, `ArchiveUnavailable`."""
-        return ArchiveLog(Place.at(self.url, parsed(self.options)))
+        """Raises `NoArchive`, `UnsupportedStore`, `ObjectsUnavailable`."""
+        return ArchiveLog(Place.at(self.url, storage_options(self.options)))
 
     def open_still(self) -> ArchiveLog:
         """`open` of what is archived at the first look. What goes meanwhile is `OffsetLost`, also where something else
         has its queue offsets by then."""
-        return ArchiveLog(StillPlace(Place.at(self.url, parsed(self.options))))
+        return ArchiveLog(StillPlace(Place.at(self.url, storage_options(self.options))))
 
     def open_writer(self) -> NoReturn:
         raise ReadOnlyStore(f"{self}: {_READ_ONLY}")
@@ -158,7 +158,7 @@ class ArchiveLog:
         """As `MessageStore.query`, which asks it for what it has no longer.
 
         before: queue offsets from which on no message of a queue is wanted. What is not in the index is read, all of
-        it. Raises `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`, `CorruptSegment`, `ArchiveUnavailable`.
+        it. Raises `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`, `CorruptSegment`, `ObjectsUnavailable`.
         """
 
         def newest(finding: Finding, catalog: Catalog) -> list[StoredMessage]:

@@ -18,7 +18,6 @@ from store.archive.expiry import expire
 from store.archive.forgetting import forget
 from store.archive.kin import Kin
 from store.archive.layout import DEFAULT_CLUSTER
-from store.archive.objects import local_path, without_secrets
 from store.archive.place import Place
 from store.archive.standing import Standing
 from store.errors import (
@@ -46,6 +45,7 @@ from store.integers import seconds
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW
 from store.log.queue_ends import QueueEnds
+from store.objects.urls import local_path, without_secrets
 from store.publish.log_end import is_message
 from store.read.published import PublishedQueues
 
@@ -93,7 +93,7 @@ class StoreArchive:
         return StoreArchive(self._root, url, self._broker, names, self._options)
 
     def place(self) -> Place:
-        """Raises `ArchiveUnavailable`."""
+        """Raises `ObjectsUnavailable`."""
         return Place.of_broker(self.url, self._options, DEFAULT_CLUSTER, self._broker)
 
     def is_remembered(self) -> bool:
@@ -187,7 +187,7 @@ class StoreArchive:
 
         Of a topic that was deleted and created again nothing is archived yet, whatever is archived of the first one.
         confirm_offset: as it was before this: what was published since is not looked at. is_brokers: its queues may
-        follow the log later. Raises `ArchiveUnavailable`, and `CorruptSegment` where nobody can tell.
+        follow the log later. Raises `ObjectsUnavailable`, and `CorruptSegment` where nobody can tell.
         """
         if not self.url:
             return None

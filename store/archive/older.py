@@ -28,7 +28,7 @@ class Older:
 
     @staticmethod
     def of(root: Path, config: StoreConfig, kin: Kin) -> Older | None:
-        """None for a store that archives nowhere. Raises `ArchiveUnavailable`."""
+        """None for a store that archives nowhere. Raises `ObjectsUnavailable`."""
         archive = StoreArchive.remembered(root, config)
         return Older(ArchiveLog(archive.place()), config, kin) if archive.url else None
 

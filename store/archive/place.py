@@ -10,8 +10,9 @@ from store.archive.catalog import Catalog
 from store.archive.flat import FlatQueue
 from store.archive.key_index import KeyIndex
 from store.archive.layout import METADATA, cluster_folder, index_path, is_cluster_folder, is_folder, queue_path
-from store.archive.objects import Objects, objects_at, without_secrets
-from store.errors import ArchiveUnavailable, ConfigError, NoArchive, UnsupportedStore
+from store.errors import ConfigError, NoArchive, ObjectsUnavailable, UnsupportedStore
+from store.objects.any_objects import ByteReader, Objects, objects_at
+from store.objects.urls import without_secrets
 
 _COMPARED_AT_ONCE = 8 << 20
 _REMEDY = "archive a store there ('pyspark-mq archive STORE --to URL')"
@@ -31,13 +32,14 @@ class Place:
     def __init__(self, url: str, objects: Objects, folder: str, metadata: str) -> None:
         self.url = url
         self.objects = objects
+        self._reader: ByteReader = objects
         self.folder = folder
         self.metadata = metadata
         self._seen = _Seen()
 
     @staticmethod
     def of_broker(url: str, options: Mapping[str, Any], cluster: str, broker: str) -> Place:
-        """Where a broker archives. Raises `ConfigError`, `ArchiveUnavailable`."""
+        """Where a broker archives. Raises `ConfigError`, `ObjectsUnavailable`."""
         if not is_folder(broker):
             raise ConfigError(f"brokerName={broker!r} is no name of a folder in an archive; set another one")
         folder = cluster_folder(cluster)
@@ -47,7 +49,7 @@ class Place:
     def at(url: str, options: Mapping[str, Any]) -> Place:
         """The one archive below a URL, or that of the broker whose folder it names.
 
-        Raises `NoArchive`, `UnsupportedStore` where there are several, `ArchiveUnavailable`.
+        Raises `NoArchive`, `UnsupportedStore` where there are several, `ObjectsUnavailable`.
         """
         url = url.rstrip("/")
         above, _, broker = url.rpartition("/")
@@ -65,7 +67,7 @@ class Place:
         return found[0]
 
     def load(self) -> Catalog | None:
-        """What is archived now, None before the first time. Raises `CorruptStore`, `ArchiveUnavailable`."""
+        """What is archived now, None before the first time. Raises `CorruptStore`, `ObjectsUnavailable`."""
         seen, mark = self._seen, self.objects.mark(self.metadata)
         if mark is None or mark != seen.mark:
             try:
@@ -80,11 +82,11 @@ class Place:
         return seen.catalog
 
     def save(self, catalog: Catalog) -> None:
-        """From now on this is what is archived. Raises `ArchiveUnavailable`, also where it is not as it was last."""
+        """From now on this is what is archived. Raises `ObjectsUnavailable`, also where it is not as it was last."""
         seen, text = self._seen.data, catalog.text()
         self.load()
         if self._seen.data != seen:
-            raise ArchiveUnavailable(
+            raise ObjectsUnavailable(
                 f"{self.url}/{self.metadata}: it was changed meanwhile: another store archives there under the same "
                 "name; give one of them another brokerName"
             )
@@ -94,7 +96,7 @@ class Place:
     def write(self, path: str, data: bytes) -> None:
         """Write an object, below the cluster's folder, and read it back: all of it, and nothing behind.
 
-        Raises `ArchiveUnavailable`.
+        Raises `ObjectsUnavailable`.
         """
         path = f"{self.folder}/{path}"
         self.objects.write(path, data)
@@ -106,7 +108,7 @@ class Place:
         except FileNotFoundError:
             same = False
         if not same:
-            raise ArchiveUnavailable(
+            raise ObjectsUnavailable(
                 f"{self.url}/{path}: what was written is not what is read back; does another process archive there?"
             )
 
@@ -116,14 +118,14 @@ class Place:
             self.objects.delete(f"{self.folder}/{path}")
 
     def index(self, catalog: Catalog) -> KeyIndex:
-        return KeyIndex(self.objects, self.folder, index_path(catalog.broker), catalog.index)
+        return KeyIndex(self._reader, self.folder, index_path(catalog.broker), catalog.index)
 
     def queue(self, catalog: Catalog, queue: Queue) -> FlatQueue | None:
         """One queue, None where there is none."""
         archived = catalog.queue(queue)
         if archived is None:
             return None
-        return FlatQueue(self.objects, self.folder, queue_path(catalog.broker, queue), queue, archived)
+        return FlatQueue(self._reader, self.folder, queue_path(catalog.broker, queue), queue, archived)
 
 
 class StillPlace(Place):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable
 from concurrent.futures import Future
 
 from store.archive.catalog import Catalog
-from store.archive.objects import Objects, joined
 from store.archive.place import Place
+from store.objects.any_objects import ByteReader
 
 _LOOK_SECONDS = 1.0
 _BLOCK_BYTES = 1 << 20  # a request
@@ -20,8 +19,9 @@ class RecentPlace(Place):
     """Looks at the metadata once a second, and when it is told to. Any thread may ask."""
 
     def __init__(self, place: Place) -> None:
-        self._blocks = RecentObjects(place.objects) if place.objects.ahead else None
-        super().__init__(place.url, self._blocks or place.objects, place.folder, place.metadata)
+        super().__init__(place.url, place.objects, place.folder, place.metadata)
+        self._blocks = RecentBlocks(place.objects) if place.objects.ahead else None
+        self._reader = self._blocks or place.objects
         self._lock = threading.Lock()
         self._until = 0.0  # time.monotonic()
         self._asked: Future[Catalog | None] | None = None
@@ -59,12 +59,12 @@ class RecentPlace(Place):
             self._asked, self._until = None, 0.0
 
 
-class RecentObjects:
-    """`Objects` whose bytes are read in blocks, the last ones of which are kept. Any thread may ask."""
+class RecentBlocks:
+    """Reads objects in blocks, and keeps the last ones. Any thread may ask."""
 
     ahead = 0  # those are on their way as soon as the first byte is asked for
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: ByteReader) -> None:
         self.url = objects.url
         self._objects = objects
         self._lock = threading.Lock()
@@ -80,25 +80,7 @@ class RecentObjects:
         for number in range(begin // _BLOCK_BYTES, -(-end // _BLOCK_BYTES)):
             at = number * _BLOCK_BYTES
             parts.append(self._block(path, number)[max(0, begin - at) : end - at])
-        return joined(parts)
-
-    def read_all(self, path: str) -> bytes:
-        return self._objects.read_all(path)
-
-    def size(self, path: str) -> int:
-        return self._objects.size(path)
-
-    def mark(self, path: str) -> Hashable:
-        return self._objects.mark(path)
-
-    def write(self, path: str, data: bytes | memoryview) -> None:
-        self._objects.write(path, data)
-
-    def delete(self, path: str) -> None:
-        self._objects.delete(path)
-
-    def names(self, path: str) -> list[str]:
-        return self._objects.names(path)
+        return b"".join(parts)
 
     def _block(self, path: str, number: int) -> bytes:
         """Whoever asks for one that is on its way waits for it."""

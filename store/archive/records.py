@@ -47,7 +47,7 @@ def records_of(
     """Of messages [start, end), one at least, those that match: at most `most`, and `max_bytes`, the first always.
 
     By tags as a broker: the hash decides here, and the client compares the tags themselves. topic_number: see `names`.
-    Raises `CorruptRecord`, `OffsetLost`, `CorruptSegment`, `ArchiveUnavailable`.
+    Raises `CorruptRecord`, `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
     """
     found = it.entries.entries(start, end)
     columns = [found[name].astype(np.int64) for name in CQ_ENTRY.names or ()]

@@ -33,7 +33,7 @@ class Standing(NamedTuple):
 
     @staticmethod
     def of(kin: Kin, place: Place, catalog: Catalog, queues: Sequence[Queue]) -> Standing:
-        """queues: all those of a topic, or none. Raises `ArchiveUnavailable`."""
+        """queues: all those of a topic, or none. Raises `ObjectsUnavailable`."""
         last: dict[Queue, Fingerprint | None] = {}
         passed: dict[Queue, StoreError] = {}
         others: dict[str, StoreError] = {}
@@ -73,7 +73,7 @@ class Standing(NamedTuple):
         """Whether anything shows that the archive is of this store, or nothing is archived yet; or if `is_remembered`,
         and all its topics are others, whether retention took what would show it: they may be deleted.
 
-        Raises `ArchiveUnavailable`.
+        Raises `ObjectsUnavailable`.
         """
         there = list(_archived(place, catalog))
         if not there or any(kin.has_in_log(it, self.last.get(it.queue)) for it in there):

@@ -25,8 +25,8 @@ from store.client.puller import Puller
 from store.client.rebalancer import Rebalancer
 from store.cluster.address import SCHEME, ClusterAddress
 from store.errors import (
-    ArchiveUnavailable,
     InvalidArgument,
+    ObjectsUnavailable,
     StoreBusy,
     StoreClosed,
     StoreLocked,
@@ -77,7 +77,7 @@ class Consumer(Opened):
         time in all of the group. instance: see `Group.join`.
 
         Raises `UnknownTopic`, `GroupConflict`, `InvalidGroup`, `FilterError`, `InvalidArgument`, `NotAStore`, ...; and
-        `ArchiveUnavailable`, `Unreachable`, `StoreBusy` where a new group is to begin at the end, and cannot.
+        `ObjectsUnavailable`, `Unreachable`, `StoreBusy` where a new group is to begin at the end, and cannot.
         """
         if listener is not None:
             check_listener(listener)
@@ -302,7 +302,7 @@ class Consumer(Opened):
     def _rebalance_by(self, step: Callable[[], None]) -> None:
         try:
             step()
-        except (StoreBusy, ArchiveUnavailable, Unreachable) as error:
+        except (StoreBusy, ObjectsUnavailable, Unreachable) as error:
             # What is consumed here is its own for a while yet.
             _logger.warning("%s: tried again: %s", self._what, error)
         self._figures.write()

@@ -82,7 +82,8 @@ class _ServedLog(ThroughLog):
 class Older:
     """A store together with its archive, as its settings name it now; and when it is asked.
 
-    The verbs of the first part answer at once; all others may take long, and raise `ArchiveError`.
+    The verbs of the first part answer at once; all others may take long, and raise `ArchiveError` and
+    `ObjectsUnavailable`.
     """
 
     def __init__(self, store: MessageStore, reads: Reads) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 
-from store import ArchiveError, MessageStore, RequestRefused
+from store import ArchiveError, MessageStore, ObjectsUnavailable, RequestRefused
 from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
 from store.files.consumer_offsets import ConsumerOffsets
@@ -99,7 +99,7 @@ class Progress:
         offset = self._offsets.committed(group, queue)
         end = self._store.max_offset(queue.topic, queue.queue_id)
         time = 0
-        with suppress(ArchiveError):  # which is logged elsewhere: how far a group is does not hang on it
+        with suppress(ArchiveError, ObjectsUnavailable):  # logged elsewhere; the offsets are known without it
             time = (self._older.stored_at(queue, offset - 1) if offset and offset <= end else None) or 0
         offset = -1 if offset is None else offset
         return {"brokerOffset": end, "consumerOffset": offset, "pullOffset": offset, "lastTimestamp": time}

@@ -10,7 +10,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from store import ArchiveError, RequestRefused, StoreError
+from store import ArchiveError, ObjectsUnavailable, RequestRefused, StoreError
 from store.broker.response_codes import ResponseCode
 from store.remoting.connection import Connection
 from store.remoting.turns import LEAVING, Turns
@@ -79,7 +79,7 @@ class Reads:
         try:
             _settle(answered, work())
         except StoreError as error:
-            if isinstance(error, ArchiveError):
+            if isinstance(error, (ArchiveError, ObjectsUnavailable)):
                 self._log(str(error))
             _settle(answered, error)
         except BaseException as error:

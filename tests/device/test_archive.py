@@ -12,7 +12,7 @@ import pytest
 from store import Message, MessageStore
 from store.any_log import Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress
-from store.archive.objects import Directory
+from store.objects.directory import Directory
 from store.read.filters import EVERYTHING
 from store.restoring import restore as restore_store
 from tests.device.disk import Disk, restore

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from store import ArchiveUnavailable, CorruptSegment, NoArchive
+from store import CorruptSegment, NoArchive, ObjectsUnavailable
 from store.any_log import Queue, QueueRange
 from store.archive.log import ArchiveAddress
 from tests.filled import Filled
@@ -46,7 +46,7 @@ def test_what_is_not_there(filled: Filled, bucket: str, options: dict[str, Any])
     address = ArchiveAddress(f"s3://{bucket}/mq", json.dumps(options))
     with pytest.raises(NoArchive, match=f"s3://{bucket}/mq: no archive; archive a store there"):
         address.open()
-    with pytest.raises(ArchiveUnavailable, match=r"s3://no-such-bucket/mq.*create the bucket"):
+    with pytest.raises(ObjectsUnavailable, match=r"s3://no-such-bucket/mq.*create the bucket"):
         filled.store.archive("s3://no-such-bucket/mq", storage_options=options)
 
 
@@ -67,7 +67,7 @@ def test_an_object_that_was_cut(filled: Filled, bucket: str, options: dict[str, 
 
 def test_no_server(filled: Filled, options: dict[str, Any]) -> None:
     nobody = {**options, "endpoint_url": "http://127.0.0.1:1", "config_kwargs": {"retries": {"max_attempts": 1}}}
-    with pytest.raises(ArchiveUnavailable, match="s3://bucket/mq"):
+    with pytest.raises(ObjectsUnavailable, match="s3://bucket/mq"):
         filled.store.archive("s3://bucket/mq", storage_options=nobody)
 
 
@@ -80,6 +80,6 @@ def test_secrets_are_shown_nowhere(options: dict[str, Any]) -> None:
 
 
 def test_a_secret_in_a_url_is_not_told_by_what_a_library_says_of_it(options: dict[str, Any]) -> None:
-    with pytest.raises(ArchiveUnavailable, match="s3://bucket/mq") as raised:
+    with pytest.raises(ObjectsUnavailable, match="s3://bucket/mq") as raised:
         ArchiveAddress(f"s3://me:{SECRET}@bucket/mq", json.dumps(options)).open()
     assert SECRET not in "".join(traceback.format_exception(raised.value, chain=True))

@@ -12,7 +12,7 @@ import pyspark_mq
 
 ROOT = Path(pyspark_mq.__file__).parent
 FLOORS = (
-    ("errors", "neighbours", "worker", "shared_folders"),
+    ("errors", "neighbours", "worker"),
     ("offsets", "stats", "flights", "java"),
     ("options", "progress", "metrics", "demo", "spark_session"),
     ("source", "sink"),

@@ -12,7 +12,7 @@ import store
 
 ROOT = Path(store.__file__).parent
 # From the ground up; modules that stand in `store/` itself are below all packages, or above them.
-FLOORS = ("format", "files", "index", "log", "publish", "read", "archive", "upkeep", "delays", "broker")
+FLOORS = ("format", "files", "objects", "index", "log", "publish", "read", "archive", "upkeep", "delays", "broker")
 GROUND = ("errors", "system_errors", "integers", "cached", "searching", "any_log")
 BESIDE = {"any_group": "format"}  # it speaks of messages
 ROOF = ("writer", "store_reader", "store_finder", "append", "message_store", "__init__")

@@ -15,7 +15,6 @@ import pytest
 
 from store import (
     ArchiveOfAnother,
-    ArchiveUnavailable,
     ConsumeFromWhere,
     Consumer,
     ConsumerConfig,
@@ -25,6 +24,7 @@ from store import (
     MessageStore,
     MessageTooLarge,
     NoArchive,
+    ObjectsUnavailable,
     ReceivedMessage,
     StoreConfig,
     UnknownTopic,
@@ -367,7 +367,7 @@ def test_a_group_gets_what_is_put_once_its_consumer_is_made_though_the_archive_i
     take_away(tmp_path)
     try:
         consumer = Consumer(shortened.path, "readers", "orders")
-    except ArchiveUnavailable:
+    except ObjectsUnavailable:
         assert is_new
         (tmp_path / "back").replace(tmp_path / "archive")
         consumer = Consumer(shortened.path, "readers", "orders")

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from pyspark_mq.errors import StagingError
-from pyspark_mq.shared_folders import ITSELF, shared_folders
 from pyspark_mq.sink.staging import RETENTION_SECONDS, Staging, run_of_batch
+from store.objects.any_objects import objects_at
 
 
 @pytest.fixture(params=["directory", "memory", "s3"])
@@ -50,11 +50,11 @@ def test_rows_of_tasks_by_topic_in_the_order_of_the_files(place: str) -> None:
 
 def test_a_task_without_rows_makes_no_file(place: str) -> None:
     assert begun(place).write("q", "run", "0-0", []) == ("", {})
-    assert shared_folders(place).files("q.run").keys() == {ITSELF}
+    assert list(objects_at(place, {}).names("q.run")) == [".made"]
 
 
 def test_a_query_has_one_live_batch_and_others_have_many(place: str) -> None:
-    staging, folders = Staging(place), shared_folders(place)
+    staging = Staging(place)
     staging.prepare()
     q1, q9, q10 = run_of_batch(1, "a"), run_of_batch(9, "b"), run_of_batch(10, "c")
     for owner, run in (
@@ -70,11 +70,11 @@ def test_a_query_has_one_live_batch_and_others_have_many(place: str) -> None:
         staging.write(owner, run, "0-0", [("a", batch("1"))])
     others = [f"other.{q1}", f"q-group.{q1}"]
     staging.forget("q", run_of_batch(9, "d"))  # the commit of a stream does not know which run its tasks were
-    assert sorted(folders.folders()) == sorted(["batch.5", "batch.6", *others, f"q.{q10}"])
+    assert list(objects_at(place, {}).names("")) == sorted(["batch.5", "batch.6", *others, f"q.{q10}"])
     staging.forget("batch", "5")
-    assert sorted(folders.folders()) == sorted(["batch.6", *others, f"q.{q10}"])
+    assert list(objects_at(place, {}).names("")) == sorted(["batch.6", *others, f"q.{q10}"])
     staging.forget("batch", "c")  # a write in foreachBatch failed
-    assert sorted(folders.folders()) == sorted(["batch.6", *others])
+    assert list(objects_at(place, {}).names("")) == sorted(["batch.6", *others])
 
 
 def test_what_is_old_anywhere(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,10 +83,10 @@ def test_what_is_old_anywhere(place: str, monkeypatch: pytest.MonkeyPatch) -> No
     staging = begun(place, "batch", run)
     staging.write("batch", run, "0-0", [("a", batch("1"))])
     staging.forget("q", run_of_batch(3, uuid4().hex))
-    assert shared_folders(place).folders() == [f"batch.{run}"]
+    assert list(objects_at(place, {}).names("")) == [f"batch.{run}"]
     monkeypatch.setattr("pyspark_mq.sink.staging.RETENTION_SECONDS", -3600.0)
     staging.forget("q", run_of_batch(3, uuid4().hex))
-    assert shared_folders(place).folders() == []
+    assert list(objects_at(place, {}).names("")) == []
 
 
 def test_what_nobody_touched_for_long_is_deleted_by_anybody(tmp_path: Path) -> None:
@@ -95,15 +95,15 @@ def test_what_nobody_touched_for_long_is_deleted_by_anybody(tmp_path: Path) -> N
     paths = []
     for owner, run in zip(owners, runs, strict=True):
         staging = begun(tmp_path, owner, run)
-        paths.append(Path(staging.write(owner, run, "0-0", [("a", batch("1"))])[0]))
+        paths.append(tmp_path / staging.write(owner, run, "0-0", [("a", batch("1"))])[0])
     old = time.time() - RETENTION_SECONDS - 60
-    for path in (*paths[1:], *(path.parent for path in paths)):  # the first has a file that is young
+    for path in (*paths[1:], *(path.parent / ".made" for path in paths)):  # the first has a file that is young
         os.utime(path, (old, old))
     staging.forget("q", run_of_batch(3, uuid4().hex))
     assert [path.exists() for path in paths] == [True, False, False]
 
 
-@pytest.mark.parametrize("name", [".ssh", "project.v1", "2025.gone", "image.0123456789abcdef0123456789abcdef"])
+@pytest.mark.parametrize("name", [".ssh", "project.v1", "image.0123456789abcdef0123456789abcdef"])
 def test_what_is_not_ours_stays_however_old(tmp_path: Path, name: str) -> None:
     """stagingPath may be a directory that has other things in it."""
     theirs = tmp_path / name / "file"
@@ -138,23 +138,17 @@ def test_a_task_that_lives_longer_than_its_run_writes_no_more(place: str) -> Non
         task.write("batch", "1", "0-0", late())
     with pytest.raises(StagingError, match="cannot keep the rows of a write there"):
         task.write("batch", "1", "1-1", [("a", batch("3"))])
-    assert shared_folders(place).folders() == []
-
-
-def test_what_a_killed_driver_was_deleting_is_deleted(tmp_path: Path) -> None:
-    staging = begun(tmp_path, "0123456789abcdef0123456789abcdef", "gone")
-    staging.forget("batch", "2")
-    assert list(tmp_path.iterdir()) == []
+    assert list(objects_at(place, {}).names("")) == []
 
 
 def test_a_file_that_is_gone_or_torn(tmp_path: Path) -> None:
     staging = begun(tmp_path)
     file, _ = staging.write("q", "run", "0-0", [("a", batch("1" * 5000))])
-    content = Path(file).read_bytes()
-    Path(file).write_bytes(content[:3000])
+    path = tmp_path / file
+    path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(StagingError, match=r"0-0.arrow: the rows of a task are gone, or not whole .*stagingPath"):
         staging.tables([file])
-    Path(file).unlink()
+    path.unlink()
     with pytest.raises(StagingError, match="nothing was appended, run the write again"):
         staging.tables([file])
 
@@ -165,13 +159,14 @@ def test_an_object_that_is_gone_or_torn(bucket: str) -> None:
     staging = begun(f"{bucket}/staging")
     file, _ = staging.write("q", "run", "0-0", [("a", batch("1" * 5000))])
     system = fsspec.filesystem("s3")
-    system.pipe_file(file, system.cat_file(file)[:3000])
-    with pytest.raises(StagingError, match=rf"{file}: the rows of a task are gone, or not whole"):
+    path = f"{bucket}/staging/{file}"
+    system.pipe_file(path, system.cat_file(path)[:3000])
+    with pytest.raises(StagingError, match=rf"{path}: the rows of a task are gone, or not whole"):
         staging.tables([file])
-    system.rm_file(file)
+    system.rm_file(path)
     with pytest.raises(StagingError, match="nothing was appended, run the write again"):
         staging.tables([file])
-    with pytest.raises(StagingError, match=rf"{bucket}-not: cannot keep the rows .*bucket does not exist"):
+    with pytest.raises(StagingError, match=rf"{bucket}-not: cannot keep the rows .*create the bucket"):
         Staging(f"{bucket}-not").prepare()
 
 

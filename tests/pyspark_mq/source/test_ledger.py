@@ -13,9 +13,9 @@ from uuid import uuid4
 import pytest
 
 from pyspark_mq.errors import LedgerError
-from pyspark_mq.shared_folders import ITSELF, shared_folders
 from pyspark_mq.source.ledger import Ledger, TaskName, TaskRecord
 from store.any_log import Fingerprint, Queue
+from store.objects.any_objects import objects_at
 
 A, B, C, D = (digit * 32 for digit in "abcd")
 TASK = TaskName(A, 3, 0)
@@ -48,7 +48,7 @@ def test_what_is_recorded_is_found(place: str) -> None:
     told = replace(record(7, starved=True), slots=3)
     assert ledger.record(TASK, told) == told
     assert Ledger(place).find(TASK, QUEUES) == told
-    assert [name for name in shared_folders(place).files(A) if name != ITSELF] == ["3-0.json"]
+    assert list(objects_at(place, {}).names(A)) == ["3-0.json"]
 
 
 def test_the_first_record_wins(place: str) -> None:
@@ -150,23 +150,23 @@ def test_old_records_are_forgotten(place: str) -> None:
 
 def test_what_is_pruned_anywhere(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where files cannot be made older the ledger takes young ones for old."""
-    ledger, folders = Ledger(place), shared_folders(place)
-    assert folders.folders() == []
+    ledger, objects = Ledger(place), objects_at(place, {})
+    assert objects.names("") == {}
     for reader in (A, B, C):
         ledger.prepare(reader)
     for reader in (A, B):
         ledger.record(TaskName(reader, 1, 0), record(1))
     ledger.mark_passed(A)
     ledger.prune()
-    assert set(folders.folders()) == {A, B, C}
+    assert objects.names("").keys() == {A, B, C}
     monkeypatch.setattr("pyspark_mq.source.ledger.RETENTION_SECONDS", -3600.0)
     ledger.prune()
-    assert folders.folders() == [B]
-    assert folders.files(A) == {}
+    assert objects.names("").keys() == {B}
+    assert objects.names(A) == {}
     ledger.mark_passed(B)
-    folders.create(B, "notes.txt", b"somebody's")
+    objects.create(f"{B}/notes.txt", b"the user's")
     ledger.prune()
-    assert folders.files(B).keys() == {ITSELF, "notes.txt"}
+    assert objects.names(B).keys() == {"notes.txt"}
 
 
 def test_readers_go_some_days_after_they_were_passed_and_never_before(tmp_path: Path) -> None:

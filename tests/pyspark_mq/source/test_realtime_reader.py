@@ -136,7 +136,7 @@ def test_records_are_kept_as_long_as_a_batch_may_start_from_them(filled: Filled)
         offset = end
     (folder,) = (Path(filled.path) / "ledger").iterdir()
     names = sorted(path.name for path in folder.iterdir())
-    assert names == ["1-0.json", "1-1.json", "2-0.json", "2-1.json"]
+    assert names == [".made", "1-0.json", "1-1.json", "2-0.json", "2-1.json"]
     # The next run goes on from the last record, and a copy of the checkpoint may do so later.
     following = reader(filled)
     end = latest(following, offset)
@@ -144,7 +144,7 @@ def test_records_are_kept_as_long_as_a_batch_may_start_from_them(filled: Filled)
     following.commit(offset)
     following.commit(end)
     names = sorted(path.name for path in folder.iterdir())
-    assert names == ["1-0.json", "1-1.json", "2-0.json", "2-1.json", "passed"]
+    assert names == [".made", "1-0.json", "1-1.json", "2-0.json", "2-1.json", "passed"]
 
 
 def quick(filled: Filled, *, real_time: bool) -> RealTimeStreamReader:

@@ -12,8 +12,8 @@ from store.any_log import ReadSpec
 from store.archive.catalog import Segment
 from store.archive.flat import FlatFile, FlatQueue
 from store.archive.layout import COMMIT_LOG, segment_path
-from store.archive.objects import objects_at
 from store.archive.of_store import StoreArchive
+from store.objects.any_objects import objects_at
 from store.read.filters import EVERYTHING
 from store.read.scan import scan_queue
 

@@ -23,8 +23,8 @@ from store import (
 )
 from store.any_log import Bounds, Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress
-from store.archive.objects import Directory
 from store.archive.of_store import StoreArchive
+from store.objects.directory import Directory
 from store.read.filters import EVERYTHING
 from store.restoring import restore
 from tests.store.archive.lives import (

@@ -11,9 +11,9 @@ import pytest
 
 from store import (
     ArchiveOfAnother,
-    ArchiveUnavailable,
     GetStatus,
     MessageStore,
+    ObjectsUnavailable,
     OffsetLost,
     QueuesPassedOver,
 )
@@ -138,7 +138,7 @@ def test_two_that_archive_to_one_place_under_one_name(store: MessageStore, url: 
             if not done:
                 other.archive(url)
 
-        with pytest.raises(ArchiveUnavailable, match="another store archives there under the same name"):
+        with pytest.raises(ObjectsUnavailable, match="another store archives there under the same name"):
             store.archive(url, progress=progress)
 
 

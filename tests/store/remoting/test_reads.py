@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from store import ArchiveUnavailable, RequestRefused
+from store import ObjectsUnavailable, RequestRefused
 from store.broker.response_codes import ResponseCode
 from store.remoting.connection import Connection
 from store.remoting.reads import Reads
@@ -68,7 +68,7 @@ def test_who_is_gone_and_who_leaves(reads: Reads) -> None:
     assert archive.asked == ["there"] * 8
 
 
-@pytest.mark.parametrize("error", [ArchiveUnavailable("away"), KeyError("a mistake")])
+@pytest.mark.parametrize("error", [ObjectsUnavailable("away"), KeyError("a mistake")])
 def test_what_fails_is_told(reads: Reads, error: Exception) -> None:
     def fail() -> None:
         raise error

@@ -12,11 +12,11 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
-from store import ArchiveUnavailable, MessageStore, NoArchive
+from store import MessageStore, NoArchive, ObjectsUnavailable
 from store.any_log import Queue, QueueRange
 from store.archive.log import ArchiveAddress
-from store.archive.objects import objects_at
 from store.format.layout import ARCHIVED_FILE, CONF_FILE
+from store.objects.any_objects import objects_at
 from tests.children import ended
 from tests.filled import Filled
 
@@ -137,12 +137,12 @@ def test_what_is_deleted_goes_with_all_its_names(tmp_path: Path, url: str) -> No
     objects.write("a/b", b"12")
     for name in ("b.new", "b.part", "c.part"):
         (tmp_path / "archive/a" / name).write_bytes(b"1")
-    assert objects.names("a") == ["b"]
+    assert list(objects.names("a")) == ["b"]
     assert (objects.read_all("a/b"), objects.size("a/b"), objects.read("a/b", 1, 9)) == (b"12", 2, b"2")
     (tmp_path / "archive/a/b").unlink()
-    assert (objects.read_all("a/b"), objects.size("a/b"), objects.names("a")) == (b"1", 1, ["b"])
+    assert (objects.read_all("a/b"), objects.size("a/b"), list(objects.names("a"))) == (b"1", 1, ["b"])
     objects.delete("a/b")
-    assert objects.names("a") == []
+    assert objects.names("a") == {}
     with pytest.raises(FileNotFoundError):
         objects.read_all("a/b")
 
@@ -218,7 +218,7 @@ def test_a_connection_that_the_server_closes_is_made_anew(
             monkeypatch.setattr(Connected, "closed", Connected.made)
             monkeypatch.setattr(Connected, "refuses", refused)
             for use in (lambda: log.bounds([ORDERS]), lambda: filled.store.archive(url)):
-                with pytest.raises(ArchiveUnavailable, match=r"connected://.*: (no answer in time|LoginError: no)"):
+                with pytest.raises(ObjectsUnavailable, match=r"connected://.*: (no answer in time|LoginError: no)"):
                     use()
             monkeypatch.setattr(Connected, "refuses", None)
             assert log.bounds([ORDERS]) == there

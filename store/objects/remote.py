@@ -1,0 +1,269 @@
+"""Objects that fsspec reaches. It takes credentials from the environment, its configuration, or the machine's role."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import fsspec
+from fsspec import AbstractFileSystem
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from store.errors import ObjectsUnavailable
+from store.objects.refusals import is_timeout, translated
+from store.objects.urls import CREATES_ONCE, scheme_of, secrets_of, without_secrets
+
+_MEMORY = "memory"
+_ATOMIC = {"s3", "gs", "gcs", "abfs", "az", _MEMORY}  # their puts are atomic, whether or not they rename
+_NO_LISTINGS_CACHE = {"sftp", "ssh"}  # they have none, and take its option for one of ssh
+_MODIFIED = ("LastModified", "mtime", "last_modified", "created")  # as file systems name it
+_PART, _NEW = ".part", ".new"  # end the names of an object while it is written, and before it replaces the old one
+_LOOKS = 3
+_retrying = Retrying(
+    retry=retry_if_exception(is_timeout),
+    stop=stop_after_attempt(3),
+    wait=wait_random_exponential(0.1, max=1),
+    reraise=True,
+)
+_creating = threading.Lock()  # fsspec's memory looks first, and writes then
+
+Result = TypeVar("Result")
+
+
+def remote_at(url: str, options: Mapping[str, Any]) -> Remote:
+    """Return the objects below a URL. Raises `ObjectsUnavailable`."""
+    files, root = _connected(url, options)
+    if not _renames(files):
+        return Remote(url, files, root)
+    return Renaming(url, files, root, lambda: _connected(url, {**options, "skip_instance_cache": True})[0])
+
+
+class Remote:
+    """`Objects` where a put replaces an object at once."""
+
+    ahead = 6
+
+    def __init__(self, url: str, files: Any, root: str) -> None:
+        """files: fsspec's file system. root: the path of the objects there."""
+        self.url = without_secrets(url).rstrip("/")
+        self._files = files
+        self._root = root
+        self._secrets = secrets_of(url)
+
+    def read(self, path: str, begin: int, end: int) -> bytes:
+        try:
+            return bytes(self._try(path, lambda at: self._files.cat_file(at, start=begin, end=end)))
+        except ObjectsUnavailable as error:
+            is_refused = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EINVAL
+            if is_refused and self.size(path) <= begin:  # S3 has no range that begins behind the end
+                return b""
+            raise
+
+    def read_all(self, path: str) -> bytes:
+        return bytes(self._try(path, lambda at: self._files.cat_file(at)))
+
+    def size(self, path: str) -> int:
+        return int(self._try(path, lambda at: self._files.info(at))["size"])
+
+    def mark(self, path: str) -> Hashable:
+        with suppress(FileNotFoundError):
+            info = self._try(path, lambda at: self._files.info(at))
+            return str(info.get("ETag") or info.get("etag") or "") or None
+        return None
+
+    def names(self, path: str) -> dict[str, float | None]:
+        def listed(at: str) -> list[dict[str, Any]]:
+            self._files.invalidate_cache(at)
+            found: list[dict[str, Any]] = self._files.ls(at, detail=True)
+            return found
+
+        found = {}
+        with suppress(FileNotFoundError, NotADirectoryError):
+            for entry in self._try(path, listed):
+                name = entry["name"].rstrip("/").rpartition("/")[2]
+                found[name] = None if entry["type"] == "directory" else _modified(entry)
+        found.pop("", None)
+        return dict(sorted(found.items()))
+
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        self._put(path, lambda at: self._files.pipe_file(at, bytes(data)))
+
+    def create(self, path: str, data: bytes) -> bool:
+        if not _protocols(self._files) & {*CREATES_ONCE, _MEMORY}:
+            known = ", ".join(f"{each}://" for each in CREATES_ONCE)
+            raise ObjectsUnavailable(f"{self.url}: it cannot make a file only if it is missing; use one of {known}")
+        try:
+            with _creating:
+                self._put(path, lambda at: self._files.pipe_file(at, data, mode="create"))
+        except ObjectsUnavailable:  # servers differ in how they refuse, and the answer of a success may be lost
+            if not self._exists(path):
+                raise
+            return False
+        return True
+
+    def delete(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self._try(path, lambda at: self._files.rm_file(at))
+
+    def delete_all(self, path: str) -> None:
+        with suppress(FileNotFoundError):
+            self._try(path, lambda at: self._files.rm(at, recursive=True))
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[Path]:
+        with TemporaryDirectory(prefix="mq-") as folder:
+            local = Path(folder, "object")
+            local.touch()
+            yield local
+            self._put(path, lambda at: self._files.put_file(str(local), at))
+
+    @contextmanager
+    def reading(self, path: str) -> Iterator[Path]:
+        with TemporaryDirectory(prefix="mq-") as folder:
+            local = Path(folder, "object")
+            self._try(path, lambda at: self._files.get_file(at, str(local)))
+            yield local
+
+    def _exists(self, path: str) -> bool:
+        with suppress(FileNotFoundError):
+            return self.size(path) >= 0
+        return False
+
+    def _put(self, path: str, verb: Callable[[str], object]) -> None:
+        try:
+            self._try(path, verb)
+        except FileNotFoundError as error:
+            raise ObjectsUnavailable(f"{self.url}: it does not exist; create the bucket") from error
+
+    def _try(self, path: str, verb: Callable[[str], Result]) -> Result:
+        """Return what `verb` gives for the path on the file system, which is asked again if no answer comes in time."""
+        with translated(f"{self.url}/{path}".rstrip("/"), self._secrets):
+            return _retrying(verb, f"{self._root}/{path}" if path else self._root)
+
+
+class Renaming(Remote):
+    """`Objects` on file systems that show a file while it is written, and leave it torn if its writer is killed: sftp,
+    ftp, smb, hdfs.
+
+    So an object is written under another name. Not all of these replace a file by renaming, so the old content is
+    deleted first; until the new content has its name, readers find it under the name it has in between. One request
+    at a time, for some connections take no more.
+    """
+
+    ahead = 1
+
+    def __init__(self, url: str, files: Any, root: str, connected: Callable[[], Any]) -> None:
+        """connected: gives the same file system over a new connection."""
+        super().__init__(url, files, root)
+        self._connected = connected
+        self._turn = threading.Lock()
+
+    def read(self, path: str, begin: int, end: int) -> bytes:
+        read = super().read
+        return self._found(path, lambda name: read(name, begin, end))
+
+    def read_all(self, path: str) -> bytes:
+        return self._found(path, super().read_all)
+
+    def size(self, path: str) -> int:
+        return self._found(path, super().size)
+
+    def names(self, path: str) -> dict[str, float | None]:
+        listed = super().names(path).items()
+        return {name.removesuffix(_NEW): time for name, time in listed if not name.endswith(_PART)}
+
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        part, new = path + _PART, path + _NEW
+        self._make_folder_of(path)
+        super().write(part, data)
+        if self._exists(path):
+            self._remove(new)
+            self._move(part, new)
+            self._remove(path)
+            self._move(new, path)
+        else:  # a killed writer may have left the only content under the other name
+            self._move(part, path)
+            self._remove(new)
+
+    def delete(self, path: str) -> None:
+        for name in (path, path + _NEW, path + _PART):
+            self._remove(name)
+
+    def _found(self, path: str, look: Callable[[str], Result]) -> Result:
+        for name in (path, path + _NEW) * _LOOKS:  # a writer may rename it between two looks
+            with suppress(FileNotFoundError):
+                return look(name)
+        return look(path)
+
+    def _exists(self, path: str) -> bool:
+        with suppress(FileNotFoundError):
+            return super().size(path) >= 0
+        return False
+
+    def _remove(self, path: str) -> None:
+        if self._exists(path):  # ftp does not say why it cannot delete
+            super().delete(path)
+
+    def _try(self, path: str, verb: Callable[[str], Result]) -> Result:
+        with self._turn:
+            try:
+                return super()._try(path, verb)
+            except ObjectsUnavailable:  # a connection that its server has closed stays closed
+                self._files = self._connected()
+                return super()._try(path, verb)
+
+    def _move(self, path: str, to: str) -> None:
+        try:
+            self._try(path, lambda at: self._files.mv(at, f"{self._root}/{to}"))
+        except FileNotFoundError as error:
+            raise ObjectsUnavailable(f"{self.url}/{path}: it is missing; does another process write there?") from error
+
+    def _make_folder_of(self, path: str) -> None:
+        self._try(path.rpartition("/")[0], lambda at: self._files.makedirs(at, exist_ok=True))
+
+
+def _connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return fsspec's file system and the path there. Raises `ObjectsUnavailable`."""
+    scheme, shown = scheme_of(url), without_secrets(url)
+    listings = {} if scheme in _NO_LISTINGS_CACHE else {"use_listings_cache": False}
+    with translated(shown, secrets_of(url)):
+        try:
+            files, root = _retrying(fsspec.url_to_fs, url, **{**listings, **options})  # some connect at once
+        except ImportError as error:
+            package = CREATES_ONCE.get(scheme)
+            extra = "'pyspark-mq[s3]'" if package == "s3fs" else package
+            how = f"install it: {error}" if extra is None else f"pip install {extra}"
+            raise ObjectsUnavailable(f"{shown}: what reads {scheme}:// is not installed; {how}") from error
+        except (ValueError, FileNotFoundError) as error:
+            raise ObjectsUnavailable(f"{shown}: no file system that fsspec knows ({type(error).__name__})") from error
+    if "CachingFileSystem" in {kind.__name__ for kind in type(files).__mro__}:
+        raise ObjectsUnavailable(f"{shown}: a cache may give an old copy; name the file system behind it")
+    return files, root.rstrip("/")
+
+
+def _renames(files: Any) -> bool:
+    """Whether a file system renames: one that copies instead is an object store as a rule, whose puts are atomic."""
+    return not _protocols(files) & _ATOMIC and type(_innermost(files)).mv is not AbstractFileSystem.mv
+
+
+def _protocols(files: Any) -> set[str]:
+    protocol: str | Sequence[str] = _innermost(files).protocol
+    return {protocol} if isinstance(protocol, str) else set(protocol)
+
+
+def _innermost(files: Any) -> Any:
+    while isinstance(inner := getattr(files, "fs", None), AbstractFileSystem):
+        files = inner
+    return files
+
+
+def _modified(entry: Mapping[str, Any]) -> float:
+    """When an object was written; far in the future if that is not told, so that it is never old."""
+    time = next((entry[name] for name in _MODIFIED if entry.get(name) is not None), float("inf"))
+    return time.timestamp() if isinstance(time, datetime) else float(time)

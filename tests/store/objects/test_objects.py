@@ -1,0 +1,81 @@
+"""The verbs of `Objects`, the same in a directory, in memory and on S3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from store import ObjectsUnavailable
+from store.objects.any_objects import Objects, objects_at
+
+
+@pytest.fixture(params=["directory", "memory", "s3"])
+def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
+    if request.param == "memory":
+        return objects_at(f"memory://{uuid4().hex}/x", {})
+    return objects_at(
+        f"{request.getfixturevalue('bucket')}/x" if request.param == "s3" else str(tmp_path / "new" / "x"), {}
+    )
+
+
+def test_objects_are_written_read_and_deleted(objects: Objects) -> None:
+    for content in (b"old", b"content"):
+        objects.write("a/b/c", content)
+    assert objects.read_all("a/b/c") == b"content"
+    assert objects.size("a/b/c") == 7
+    assert [objects.read("a/b/c", *cut) for cut in ((2, 4), (2, 99), (7, 9))] == [b"nt", b"ntent", b""]
+    objects.delete("a/b/c")
+    objects.delete("a/b/c")
+    for missing in (objects.read_all, objects.size, lambda path: objects.read(path, 0, 1)):
+        with pytest.raises(FileNotFoundError):
+            missing("a/b/c")
+    assert objects.mark("a/b/c") is None
+
+
+def test_a_folder_exists_while_something_is_in_it(objects: Objects) -> None:
+    assert objects.names("") == {}
+    for path in ("a/b/2", "a/1", "3"):
+        objects.write(path, b"")
+    assert list(objects.names("a")) == ["1", "b"]
+    assert objects.names("")["a"] is None
+    assert isinstance(objects.names("")["3"], float)
+    objects.delete("a/b/2")
+    assert list(objects.names("a")) == ["1"]
+    objects.delete_all("a")
+    objects.delete_all("a")
+    assert list(objects.names("")) == ["3"]
+
+
+def test_an_object_is_created_once(objects: Objects) -> None:
+    assert objects.create("a/b", b"first")
+    assert not objects.create("a/b", b"second")
+    assert objects.read_all("a/b") == b"first"
+
+
+def test_a_local_file_becomes_an_object(objects: Objects) -> None:
+    objects.write("a/made", b"")
+    with objects.writing("a/b") as path:
+        path.write_bytes(b"content")
+    assert objects.read_all("a/b") == b"content"
+    with objects.reading("a/b") as path:
+        assert path.read_bytes() == b"content"
+
+
+def test_each_write_changes_the_mark(tmp_path: Path) -> None:
+    objects, marks = objects_at(str(tmp_path), {}), set()
+    assert objects.mark("a/b") is None
+    for number in range(50):
+        objects.write("a/b", b"%02d" % number)
+        marks.add(objects.mark("a/b"))
+        assert objects.mark("a/b") in marks
+    assert len(marks) == 50
+
+
+def test_a_file_where_a_folder_belongs_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    objects = objects_at(str(tmp_path / "file"), {})
+    for verb in (lambda: objects.write("a", b""), lambda: objects.create("a", b""), lambda: objects.read_all("a")):
+        with pytest.raises(ObjectsUnavailable, match=r"file/a: (Not a directory|File exists)"):
+            verb()
