@@ -13,11 +13,11 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from store import MessageStore, StoreClosed
+from store import MessageStore, StoreClosed, StoreLocked
 from store.any_log import MessageFilter
 from store.errors import CorruptStore, OffsetOutOfRange, StoreError, StoreUnavailable, UnknownTopic
 from store.files.opened import Opened
-from store.publish.latch import Latch
+from store.files.owned import is_owned
 from store.publish.watch import POLL_SECONDS, Watch
 from store.read.arrivals import Arrival
 
@@ -89,8 +89,7 @@ class PullRequestHoldService(Opened):
         super().__init__(f"a hold service of {store.path}", "PullRequestHoldService(store)")
         self._store = store
         self._stopping = False
-        self._ended = Latch()
-        self._lock = threading.RLock()  # a signal's handler may stop this amid any verb
+        self._lock = threading.Condition()
         self._held: dict[QueueName, set[HeldRequest]] = {}
         self._thread: threading.Thread | None = None
         self._watch: Watch | None = None
@@ -156,16 +155,18 @@ class PullRequestHoldService(Opened):
     def stop(self) -> None:
         """Wake every request with STOPPED and end the thread, at once; later requests are not held.
 
-        Amid another verb, as a signal's handler may call this, the thread ends when that does: it needs the same lock.
+        Raises `StoreLocked` in a signal handler amid another verb of the same thread.
         """
+        if is_owned(self._lock):
+            raise StoreLocked(f"{self._what}: a signal handler stopped it amid another call in the same thread")
         self._stopping = True
-        if self._thread is None:
+        thread = self._thread
+        if thread is None:
             return
-        is_inside: bool = self._lock._is_owned()  # type: ignore[attr-defined]  # as `threading.Condition` asks
         with self._lock:
             self._interrupt()
-        if not is_inside and self._thread is not threading.current_thread():
-            self._ended.wait()  # no `join`: this may interrupt another one, which has Python's lock for it
+        if thread is not threading.current_thread():
+            thread.join()
 
     def _let_go(self) -> None:
         self._thread = None
@@ -215,14 +216,11 @@ class PullRequestHoldService(Opened):
                 _logger.error("%s: no requests are held any more: %s", self._store.path, error)
         finally:
             self._stopping = True
-            try:
-                for request in self._all():
-                    self._wake(request, Wake.STOPPED)
-            finally:
-                with self._lock:
-                    self._watch = None
-                    watch.close()
-                self._ended.set()
+            for request in self._all():
+                self._wake(request, Wake.STOPPED)
+            with self._lock:
+                self._watch = None
+            watch.close()
 
     def _notice_arrivals(self, watch: Watch) -> None:
         """Wake the requests whose message arrived since the last call."""

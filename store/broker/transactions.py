@@ -33,6 +33,7 @@ from store.errors import (
     UnknownTopic,
 )
 from store.files.consumer_offsets import check_group_name
+from store.files.owned import is_owned
 from store.files.topics import Topics
 from store.format.arrays import texts
 from store.format.copies import Places
@@ -97,14 +98,13 @@ class Transactions:
         self._store = store
         self._group = group
         self._topics = Topics(Path(store.path))
-        self._turn = threading.RLock()  # at what is known of half messages
+        self._turn = threading.Condition()  # who has its lock uses what is known of half messages
         self._halves = HalfMessages(store)
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is in the middle of a verb that others wait for: what asks has interrupted it."""
-        is_ours: bool = self._turn._is_owned()  # type: ignore[attr-defined]  # as `threading.Condition` asks
-        return is_ours or self._store.is_inside
+        """Whether the calling thread is amid another verb, as in a signal handler. Other threads wait for that verb."""
+        return is_owned(self._turn) or self._store.is_inside
 
     # --- the producer's verbs ----------------------------------------------------------------------------
 

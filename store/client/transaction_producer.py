@@ -6,22 +6,21 @@ import logging
 import os
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
-from weakref import finalize
 
 from store.broker.transactions import IMMUNITY_SECONDS, MAX_CHECKS, Outcome, Transactions
-from store.errors import CorruptStore, FlushFailed, InvalidArgument, PutStatus, StoreError, StoreNotOpen
+from store.errors import CorruptStore, FlushFailed, InvalidArgument, PutStatus, StoreError, StoreLocked, StoreNotOpen
 from store.files.atomic import make_folder
-from store.files.opened import Opened, must_not_be_opening
+from store.files.opened import Opened
 from store.files.reached import PRODUCERS_FOLDER
 from store.format.message import Message
 from store.format.stored_message import StoredMessage
 from store.integers import integer, seconds
 from store.message_store import MessageStore
-from store.publish.latch import Latch
 from store.publish.locks import Turn
 from store.publish.putting import PutResult
 from store.system_errors import system_errors
@@ -47,8 +46,8 @@ class TransactionProducer(Opened):
     """A member of a producer group, whose members answer for each other's transactions: use it in a `with` statement.
 
     From its construction until `close` a thread of one of the members, of whichever processes are alive, asks `check`
-    about those that nobody has ended. Any number of threads of one process may share it; in a forked process and after
-    `close` verbs raise `StoreForked` and `StoreClosed`.
+    about those that nobody has ended. Threads may share it. Verbs raise `StoreClosed` after `close`, and `StoreForked`
+    in a forked process. One that is dropped without `close` is a `ResourceWarning`.
     """
 
     def __init__(
@@ -90,7 +89,6 @@ class TransactionProducer(Opened):
                 self._store.close()
             raise
         self._checker = _Checker(what, self._transactions, turn, check, check_interval, limits)
-        self._dropped = finalize(self, self._checker.stopping.set)
         self._checker.start()
 
     def send(self, message: Message, execute: Execute) -> TransactionResult:
@@ -116,23 +114,34 @@ class TransactionProducer(Opened):
         return TransactionResult(outcome, half.transaction_id, None)
 
     def close(self) -> None:
-        """Leave the group, after the check that is under way; others go on. The second time this does nothing.
+        """Leave the group, after the check that is under way; others go on.
 
-        Amid `send`, as a signal's handler may call this, that check ends when `send` does, for which it waits. Raises
-        as `MessageStore.close` of a store that it opened: where that is `StoreLocked`, the next call closes it. Raises
-        `StoreLocked` as something is opened in its thread, too.
+        The second time, and in a forked process, this does nothing. `check` may call it to end the checks: the code
+        that opened the producer closes it. Raises as `MessageStore.close` of a store that it opened; `StoreLocked` in
+        a signal handler amid `send`, and then nothing is closed.
         """
-        must_not_be_opening()
+        if self.is_forked:
+            return
+        if self._transactions.is_inside:
+            raise StoreLocked(
+                f"{self._what}: a signal handler called `close` during `send` in the same thread. Let the handler "
+                "raise an exception instead"
+            )
         self._is_over = True
         self._checker.stopping.set()
-        is_waited_for = self._transactions.is_inside or self._checker is threading.current_thread()
-        if not is_waited_for and not self.is_forked:
-            self._checker.ended.wait()  # no `join`: this may interrupt another one, which has Python's lock for it
+        if self._checker is threading.current_thread():
+            return
+        self._checker.join()
         if self._owns:
             self._store.close()
 
     def _let_go(self) -> None:
-        """Its thread is not in a forked child, and the rest is let go of by itself."""
+        """The parent's files close by themselves."""
+
+    def __del__(self) -> None:
+        if not self._is_over and "_checker" in vars(self):
+            what = f"{self._what}: was dropped; close it, or use a with statement"
+            warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> TransactionProducer:
         return self
@@ -144,7 +153,7 @@ class TransactionProducer(Opened):
 
 
 class _Checker(threading.Thread):
-    """Asks what became of the transactions left open, while it is this member's turn. It has no reference to that."""
+    """Asks what became of the transactions left open, while it is this member's turn."""
 
     def __init__(
         self,
@@ -157,8 +166,7 @@ class _Checker(threading.Thread):
     ) -> None:
         """limits: immunity in seconds, and how often one is asked about."""
         super().__init__(name="mq-check", daemon=True)
-        self.stopping = Latch()  # the garbage collector may set it, in any thread
-        self.ended = Latch()
+        self.stopping = threading.Event()
         self._what = what
         self._transactions = transactions
         self._turn = turn
@@ -170,13 +178,12 @@ class _Checker(threading.Thread):
         """One member has the turn until it leaves or dies, so that each transaction is asked about in its time."""
         try:
             self._check_now_and_then()
-        finally:  # whatever ends this, others go on
+        finally:  # another member takes over
             self._turn.close()
-            self.ended.set()
 
     def _check_now_and_then(self) -> None:
         next_check, told = time.monotonic(), ""
-        while not self.stopping.is_set:
+        while not self.stopping.is_set():
             try:
                 if self._turn.take():
                     self._transactions.check(self._decide, *self._limits)
@@ -187,14 +194,14 @@ class _Checker(threading.Thread):
                         self._transactions.forget()
                         next_check = time.monotonic() + self._interval
             except (FlushFailed, StoreNotOpen, CorruptStore):
-                if not self.stopping.is_set:
+                if not self.stopping.is_set():
                     _logger.exception("%s: nobody is asked here any more", self._what)
                 break
             except (StoreError, OSError) as error:
                 if told != (told := repr(error)):  # once, not at every try
                     _logger.exception("%s: asked again in %g s", self._what, self._interval)
                 rest = self._interval
-            self.stopping.wait(rest)
+            self.stopping.wait(min(rest, threading.TIMEOUT_MAX))
 
     def _decide(self, message: StoredMessage) -> Outcome:
         """What the user says, or that he does not know."""

@@ -13,7 +13,6 @@ from store.delays.delivery import Delivery
 from store.delays.successor import Successor
 from store.errors import CorruptStore, FlushFailed, StoreError, StoreNotOpen
 from store.format.layout import LOCK_FILE
-from store.publish.latch import Latch
 from store.publish.locks import DELIVERY_BYTE, Turn
 from store.publish.watch import Watch
 
@@ -43,8 +42,8 @@ class Deliverer:
         self._delivery = delivery
         self._new_watch = watch
         self._watch: Watch | None = None
-        self._stopping = stopping = Latch()
-        self._successor = Successor(root, delivery, lambda: stopping.is_set)
+        self._stopping = threading.Event()
+        self._successor = Successor(root, delivery, self._stopping.is_set)
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()
         self._running = threading.Lock()
@@ -56,7 +55,7 @@ class Deliverer:
     def start(self) -> None:
         """Deliver from now on in the background; does nothing while it does."""
         with self._starting:
-            if self._thread is None and not self._stopping.is_set:
+            if self._thread is None and not self._stopping.is_set():
                 self._watch = self._watch or self._new_watch()
                 thread = threading.Thread(target=self._run, name="mq-deliver", daemon=True)
                 thread.start()
@@ -99,24 +98,24 @@ class Deliverer:
     # --- the thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with self._running:  # one after the other: who was interrupted when this began may begin another
+        with self._running:  # an interrupt in `start` may let it start another thread
             self._thread = threading.current_thread()
             try:
                 self._deliver()
             finally:  # whatever ended this, others go on
-                if not self._stopping.is_set and self._turn is not None:
+                if not self._stopping.is_set() and self._turn is not None:
                     self._delivering = None
                     self._turn.close()
                     self._turn = None
 
     def _deliver(self) -> None:
         assert self._watch is not None
-        while not self._stopping.is_set:
+        while not self._stopping.is_set():
             try:
                 rest = self._go_on(self._watch)
                 self._told = ""
             except (FlushFailed, StoreNotOpen, CorruptStore):
-                if not self._stopping.is_set:
+                if not self._stopping.is_set():
                     _logger.exception("%s: no delayed messages are delivered any more", self._root)
                 return
             except (StoreError, OSError) as error:
@@ -139,7 +138,7 @@ class Deliverer:
         delivery = self._delivering
         look_at = delivery.look()
         while delivery.step(_now()):
-            if self._stopping.is_set:
+            if self._stopping.is_set():
                 return 0.0
         stepped = time.monotonic()
         due = delivery.next_time()

@@ -19,6 +19,7 @@ from store import (
     Message,
     MessageStore,
     StoreConfig,
+    StoreLocked,
     StoreReplaced,
     StoreUnavailable,
     TagFilter,
@@ -263,6 +264,14 @@ def test_stopping_wakes_everybody_at_once(store: MessageStore, monkeypatch: pyte
 
 def test_a_service_that_never_held_stops(store: MessageStore) -> None:
     PullRequestHoldService(store).stop()
+
+
+def test_signal_handler_amid_another_verb_cannot_stop_it(store: MessageStore, holding: Holding) -> None:
+    with holding.service._lock, pytest.raises(StoreLocked, match="signal handler"):
+        holding.service.stop()
+    request = holding.hold(0, 0)
+    put(store, 0)
+    assert holding.woken() == (request, Wake.ARRIVED)
 
 
 def test_where_the_system_has_no_thread_the_next_request_is_held(

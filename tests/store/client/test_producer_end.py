@@ -83,8 +83,10 @@ def test_a_store_that_was_closed_under_it(tmp_path: Path) -> None:
 
 def test_dropped_producer_warns(store: MessageStore) -> None:
     producers = [Producer(store.path, linger=60)]
+    sender = producers[0]._sender
     with pytest.warns(ResourceWarning, match="producer: was dropped; close it"):
         producers.clear()
+    sender.finish()
 
 
 def test_close_waits_for_callbacks(store: MessageStore) -> None:

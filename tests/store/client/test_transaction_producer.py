@@ -22,6 +22,7 @@ from store import (
     StoreConfig,
     StoredMessage,
     StoreForked,
+    StoreLocked,
     StoreUnavailable,
     TransactionEnded,
     TransactionProducer,
@@ -266,3 +267,34 @@ def test_a_check_that_ends_its_thread_is_asked_again(store: MessageStore, caplog
         producer.send(Message("orders", b"x"), lambda _: Outcome.UNKNOWN)
         until(lambda: bodies(store) == [b"x"])
     assert "SystemExit: no such database" in caplog.text
+
+
+def test_check_may_end_the_checks(store: MessageStore) -> None:
+    asked = []
+
+    def check(message: StoredMessage) -> Outcome:
+        asked.append(message.msg_id)
+        producer.close()
+        return Outcome.COMMIT
+
+    with TransactionProducer(store.path, GROUP, check, check_interval=0.01, immunity=0.0) as producer:
+        producer.send(Message("orders", b"x"), lambda _: Outcome.UNKNOWN)
+        until(lambda: bodies(store) == [b"x"])
+    assert len(asked) == 1
+
+
+def test_signal_handler_amid_send_cannot_close(store: MessageStore) -> None:
+    with TransactionProducer(store.path, GROUP, never) as producer:
+        with producer._transactions._turn, pytest.raises(StoreLocked, match="raise an exception instead"):
+            producer.close()
+        producer.send(Message("orders", b"x"), lambda _: Outcome.COMMIT)
+    assert bodies(store) == [b"x"]
+
+
+def test_dropped_one_warns(store: MessageStore) -> None:
+    producers = [TransactionProducer(store, GROUP, never)]
+    checker = producers[0]._checker
+    with pytest.warns(ResourceWarning, match="was dropped; close it"):
+        producers.clear()
+    checker.stopping.set()
+    checker.join()
