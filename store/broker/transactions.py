@@ -58,7 +58,7 @@ from store.format.op_message import op_body
 from store.format.stored_message import decode_record
 from store.integers import LONG_MAX, seconds
 from store.publish.locks import Result
-from store.publish.putting import encoding_of
+from store.publish.putting import Putting, encoding_of
 from store.system_errors import explained_verbs
 
 IMMUNITY_SECONDS = 6.0  # transactionTimeOut
@@ -116,6 +116,7 @@ class Transactions:
         """
         if any(message.delay_level or message.deliver_at is not None for message in messages):
             raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, "a delayed message in a transaction; leave out the delay")
+        messages = Putting.listed(messages)
         append = self._store.begin()
         ids = [message.properties.get(PROPERTY_UNIQ_KEY) or uuid4().hex.upper() for message in messages]
         named = zip(messages, append.choose(messages), ids, strict=True)

@@ -1,13 +1,13 @@
 """What a record enters: the queue that it names, light queues, the index by its keys. Said here, and nowhere else.
 
 `dispatch` asks for records found in a log; `message` and `tables` for those on their way there. For what is put all
-is simple: its own queue, under the hash of its tag, and the index, under its keys. What would make it otherwise, here
-or in a broker that the directory is handed to, is refused at the door.
+is simple: its own queue, under the hash of its tag, and the index, under its keys. A topic that would make it otherwise
+is refused, and a property that would is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from store.format.layout import (
     LIGHT_SEPARATOR,
     PROPERTY_CRC,
     PROPERTY_DELAY,
+    PROPERTY_DELIVER_AT,
     PROPERTY_KEYS,
     PROPERTY_LIGHT_OFFSETS,
     PROPERTY_LIGHT_QUEUES,
@@ -49,24 +50,24 @@ Mask = npt.NDArray[np.bool_]
 
 # --- the door ------------------------------------------------------------------------------------------
 
-_DELAY = "give the message a delay_level, or the time to deliver_at"
-_LIGHT = "it would stand in light queues, which a broker alone fills"
-_BATCH = "it marks the batches of a broker's batch queues"
-RESERVED: Mapping[str, str] = {
-    PROPERTY_LIGHT_QUEUES: _LIGHT,
-    PROPERTY_LIGHT_OFFSETS: _LIGHT,
-    PROPERTY_DELAY: _DELAY,
-    "TIMER_DELAY_SEC": _DELAY,
-    "TIMER_DELAY_MS": _DELAY,
-    "TIMER_DELIVER_MS": _DELAY,
-    "TRAN_MSG": "it marks messages of transactions; prepare the message with store.broker.transactions",
-    "INNER_NUM": _BATCH,
-    "INNER_BASE": _BATCH,
-    "POP_CK": "a broker's pop consumers take it for their receipt",
-    PROPERTY_CRC: "the store itself writes this checksum, if enabledAppendPropCRC says so",
-}
-"""Properties that a broker, or this store, acts upon when it meets them in a log, and why that cannot be."""
-_RESERVED = texts(list(RESERVED))
+RESERVED = frozenset(
+    {
+        PROPERTY_LIGHT_QUEUES,
+        PROPERTY_LIGHT_OFFSETS,
+        PROPERTY_DELAY,
+        PROPERTY_DELIVER_AT,
+        "TIMER_DELAY_SEC",
+        "TIMER_DELAY_MS",
+        "TRAN_MSG",
+        "INNER_NUM",
+        "INNER_BASE",
+        "POP_CK",
+        PROPERTY_CRC,
+    }
+)
+"""Properties by which a broker, or this store, keeps its own books: delays, transactions, light queues, batches, pop
+receipts, checksums. A message that was read may have some; they are dropped when it is put again."""
+_RESERVED = texts(sorted(RESERVED))
 
 # Those that RocketMQ's broker takes from no client (TopicValidator); the last two since 5.4. It takes TIMER_TOPIC's,
 # which it delivers anywhere.
@@ -93,17 +94,22 @@ def check_topic(topic: str) -> None:
         raise _illegal(f"topic {topic}: a broker's own, which it acts upon; put into a topic of yours")
 
 
-def check_names(names: Iterable[str]) -> None:
-    """Raises `MessageRefused` for the first property name that is reserved."""
-    if not RESERVED.keys().isdisjoint(names):
-        name = next(name for name in names if name in RESERVED)
-        raise _illegal(f"property {name} is reserved: {RESERVED[name]}")
+def without_reserved(maps: pa.MapArray) -> pa.MapArray:
+    """Return properties, names to values, without the reserved ones."""
+    names, values = pairs(maps)
+    kept = numbers(pc.invert(pc.is_in(names, _RESERVED)))
+    if kept.all():
+        return maps
+    ends = np.concatenate(([0], np.cumsum(kept))).astype(np.int32)
+    offsets = ends[numbers(maps.offsets) - maps.offsets[0].as_py()]
+    mask = arrow(kept)
+    return pa.MapArray.from_arrays(arrow(offsets), names.filter(mask), values.filter(mask), mask=maps.is_null())
 
 
-def check_name_column(names: pa.StringArray) -> None:
-    """`check_names` of many."""
-    if pc.any(pc.is_in(names, _RESERVED)).as_py():
-        check_names(names.filter(pc.is_in(names, _RESERVED)).to_pylist())
+def pairs(maps: pa.MapArray) -> tuple[pa.StringArray, pa.StringArray]:
+    """The names and the values of all maps, which may be a slice of a longer array."""
+    first, last = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
+    return maps.keys.slice(first, last - first), maps.items.slice(first, last - first)
 
 
 def _illegal(reason: str) -> MessageRefused:

@@ -43,7 +43,8 @@ class Message:
     body: bytes; a text is stored as UTF-8.
     tags: one tag, which subscriptions select by: not "|" or a control character in it, no blanks around it.
     keys: texts to find the message by, none with a blank in it; a single text is one key.
-    properties: texts to texts. Names that mean something to RocketMQ's broker are refused (see `entering`).
+    properties: texts to texts. A broker's bookkeeping (`entering.RESERVED`) is dropped, so that a message that was read
+    can be put again.
     queue_id: None lets the store choose: by the hash of `sharding_key` if there is one, else round robin.
     born_timestamp: ms since the epoch, of the years 1 to 9999; None is now.
     delay_level: deliver it later: 1 to 18 for 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 h, 2 h. deliver_at: or then, ms

@@ -15,6 +15,7 @@ from store.errors import InvalidColumns
 from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers
 from store.format.columns import are_outside
+from store.format.entering import pairs, without_reserved
 from store.format.layout import KEY_SEPARATOR
 from store.format.message import check_key
 from store.format.strings import flat
@@ -245,13 +246,7 @@ def _maps(column: pa.Array) -> pa.MapArray:
     maps = _cast("properties", column, pa.map_(pa.string(), pa.string()), _is_text_map)
     for texts in pairs(maps):
         _valid("properties", texts)
-    return maps
-
-
-def pairs(maps: pa.MapArray) -> tuple[pa.StringArray, pa.StringArray]:
-    """The names and the values of all maps, which may be a slice of a longer array."""
-    first, last = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
-    return maps.keys.slice(first, last - first), maps.items.slice(first, last - first)
+    return without_reserved(maps)
 
 
 def _queue_ids(column: pa.Array) -> Ints:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from store.format import compute as pc
 from store.format.arrays import arrow, blobs, constant, numbers
 from store.format.crc import body_crcs
-from store.format.entering import tags_codes
+from store.format.entering import pairs, tags_codes
 from store.format.key_hashes import key_hashes
 from store.format.layout import (
     MAX_PROPERTIES_BYTES,
@@ -30,7 +30,7 @@ from store.format.layout import (
     TOPIC_LENGTH_BYTES,
 )
 from store.format.message import check_body_size, check_fits, check_tag, illegal, topic_magic
-from store.format.message_columns import MessageColumns, pairs
+from store.format.message_columns import MessageColumns
 from store.format.properties import LIKE_A_LOST_SECTOR, properties_too_large, too_many_zeros
 from store.format.property_columns import PropertyColumns
 from store.format.records import Encoding, Records, rows_as_binary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
@@ -17,11 +18,11 @@ from store.files.topics import Topics
 from store.format.arrays import constant
 from store.format.copies import Copies, Places
 from store.format.delayed import Waits, waiting
-from store.format.entering import check_name_column, check_names, check_topic
+from store.format.entering import RESERVED, check_topic
 from store.format.java_hash import java_hash, java_hash_code
 from store.format.layout import END_FILE_MIN_BLANK_BYTES, MAX_TOPIC_BYTES, PROPERTY_CRC_BYTES, PROPERTY_UNIQ_KEY
 from store.format.message import Message, check_mapping, illegal, whole_number
-from store.format.message_columns import ANY_QUEUE, WAITING_COLUMNS, MessageColumns, as_table, pairs, split
+from store.format.message_columns import ANY_QUEUE, WAITING_COLUMNS, MessageColumns, as_table, split
 from store.format.message_lists import encode_list
 from store.format.record import Record, as_columns
 from store.format.records import Encoding, Records
@@ -80,14 +81,10 @@ class Putting:
 
     @staticmethod
     def listed(messages: Iterable[Message]) -> list[Message]:
-        """What was put, as a list. Raises `MessageRefused` for what is no message."""
+        """Return messages as a list, without reserved properties. Raises `MessageRefused` for what is no message."""
         if not isinstance(messages, Iterable):
             raise illegal(f"put_many takes an iterable of Message, not {type(messages).__name__}")
-        listed = list(messages)
-        for message in listed:
-            if not isinstance(message, Message):
-                raise illegal(f"{message!r:.40} is a {type(message).__name__}; put takes a store.Message")
-        return listed
+        return list(map(_sendable, messages))
 
     def of_messages(self, messages: Sequence[Message]) -> Records | list[Record]:
         """Records of messages of any topics: of many as columns.
@@ -102,10 +99,6 @@ class Putting:
     def choose(self, messages: Sequence[Message]) -> list[int]:
         """The queues that messages go to. Raises as `of_messages` for what is refused at the door."""
         queues = {topic: self._queues(topic) for topic in {_text("topic", message.topic) for message in messages}}
-        for message in messages:
-            if message.properties or type(message.properties) is not dict:
-                check_mapping(message.properties)
-                check_names(message.properties)
         return [
             next(self._turns[message.topic]) % queues[message.topic]
             if message.queue_id is None and message.sharding_key in (None, "")
@@ -138,8 +131,6 @@ class Putting:
 
     def _of_piece(self, topic: str, piece: pa.Table) -> Records:
         messages = MessageColumns.of(piece)
-        if messages.properties is not None:
-            check_name_column(pairs(messages.properties)[0])
         now = _now()
         records = encode_columns(topic, messages, self._choose_queues(topic, messages), self._encoding, now)
         levels, times = messages.delay_levels, messages.deliver_at
@@ -234,6 +225,17 @@ class _Turns(dict[str, Iterator[int]]):
     def __missing__(self, topic: str) -> Iterator[int]:
         self[topic] = turns = count(self._ever_put(topic))
         return turns
+
+
+def _sendable(message: object) -> Message:
+    if not isinstance(message, Message):
+        raise illegal(f"{message!r:.40} is a {type(message).__name__}; put takes a store.Message")
+    if message.properties or type(message.properties) is not dict:
+        check_mapping(message.properties)
+        if not RESERVED.isdisjoint(message.properties):
+            kept = {name: value for name, value in message.properties.items() if name not in RESERVED}
+            return replace(message, properties=kept)
+    return message
 
 
 def _text(name: str, value: object) -> str:

@@ -108,8 +108,6 @@ def test_the_queues_are_made_anew_as_they_were(tmp_path: Path) -> None:
         ({"deliver_at": 1.5}, "must be a whole number"),
         ({"deliver_at": NOW * 1000}, "more than 3 days from now; it is ms since 1970"),
         ({"deliver_at": 5, "delay_level": 1}, "give one of them"),
-        ({"properties": {"DELAY": "1"}}, "give the message a delay_level"),
-        ({"properties": {"TIMER_DELIVER_MS": "1"}}, "or the time to deliver_at"),
     ],
 )
 def test_refused(tmp_path: Path, fields: dict[str, object], why: str) -> None:

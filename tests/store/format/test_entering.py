@@ -14,15 +14,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from store import InvalidTopic, Message, MessageRefused, MessageStore, PutStatus, StoreConfig, StoreError
-from store.format.entering import Place, check_name_column, in_own_queue, light_places, stand_in_light_queue, stands_in
+from store import InvalidTopic, Message, MessageRefused, MessageStore, StoreConfig, StoreError
+from store.format.entering import Place, in_own_queue, light_places, stand_in_light_queue, stands_in, without_reserved
 from store.format.properties import decode_properties
 from store.format.property_columns import PropertyColumns
 from store.upkeep.verify import verify
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 14, mappedFileSizeConsumeQueue=400, maxHashSlotNum=50, maxIndexNum=100)
 TOPICS = ("t", "%RETRY%group", "%DLQ%group", "%LMQ%device", "rmq_sys_x", "T" * 127, "%RETRY%" + "g" * 200)
-REFUSED_NAMES = (
+RESERVED_NAMES = (
     *("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET", "DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
     *("TIMER_DELIVER_MS", "TRAN_MSG", "INNER_NUM", "INNER_BASE", "POP_CK", "__CRC32#"),
 )
@@ -33,7 +33,7 @@ REFUSED_TOPICS = (
 )
 # What RocketMQ's clients and brokers put into messages (MessageConst), and what looks like it.
 NAMES = (
-    *REFUSED_NAMES,
+    *RESERVED_NAMES,
     *(
         "KEYS",
         "TAGS",
@@ -171,22 +171,21 @@ def test_what_was_appended_is_what_recovery_finds(rows: list[Message], as_tables
         assert not verify(path).findings
 
 
-@pytest.mark.parametrize("name", REFUSED_NAMES)
-def test_reserved_properties(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", RESERVED_NAMES)
+def test_reserved_properties_are_dropped(tmp_path: Path, name: str) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
-        message = Message("t", b"", properties={"a": "b", name: "1"})
-        for put in (lambda: store.put(message), lambda: store.append_table("t", table(message))):
-            with pytest.raises(MessageRefused, match=f"property {name} is reserved: ") as refused:
-                put()
-            assert refused.value.status is PutStatus.MESSAGE_ILLEGAL
+        message = Message("t", b"", properties={"a": "b", name: "1", "c": "d"})
+        store.put(message)
+        store.append_table("t", table(message))
+        read = store.get_message("g", "t", 0, 0).messages
+    assert [each.properties for each in read] == [{"a": "b", "c": "d"}] * 2
 
 
-def test_a_delay_says_what_to_do(tmp_path: Path) -> None:
-    with MessageStore.open(tmp_path) as store:
-        store.create_topic("t", 1)
-        with pytest.raises(MessageRefused, match="DELAY is reserved: give the message a delay_level"):
-            store.put(Message("t", b"", properties={"DELAY": "3"}))
+def test_null_and_empty_properties_stay_so() -> None:
+    maps = pa.array([[("TRAN_MSG", "true")], None, [], [("a", "b")]], pa.map_(pa.string(), pa.string()))
+    assert without_reserved(maps).to_pylist() == [[], None, [], [("a", "b")]]
+    assert without_reserved(maps[1:]).to_pylist() == [None, [], [("a", "b")]]
 
 
 @pytest.mark.parametrize("topic", REFUSED_TOPICS)
@@ -207,13 +206,6 @@ def test_a_folder_that_no_topic_can_be(tmp_path: Path) -> None:
         for put in (store.put, lambda message: store.append_table(message.topic, table(message))):
             with pytest.raises(InvalidTopic):
                 put(Message("gr\udcffn", b""))
-
-
-def test_only_names_of_a_slice_count() -> None:
-    maps = pa.array([[("DELAY", "1")], [("a", "b")]], pa.map_(pa.string(), pa.string()))
-    check_name_column(maps[1:].keys.slice(1))
-    with pytest.raises(MessageRefused):
-        check_name_column(maps.keys)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,6 @@ def test_a_topic_is_made_by_its_first_message(broker: Broker, store: MessageStor
         ({"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.MESSAGE_ILLEGAL, "a broker's own"),
         ({"topic": "rmq_sys_PRODUCERS"}, ResponseCode.MESSAGE_ILLEGAL, "what was written before"),
         ({"topic": "rmq_sys_SPARK_COMMITS"}, ResponseCode.MESSAGE_ILLEGAL, "what was written before"),
-        ({"properties": "POP_CK\1true\2"}, ResponseCode.MESSAGE_ILLEGAL, "reserved"),
         ({"properties": "TAGS\1a|b\2"}, ResponseCode.MESSAGE_ILLEGAL, "tag"),
         ({"properties": "a\1" + "b" * 40_000}, ResponseCode.MESSAGE_ILLEGAL, "32767"),
         ({"reconsume_times": 1 << 31}, ResponseCode.MESSAGE_ILLEGAL, "reconsumeTimes"),
