@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from store import MessageStore, OffsetLost, OffsetNotYet, StoreUnavailable, UnknownTopic
 from store.any_log import Queue
-from store.delays.successor import deliverer_of
+from store.delays.deliverer import deliverer_of
 from store.files.segments import BLOCK_BYTES, list_files
 from store.files.topics import Topics
 from store.format.delayed import WAITING_TOPICS

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from store.delays.delivery import Delivery
-from store.delays.successor import Successor
 from store.errors import CorruptStore, FlushFailed, StoreError, StoreNotOpen
 from store.format.layout import LOCK_FILE
-from store.publish.locks import DELIVERY_BYTE, Turn
+from store.publish.lock_holders import Holder, one_holder
+from store.publish.locks import DELIVERY_BYTE, Turn, is_held
 from store.publish.watch import Watch
 
 _logger = logging.getLogger("store")
@@ -43,7 +44,6 @@ class Deliverer:
         self._new_watch = watch
         self._watch: Watch | None = None
         self._stopping = threading.Event()
-        self._successor = Successor(root, delivery, self._stopping.is_set)
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()
         self._running = threading.Lock()
@@ -129,7 +129,6 @@ class Deliverer:
         if self._delivering is None:
             self._turn = self._turn or Turn(self._root / LOCK_FILE, DELIVERY_BYTE)
             if not self._turn.take():
-                self._successor.look()
                 return _TAKE_OVER_SECONDS
             delivery = self._delivery()
             delivery.begin()
@@ -150,6 +149,19 @@ class Deliverer:
         rest = min(at, look_at, save_at) - time.monotonic()
         watch.wait(rest if due is None else min(rest, _LOOK_SECONDS))
         return max(0.0, min(at - time.monotonic(), _REST_SECONDS))
+
+
+def deliverer_of(root: Path, known: Holder | None = None) -> Holder | None:
+    """The process that has the turn to deliver, if any. known: as it was found the last time.
+
+    Raises `StoreUnavailable` if the system cannot tell.
+    """
+    path = root / LOCK_FILE
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return one_holder(path, DELIVERY_BYTE, known, lambda: is_held(fd, DELIVERY_BYTE))
+    finally:
+        os.close(fd)
 
 
 def _now() -> int:

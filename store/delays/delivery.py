@@ -94,19 +94,6 @@ class Delivery:
         if not self._is_told:
             self._said.write(self._root)
 
-    def is_late(self, before: int) -> bool:
-        """Whether anything that was due at `before` (ms) is not delivered. For who does not deliver."""
-        self.look()
-        while True:
-            (by_level, levels), (by_time, timers) = self._levels.due(before), self._timers.due(before)
-            due = Due.in_order([by_level, by_time])
-            if len(due.without(self._delivered, self._gone)):
-                return True
-            if not len(due):
-                return False
-            self._levels.go_on(levels)
-            self._timers.go_on(timers)
-
     def look(self) -> float:
         """Notice what was put since; when to look again (`time.monotonic`), whatever is put until then."""
         confirm = self._published_end.confirm_offset
