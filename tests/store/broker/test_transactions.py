@@ -282,8 +282,6 @@ def test_refused(store: MessageStore) -> None:
         transactions.prepare([Message("nowhere", b"")])
     with pytest.raises(MessageRefused, match="a delayed message in a transaction"):
         transactions.prepare([Message("orders", b"", delay_level=1)])
-    with pytest.raises(MessageRefused, match="marks messages of transactions"):
-        transactions.prepare([Message("orders", b"", properties={"TRAN_MSG": "true"})])
     assert transactions.prepare([]) == []
     assert all_of(store, HALF_TOPIC) == []
 
