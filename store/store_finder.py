@@ -46,8 +46,8 @@ class StoreFinder(StoreReader):
         there = [self._inflated(message) for message in found]
         ours = self.bounds(Queue(topic, queue_id) for queue_id in range(self._topics.known(topic)))
         most = max_messages - len(there)
-        if most and any(each.min_offset for each in ours.values()) and (older := self._older()):
-            there = older.with_key(topic, key, most, (begin, end), ours, there) + there
+        if most and any(each.min_offset for each in ours.values()) and (log := self._tiered()):
+            there = log.query(topic, key, most, (begin, end), there) + there
         return there
 
     def message_by_id(self, offset_msg_id: str) -> StoredMessage:

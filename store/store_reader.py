@@ -25,7 +25,8 @@ from store.any_log import (
     ReadSpec,
 )
 from store.archive.kin import Kin
-from store.archive.older import Older
+from store.archive.of_store import StoreArchive
+from store.archive.tiered import TieredLog
 from store.errors import CorruptRecord, CorruptSegment, FilterError, OffsetLost, OffsetNotYet, UnknownTopic
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
@@ -145,8 +146,9 @@ class StoreReader(Opened):
         queue, accept = self._queues.of(topic, int(queue_id)), message_filter or EVERYTHING
         where = self._log, queue, offset, minimum, maximum
         try:
-            if offset < minimum and not as_records and (older := self._older()):
-                return older.get_message(Queue(topic, queue_id), offset, Bounds(minimum, maximum), max_messages, accept)
+            if offset < minimum and not as_records and (log := self._tiered()):
+                own = Bounds(minimum, maximum)
+                return log.get_message(Queue(topic, queue_id), own, offset, max_messages, accept)
             if minimum <= offset < maximum:
                 self._published.must_be_of_topic(queue, offset)
             return get_message(*where, max_messages, accept, self.config, as_records=as_records)
@@ -221,14 +223,12 @@ class StoreReader(Opened):
         What is older than the store comes from its archive, if it has one. Raises `ArchiveError` and
         `ObjectsUnavailable`, too, then.
         """
-        born = self._published.born(wanted.queue.topic)
         try:
             return self.read_own(wanted, spec)
         except OffsetLost:
-            older = self._older()
-            if older is None or not older.has(wanted.queue):
+            if (log := self._tiered()) is None:
                 raise
-            return self.each_of(wanted.queue.topic, born, self._read_older(older, wanted, spec))
+            return log.scan(wanted, spec)
 
     def of_one_life(self, topic: str) -> AbstractContextManager[None]:
         """What is read in here is of the topic that is there now: leaving it raises `UnknownTopic` when it is not."""
@@ -243,8 +243,10 @@ class StoreReader(Opened):
         """Tells whether what is archived of a queue is of this store."""
         return Kin(self._log, self._published)
 
-    def _older(self) -> Older | None:
-        return Older.of(self.path, self.config, self.kin)
+    def _tiered(self) -> TieredLog | None:
+        """Together with the archive that the settings remember, if there is one."""
+        archive = StoreArchive.remembered(self.path, self.config)
+        return TieredLog(self, archive) if archive.url else None
 
     def read_own(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         """`read` of what the store has itself."""
@@ -255,14 +257,6 @@ class StoreReader(Opened):
         most = self.config.maxDecompressedMessageSize
         batches = scan_queue(self._log, queue, wanted.start, wanted.end, spec, most)
         return self._published.each_of(wanted.queue.topic, born, batches)
-
-    def _read_older(self, older: Older, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        at = min(self.min_offset(wanted.queue.topic, wanted.queue.queue_id), wanted.end)
-        return self._then(older.scan(wanted._replace(end=at), spec), wanted._replace(start=at), spec)
-
-    def _then(self, batches: Iterator[pa.RecordBatch], wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        yield from batches
-        yield from self.read(wanted, spec)  # of which retention may have taken something meanwhile
 
     def to_arrow(
         self,

@@ -194,8 +194,13 @@ class ArchiveLog:
             try:
                 return look(catalog)
             except (OffsetLost, CorruptSegment):  # or is another's, and shorter
+                self.look_again()
                 if self._catalog() is catalog:
                     raise
+
+    def look_again(self) -> None:
+        """Look at the metadata the next time, however young what is known of it is."""
+        self._place.look_again()
 
     def reaches(self, queue: Queue, kin: Kin) -> bool:
         """As `Kin.reaches`; of a queue that is not archived, too."""

@@ -66,6 +66,9 @@ class Place:
             raise UnsupportedStore(f"{shown}: several stores were archived there; name one of {brokers}")
         return found[0]
 
+    def look_again(self) -> None:
+        """Read the metadata anew the next time, if this remembers it for a while."""
+
     def load(self) -> Catalog | None:
         """What is archived now, None before the first time. Raises `CorruptStore`, `ObjectsUnavailable`."""
         seen, mark = self._seen, self.objects.mark(self.metadata)

@@ -18,9 +18,9 @@ _BLOCKS = 64  # that are kept
 class RecentPlace(Place):
     """Looks at the metadata once a second, and when it is told to. Any thread may ask."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, keeps_blocks: bool) -> None:
         super().__init__(place.url, place.objects, place.folder, place.metadata)
-        self._blocks = RecentBlocks(place.objects) if place.objects.ahead else None
+        self._blocks = RecentBlocks(place.objects) if keeps_blocks and place.objects.ahead else None
         self._reader = self._blocks or place.objects
         self._lock = threading.Lock()
         self._until = 0.0  # time.monotonic()
@@ -54,7 +54,6 @@ class RecentPlace(Place):
         asked.set_result(found)
 
     def look_again(self) -> None:
-        """What was seen of the metadata, or is on its way, is too old."""
         with self._lock:
             self._asked, self._until = None, 0.0
 

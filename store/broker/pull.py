@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from store import GetStatus, MessageStore, StoredMessage, UnknownQueue, UnknownTopic
+from store import GetResult, GetStatus, MessageStore, StoredMessage, UnknownQueue, UnknownTopic
 from store.any_log import MessageFilter
 from store.broker.response_codes import ResponseCode
 
@@ -70,6 +70,10 @@ def answer(store: MessageStore, request: PullRequest, *, as_records: bool = Fals
         return PullResponse(ResponseCode.INVALID_PARAMETER, str(error), request.offset)
     except UnknownTopic as error:
         return PullResponse(ResponseCode.TOPIC_NOT_EXIST, str(error), request.offset)
+    return response(request, got)
+
+
+def response(request: PullRequest, got: GetResult) -> PullResponse:
     code = response_code(got.status, request.offset)
     bounds = got.next_begin_offset, got.min_offset, got.max_offset
     return PullResponse(code, got.status.name, *bounds, got.messages, got.records)

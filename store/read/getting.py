@@ -23,7 +23,7 @@ from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
 from store.read.blocks import block_of, may_match
 from store.read.slices import slices
 
-_MOST_RECORDS = 4096
+MOST_RECORDS = 4096
 _MANY = 160  # fewer are decoded in less time one by one
 
 
@@ -95,7 +95,7 @@ def get_message(
     entries = queue.entries(offset, end)
     count_limit = min(max_messages, config.maxTransferCountOnMessageInMemory)
     if as_records:
-        cut = slices(log, queue, offset, entries, message_filter, min(max_messages, _MOST_RECORDS), config)
+        cut = slices(log, queue, offset, entries, message_filter, min(max_messages, MOST_RECORDS), config)
         return GetResult(_status(cut.records), cut.next_begin, minimum, maximum, records=cut.records)
     found = _together(log, queue, offset, entries, message_filter, count_limit, config)
     if found is None:

@@ -1,0 +1,240 @@
+"""`TieredLog`: a store and its archive as one log. Messages that the store has deleted come from the archive.
+
+The store says which topics exist and where their queues end; the archive only where they begin. A message that both
+have is read from the store, and the archive is asked for nothing while the store has all messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import pyarrow as pa
+
+from store.any_log import Boundary, Bounds, Fingerprint, MessageFilter, Positions, Queue, QueueRange, ReadSpec
+from store.archive.kin import Kin
+from store.archive.log import ArchiveLog
+from store.archive.of_store import StoreArchive
+from store.archive.recent import RecentPlace
+from store.errors import CorruptRecord, MessageTooLarge, OffsetLost, UnknownTopic
+from store.files.config import StoreConfig
+from store.format.columns import check_columns
+from store.format.layout import CQ_ENTRY, LIGHT_PREFIX
+from store.format.stored_message import StoredMessage
+from store.read.getting import MOST_RECORDS, GetResult, GetStatus
+
+
+class Newer(Protocol):
+    """What a `MessageStore` has itself."""
+
+    config: StoreConfig
+
+    @property
+    def kin(self) -> Kin: ...
+
+    def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]: ...
+
+    def read_own(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]: ...
+
+    def each_of(self, topic: str, born: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]: ...
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary) -> int: ...
+
+    def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None: ...
+
+
+class _Piece(NamedTuple):
+    """Batches of one of the two, up to queue offset `end`."""
+
+    batches: Iterator[pa.RecordBatch]
+    end: int
+    is_archived: bool
+
+
+class TieredLog:
+    """Every method that asks the archive raises `ArchiveError` and `ObjectsUnavailable`. Threads may share it."""
+
+    def __init__(self, newer: Newer, archive: StoreArchive, *, keeps_blocks: bool = False) -> None:
+        """keeps_blocks: keep the bytes that were read last of the archive, for readers of a few messages at a time."""
+        self._newer = newer
+        self._archive = archive
+        self._keeps_blocks = keeps_blocks
+        self._joined: dict[Queue, int] = {}  # when the topic was made of which the archive has the older messages
+
+    @cached_property
+    def older(self) -> ArchiveLog:
+        return ArchiveLog(RecentPlace(self._archive.place(), keeps_blocks=self._keeps_blocks))
+
+    def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
+        """As `Log.bounds`."""
+        found = {}
+        for queue, own in self._newer.bounds(queues).items():
+            with suppress(UnknownTopic):  # deleted since
+                found[queue] = own._replace(min_offset=self.first(queue, own))
+        return found
+
+    def first(self, queue: Queue, own: Bounds) -> int:
+        """Return where a queue begins in both. The archive counts if it goes as far as `own`, what the store has.
+
+        Raises `UnknownTopic`, `ArchiveOfAnother`.
+        """
+        first = self._first(queue, own)
+        if first and first == own.min_offset:  # the archive may have grown since the last look
+            self.older.look_again()
+            first = self._first(queue, own)
+        return first
+
+    def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
+        """As `Log.offsets_by_time`."""
+        found = self.bounds(queues)
+        if boundary is Boundary.LOWER:
+            return {queue: self._lower(queue, timestamp, bounds) for queue, bounds in found.items()}
+        newer = {queue: self._lower(queue, timestamp + 1, bounds) for queue, bounds in found.items()}
+        return {queue: max(bounds.min_offset, newer[queue] - 1) for queue, bounds in found.items()}
+
+    def stored_at(self, queue: Queue, offset: int) -> int | None:
+        """Return the store time of a message (ms), None if neither has it."""
+        own = self._newer.bounds([queue])[queue]
+        found = self._newer.fingerprint(queue.topic, queue.queue_id, offset) if offset >= own.min_offset else None
+        if found is None and self.first(queue, own) <= offset:
+            found = self.older.fingerprints({queue: offset + 1}).get(queue)
+        return None if found is None else found.store_timestamp
+
+    def split(self, wanted: QueueRange) -> tuple[QueueRange, QueueRange]:
+        """Return what the store has deleted of a range, and the rest."""
+        own = self._newer.bounds([wanted.queue]).get(wanted.queue)
+        at = wanted.start if own is None else min(max(wanted.start, own.min_offset), wanted.end)
+        return wanted._replace(end=at), wanted._replace(start=at)
+
+    # --- messages --------------------------------------------------------------------------------------
+
+    def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        """As `Log.scan`."""
+        born = self._newer.kin.born(wanted.queue)
+        return self._newer.each_of(wanted.queue.topic, born, self._batches(wanted, spec, self._piece(wanted, spec)))
+
+    def get_message(
+        self,
+        queue: Queue,
+        own: Bounds,
+        offset: int,
+        max_messages: int,
+        message_filter: MessageFilter,
+        *,
+        as_records: bool = False,
+    ) -> GetResult:
+        """As `MessageStore.get_message`, from an offset before `own`, what the store has; none of that is in it.
+
+        as_records: give records as clients of a server get them, see `archive.names`.
+        """
+        config, first = self._newer.config, self.first(queue, own)
+        if offset < first:
+            return GetResult(GetStatus.OFFSET_TOO_SMALL, first, first, own.max_offset)
+        examined = max(config.maxFilterMessageSize // CQ_ENTRY.itemsize, max_messages)
+        wanted = QueueRange(queue, offset, min(own.min_offset, offset + examined))
+        max_bytes = config.maxTransferBytesOnMessageInMemory
+        if as_records:
+            most = max(1, min(max_messages, MOST_RECORDS))
+            records, next_begin = self.older.records(wanted, message_filter, most, max_bytes)
+            status = GetStatus.FOUND if records else GetStatus.NO_MATCHED_MESSAGE
+            return GetResult(status, next_begin, first, own.max_offset, records=records)
+        most = min(max_messages, config.maxTransferCountOnMessageInMemory)
+        messages, next_begin = self._messages(wanted, message_filter, most, max_bytes)
+        status = GetStatus.FOUND if messages else GetStatus.NO_MATCHED_MESSAGE
+        return GetResult(status, next_begin, first, own.max_offset, messages)
+
+    def query(
+        self, topic: str, key: str, most: int, times: tuple[int, int], found: Sequence[StoredMessage]
+    ) -> list[StoredMessage]:
+        """As `MessageStore.query`, from before what the store has in each queue of the topic.
+
+        times: [begin, end] in ms. found: what the store has found, some of which it may have deleted since.
+        """
+        queues = self.older.topics().get(topic, ())
+        before = dict.fromkeys(queues, 0)
+        for queue, own in self._newer.bounds(queues).items():
+            if own.min_offset and self._joins(queue):
+                before[queue] = own.min_offset
+        if not any(before.values()):
+            return []
+        known = {(message.queue_id, message.queue_offset) for message in found}
+        older = self.older.query(topic, key, most + len(known), *times, before)
+        return [each for each in older if (each.queue_id, each.queue_offset) not in known][-most:]
+
+    # --- inside ----------------------------------------------------------------------------------------
+
+    def _first(self, queue: Queue, own: Bounds) -> int:
+        if not own.min_offset:
+            return 0
+        archived = self.older.bounds([queue]).get(queue)
+        if archived is None or not archived.min_offset < own.min_offset <= archived.max_offset:
+            return own.min_offset
+        return archived.min_offset if self._joins(queue) else own.min_offset
+
+    def _joins(self, queue: Queue) -> bool:
+        """Whether the archive has what the store had of the queue before. Raises `UnknownTopic`, `ArchiveOfAnother`."""
+        kin = self._newer.kin
+        born = kin.born(queue)
+        if self._joined.get(queue) != born and self.older.reaches(queue, kin):
+            self._joined[queue] = born
+        return self._joined.get(queue) == born
+
+    def _lower(self, queue: Queue, timestamp: int, bounds: Bounds) -> int:
+        found = self._newer.offset_by_time(queue.topic, queue.queue_id, timestamp, Boundary.LOWER)
+        own = self._newer.bounds([queue]).get(queue, bounds)
+        if found > own.min_offset or own.min_offset == bounds.min_offset:
+            return found
+        return min(found, self.older.offsets_by_time([queue], timestamp, Boundary.LOWER).get(queue, found))
+
+    def _batches(self, rest: QueueRange, spec: ReadSpec, piece: _Piece) -> Iterator[pa.RecordBatch]:
+        """Give all batches, those of `piece` first. What retention deletes before it is read comes from the archive."""
+        while True:
+            batches, end, is_archived = piece
+            try:
+                for batch in batches:
+                    rest = rest._replace(start=batch["queueOffset"][-1].as_py() + 1)
+                    yield batch.select(spec.columns)
+                rest = rest._replace(start=end)
+            except OffsetLost:
+                is_light = rest.queue.topic.startswith(LIGHT_PREFIX)  # its batches have the offsets of other queues
+                if is_archived or is_light or not self.split(rest)[0].length:
+                    raise
+            if not rest.length:
+                return
+            piece = self._piece(rest, spec)
+
+    def _piece(self, wanted: QueueRange, spec: ReadSpec) -> _Piece:
+        """Return as much from the beginning of a range as one of the two has; its batches have their offsets."""
+        if "queueOffset" not in spec.columns:
+            check_columns(spec.columns)
+            spec = replace(spec, columns=(*spec.columns, "queueOffset"))
+        try:
+            return _Piece(self._newer.read_own(wanted, spec), wanted.end, is_archived=False)
+        except OffsetLost:
+            own = self._newer.bounds([wanted.queue]).get(wanted.queue)
+            if own is None or wanted.start >= own.min_offset or self.first(wanted.queue, own) == own.min_offset:
+                raise
+        before = wanted._replace(end=min(wanted.end, own.min_offset))
+        return _Piece(self.older.scan(before, spec), before.end, is_archived=True)
+
+    def _messages(
+        self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int
+    ) -> tuple[list[StoredMessage], int]:
+        """Return the first messages that match, and the queue offset behind those that were examined."""
+        found: list[StoredMessage] = []
+        taken, next_begin = 0, wanted.start
+        try:
+            for message in self.older.messages(wanted):
+                taken += len(message.body)
+                if found and (len(found) >= most or taken > max_bytes):
+                    break
+                next_begin += 1
+                if message_filter.match(message.tags, message.properties):
+                    found.append(message)
+        except (CorruptRecord, MessageTooLarge):
+            if next_begin == wanted.start:  # or else the next call raises it
+                raise
+        return found, next_begin
