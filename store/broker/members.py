@@ -20,14 +20,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from weakref import finalize
 
 from store.any_log import Positions, Queue
 from store.broker.entries import Entry, check_fit
 from store.errors import CorruptStore
 from store.files.atomic import make_folder, open_file, write_at
 from store.files.members_done import DONE_DIR, MAX_BYTES, MEMBER_SUFFIX, done_path, entries, note_at, noted, spare_path
-from store.files.opened import Opened, Place, opening
+from store.files.opened import Descriptor, Opened, Place
 from store.format.layout import CONSUMERS_DIR
 from store.publish.lock_holders import holders
 from store.publish.locks import is_held, set_lock
@@ -79,26 +78,21 @@ class Roster:
 
 
 class Seat(Opened):
-    """A member's files and its lock: to be in the group. Whoever drops it has left, as if killed."""
+    """A member's files and its lock: to be in the group until `leave` or `drop`."""
 
     _refusal: OSError | None = None  # of the system, for which it left
 
     def __init__(self, path: Path, entry: Entry) -> None:
-        fds: list[int] = []
-        self._closes = finalize(self, _close, fds)  # first: whoever forks meanwhile lets go of it
-        self._closes.atexit = False
         super().__init__(f"member {entry.id} of group {path.parent.name} in {path.parents[2]}", "join")
         self.entry = replace(entry, boot=_boot())
         self._path = path
         self._size = 0
         self._threads = threading.RLock()  # or what is noted could go to a file that has the descriptor by then
-        with opening:
-            fds.append(open_file(path, os.O_EXCL))
-            fds.append(open_file(done_path(path), os.O_TRUNC))
-            self._fd, self._done_fd = fds
-            spare_path(path).unlink(missing_ok=True)
-        self._place = Place(path, os.fstat(self._fd))
-        set_lock(self._fd, fcntl.F_WRLCK, _LOCK_BYTE)
+        self._file = Descriptor(path, lambda path: open_file(path, os.O_EXCL))
+        self._done_file = Descriptor(done_path(path), lambda path: open_file(path, os.O_TRUNC))
+        spare_path(path).unlink(missing_ok=True)
+        self._place = Place(path, os.fstat(self._file.fd))
+        set_lock(self._file.fd, fcntl.F_WRLCK, _LOCK_BYTE)
         self.claim({})
 
     def claim(self, claims: dict[Queue, float], resets: int | None = None, asks: Iterable[Queue] | None = None) -> None:
@@ -125,7 +119,7 @@ class Seat(Opened):
                 padded = text.ljust(self._size)  # what was left of a longer one would not be JSON
                 if len(padded) > _PAGE_BYTES:  # who is killed amid it may leave a part of it
                     _write(spare_path(self._path), text)
-                write_at(self._fd, padded, 0)
+                write_at(self._file.fd, padded, 0)
         except BaseException as error:
             self._refusal = error if isinstance(error, OSError) else None
             self.drop()
@@ -160,7 +154,7 @@ class Seat(Opened):
         if slot is not None:
             with self._threads:
                 self.must_be_open()
-                note_at(self._done_fd, slot, offset)
+                note_at(self._done_file.fd, slot, offset)
 
     def leave(self) -> None:
         """With what was noted. Call it in turn, in place."""
@@ -172,10 +166,11 @@ class Seat(Opened):
         if not self._is_over:
             self._is_over = True
             with self._threads:
-                self._let_go()
+                self._file.close()
+                self._done_file.close()
 
     def _let_go(self) -> None:
-        self._closes()
+        """Its descriptors close by themselves."""
 
 
 def _is_alive(path: Path) -> bool:
@@ -246,8 +241,3 @@ def _processes(path: Path) -> str:
 
 def _boot() -> str:
     return current_boot_id().decode()
-
-
-def _close(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
