@@ -7,8 +7,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -27,7 +27,6 @@ from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.stored_message import StoredMessage
 from store.integers import integer
-from store.publish.locks import Result
 from store.publish.watch import Watch
 from store.system_errors import explained_verbs, system_errors
 from store.upkeep.directory import Directory
@@ -68,12 +67,10 @@ class LocalGroup:
         if model is MessageModel.CLUSTERING:
             self._must_not_be_served()
 
-        def join() -> LocalMember:
+        with files.in_turn():
             resets, _ = files.resets.read()
             seat = files.enter(Entry(id_, dict(subscriptions), model, orderly, exclusive, resets))
-            return LocalMember(files, seat)
-
-        member = files.in_turn(join)
+            member = LocalMember(files, seat)
         try:
             if model is MessageModel.CLUSTERING:  # again, now that servers see this one
                 self._must_not_be_served()
@@ -106,11 +103,13 @@ class LocalGroup:
         return {queue: found[queue] for queue in queues if queue in found}
 
     def create(self) -> None:
-        self._files.in_turn(lambda: self._files.offsets.create(self.name))
+        with self._files.in_turn():
+            self._files.offsets.create(self.name)
 
     def configure(self, settings: Mapping[str, Any]) -> None:
         """Set what is named of RocketMQ's SubscriptionGroupConfig; the group is made if it is new."""
-        self._files.in_turn(lambda: self._files.offsets.configure(self.name, settings))
+        with self._files.in_turn():
+            self._files.offsets.configure(self.name, settings)
 
     def delete(self, *, with_offsets: bool) -> None:
         """Take its settings away, and how far it has read; it is new when somebody joins again.
@@ -118,14 +117,11 @@ class LocalGroup:
         Raises `UnknownGroup`, `GroupConflict` while it has members.
         """
         self.must_exist()
-
-        def delete() -> None:
+        with self._files.in_turn():
             if members := self._files.roster.present():
                 raise GroupConflict(f"{self.path}: group {self.name} has members: {members[0].id}; end those first")
             for offsets in (self._files.offsets, *ConsumerOffsets.of_instances(self.path, self.name)):
                 offsets.delete(self.name, with_offsets=with_offsets)
-
-        self._files.in_turn(delete)
 
     def must_exist(self) -> None:
         """Raises `UnknownGroup`, which names those with a like name."""
@@ -143,7 +139,8 @@ class LocalGroup:
         why = "go on where they are. Let it reset the group (mqadmin resetOffsetByTime), or end those first"
         if not by_its_server:
             self._no_clients(why)
-        self._files.in_turn(lambda: self._files.reset(positions))
+        with self._files.in_turn():
+            self._files.reset(positions)
         if not by_its_server:
             self._no_clients(why)  # again: clients that joined during the reset may not know of it
 
@@ -188,17 +185,14 @@ class LocalMember:
 
     def lock(self, queues: Iterable[Queue], *, ask: bool = False) -> set[Queue]:
         wanted = set(queues)
-
-        def lock() -> set[Queue]:
+        with self._in_turn():
             now, own = time.monotonic(), self._seat.entry.claims
             claims = claim(wanted, own, self._taken(now), now)
             if own.keys() - claims.keys():
                 self._persist()
             self._offsets.forget(own.keys() ^ claims.keys())
             self._seat.claim(claims, asks=sorted(wanted - claims.keys()) if ask else ())
-            return wanted & claims.keys()
-
-        got = self._in_turn(lock)
+            got = wanted & claims.keys()
         if self._store is None and any(queue.topic.startswith(RETRY_TOPIC_PREFIX) for queue in got):
             threading.Thread(target=self._let_come_again, name="mq-open", daemon=True).start()
         return got
@@ -210,20 +204,18 @@ class LocalMember:
 
     def unlock(self, queues: Iterable[Queue]) -> None:
         given = set(queues)
-
-        def unlock() -> None:
+        with self._in_turn():
             self._persist()
             self._offsets.forget(given)
             self._seat.claim({queue: asked for queue, asked in self._seat.entry.claims.items() if queue not in given})
-
-        self._in_turn(unlock)
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
         self._seat.must_be_open()
         return self._offsets.committed(queues)
 
     def begin(self, positions: Positions) -> None:
-        self._in_turn(lambda: self._offsets.begin(self._known(positions)))
+        with self._in_turn():
+            self._offsets.begin(self._known(positions))
 
     def commit(self, positions: Positions) -> None:
         self._seat.must_be_open()
@@ -233,14 +225,14 @@ class LocalMember:
     def persist(self) -> None:
         self._seat.must_be_open()
         if not self._offsets.is_persisted:
-            self._in_turn(self._persist)
+            with self._in_turn():
+                self._persist()
 
     def resets(self) -> Positions:
         self._seat.must_be_open()
         if not self._unseen()[1]:
             return {}
-
-        def resets() -> Positions:
+        with self._in_turn():
             count, news = self._unseen()
             self._offsets.forget(news)  # first: who is killed now leaves nothing of before
             self._seat.claim(self._seat.entry.claims, count)
@@ -248,14 +240,10 @@ class LocalMember:
             self._offsets.put({queue: offset for queue, offset in news.items() if queue in own})
             return news
 
-        return self._in_turn(resets)
-
     def reset(self, positions: Positions) -> None:
-        def reset() -> None:
+        with self._in_turn():
             if known := self._known(positions):
                 self._files.reset_by(self._seat.entry, known)
-
-        self._in_turn(reset)
 
     def forget(self, queues: Iterable[Queue]) -> None:
         self._seat.must_be_open()
@@ -278,8 +266,9 @@ class LocalMember:
             return
         try:
             if self._seat.is_taken:
-                with suppress(StoreNotOpen):  # another one is in its place: where it was, others inherit
-                    self._in_turn(self._leave)
+                with suppress(StoreNotOpen), self._in_turn():  # another is in its place: where it was, others inherit
+                    self._persist()
+                    self._seat.leave()
         finally:
             self._seat.drop()
             self._watch.close()
@@ -315,19 +304,13 @@ class LocalMember:
             finally:
                 self._threads.release()
 
-    def _in_turn(self, work: Callable[[], Result]) -> Result:
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
         """Not where another directory is in the place of this one: nothing here is of that."""
-
-        def work_in_place() -> Result:
-            self._seat.must_be_in_place()
-            return work()
-
         self._seat.must_be_open()
-        return self._files.in_turn(work_in_place)
-
-    def _leave(self) -> None:
-        self._persist()
-        self._seat.leave()
+        with self._files.in_turn():
+            self._seat.must_be_in_place()
+            yield
 
     def _persist(self) -> None:
         entry = self._seat.entry

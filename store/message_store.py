@@ -113,8 +113,8 @@ class MessageStore(StoreFinder):
             self._watches = Watches(self._published_end)
             if self._writer is not None:
                 self._writer.start()
-            self._dropped = finalize(self, _drop, str(self.path), self._writer, self._watches)
-            self._dropped.atexit = not read_only
+            self._dropped = finalize(self, _warn_of_drop, str(self.path), os.getpid())
+            self._dropped.atexit = False
         except BaseException:  # an interrupt: nobody else closes the writer
             if self._writer is not None:
                 self._writer.close()
@@ -154,7 +154,8 @@ class MessageStore(StoreFinder):
         Raises `InvalidTopic` for a name that RocketMQ refuses or fewer queues than there are; `StoreFull`.
         """
         writer = self._writing()
-        return writer.after_repair(lambda: self._topics.create(topic, queues))
+        with writer.held():
+            return self._topics.create(topic, queues)
 
     def delete_topic(self, topic: str, forget: Callable[[], None]) -> None:
         """Delete a topic, with its queues and settings and the offsets of groups; see `store.broker.deletion`.
@@ -246,16 +247,15 @@ class MessageStore(StoreFinder):
         if dry_run:
             return retention.preview(*retention.decide(confirm, now, kept_from, asked=asked, forced=forced))
         writer = self._writing()
-        decision, used, held = writer.after_repair(
-            lambda: retention.decide(confirm, now, kept_from, asked=asked, forced=forced)
-        )
+        with writer.held():
+            decision, used, held = retention.decide(confirm, now, kept_from, asked=asked, forced=forced)
         if decision.starts:  # or else a crash of the machine would take the entries of records that are gone, too
             until = decision.starts[-1] + self._log.segments.size
             warn_of_open_halves(self.path, self._log, self._queues, self.confirm_offset, until)
             writer.settle()
             _warn_of_lost_begin(self._log, self._published_end)  # from now on nothing tells of segments lost before
             writer.begin_log_at(until)
-        return retention.clean(decision, used, held, writer.after_repair)
+        return retention.clean(decision, used, held, writer.held)
 
     # --- archiving -------------------------------------------------------------------------------------
 
@@ -322,7 +322,7 @@ class MessageStore(StoreFinder):
         must_not_be_opening()
         writer: Writer | None = vars(self).get("_writer")
         if writer is not None:
-            writer.must_be_outside()
+            writer.must_not_reenter()
         watches: Watches | None = vars(self).pop("_watches", None)
         if watches is None:  # somebody closes it, or has
             return
@@ -335,8 +335,7 @@ class MessageStore(StoreFinder):
                 if writer is not None:
                     writer.close()
         finally:
-            if writer is None or writer.is_over:  # or else an interrupt came: it is closed when nobody has it any more
-                self._dropped.detach()
+            self._dropped.detach()
 
     def _let_go(self) -> None:
         if "_dropped" in vars(self):
@@ -388,9 +387,6 @@ def _nothing() -> None:
     """For a store that puts nothing."""
 
 
-def _drop(path: str, writer: Writer | None, watches: Watches) -> None:
-    """What `close` would have done, for a store that was dropped; it may be in the middle of anything."""
-    watches.close()
-    if writer is not None:
-        writer.drop()
-    warnings.warn(f"{path}: this store was dropped; close it, or use a with statement", ResourceWarning, stacklevel=2)
+def _warn_of_drop(path: str, process: int) -> None:
+    if os.getpid() == process:  # a forked child has nothing to close
+        warnings.warn(f"{path}: this store was dropped; close it, or use a with statement", ResourceWarning, 2)

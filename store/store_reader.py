@@ -345,13 +345,10 @@ class StoreReader(Opened):
         groups, place, topics, born = self._groups, self._place, self._topics, self._topics.born(topic)
         for queue_id in offsets:
             topics.check_queue(topic, queue_id)
-
-        def commit() -> None:
+        with among_groups(self.path, self.config.lockTimeoutMillis / 1000):
             place.check()
             if topics.born(topic) != born:  # in whose turn this had to wait
                 raise UnknownTopic(
                     f"{place.path}: topic {topic!r} was deleted meanwhile; read the new one from its first message"
                 )
             groups.commit(group, topic, offsets)
-
-        among_groups(self.path, self.config.lockTimeoutMillis / 1000, commit)

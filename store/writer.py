@@ -6,16 +6,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import overload
-from weakref import finalize
 
 from store.delays.deliverer import Deliverer
 from store.delays.delivery import Delivery
 from store.delays.step_back import delays_step_back
-from store.errors import StoreBusy, StoreClosed, StoreError, StoreLocked
+from store.errors import StoreError, StoreLocked
 from store.files.config import StoreConfig
 from store.files.figures import PUT, PUT_FAILED, Figures
 from store.files.topics import Topics
@@ -29,7 +28,7 @@ from store.log.queue_ends import QueueEnds
 from store.log.unflushed import Ranges, Unflushed
 from store.publish.appender import Appender, Condition, Piece
 from store.publish.flusher import Flusher
-from store.publish.locks import Result, StoreLock
+from store.publish.locks import StoreLock
 from store.publish.log_end import is_left
 from store.publish.published_end import PublishedEnd
 from store.publish.putting import encoding_of
@@ -66,10 +65,10 @@ class Writer:
         self._index = index
         self._queues = queues
         self._lock = lock = StoreLock(directory.root, config.lockTimeoutMillis / 1000)
-        finalize(self, lock.close).atexit = False  # an interrupt may come when this is made and nobody has it yet
         self.place = lock.place
         try:
-            self.published = lock.exclusively(self._join)
+            with lock.held():
+                self.published = self._join()
             self._furnish()
         except BaseException:
             lock.close()
@@ -153,10 +152,6 @@ class Writer:
         recovery = Recovery(root, self._log, self._index, size)
         return partial(recovery.carry_out, recovery.decide(plan, ends.of if ends is not None else {}))
 
-    def exclusively(self, work: Callable[[], Result]) -> Result:
-        """What `work` answers, under the append lock: nobody else appends, repairs, opens or closes meanwhile."""
-        return self._lock.exclusively(work)
-
     @overload
     def append(self, pieces: Iterable[Piece], *, flush: bool = ...) -> AppendResult: ...
 
@@ -204,33 +199,31 @@ class Writer:
         """Let what is appended to the topics that delayed messages wait in be delivered, and have those topics."""
         for topic, queues in WAITING_TOPICS.items():
             if self._topics.queue_count(topic) < queues:
-                self.after_repair(partial(self._topics.create, topic, queues))
+                with self.held():
+                    self._topics.create(topic, queues)
         self._deliverer.start()
 
-    def after_repair(self, work: Callable[[], Result]) -> Result:
-        """`exclusively`, after undoing an append that died: so `work` sees only files with what is published."""
-
-        def repair_and_work() -> Result:
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the append lock, after undoing an append that died: the files have what is published, and no more."""
+        with self._lock.held():
             self._appender.repair()
-            return work()
-
-        return self._lock.exclusively(repair_and_work)
+            yield
 
     def delete_topic(self, topic: str, forget: Callable[[], None]) -> None:
         """Delete a topic; see `MessageStore.delete_topic`."""
-        self.after_repair(partial(self._delete_topic, topic, forget))
-
-    def _delete_topic(self, topic: str, forget: Callable[[], None]) -> None:
-        self._topics.known(topic)
-        self._flusher.flush()  # what is said to be deleted must not be appended after a crash of the machine
-        # Whom a memory misleads must find what was deleted in the table: a writer's, or that of the file of ends.
-        noted = QueueEnds.read(self._directory.root)
-        forgotten_to = self._log.min_offset() if self._lock.is_last() else 0
-        self._deletion.delete(topic, min(forgotten_to, noted.at - 1) if noted else forgotten_to, forget)
+        with self.held():
+            self._topics.known(topic)
+            self._flusher.flush()  # what is said to be deleted must not be appended after a crash of the machine
+            # Whom a memory misleads must find what was deleted in the table: a writer's, or that of the file of ends.
+            noted = QueueEnds.read(self._directory.root)
+            forgotten_to = self._log.min_offset() if self._lock.is_last() else 0
+            self._deletion.delete(topic, min(forgotten_to, noted.at - 1) if noted else forgotten_to, forget)
 
     def begin_log_at(self, offset: int) -> None:
         """Note that what the log has before `offset` is about to be deleted. Raises `FlushFailed`."""
-        self._lock.exclusively(partial(self.published.begin_log_at, offset))
+        with self._lock.held():
+            self.published.begin_log_at(offset)
 
     def must_be_open(self) -> None:
         """Raises `StoreClosed`, `StoreForked`."""
@@ -238,12 +231,12 @@ class Writer:
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is in the middle of an append, or another verb that takes turns."""
+        """Whether this thread is in the middle of an append, or of another call that holds the lock."""
         return self._lock.is_inside
 
-    def must_be_outside(self) -> None:
-        """Raises `StoreLocked` where this thread `is_inside`."""
-        self._lock.must_be_outside()
+    def must_not_reenter(self) -> None:
+        """Raises `StoreLocked` if this thread is in the middle of an append, or of another call that holds the lock."""
+        self._lock.must_not_reenter()
 
     def flush(self) -> None:
         """Bring everything published so far to the device. Raises `FlushFailed`."""
@@ -251,48 +244,21 @@ class Writer:
 
     def settle(self) -> None:
         """`flush`, and note where the queues end: what tells of it may be deleted then."""
-        self.after_repair(self._settle)
-
-    def _settle(self) -> None:
-        self._flusher.flush()  # under the lock: nobody appends meanwhile
-        self._note_ends(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
+        with self.held():
+            self._flusher.flush()
+            self._note_ends(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
 
     def close(self) -> None:
         """Flush and leave, after the append that is under way; the last one marks the directory as closed cleanly.
 
         Raises `FlushFailed`, `StoreBusy`, `StoreReplaced`: it has left all the same, but `abort` stays.
         """
-        self._close(None)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has left, or does when the append that is under way leaves."""
-        return self._lock.is_over
-
-    def drop(self) -> None:
-        """`close`, when nobody has the store any more: by the garbage collector, in any thread, wherever that is.
-
-        So a thread of its own does it, for whoever it interrupts may have what a thread of this one waits for; but
-        where the process ends. And it waits for nobody else's append: during one, `abort` stays for who leaves last.
-        """
-        if threading.main_thread().is_alive():
-            threading.Thread(target=self._close_at_once, name="mq-drop").start()
-        else:
-            self._close_at_once()
-
-    def _close_at_once(self) -> None:
-        try:
-            with suppress(StoreBusy, StoreClosed):  # closed, where an interrupt came
-                self._close(0.0)
-        except StoreError as error:  # nobody has the store any more, to be told
-            _logger.error("a store was dropped, and left as if killed: %s", error)
-
-    def _close(self, timeout: float | None) -> None:
         try:
             self._deliverer.stop()
             self._flusher.stop()
             self._deliverer.save()
-            self._lock.exclusively(self._leave, timeout)
+            with self._lock.held():
+                self._leave()
         finally:
             try:
                 self._deliverer.stop()  # again, where an interrupt came: nobody appends who has left
@@ -303,13 +269,15 @@ class Writer:
                 self._lock.close()
 
     def _leave(self) -> None:
-        self._lock.close()  # however this ends, nobody has a turn in which this one is still there
-        self._appender.repair()
-        self._flusher.flush()  # what another thread appended since it was stopped
-        if self._lock.is_last():
-            self.published.noting_failure(self._drop_what_is_behind)
-            self._note_ends(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
-            self._directory.mark_closed()
+        try:
+            self._appender.repair()
+            self._flusher.flush()  # what another thread appended since it was stopped
+            if self._lock.is_last():
+                self.published.noting_failure(self._drop_what_is_behind)
+                self._note_ends(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
+                self._directory.mark_closed()
+        finally:
+            self._lock.leave()
 
     def _drop_what_is_behind(self) -> None:
         self._index.flush()

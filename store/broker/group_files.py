@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Set
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Set
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from store.any_group import MessageModel
@@ -17,7 +17,7 @@ from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.files.topics import Topics
 from store.format.layout import CONSUMERS_DIR
 from store.publish.flusher import flush_log
-from store.publish.locks import Result, among_groups
+from store.publish.locks import among_groups
 
 _logger = logging.getLogger("store")
 
@@ -43,17 +43,15 @@ class GroupFiles:
             with suppress(InvalidGroup):  # it is none of ours
                 yield GroupFiles(root, folder.name, timeout)
 
-    def in_turn(self, work: Callable[[], Result]) -> Result:
-        """What `work` answers, called after the dead were buried, while nobody else changes a group of this store.
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Change groups of this store, after the dead were buried: one thread on this host does at a time.
 
         Raises `StoreLocked` while a RocketMQ broker runs here, `StoreBusy`.
         """
-
-        def bury_and_work() -> Result:
+        with among_groups(self.root, self._timeout):
             self.roster.bury(self._inherit)
-            return work()
-
-        return among_groups(self.root, self._timeout, bury_and_work)
+            yield
 
     def enter(self, entry: Entry) -> Seat:
         """Become a member; the group is made if it is new. In turn. Raises `GroupConflict`."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from functools import partial
 from typing import NamedTuple
 
 from store import MessageStore, StoredMessage
@@ -94,8 +93,8 @@ class HalfMessages:
             self._store.flush()  # or a crash would take what ended half messages that are said to be done
             # Both at once, and none goes back: op messages that are done say nothing of half messages that are not.
             path, offsets = self._store.path, {Queue(HALF_TOPIC, QUEUE): begin, Queue(OP_TOPIC, QUEUE): ops}
-            save = partial(advance, ConsumerOffsets(path), TRANSACTIONS_GROUP, offsets)
-            among_groups(path, self._store.config.lockTimeoutMillis / 1000, save)
+            with among_groups(path, self._store.config.lockTimeoutMillis / 1000):
+                advance(ConsumerOffsets(path), TRANSACTIONS_GROUP, offsets)
         self._go_on(begin, ops)
 
     def forget(self) -> None:

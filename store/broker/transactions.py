@@ -15,7 +15,7 @@ from dataclasses import replace
 from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -57,7 +57,6 @@ from store.format.layout import (
 from store.format.op_message import op_body
 from store.format.stored_message import decode_record
 from store.integers import LONG_MAX, seconds
-from store.publish.locks import Result
 from store.publish.putting import Putting, encoding_of
 from store.system_errors import explained_verbs
 
@@ -67,6 +66,7 @@ _MOST = 1000  # that one step asks for
 _MOST_BYTES = 16 << 20  # likewise, of bodies: there are several copies of them
 _logger = logging.getLogger("store")
 _KnownBy = tuple[str, str | None, int, int]
+Result = TypeVar("Result")
 
 
 class Wanted(NamedTuple):

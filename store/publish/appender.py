@@ -110,8 +110,8 @@ class Appender:
             self._publish(appended)
             return AppendResult.concatenate(appended.results)
 
-        # Under the lock: nobody goes on behind a flush that failed.
-        return self._lock.exclusively(partial(self._published_end.noting_failure, append))
+        with self._lock.held():  # nobody goes on behind a flush that failed
+            return self._published_end.noting_failure(append)
 
     def append_few(self, records: Sequence[Record]) -> list[Where]:
         """Append a few records, one at least, published together with those of other threads that wait.
@@ -166,13 +166,12 @@ class Appender:
             self._published_end.order_from(begin)
         written: list[Placed[Result]] = []
         for records in pieces:
-            self._lock.must_be_of_this_process()  # what makes a piece may have forked
+            self._lock.must_be_open()
             placed, stretches = place(self._log, records, end, next_offsets, store_timestamp)
             self._published_end.announce(placed.end, store_timestamp)
             self._log.write(stretches, begin, hidden=placed.head[0] if hidden and end == begin else None)
             written.append(placed)
             end = placed.end
-        self._lock.must_be_of_this_process()
         if flush:
             # Not only our own bytes: recovery walks up to them through everything before.
             self._log.segments.flush(self._published_end.flushed_offset, end)
@@ -180,7 +179,7 @@ class Appender:
             self._log.show(*written[0].head, flush=flush)
         if flush:
             self._published_end.check_device()  # the system tells each failure to one of those who flush, or to some
-        self._lock.must_be_of_this_process()  # so may a signal's handler, that waited for the device
+        self._lock.must_be_open()
         ranges: Ranges = {}
         for placed in written:
             for name, (start, entries) in placed.entries.items():
@@ -194,7 +193,6 @@ class Appender:
         begin, end = appended.begin, appended.end
         if not self._index.is_enabled:
             self._published_end.file_from(end)
-        self._lock.must_be_of_this_process()  # a child would take back what its parent published since
         self._published_end.publish(end)
         self._seen_end = end
         self._unflushed.note(begin, end, appended.ranges)

@@ -22,10 +22,9 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TypeVar
 from weakref import finalize
 
 from store.errors import StoreBusy, StoreLocked, StoreUnavailable
@@ -39,7 +38,6 @@ _APPEND_BYTE = 1
 _GROUPS_BYTE = 2
 DELIVERY_BYTE = 3
 _ALL_BYTES = 0  # to the end, wherever that is
-Result = TypeVar("Result")
 _IS_LINUX = sys.platform == "linux"
 _HAS_OFD = _IS_LINUX and hasattr(fcntl, "F_OFD_SETLK")
 _LINUX_FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, process; elsewhere C has them in another order
@@ -53,14 +51,9 @@ _TIMEOUT_SECONDS = 30.0
 # then they grow, so that somebody's long append costs the others nothing.
 _PAUSE_SECONDS = (0.00002, 0.002)
 _LONGER = 1.2
-_LOOK_SECONDS = 0.001  # between two looks whether another thread has answered: shorter than a flush
 _NOBODY_SEEN = (
     "a process that has let go of it just now, or that this user may not look into ('lslocks', run by root, names it)"
 )
-
-
-class _ThisThread(threading.local):
-    is_inside = False
 
 
 class StoreLock(Opened):
@@ -78,8 +71,8 @@ class StoreLock(Opened):
         self._path = root / LOCK_FILE
         self._timeout = timeout
         self._byte = byte
-        self._threads = threading.RLock()  # it knows whose it is
-        self._this_thread = _ThisThread()
+        self._threads = threading.RLock()  # a re-entrant call is refused, and does not wait for itself
+        self._holder = 0  # id of the thread that holds this
         with opening:
             self._fd = open_file(self._path)
             self._closes = finalize(self, os.close, self._fd)  # by itself where `close` was interrupted
@@ -89,93 +82,61 @@ class StoreLock(Opened):
         if status.st_size == 0:
             write_at(self._fd, b"lock", 0)
 
-    def exclusively(
-        self,
-        work: Callable[[], Result],
-        timeout: float | None = None,
-        *,
-        done: Callable[[], Result | None] | None = None,
-    ) -> Result:
-        """What `work` answers, called while holding the byte: at most one on this host does. Waits for its turn.
+    @contextmanager
+    def held(self, timeout: float | None = None) -> Iterator[None]:
+        """Hold the byte: one thread on this host does at a time.
 
-        timeout: seconds, if other than this lock's own. done: what another thread has answered for this one meanwhile,
-        if it has: that is the answer then, and other processes are not waited for.
+        timeout: seconds to wait for other processes, and for other locks of this one; by default the lock's own.
+        Threads that share this lock wait for each other without a limit.
 
-        Whatever is raised wherever, by a signal's handler too, the lock is free afterwards. That is why this is no
-        context manager: an exception can come between a `with` and the first line of what leaves it. Two `finally`,
-        for one may be interrupted; leaving twice does nothing.
-
-        Raises `StoreLocked` when this thread is in here already, `StoreBusy` when there is no turn in time,
-        `StoreClosed`, `StoreForked`; and `StoreReplaced`, for nobody else looks at a file that is not the directory's.
+        Raises `StoreLocked` if this thread holds it already, `StoreBusy` after the timeout, `StoreClosed`,
+        `StoreForked`; and `StoreReplaced` if the directory has another lock file by now.
         """
-        self.must_be_of_this_process()  # before the lock of the threads: in a child its holder may be missing
-        if done is None:  # or else another thread, which goes on while this is closed, may answer yet
-            self.must_be_open()
-        self.must_be_outside()
-        try:
-            try:
-                self._this_thread.is_inside = True
-                timeout = self._timeout if timeout is None else timeout
-                deadline = time.monotonic() + timeout
-                is_ours = False
-                while not is_ours:
-                    is_ours = self._threads.acquire(timeout=timeout if done is None else _LOOK_SECONDS)
-                    if done is not None and (answer := done()) is not None:
-                        return answer
-                    if not is_ours and time.monotonic() >= deadline:
-                        raise self._busy(timeout)
-                self._take_turn(deadline, timeout)
-                self.place.check()
-                return work()
-            finally:
-                self._leave()
-        finally:
-            self._leave()
+        self.must_be_open()
+        with self.among_threads() as since, self.among_processes(since, timeout):
+            yield
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it was closed, or is that of a parent process."""
-        return self._is_over
+    @contextmanager
+    def among_threads(self) -> Iterator[float]:
+        """The first half of `held`: other threads that share this lock wait. Yields when the wait began."""
+        since = time.monotonic()
+        with self._threads:
+            self.must_not_reenter()
+            self._holder = threading.get_ident()
+            try:
+                yield since
+            finally:
+                self._holder = 0
+
+    @contextmanager
+    def among_processes(self, since: float, timeout: float | None = None) -> Iterator[None]:
+        """The second half of `held`: other processes wait."""
+        self.must_be_open()  # the store may have been closed while this thread waited for another
+        try:
+            self._acquire_byte(since, self._timeout if timeout is None else timeout)
+            self.place.check()
+            yield
+        finally:
+            if not self._is_over:
+                set_lock(self._fd, fcntl.F_UNLCK, self._byte)
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is inside `exclusively`: it was interrupted there, or what it does there calls this."""
-        return self._this_thread.is_inside
+        """Whether this thread holds the lock."""
+        return self._holder == threading.get_ident()
 
-    def must_be_outside(self) -> None:
-        """Raises `StoreLocked` inside `exclusively`, for this thread."""
+    def must_not_reenter(self) -> None:
+        """Raises `StoreLocked` if this thread holds the lock."""
         if self.is_inside:
             raise StoreLocked(
-                f"{self._path.parent}: called by what interrupted another verb of this store in the same thread (a "
-                "signal's handler?), which cannot end meanwhile; call it from another thread, or later"
+                f"{self._path.parent}: MessageStore is not re-entrant: a signal handler or a callback called it during "
+                "another call in the same thread. Call it after that, or from another thread"
             )
 
-    def must_be_of_this_process(self) -> None:
-        """Raises `StoreForked`, also in the middle of a verb that goes on while this is closed."""
-        if self._is_over and self.is_forked:  # it is over in a child; to ask who one is takes 0.5 us
-            raise self._not_open()
-
-    def _leave(self) -> None:
-        if not self.is_inside:
-            return
-        if self._threads.acquire(blocking=False):  # so it is ours or was free: no other thread is inside
-            if self._fd >= 0:  # or it was let go of
-                # Who closes leaves as a whole: whoever has the next turn must not find it among the writers still.
-                set_lock(self._fd, fcntl.F_UNLCK, *((0, _ALL_BYTES) if self._is_over else (self._byte,)))
-            with suppress(RuntimeError):  # released as often as it was acquired
-                while True:
-                    self._threads.release()
-        if self._is_over:
-            self._let_go_if_free()
-        self._this_thread.is_inside = False
-
-    def _take_turn(self, deadline: float, timeout: float) -> None:
-        """Of all processes, this one's threads being kept out. Raises as `exclusively`."""
-        self.must_be_open()  # closed while this thread waited for another
+    def _acquire_byte(self, since: float, timeout: float) -> None:
         pause, longest = _PAUSE_SECONDS
         while not set_lock(self._fd, fcntl.F_WRLCK, self._byte):
-            self.must_be_open()
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= since + timeout:
                 raise self._busy(timeout)
             time.sleep(pause)
             pause = min(pause * _LONGER, longest)
@@ -189,7 +150,7 @@ class StoreLock(Opened):
         )
 
     def join(self) -> bool:
-        """Become one of the writers; call inside `exclusively`. True when there was no other.
+        """Become one of the writers; call it while this is held. True when there was no other.
 
         Raises `StoreLocked` when a RocketMQ broker holds the directory.
         """
@@ -202,7 +163,7 @@ class StoreLock(Opened):
         return alone
 
     def is_last(self) -> bool:
-        """True when no other writer is left; call inside `exclusively`, so that none can join meanwhile."""
+        """True when no other writer is left; call it while this is held, so that none can join meanwhile."""
         alone = self._is_alone()
         return set_lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE) and alone
 
@@ -220,22 +181,18 @@ class StoreLock(Opened):
                 "and their members; consume and commit through the broker, or stop it"
             )
 
-    def close(self) -> None:
-        """Leave. All locks go at once: now, or when the thread leaves that is inside `exclusively`.
-
-        An append that is under way keeps its lock so, also where it is that which calls this; and nobody waits for it.
-        Whoever waits by this lock gets `StoreClosed`.
-        """
+    def leave(self) -> None:
+        """Give up all bytes at once, while this is held: the next holder does not find this writer any more."""
         self._is_over = True
-        if not self.is_inside:
-            self._let_go_if_free()
+        set_lock(self._fd, fcntl.F_UNLCK, 0, _ALL_BYTES)
 
-    def _let_go_if_free(self) -> None:
-        if self._threads.acquire(blocking=False):  # or else who has it comes here when he leaves
-            try:
-                self._let_go()
-            finally:
-                self._threads.release()
+    def close(self) -> None:
+        """Give up all bytes, after the call of another thread. Threads that wait for the lock get `StoreClosed`."""
+        if self.is_forked:  # the thread that holds it may be missing
+            return
+        with self._threads:
+            self._is_over = True
+            self._let_go()
 
     def _let_go(self) -> None:
         self._fd = -1
@@ -312,35 +269,30 @@ def set_lock(fd: int, kind: int, byte: int, count: int = 1) -> bool:
     return True
 
 
-def among_groups(root: Path, timeout: float, work: Callable[[], Result]) -> Result:
-    """What `work` answers, called while nobody else changes offsets or members of consumer groups.
+@contextmanager
+def among_groups(root: Path, timeout: float) -> Iterator[None]:
+    """Change offsets or members of consumer groups: one thread on this host does at a time.
 
-    timeout: seconds to wait for the turn. Raises `StoreLocked` while a broker runs, and as `exclusively`.
+    timeout: seconds to wait for the others. Raises `StoreLocked` while a broker runs, also one that starts meanwhile:
+    it may have read its files before, and would write them again. And as `StoreLock.held`.
     """
     with closing(StoreLock(root, timeout, _GROUPS_BYTE)) as lock:
-
-        def work_without_broker() -> Result:
-            lock.refuse_broker()
-            answer = work()
-            lock.refuse_broker()  # one that came meanwhile may have read its files before, and writes them again
-            return answer
-
         lock.refuse_broker()
-        return lock.exclusively(work_without_broker)
+        with lock.held():
+            lock.refuse_broker()
+            yield
+            lock.refuse_broker()
 
 
-def alone(root: Path, work: Callable[[], Result], what: str) -> Result:
-    """What `work` answers, called as the only writer of a directory. what: it is, for the message.
+@contextmanager
+def alone(root: Path, what: str) -> Iterator[None]:
+    """Hold the append lock as the only writer of a directory. what: is done then, for the message.
 
-    Raises `StoreLocked`, which names the others, and as `exclusively`.
+    Raises `StoreLocked`, which names the others, and as `StoreLock.held`.
     """
-    with closing(StoreLock(root)) as lock:
-
-        def when_alone() -> Result:
-            if not lock.join():
-                others = [found for found in holders(root / LOCK_FILE, _OWNER_BYTE) if found.pid != os.getpid()]
-                who = " and ".join(map(str, others)) or "this one, or " + _NOBODY_SEEN
-                raise StoreLocked(f"{root}: other processes write here; close them before {what}: {who}")
-            return work()
-
-        return lock.exclusively(when_alone)
+    with closing(StoreLock(root)) as lock, lock.held():
+        if not lock.join():
+            others = [found for found in holders(root / LOCK_FILE, _OWNER_BYTE) if found.pid != os.getpid()]
+            who = " and ".join(map(str, others)) or "this one, or " + _NOBODY_SEEN
+            raise StoreLocked(f"{root}: other processes write here; close them before {what}: {who}")
+        yield

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from store.errors import MessageRefused, StoreBusy, StoreClosed, UnknownTopic
+from store.errors import MessageRefused, UnknownTopic
 from store.format.record import Record
 from store.publish.locks import StoreLock
 from store.publish.results import Where
@@ -31,36 +31,25 @@ class Together:
         self._waiting: dict[Waiting, None] = {}  # in their order; each step at it is one of the dictionary
 
     def append(self, records: Sequence[Record], append: Callable[[list[Waiting]], None]) -> list[Where]:
-        """Append records, in this thread's turn or in another's. Raises as `StoreLock.exclusively`, and `append`.
+        """Append records, in this thread's turn or in another's. Raises as `StoreLock.held`, and `append`.
 
         append: the same in all calls. Called under the lock; gives each its result, or raises and gives none to any.
         """
-        self._lock.must_be_outside()  # before another thread may take this along
-        own, led = Waiting(records), False
-
-        def lead() -> list[Where]:
-            nonlocal led
-            led = True
-            return self._lead(own, append)
-
+        self._lock.must_be_open()  # not later: another thread may append these before it closes the store
+        own = Waiting(records)
         self._waiting[own] = None
         try:
-            while True:
-                try:
-                    return self._lock.exclusively(lead, done=lambda: own.result)
-                except StoreBusy:
-                    if led or self._withdraw(own):  # the turn was this thread's, and something else was busy
-                        raise
-                    # Another thread has just taken it along: how that ends is not known yet.
-                except StoreClosed:
-                    if own.result is None:
-                        raise
-                    return own.result  # another thread's turn, before it was closed
+            with self._lock.among_threads() as since:
+                if own.result is None:
+                    with self._lock.among_processes(since):
+                        self._lead(own, append)
         finally:
             self._withdraw(own)
+        assert own.result is not None
+        return own.result
 
-    def _lead(self, own: Waiting, append: Callable[[list[Waiting]], None]) -> list[Where]:
-        self._withdraw(own)  # if no other thread has, which failed then
+    def _lead(self, own: Waiting, append: Callable[[list[Waiting]], None]) -> None:
+        self._withdraw(own)
         taken = [own, *(each for each in list(self._waiting) if self._withdraw(each))]
         try:
             append(taken)
@@ -68,8 +57,6 @@ class Together:
             if len(taken) == 1:
                 raise
             append([own])
-        assert own.result is not None
-        return own.result
 
     def _withdraw(self, own: Waiting) -> bool:
         """Let it wait no longer; whether it still did."""

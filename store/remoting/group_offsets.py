@@ -100,7 +100,8 @@ class ServedOffsets:
             try:
                 self._store.flush()  # first, what clients sent back and take for done
                 timeout = self._store.config.lockTimeoutMillis / 1000
-                among_groups(self._store.path, timeout, lambda: self._persist(said))
+                with among_groups(self._store.path, timeout):
+                    self._persist(said)
             except (StoreError, OSError) as error:
                 _logger.warning("how far groups have read is noted later, in %d queues: %s", len(said), error)
 

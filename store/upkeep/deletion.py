@@ -12,7 +12,6 @@ import logging
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +45,7 @@ class Deletion:
         published must be on the device, and nothing be there that is not. Raises `StoreBusy`, `StoreLocked` while a
         broker runs, `CorruptStore`: nothing is deleted then.
         """
-
-        def delete() -> None:
+        with among_groups(self._root, self._timeout):
             for offsets in _offsets(self._root):  # what cannot be read would stop who ends this, and all who append
                 offsets.all_offsets()
             check_reached(self._root)
@@ -59,8 +57,6 @@ class Deletion:
             make_directory(self._root / DELETED_DIR / topic)
             self._topics.forget(topic, forgotten_to, self._published_end.confirm_offset)
             _finish(self._root)
-
-        among_groups(self._root, self._timeout, delete)
         self._published_end.end_deletion()
 
     def finish(self) -> None:
@@ -74,7 +70,8 @@ def finish_deletion(root: Path, timeout: float) -> None:
     is told by the number, which is odd still.
     """
     if (root / DELETED_DIR).exists():
-        among_groups(root, timeout, partial(_finish, root))
+        with among_groups(root, timeout):
+            _finish(root)
 
 
 def remove_what_came_back(root: Path) -> None:

@@ -34,8 +34,7 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
     log = CommitLog(root, settings.mappedFileSizeCommitLog, writable=True)
     index = Index.of(root, settings, writable=True)
     made = root / REPAIR_DIR
-
-    def make_anew() -> None:
+    with alone(root, "a repair"):
         if not directory.has_configuration:  # or else the sizes are right and a file that does not fit is wrong
             index.check()
         shutil.rmtree(made, ignore_errors=True)  # of a repair that was killed
@@ -52,8 +51,6 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
             new.flush()
         directory.save_configuration(settings)
         directory.mark_closed()
-
-    alone(root, make_anew, "a repair")
 
 
 @contextmanager

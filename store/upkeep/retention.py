@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from store.errors import StoreFull
 from store.files.atomic import sync_directory
@@ -22,16 +22,9 @@ from store.files.config import StoreConfig
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
-from store.publish.locks import Result
 
 _SECONDS_PER_HOUR = 3600
 Files = list[tuple[str, int]]  # path, and the bytes it took on the device
-
-
-class Exclusively(Protocol):
-    """`Writer.after_repair`."""
-
-    def __call__(self, work: Callable[[], Result]) -> Result: ...
 
 
 class Reason(Enum):
@@ -161,16 +154,19 @@ class Retention:
         paths, taken = self._of_log(decision, self._log.segments.taken)
         return Cleaned(decision.reason, self._log.min_offset(), used, taken, paths, kept=kept)
 
-    def clean(self, decision: Decision, used: int, kept: int, exclusively: Exclusively) -> Cleaned:
+    def clean(
+        self, decision: Decision, used: int, kept: int, held: Callable[[], AbstractContextManager[None]]
+    ) -> Cleaned:
         """Carry out a decision; queue files that an earlier step left behind go, too.
 
         A segment of 1 GiB takes the system long to delete, and appends go on meanwhile: nobody writes to it any more.
-        The lock is taken for the rest, of which a file may be the one that is written to next.
+        held: takes the lock, for the rest: one of those files may be the one that is written to next.
         """
         paths, taken = self._of_log(decision, self._log.segments.delete)
         with suppress(FileNotFoundError):  # no segment may come back after a crash of the machine without its entries
             sync_directory(self._log.segments.directory)
-        minimum, queue_files, index_files = exclusively(self._of_the_rest)
+        with held():
+            minimum, queue_files, index_files = self._of_the_rest()
         taken += sum(length for _, length in (*queue_files, *index_files))
         queues, index = ([path for path, _ in files] for files in (queue_files, index_files))
         return Cleaned(decision.reason, minimum, used, taken, paths, queues, index, kept)

@@ -43,7 +43,8 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
     for offsets in (ConsumerOffsets(root), *ConsumerOffsets.of_instances(root)):
         with suppress(CorruptStore):
             for group, positions in _beyond(offsets, queues, at_most):
-                among_groups(root, _TURN_SECONDS, partial(offsets.set_positions, group, positions))
+                with among_groups(root, _TURN_SECONDS):
+                    offsets.set_positions(group, positions)
                 _logger.warning(
                     "%s: the offsets of group %s stood behind what the log has, and it goes on at %s: %s",
                     *(root, group, positions, WHY),

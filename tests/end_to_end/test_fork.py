@@ -206,12 +206,14 @@ def serve(worker):
         application = MessageStore.open(path)  # as in a post_fork hook
     for number in range(300):
         application.put(Message("t", f"{worker} {number}".encode()))
-    sys.exit(0)  # no close: the end of the process closes
+    application.close()
+    sys.exit(0)
 for worker in range(3):
     if os.fork() == 0:
         serve(worker)
 codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(3)]
 application.put(Message("t", b"master again"))
+application.close()
 print(codes)
 """
 

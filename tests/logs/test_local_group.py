@@ -380,11 +380,12 @@ def test_a_forked_child_leaves_at_once_what_another_thread_is_amid(making: Local
         holds, end = threading.Event(), threading.Event()
 
         def hold() -> None:
-            holds.set()
-            end.wait()
+            with store._writing().held():
+                holds.set()
+                end.wait()
 
         sent = store.get_message("g", Q0.topic, Q0.queue_id, 0).messages
-        threads = [threading.Thread(target=store._writing().exclusively, args=(hold,))]
+        threads = [threading.Thread(target=hold)]
         threads.append(threading.Thread(target=member.send_back, args=(sent,)))
         for thread in threads:
             thread.start()

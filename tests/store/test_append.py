@@ -314,12 +314,8 @@ def test_a_stream_that_was_read_is_refused_and_not_what_is_left_of_it_taken_for_
         store.create_topic("t", 1)
         assert other._writer is not None
         begun = table.to_reader(max_chunksize=10_000)
-
-        def append() -> None:
-            with pytest.raises(StoreBusy):
-                store.append_table("t", begun)
-
-        other._writer.exclusively(append)
+        with other._writer.held(), pytest.raises(StoreBusy):
+            store.append_table("t", begun)
         done = table.to_reader()
         assert len(store.append_table("t", done)) == 100_000
         for stream_again in (begun, done):

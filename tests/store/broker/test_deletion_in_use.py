@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,7 @@ def test_an_offset_that_waited_for_its_turn_is_of_the_old_topic(path: Path, monk
         store.create_topic("t", 1)
         put(store, "old", 7)
 
-        def late(*arguments: Any) -> object:
+        def late(*arguments: Any) -> AbstractContextManager[None]:
             monkeypatch.undo()
             delete_topic(path, "t")
             store.create_topic("t", 1)
@@ -263,10 +264,11 @@ def test_where_the_groups_are_busy_nothing_is_deleted_and_nobody_waits(path: Pat
         store.commit_offsets("g", "t", {0: 3})
 
         def turn() -> None:
-            taken.set()
-            over.wait()
+            with among_groups(path, 5.0):
+                taken.set()
+                over.wait()
 
-        busy = pool.submit(among_groups, path, 5.0, turn)
+        busy = pool.submit(turn)
         assert taken.wait(30)
         try:
             with pytest.raises(StoreBusy, match="Nothing of this call is visible"):

@@ -90,10 +90,11 @@ def test_what_is_done_does_not_come_again_where_it_gets_no_turn_to_leave(store: 
     holds, hold = threading.Event(), threading.Event()
 
     def work() -> None:
-        holds.set()
-        hold.wait()
+        with among_groups(store.path, PATIENCE):
+            holds.set()
+            hold.wait()
 
-    holding = threading.Thread(target=among_groups, args=(store.path, PATIENCE, work))
+    holding = threading.Thread(target=work)
     holding.start()
     assert holds.wait(PATIENCE)
     consumer._member._files._timeout = 0.01  # type: ignore[attr-defined]

@@ -179,7 +179,8 @@ def test_each_time_that_nobody_can_be_asked_is_told(tmp_path: Path, caplog: pyte
         Transactions(store, GROUP).prepare([Message("orders", b"order")])
         with TransactionProducer(store, GROUP, check, check_interval=0.01, immunity=0.0, max_checks=1 << 30):
             for times in (1, 2):
-                among_groups(tmp_path, PATIENCE, partial(until, partial(is_told, times)))
+                with among_groups(tmp_path, PATIENCE):
+                    until(partial(is_told, times))
                 asked.clear()
                 until(lambda: len(asked) > 2)
 

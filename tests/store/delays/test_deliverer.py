@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import random
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -186,19 +184,6 @@ def test_who_goes_on_knows_what_was_delivered_where_the_note_of_it_is_lost(tmp_p
         other.put(Message(TOPIC, b"last", delay_level=1))
         until(lambda: bodies(other)[b"last"] == 1)
         assert set(bodies(other).values()) == {1}
-
-
-def test_a_store_that_is_dropped_leaves_no_thread(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    store.put(Message(TOPIC, b"", delay_level=1))
-    assert len(threads()) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        del store
-        gc.collect()
-    until(lambda: threads() == [])
-    with opened(tmp_path) as store:  # nobody has the turn
-        until(lambda: len(all_of(store, TOPIC)) == 1)
 
 
 def test_a_forked_child_has_no_part_in_it(tmp_path: Path) -> None:

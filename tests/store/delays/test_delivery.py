@@ -187,7 +187,7 @@ def test_retention_takes_what_waits(tmp_path: Path, caplog: pytest.LogCaptureFix
         assert not store.clean(forced=True).log
         retention = Retention(tmp_path, config, store._log, store._index, store._queues)
         starts = store._log.segments.starts()[:-1]
-        assert retention.clean(Decision(Reason.FORCED, starts), 0, 0, store._writing().after_repair).queues
+        assert retention.clean(Decision(Reason.FORCED, starts), 0, 0, store._writing().held).queues
         store.put_many([Message(TOPIC, b"new", delay_level=1) for _ in range(5)])
         until(lambda: bodies(store)[b"new"] == 5)
         assert bodies(store)[b"old"] == 0

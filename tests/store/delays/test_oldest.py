@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -68,14 +67,14 @@ def test_what_is_put_while_retention_waits_for_its_turn(tmp_path: Path, monkeypa
         turn = Turn(tmp_path / LOCK_FILE, DELIVERY_BYTE)
         assert turn.take()  # as another process, that does not get around to it
         before = store.put_many([Message("t", bytes(1000)) for _ in range(20)])[-1].physical_offset
-        after_repair = Writer.after_repair
+        held = Writer.held
 
-        def late(writer: Writer, work: Callable[[], Any]) -> Any:
+        def late(writer: Writer) -> AbstractContextManager[None]:
             monkeypatch.undo()
             store.put_many([by_level("t"), *(Message("t", bytes(1000)) for _ in range(20))])
-            return after_repair(writer, work)
+            return held(writer)
 
-        monkeypatch.setattr(Writer, "after_repair", late)
+        monkeypatch.setattr(Writer, "held", late)
         assert 0 < store.clean(forced=True).min_offset <= before
         turn.close()
         until(lambda: store.max_offset("t", 0) == 41)

@@ -252,5 +252,5 @@ def test_readers_of_several_processes_commit_at_once_and_no_append_waits(tmp_pat
         readers = [subprocess.Popen([*program, str(number)], cwd=ROOT) for number in range(3)]
         assert [reader.wait() for reader in readers] == [0, 0, 0]
         assert [store.consumer_offset(f"group{number}", "t", 0) for number in range(3)] == [50, 50, 50]
-        with MessageStore.open(tmp_path, read_only=True) as reader:
-            StoreLock(tmp_path).exclusively(lambda: reader.commit_offsets("g", "t", {0: 1}))
+        with MessageStore.open(tmp_path, read_only=True) as reader, StoreLock(tmp_path).held():
+            reader.commit_offsets("g", "t", {0: 1})

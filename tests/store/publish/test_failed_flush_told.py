@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import pyarrow as pa
 import pytest
@@ -31,50 +30,6 @@ with MessageStore.open(sys.argv[1]) as store:
     sys.stdin.readline()
     store.put(Message("t", b"from another process"))
 """
-
-
-class Interrupted(BaseException):
-    pass
-
-
-@pytest.mark.parametrize("config", [CONFIG, SYNC])
-def test_an_interrupt_on_the_way_from_the_device(tmp_path: Path, device: Device, config: StoreConfig) -> None:
-    """Wherever it comes, in Python's own library too, all are told."""
-    calls, place = 0, -1
-
-    def interrupt(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        is_place = event in ("call", "c_return")  # where the interpreter looks for signals
-        calls += bool(device.failed) and is_place and not frame.f_code.co_filename.startswith(TESTS)
-        if calls == place:
-            sys.setprofile(None)
-            raise Interrupted
-
-    def fail_one(interrupted_at: int) -> None:
-        nonlocal calls, place
-        place = interrupted_at
-        path = tmp_path / str(place)
-        store = MessageStore.open(path, config=config)
-        store.create_topic("t", 1)
-        verb = store.flush if config is CONFIG else lambda: store.put(Message("t", b"more"))
-        store.put(Message("t", b"x"))
-        device.fail(1)
-        calls = 0
-        sys.setprofile(interrupt)
-        with suppress(FlushFailed, Interrupted):
-            try:
-                verb()
-            finally:
-                sys.setprofile(None)
-        assert PublishedEnd(path, writable=False).has_failed, f"place {place}"
-        with pytest.raises(FlushFailed):
-            store.close()
-
-    fail_one(-1)
-    places = calls
-    for number in range(1, places + 1):
-        fail_one(number)
-    assert places > 10
 
 
 @pytest.mark.parametrize(("config", "number"), [(CONFIG, 1), (SYNC, 1), (SYNC, 2)])

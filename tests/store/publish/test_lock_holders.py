@@ -72,15 +72,15 @@ def test_a_thread_that_holds_it(tmp_path: Path) -> None:
         inside, leave = threading.Event(), threading.Event()
 
         def hold() -> None:
-            inside.set()
-            leave.wait()
+            with store._writing().held():
+                inside.set()
+                leave.wait()
 
-        thread = threading.Thread(target=lambda: store._writing().exclusively(hold))
+        thread = threading.Thread(target=hold)
         thread.start()
         inside.wait()
-        for waiting in (store, other):
-            with pytest.raises(StoreBusy, match=r"held by this process, in another thread or by another store\. Noth"):
-                waiting.put(Message("t", b"x"))
+        with pytest.raises(StoreBusy, match=r"held by this process, in another thread or by another store\. Noth"):
+            other.put(Message("t", b"x"))
         leave.set()
         thread.join()
         assert [it.put(Message("t", b"x")).queue_offset for it in (store, other)] == [0, 1]

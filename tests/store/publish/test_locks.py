@@ -68,17 +68,14 @@ def test_offsets_are_a_brokers_own_while_it_runs(broker: Path) -> None:
 
 def test_what_a_broker_that_comes_meanwhile_may_write_over_is_not_done(tmp_path: Path) -> None:
     MessageStore.open(tmp_path).close()
-    brokers: list[subprocess.Popen[bytes]] = []
-
-    def work() -> None:
-        command = [sys.executable, "-c", BROKER, str(tmp_path / "lock")]
-        brokers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-        assert brokers[0].stdout is not None
-        assert brokers[0].stdout.readline() == b"locked\n"
-
-    with pytest.raises(StoreLocked, match="a RocketMQ broker runs here"):
-        among_groups(tmp_path, 5.0, work)
-    brokers[0].communicate(b"")
+    turn, command = among_groups(tmp_path, 5.0), [sys.executable, "-c", BROKER, str(tmp_path / "lock")]
+    turn.__enter__()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as starting:
+        assert starting.stdout is not None
+        assert starting.stdout.readline() == b"locked\n"
+        with pytest.raises(StoreLocked, match="a RocketMQ broker runs here"):
+            turn.__exit__(None, None, None)
+        starting.communicate(b"")
 
 
 def test_a_broker_is_kept_out(tmp_path: Path) -> None:
@@ -92,13 +89,10 @@ def test_the_lock_survives_another_descriptor_of_the_file(tmp_path: Path) -> Non
     if not hasattr(fcntl, "F_OFD_SETLK"):
         pytest.skip("no open-file-description locks here")
     lock, other = StoreLock(tmp_path), StoreLock(tmp_path)
-
-    def join() -> None:
+    with lock.held():
         assert lock.join()
         os.close(os.open(tmp_path / "lock", os.O_RDWR))
         assert not other.is_last()
-
-    lock.exclusively(join)
     other.close()
     lock.close()
 
@@ -106,9 +100,10 @@ def test_the_lock_survives_another_descriptor_of_the_file(tmp_path: Path) -> Non
 def test_where_there_are_classic_locks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "_HAS_OFD", False)
     lock = StoreLock(tmp_path)
-    assert lock.exclusively(lock.join)
+    with lock.held():
+        assert lock.join()
+        assert holders(tmp_path / "lock", 1) != []
     assert not broker_starts(tmp_path)
-    assert lock.exclusively(lambda: holders(tmp_path / "lock", 1)) != []
     assert holders(tmp_path / "lock", 1) == []
     lock.close()
     assert broker_starts(tmp_path)
@@ -117,8 +112,8 @@ def test_where_there_are_classic_locks_only(tmp_path: Path, monkeypatch: pytest.
 def test_a_broker_is_seen_with_classic_locks(broker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "_HAS_OFD", False)
     lock = StoreLock(broker)
-    with pytest.raises(StoreLocked, match="locked by a running RocketMQ broker"):
-        lock.exclusively(lock.join)
+    with pytest.raises(StoreLocked, match="locked by a running RocketMQ broker"), lock.held():
+        lock.join()
     lock.close()
 
 
@@ -129,7 +124,8 @@ def test_elsewhere_nobody_is_told_that_a_lock_is_free(tmp_path: Path, monkeypatc
     monkeypatch.setattr(locks, "_HAS_OFD", False)
     with pytest.raises(StoreUnavailable, match="cannot be asked on linux"):
         lock.refuse_broker()
-    assert lock.exclusively(lock.join)
+    with lock.held():
+        assert lock.join()
     lock.close()
 
 
@@ -141,86 +137,55 @@ def test_the_file_says_what_a_brokers_says(tmp_path: Path) -> None:
     assert (tmp_path / "lock").read_bytes() == b"anything else"
 
 
-def test_a_turn_is_waited_for_as_long_as_the_call_says(tmp_path: Path) -> None:
+def test_timeout_of_held(tmp_path: Path) -> None:
     lock, other = StoreLock(tmp_path), StoreLock(tmp_path)
-    with pytest.raises(StoreBusy, match=r"no turn to write within 0 s .* held by this process"):
-        lock.exclusively(lambda: other.exclusively(lambda: None, timeout=0))
+    busy = pytest.raises(StoreBusy, match=r"no turn to write within 0 s .* held by this process")
+    with lock.held(), busy, other.held(timeout=0):
+        pass
     lock.close()
     other.close()
 
 
-def test_who_waits_while_it_is_closed_is_told(tmp_path: Path) -> None:
+def test_close_wakes_a_waiting_thread(tmp_path: Path) -> None:
     lock = StoreLock(tmp_path)
     told: list[str] = []
 
     def late() -> None:
-        with pytest.raises(StoreClosed) as raised:
-            lock.exclusively(lambda: None)
+        with pytest.raises(StoreClosed) as raised, lock.held():
+            pass
         told.append(str(raised.value))
 
     thread = threading.Thread(target=late)
-
-    def leave() -> None:
+    with lock.held():
         thread.start()
-        lock.close()
-
-    lock.exclusively(leave)
+        lock.leave()
     thread.join()
     late()
     assert told == [f"{tmp_path}: was closed; make a new one with MessageStore.open('{tmp_path}')"] * 2
-
-
-def test_an_append_keeps_its_lock_when_its_own_thread_closes_it(tmp_path: Path) -> None:
-    lock, other = StoreLock(tmp_path), StoreLock(tmp_path)
-
-    def close() -> None:
-        lock.close()
-        with pytest.raises(StoreBusy):
-            other.exclusively(lambda: None, timeout=0)
-        with pytest.raises(StoreClosed):
-            lock.exclusively(lambda: None)
-
-    lock.exclusively(close)
-    assert other.exclusively(lambda: "now") == "now"
-    assert holders(tmp_path / "lock", 1) == []
-    other.close()
-
-
-def test_nobody_waits_for_an_append_to_close_its_lock(tmp_path: Path) -> None:
-    lock, inside, goes_on = StoreLock(tmp_path), threading.Event(), threading.Event()
-    thread = threading.Thread(target=lock.exclusively, args=(lambda: (inside.set(), goes_on.wait()),))
-    thread.start()
-    inside.wait()
     lock.close()
-    assert len(holders(tmp_path / "lock", 1)) == 1
-    goes_on.set()
-    thread.join()
+
+
+def test_close_waits_for_the_thread_that_holds_the_lock(tmp_path: Path) -> None:
+    lock = StoreLock(tmp_path)
+    closing = threading.Thread(target=lock.close)
+    with lock.held():
+        closing.start()
+        closing.join(0.05)
+        assert len(holders(tmp_path / "lock", 1)) == 1
+    closing.join()
     assert holders(tmp_path / "lock", 1) == []
-    with pytest.raises(StoreClosed):
-        lock.exclusively(lambda: None)
+    with pytest.raises(StoreClosed), lock.held():
+        pass
 
 
-def test_who_waits_for_another_process_while_it_is_closed_is_told(tmp_path: Path) -> None:
-    lock, other, asked = StoreLock(tmp_path), StoreLock(tmp_path), threading.Event()
-    told: list[StoreClosed] = []
-
-    def late() -> None:
-        asked.set()
-        with pytest.raises(StoreClosed) as raised:
-            lock.exclusively(lambda: None)
-        told.append(raised.value)
-
-    thread = threading.Thread(target=late)
-
-    def hold() -> None:
-        thread.start()
-        asked.wait()
-        lock.close()
-        thread.join()
-
-    other.exclusively(hold)
-    assert len(told) == 1
-    other.close()
+def test_interrupt_releases_the_lock(tmp_path: Path) -> None:
+    lock, other = StoreLock(tmp_path), StoreLock(tmp_path)
+    with pytest.raises(KeyboardInterrupt), lock.held():
+        raise KeyboardInterrupt
+    for each in (other, lock):
+        with each.held(timeout=0):
+            pass
+        each.close()
 
 
 WITHOUT_INPUT = """
@@ -230,7 +195,8 @@ from store.publish.locks import StoreLock
 os.close(0)
 one, other = StoreLock(Path(sys.argv[1])), StoreLock(Path(sys.argv[1]))
 for lock in (one, other, one):
-    lock.exclusively(lambda: None, timeout=0)
+    with lock.held(timeout=0):
+        pass
 """
 
 
@@ -260,20 +226,23 @@ def test_whoever_has_the_turn_after_one_that_left_is_the_last(tmp_path: Path) ->
     """At no instruction of leaving is the turn free, and the one that leaves still among the writers."""
     leaving, other = StoreLock(tmp_path), StoreLock(tmp_path)
     for lock in (leaving, other):
-        lock.exclusively(lock.join)
+        with lock.held():
+            lock.join()
     closed, seen = threading.Event(), list[bool]()
 
     def leave() -> None:
-        leaving.close()
-        closed.set()
+        with leaving.held():
+            leaving.leave()
+            closed.set()
 
     def look() -> None:
         if closed.is_set() and locks.set_lock(other._fd, fcntl.F_WRLCK, 1):
             seen.append(other.is_last())
             locks.set_lock(other._fd, fcntl.F_UNLCK, 1)
 
-    at_each_instruction(look, lambda: leaving.exclusively(leave))
+    at_each_instruction(look, leave)
     assert set(seen) == {True}
+    leaving.close()
     other.close()
 
 
@@ -310,7 +279,8 @@ def test_one_at_a_time_between_descriptors_and_threads(tmp_path: Path) -> None:
 
     def work(lock: StoreLock) -> None:
         for _ in range(100):
-            lock.exclusively(overlap)
+            with lock.held():
+                overlap()
 
     threads = [threading.Thread(target=work, args=(locks[number % 2],)) for number in range(4)]
     for thread in threads:
@@ -342,9 +312,10 @@ def test_opening_and_closing_at_the_same_time(tmp_path: Path) -> None:
 
 def test_what_interrupts_a_verb_cannot_call_another(tmp_path: Path) -> None:
     lock = StoreLock(tmp_path)
-    with pytest.raises(StoreLocked, match="called by what interrupted another verb of this store in the same thread"):
-        lock.exclusively(lambda: lock.exclusively(lambda: None))
-    lock.exclusively(lambda: None)
+    with pytest.raises(StoreLocked, match="MessageStore is not re-entrant"), lock.held(), lock.held():
+        pass
+    with lock.held():
+        pass
     lock.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,13 +18,13 @@ from store import (
     StoreBusy,
     StoreConfig,
     StoreFull,
+    StoreLocked,
 )
 from store.format.message import encode_messages
 from store.format.record import Record
 from store.format.records import Encoding
 from store.log.unflushed import Ranges, Unflushed
 from store.publish.locks import StoreLock
-from store.publish.putting import PutResult
 from store.publish.results import Where
 from store.publish.together import Together, Waiting
 from tests.waiting import until
@@ -74,14 +75,9 @@ def log(tmp_path: Path) -> Iterator[Log]:
 def at_once(log: Log, root: Path) -> list[Future[list[Where]]]:
     """The outcomes of THREADS threads, which all waited before the first had its turn."""
     other = StoreLock(root)
-    with ThreadPoolExecutor(THREADS) as pool:
-
-        def start() -> list[Future[list[Where]]]:
-            begun = [pool.submit(log.together.append, records(number), log.append) for number in range(THREADS)]
-            until(lambda: len(log.together._waiting) == THREADS)
-            return begun
-
-        begun = other.exclusively(start)
+    with ThreadPoolExecutor(THREADS) as pool, other.held():
+        begun = [pool.submit(log.together.append, records(number), log.append) for number in range(THREADS)]
+        until(lambda: len(log.together._waiting) == THREADS)
     other.close()
     return begun
 
@@ -127,50 +123,48 @@ def test_who_is_refused_is_told_alone(log: Log, tmp_path: Path) -> None:
 
 def test_who_waited_in_vain_is_not_appended_later(tmp_path: Path) -> None:
     log, other = Log(tmp_path, timeout=0.05), StoreLock(tmp_path)
-
-    def in_vain() -> None:
-        with pytest.raises(StoreBusy, match=r"no turn to write within 0.05 s .* Nothing of this call is visible"):
-            log.together.append(records(1), log.append)
-
-    other.exclusively(in_vain)
+    with (
+        other.held(),
+        pytest.raises(StoreBusy, match=r"no turn to write within 0.05 s .* Nothing of this call is visible"),
+    ):
+        log.together.append(records(1), log.append)
     log.together.append(records(2), log.append)
     assert log.turns == [[2]]
     log.lock.close()
     other.close()
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_who_was_taken_along_hears_the_end_however_long_it_takes(tmp_path: Path, closed: bool) -> None:
-    """closed: the store is meanwhile, by who waited for its turn in vain."""
+def test_thread_hears_how_the_turn_that_took_it_along_ended(tmp_path: Path) -> None:
+    """Also if that takes longer than its own timeout, and if the store is closed meanwhile."""
     log, is_at_work, go_on = Log(tmp_path, timeout=0.05), threading.Event(), threading.Event()
 
     def slow(numbers: list[int]) -> None:
         is_at_work.set()
         assert go_on.wait(30)
+        time.sleep(0.1)
 
     log.fail = slow
-    other = StoreLock(tmp_path)
-    with ThreadPoolExecutor(2) as pool:
-
-        def start() -> list[Future[list[Where]]]:
+    with ThreadPoolExecutor(3) as pool:
+        with log.lock.held():
             begun = [pool.submit(log.together.append, records(number), log.append) for number in range(2)]
             until(lambda: len(log.together._waiting) == 2)
-            return begun
-
-        begun = other.exclusively(start)
         assert is_at_work.wait(30)
-        assert log.together._waiting == {}
-        with pytest.raises(StoreBusy):  # so the time of the other has passed, too
-            log.lock.exclusively(lambda: None)
-        if closed:
-            log.lock.close()
-            with pytest.raises(StoreBusy):  # and once more
-                other.exclusively(lambda: None, 0.2)
+        closed = pool.submit(log.lock.close)
         go_on.set()
         assert [outcome.result() for outcome in begun] == [[Where(number, number, number)] for number in range(2)]
+        closed.result()
     assert [sorted(turn) for turn in log.turns] == [[0, 1]]
-    log.lock.close()
-    other.close()
+
+
+def test_reentrant_append_is_appended_by_no_one(log: Log) -> None:
+    def put_again(numbers: list[int]) -> None:
+        with pytest.raises(StoreLocked, match="MessageStore is not re-entrant"):
+            log.together.append(records(2), log.append)
+
+    log.fail = put_again
+    log.together.append(records(1), log.append)
+    assert log.turns == [[1]]
+    assert not log.together._waiting
 
 
 @pytest.mark.parametrize("mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
@@ -217,14 +211,9 @@ def test_who_is_interrupted_tells_the_others_what_is_published(tmp_path: Path) -
         appender = store._writing()._appender
         appender._unflushed = InterruptedOnce(store._log, store._queues)
         other = StoreLock(tmp_path)
-        with ThreadPoolExecutor(THREADS) as pool:
-
-            def start() -> list[Future[PutResult]]:
-                begun = [pool.submit(store.put, Message("t", str(number).encode())) for number in range(THREADS)]
-                until(lambda: len(appender._together._waiting) == THREADS)
-                return begun
-
-            outcomes = other.exclusively(start)
+        with ThreadPoolExecutor(THREADS) as pool, other.held():
+            outcomes = [pool.submit(store.put, Message("t", str(number).encode())) for number in range(THREADS)]
+            until(lambda: len(appender._together._waiting) == THREADS)
         other.close()
         assert sum(isinstance(outcome.exception(), KeyboardInterrupt) for outcome in outcomes) == 1
         put = {outcome.result().queue_offset for outcome in outcomes if outcome.exception() is None}

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -132,10 +132,10 @@ def test_a_reset_amid_which_a_client_comes_is_told(
     group.create()
     turn = GroupFiles.in_turn
 
-    def turn_late(files: GroupFiles, work: Callable[[], object]) -> object:
+    def turn_late(files: GroupFiles) -> AbstractContextManager[None]:
         monkeypatch.undo()
         broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
-        return turn(files, work)
+        return turn(files)
 
     monkeypatch.setattr(GroupFiles, "in_turn", turn_late)
     with pytest.raises(GroupConflict, match="clients consume in it through a server"):
