@@ -188,7 +188,8 @@ def line_batches(source: BufferedReader) -> Iterator[list[bytes]]:
     os.set_blocking(source.fileno(), True)  # or else where nothing is there yet would look like the end
     status = os.fstat(source.fileno())
     size = status.st_size - source.tell() if stat.S_ISREG(status.st_mode) else None
-    with tqdm(total=size, unit="B", unit_scale=True, desc="sent", delay=0.5, disable=None) as bar:
+    no_bar = True if os.isatty(source.fileno()) else None  # a person types; None: no bar unless stderr is a terminal
+    with tqdm(total=size, unit="B", unit_scale=True, desc="sent", delay=0.5, disable=no_bar) as bar:
         while chunk := source.read1(CHUNK_BYTES):
             *lines, begun = (begun + chunk).split(b"\n")
             if lines:

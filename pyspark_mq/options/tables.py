@@ -325,6 +325,8 @@ def _hint(name: str, by_lower_name: Mapping[str, str]) -> str:
     """What to write instead of an option that there is not. name: in lower case."""
     if name in _OF_KAFKA:
         return f"it is Kafka's; {_OF_KAFKA[name]}"
+    if name in ("topic", "topics"):
+        return "topics to read are named by subscribe, the topic to write to by topic"
     if name.startswith(("kafka", "fetchoffset.")):
         return "it is Kafka's, and here there is nothing like it; leave it out"
     near = get_close_matches(name, by_lower_name, n=1)

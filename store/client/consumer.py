@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -60,7 +60,7 @@ class Consumer(Opened):
         self,
         log: str | os.PathLike[str] | LogAddress | Log,
         group: str | Group,
-        topics: str | Mapping[str, str | Subscription],
+        topics: str | Sequence[str] | Mapping[str, str | Subscription],
         listener: Listener | None = None,
         *,
         orderly: bool = False,
@@ -356,11 +356,15 @@ def _group(address: LogAddress | Log, group: str | Group) -> Group:
     return address.group(group)
 
 
-def _subscriptions(topics: str | Mapping[str, str | Subscription]) -> dict[str, Subscription]:
+def _subscriptions(topics: str | Sequence[str] | Mapping[str, str | Subscription]) -> dict[str, Subscription]:
     if isinstance(topics, str):
-        return {topics: Subscription()}
+        topics = [topics]
+    if isinstance(topics, Sequence) and all(isinstance(topic, str) for topic in topics):
+        topics = dict.fromkeys(topics, "*")
     if not topics or not isinstance(topics, Mapping):
-        raise InvalidArgument(f"topics={topics!r:.80}: give a topic, or a mapping of topics to what to read of each")
+        raise InvalidArgument(
+            f"topics={topics!r:.80}: give a topic, a list of topics, or a mapping of topics to what to read of each"
+        )
     return {
         topic: said if isinstance(said, Subscription) else Subscription(said or "*") for topic, said in topics.items()
     }

@@ -66,6 +66,8 @@ class Message:
     def all_properties(self) -> dict[str, str]:
         """The user's properties with tags, keys and sharding key under RocketMQ's names."""
         check_mapping(self.properties)
+        if self.tags is not None and not isinstance(self.tags, str):
+            raise illegal(f"tags={self.tags!r:.80}: a message has one tag, a text; put more into keys or properties")
         own = {
             PROPERTY_TAGS: self.tags,
             PROPERTY_KEYS: KEY_SEPARATOR.join(self._all_keys()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -315,3 +316,13 @@ def test_a_member_that_dies_before_it_has_begun_takes_nothing_from_a_new_group(s
         put(store, [8])
         until(lambda: len(seen.numbers) >= 5)
     assert sorted(seen.numbers) == [4, 5, 6, 7, 8]
+
+
+def test_topics_may_be_a_list(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        for topic in ("one", "two"):
+            store.create_topic(topic, 1)
+            store.put(Message(topic, topic))
+    first = ConsumerConfig(consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+    with Consumer(tmp_path, "group", ["one", "two"], config=first) as consumer:
+        assert {message.topic for message in itertools.islice(consumer, 2)} == {"one", "two"}
