@@ -5,10 +5,11 @@ import io
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import click
 
@@ -108,6 +109,12 @@ def interruptible(done: Callable[[], str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         raise Interrupted(done()) from interrupt
+
+
+def sleep_until_interrupted() -> NoReturn:
+    """Sleep until a signal handler raises. A signal may be delivered to another thread and end no sleep here."""
+    while True:
+        time.sleep(1.0)
 
 
 @contextmanager

@@ -3,15 +3,15 @@
 import ipaddress
 import signal
 import ssl
+import sys
 from contextlib import suppress
 from dataclasses import replace
 
 import click
 
 from pyspark_mq.cli.arguments import STORE
-from pyspark_mq.cli.commands import interruptible
+from pyspark_mq.cli.commands import interruptible, sleep_until_interrupted
 from store import MessageStore, StoreConfig
-from store.publish.latch import Latch
 from store.remoting.access import Access
 from store.remoting.addresses import host_and_port
 from store.remoting.broker_config import BROKER_SETTINGS, BrokerConfig
@@ -52,11 +52,10 @@ def serve(
     It goes on until Ctrl-C or SIGTERM. Without --accounts whoever reaches the port may send, read and make topics. A
     directory that is missing or empty becomes a store.
     """
-    over = Latch()
     access = None if accounts is None else Access.load(accounts)
     tls = _tls(tls_cert, tls_key)
     broker_config = BrokerConfig() if config is None else BrokerConfig.load(config)
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     with (
         interruptible(lambda: f"{store} is served no longer"),
         MessageStore.open(store, config=_configuration(store, listen, config)) as opened,
@@ -72,7 +71,7 @@ def serve(
         ) as serving,
     ):
         click.echo(f"{store}: name server and broker at {serving.address}; Ctrl-C ends it")
-        over.wait()
+        sleep_until_interrupted()
 
 
 def _configuration(store: str, listen: str, path: str | None) -> StoreConfig:

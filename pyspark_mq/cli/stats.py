@@ -9,7 +9,7 @@ from typing import NamedTuple
 import click
 
 from pyspark_mq.cli.arguments import STORE
-from pyspark_mq.cli.commands import interruptible
+from pyspark_mq.cli.commands import interruptible, sleep_until_interrupted
 from pyspark_mq.cli.tables import Cells, aligned, number
 from pyspark_mq.stats.lag import Lag, lags
 from pyspark_mq.stats.latencies import Clients, clients, held, latencies, refused
@@ -18,7 +18,6 @@ from store import MessageStore
 from store.any_log import Queue
 from store.files.figures import HELD
 from store.local import LocalLog
-from store.publish.latch import Latch
 from store.publish.lock_holders import Holder
 
 Extents = dict[tuple[str, int], Extent]
@@ -87,7 +86,7 @@ def serve(store: str, address: str, port: int) -> None:
         server, thread = start_http_server(port, address, registry)
         try:
             click.echo(f"http://{address}:{server.server_port}/metrics")
-            Latch().wait()
+            sleep_until_interrupted()
         finally:
             server.shutdown()
             thread.join()

@@ -156,11 +156,12 @@ class ProcessQueues:
         """As `take`, but where there is nothing `tell` is called, once, when it is time to ask again; after `close` at
         once."""
         with self._lock:
-            taken = None if self._is_closed else self._take(most, time.monotonic())
+            if self._is_closed:
+                tell()
+                return None
+            taken = self._take(most, time.monotonic())
             if taken is None:
                 self._told.append(tell)
-                if self._is_closed:  # maybe by what interrupted this
-                    self._tell()
             return taken
 
     def done(self, taken: Taken, count: int | None = None) -> None:
