@@ -119,7 +119,7 @@ class ReadOnlyStore(StoreError):
     """A writing verb was called on a store that was opened with `read_only=True`."""
 
 
-class StoreFull(StoreError):
+class StoreFull(StoreError, OSError):
     """The device has no space left; nothing of the append is visible, and it may be repeated."""
 
 
@@ -132,8 +132,12 @@ class FlushFailed(StoreError):
     """
 
 
-class StoreUnavailable(StoreError):
-    """The system refuses what the store asks of it; `__cause__` is its own `OSError`."""
+class StoreUnavailable(StoreError, OSError):
+    """The system refuses what the store asks of it; `__cause__` is its own `OSError`, whose `errno` this has, too."""
+
+
+class FileMissing(StoreUnavailable, FileNotFoundError):
+    """A file of the store is missing."""
 
 
 class ArchiveError(StoreError):

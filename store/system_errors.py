@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import wraps
 from types import FunctionType, GeneratorType
 from typing import Any, ParamSpec, TypeVar, cast
 
-from store.errors import StoreFull, StoreUnavailable
+from store.errors import FileMissing, StoreError, StoreFull, StoreUnavailable
 
 _Kind = TypeVar("_Kind", bound=type)
 _Arguments = ParamSpec("_Arguments")
@@ -49,14 +48,37 @@ _REMEDIES = {
 }
 
 
-@contextmanager
-def system_errors(where: object) -> Iterator[None]:
-    """Turns what the system refuses into `StoreFull` or `StoreUnavailable`, naming the path, or else `where`."""
-    try:
-        yield
-    except OSError as error:
-        _raise_explained(where, error)
-        raise
+class system_errors:  # noqa: N801
+    """Raise `StoreFull` or `StoreUnavailable` for an `OSError` in the block, naming its path, or else `where`."""
+
+    __slots__ = ("_where",)
+
+    def __init__(self, where: object) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise_translated(self._where, error)
+
+
+def raise_translated(where: object, error: OSError) -> None:
+    """Raise the error of the store for one of the system's; none for what is no matter of the machine."""
+    if isinstance(error, StoreError):
+        return
+    path = error.filename if isinstance(error.filename, (str, bytes)) else where
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        raise _numbered(StoreFull(f"{path}: no space left on the device; {_FULL}"), error) from error
+    if error.errno in _REMEDIES:
+        kind = FileMissing if error.errno == errno.ENOENT else StoreUnavailable
+        raise _numbered(kind(f"{path}: {error.strerror}; {_REMEDIES[error.errno]}"), error) from error
+
+
+def _numbered(translated: OSError, error: OSError) -> OSError:
+    translated.errno = error.errno
+    return translated
 
 
 def explained(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -69,7 +91,7 @@ def explained(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _
         try:
             result: Any = function(*arguments, **options)
         except OSError as error:
-            _raise_explained(where, error)
+            raise_translated(where, error)
             raise
         # Other iterators, such as Arrow's readers, have verbs of their own, and are made of these.
         explained_result: Any = _explaining_each(where, result) if isinstance(result, GeneratorType) else result
@@ -92,19 +114,6 @@ def explained_verbs(kind: _Kind) -> _Kind:
     return kind
 
 
-def raise_if_full(where: object, error: OSError) -> None:
-    """Raises `StoreFull` for the system's "no space left", naming `where`."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        raise StoreFull(f"{where}: no space left on the device; {_FULL}") from error
-
-
 def _explaining_each(where: object, items: Iterator[Any]) -> Iterator[Any]:
     with system_errors(where):
         yield from items
-
-
-def _raise_explained(where: object, error: OSError) -> None:
-    path = error.filename if isinstance(error.filename, (str, bytes)) else where
-    raise_if_full(path, error)
-    if error.errno in _REMEDIES:
-        raise StoreUnavailable(f"{path}: {error.strerror}; {_REMEDIES[error.errno]}") from error

@@ -219,8 +219,7 @@ def file(output: str | None, target: Path, *, force: bool) -> Iterator[BinaryIO]
             begun.replace(target)
         else:
             _name(begun, target)
-        with suppress(PermissionError):  # one may write into a directory without the right to read it
-            sync_directory(target.parent)
+        sync_directory(target.parent, if_readable=True)
     except OSError as error:
         if error.errno is not None:  # some of Arrow's have none
             error.filename = str(target)

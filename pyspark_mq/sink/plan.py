@@ -4,12 +4,14 @@ planned anew, for there the time is another at least.
 
 from __future__ import annotations
 
+import errno
 from hashlib import sha256
 from pathlib import Path
 
+from store.errors import StoreUnavailable
 from store.files.atomic import read_file
-from store.system_errors import system_errors
 
+_NOT_SEEN_HERE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)
 _MAX_BYTES = 1 << 30  # a source may have any number of queues
 
 
@@ -22,8 +24,9 @@ def plan_of(checkpoint: str | None, batch: int) -> str:
     if not checkpoint:
         return ""
     path = Path(checkpoint.removeprefix("file:"), "offsets", str(batch))
-    with system_errors(path):
-        try:
-            return sha256(read_file(path, _MAX_BYTES)).hexdigest()
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
+    try:
+        return sha256(read_file(path, _MAX_BYTES)).hexdigest()
+    except StoreUnavailable as error:
+        if error.errno in _NOT_SEEN_HERE:
             return ""
+        raise

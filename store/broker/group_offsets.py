@@ -22,6 +22,7 @@ from store.files.admin_files import MAX_BYTES
 from store.files.atomic import make_folder, read_file, write_file
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import CONSUMERS_DIR, RETRY_TOPIC_PREFIX
+from store.system_errors import system_errors
 
 ALL = ""  # for every member
 
@@ -163,7 +164,8 @@ class Resets:
 
     def forget(self) -> None:
         """For nobody is there who has to read it. Call it in turn."""
-        self._path.unlink(missing_ok=True)
+        with system_errors(self._path):
+            self._path.unlink(missing_ok=True)
 
 
 def first_offsets(

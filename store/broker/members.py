@@ -31,6 +31,7 @@ from store.format.layout import CONSUMERS_DIR
 from store.publish.lock_holders import holders
 from store.publish.locks import is_held, set_lock
 from store.publish.published_end import current_boot_id
+from store.system_errors import system_errors
 
 _LOOK_SECONDS = 0.5  # a process that is killed closes its files a moment before its locks go
 _LOCK_BYTE = 0
@@ -90,7 +91,8 @@ class Seat(Opened):
         self._threads = threading.RLock()  # or what is noted could go to a file that has the descriptor by then
         self._file = Descriptor(path, lambda path: open_file(path, os.O_EXCL))
         self._done_file = Descriptor(done_path(path), lambda path: open_file(path, os.O_TRUNC))
-        spare_path(path).unlink(missing_ok=True)
+        with system_errors(path):
+            spare_path(path).unlink(missing_ok=True)
         self._place = Place(path, os.fstat(self._file.fd))
         set_lock(self._file.fd, fcntl.F_WRLCK, _LOCK_BYTE)
         self.claim({})
@@ -119,7 +121,8 @@ class Seat(Opened):
                 padded = text.ljust(self._size)  # what was left of a longer one would not be JSON
                 if len(padded) > _PAGE_BYTES:  # who is killed amid it may leave a part of it
                     _write(spare_path(self._path), text)
-                write_at(self._file.fd, padded, 0)
+                with system_errors(self._path):
+                    write_at(self._file.fd, padded, 0)
         except BaseException as error:
             self._refusal = error if isinstance(error, OSError) else None
             self.drop()
@@ -154,7 +157,7 @@ class Seat(Opened):
         if slot is not None:
             with self._threads:
                 self.must_be_open()
-                note_at(self._done_file.fd, slot, offset)
+                note_at(done_path(self._path), self._done_file.fd, slot, offset)
 
     def leave(self) -> None:
         """With what was noted. Call it in turn, in place."""
@@ -174,28 +177,27 @@ class Seat(Opened):
 
 
 def _is_alive(path: Path) -> bool:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or a pipe of that name kept everybody waiting
-    except FileNotFoundError:
-        return False
-    try:
-        return is_held(fd, _LOCK_BYTE)
-    finally:
-        os.close(fd)
+    with system_errors(path):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or a pipe of that name kept everybody waiting
+        except FileNotFoundError:
+            return False
+        try:
+            return is_held(fd, _LOCK_BYTE)
+        finally:
+            os.close(fd)
 
 
 def _write(path: Path, text: bytes) -> None:
-    fd = open_file(path, os.O_TRUNC)
-    try:
-        write_at(fd, text, 0)
-    finally:
-        os.close(fd)
+    with system_errors(path), open(open_file(path, os.O_TRUNC), "wb", buffering=0) as file:
+        write_at(file.fileno(), text, 0)
 
 
 def _remove(path: Path) -> None:
     """A member's files, that by which it is known last."""
     for each in (done_path(path), spare_path(path), path):
-        each.unlink(missing_ok=True)
+        with system_errors(each):
+            each.unlink(missing_ok=True)
 
 
 def _last_entry(path: Path) -> Entry | None:
@@ -208,21 +210,22 @@ def _last_entry(path: Path) -> Entry | None:
 
 def _entry(path: Path) -> Entry | None:
     """What a member says of itself; None of one that has left or died, or has only just come."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    try:
-        for attempt in range(_TRIES):
-            if not is_held(fd, _LOCK_BYTE):
-                return None
-            text = os.pread(fd, min(os.fstat(fd).st_size, MAX_BYTES), 0)
-            try:
-                return Entry.of_json(text) if text else None
-            except ValueError:
-                time.sleep(attempt / 1e5)  # it is being written
-    finally:
-        os.close(fd)
+    with system_errors(path):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        try:
+            for attempt in range(_TRIES):
+                if not is_held(fd, _LOCK_BYTE):
+                    return None
+                text = os.pread(fd, min(os.fstat(fd).st_size, MAX_BYTES), 0)
+                try:
+                    return Entry.of_json(text) if text else None
+                except ValueError:
+                    time.sleep(attempt / 1e5)  # it is being written
+        finally:
+            os.close(fd)
     raise CorruptStore(
         f"{path}: this is not what a member of a group writes; end it ({_processes(path)}), then remove the file"
     )

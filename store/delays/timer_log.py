@@ -28,6 +28,7 @@ from store.format.layout import (
     TIMER_WHEEL_FILE,
     segment_name,
 )
+from store.system_errors import system_errors
 
 _UNITS = (TIMER_LOG_FILE_BYTES - TIMER_BLANK.itemsize) // TIMER_UNIT.itemsize  # of a file
 
@@ -45,14 +46,16 @@ def write_timer_log(root: Path, waiting: Waiting, newest: tuple[int, int], until
         blank = np.zeros(1, TIMER_BLANK)
         blank["length"] = TIMER_LOG_FILE_BYTES - _UNITS * TIMER_UNIT.itemsize
         blank["magic"] = TIMER_MAGIC_BLANK
-        with open(open_file(making / segment_name(number * TIMER_LOG_FILE_BYTES)), "wb") as file:
+        path = making / segment_name(number * TIMER_LOG_FILE_BYTES)
+        with system_errors(path), open(open_file(path), "wb") as file:
             file.write(units[first : first + _UNITS].tobytes())
             if first + _UNITS < len(units):
                 file.write(blank.tobytes())
             file.truncate(TIMER_LOG_FILE_BYTES)
-    (root / TIMER_WHEEL_FILE).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    making.rename(folder)
+    with system_errors(folder):
+        (root / TIMER_WHEEL_FILE).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        making.rename(folder)
     sync_directory(root)
 
 

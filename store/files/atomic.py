@@ -6,15 +6,15 @@ to the device last. A process that is killed meanwhile leaves the other name beh
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
 from store.errors import CorruptStore
+from store.system_errors import system_errors
 
 # What the owner, the group and others may at most do: others never write.
 _FILE_RIGHTS = 0o664
@@ -24,28 +24,31 @@ _FOLDER_RIGHTS = stat.S_ISGID | 0o775
 def read_file(path: Path, max_bytes: int) -> bytes:
     """What a small file holds.
 
-    Raises `FileNotFoundError`, and `CorruptStore` for one of more than `max_bytes`, or for a pipe or a device, which
-    might be waited for, or read, without end.
+    Raises `FileMissing`, and `CorruptStore` for one of more than `max_bytes`, or for a pipe or a device, which might be
+    waited for, or read, without end.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        status = os.fstat(fd)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    with system_errors(path), open(path, "rb", opener=_open_at_once) as file:
+        status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise CorruptStore(f"{path}: a pipe or a device, where a file belongs; move it out of the store")
         if status.st_size > max_bytes:
             raise CorruptStore(f"{path}: {status.st_size:,} bytes, more than {max_bytes:,}; restore it from a copy")
-        with open(fd, "rb", closefd=False) as file:
-            return file.read(status.st_size)  # which is asked for at once: address space may be limited
-    finally:
-        os.close(fd)
+        return file.read(status.st_size)  # which is asked for at once: address space may be limited
+
+
+def status_of(path: str | Path) -> os.stat_result | None:
+    """The status of a file or folder; None without one."""
+    try:
+        with system_errors(path):
+            return os.stat(path)
+    except FileNotFoundError:
+        return None
 
 
 def write_file(path: Path, data: bytes | memoryview, *, backup: Path | None = None) -> None:
     """Make `path` or replace it; on the device when this returns. backup: the name that the old content then has; an
     empty file, as a crash leaves it, takes it from no other."""
-    with _complete(path, data) as temporary:
+    with system_errors(path), _complete(path, data) as temporary:
         if backup is not None and path.exists() and path.stat().st_size:
             path.replace(backup)
         temporary.replace(path)
@@ -54,14 +57,15 @@ def write_file(path: Path, data: bytes | memoryview, *, backup: Path | None = No
 def replace_file(path: Path, data: bytes) -> None:
     """Make `path` or replace it, whole for readers, without waiting for the device: for what a crash may lose."""
     temporary = path.with_name(f"{path.name}.tmp")
-    with open(open_file(temporary, os.O_TRUNC), "wb") as file:
-        file.write(data)
-    temporary.replace(path)
+    with system_errors(path):
+        with open(_open(temporary, os.O_RDWR | os.O_TRUNC), "wb") as file:
+            file.write(data)
+        temporary.replace(path)
 
 
 def create_file(path: Path, data: bytes) -> bool:
     """Make `path` unless it is there, in which case it stays as it is; whether this made it. On the device then."""
-    with _complete(path, data) as temporary:
+    with system_errors(path), _complete(path, data) as temporary:
         try:
             os.link(temporary, path)  # unlike a rename, this never replaces
         except FileExistsError:
@@ -73,7 +77,11 @@ def open_file(path: Path, flags: int = 0) -> int:
     """A descriptor to read and write `path` with, made empty if it is not there, with the rights that its directory
     gives (see `_follow`). flags: `os.O_EXCL` to make it anew in any case, `os.O_TRUNC`.
     """
-    flags |= os.O_RDWR
+    with system_errors(path):
+        return _open(path, flags | os.O_RDWR)
+
+
+def _open(path: Path, flags: int) -> int:
     try:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, _FILE_RIGHTS & path.parent.stat().st_mode)
     except FileExistsError:
@@ -88,32 +96,38 @@ def open_file(path: Path, flags: int = 0) -> int:
     return fd
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file, also a pipe that no process writes to."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def make_folder(path: Path) -> None:
     """Make a folder of a store, and those above it that are missing, with the rights that the one above them gives."""
-    if path.is_dir():
-        return
-    make_folder(path.parent)
-    try:
-        path.mkdir()
-    except FileExistsError:
-        if not path.is_dir():
-            raise
-        return  # somebody else has just made it
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        _follow(fd, path.parent, _FOLDER_RIGHTS)
-    finally:
-        os.close(fd)
+    with system_errors(path):
+        if path.is_dir():
+            return
+        make_folder(path.parent)
+        try:
+            path.mkdir()
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+            return  # another process has just made it
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            _follow(fd, path.parent, _FOLDER_RIGHTS)
+        finally:
+            os.close(fd)
 
 
 def make_root(path: Path) -> None:
     """Make a folder, and those above it that are missing, with the rights that the system gives; their names are on the
     device when this returns."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
+    with system_errors(path):
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
-        with suppress(PermissionError):  # one may pass through a directory without the right to read it
-            sync_directory(folder.parent)
+        sync_directory(folder.parent, if_readable=True)
 
 
 def _follow(fd: int, directory: Path, rights: int) -> None:
@@ -149,9 +163,15 @@ def write_at(fd: int, data: bytes | memoryview, position: int) -> None:
         done += os.pwrite(fd, memoryview(data)[done:], position + done)
 
 
-def sync_directory(directory: Path) -> None:
-    """Bring the names in a directory to the device."""
-    fd = os.open(directory, os.O_RDONLY)
+def sync_directory(directory: Path, *, if_readable: bool = False) -> None:
+    """Bring the names in a directory to the device.
+
+    if_readable: do nothing without the right to read it, which is not needed to pass through it.
+    """
+    if if_readable and not os.access(directory, os.R_OK):
+        return
+    with system_errors(directory):
+        fd = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(fd)
     except OSError as error:
@@ -166,7 +186,7 @@ def _complete(path: Path, data: bytes | memoryview) -> Iterator[Path]:
     """`data` on the device under another name, which is gone afterwards; then the names of the directory."""
     temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
     try:
-        with open(open_file(temporary, os.O_EXCL), "wb") as file:
+        with open(_open(temporary, os.O_RDWR | os.O_EXCL), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

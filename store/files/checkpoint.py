@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 
-from store.files.atomic import open_file, read_file, write_at, write_file
+from store.files.atomic import open_file, read_file, status_of, write_at, write_file
 from store.format.layout import CHECKPOINT, CHECKPOINT_FILE, CHECKPOINT_FILE_BYTES
+from store.system_errors import system_errors
 
 _MAX_BYTES = 1 << 20  # far more than any has
 
@@ -34,7 +34,7 @@ def _read(root: Path, name: str) -> int:
 def create_checkpoint(root: Path) -> None:
     """Make an empty one if there is none: later writes then need no space."""
     path = root / CHECKPOINT_FILE
-    if not path.exists():
+    if status_of(path) is None:
         write_file(path, bytes(CHECKPOINT_FILE_BYTES))
 
 
@@ -42,8 +42,6 @@ def write_checkpoint(root: Path, store_timestamp: int) -> None:
     """Say that all records with an older store time (ms), and their queue entries, are on the device."""
     fields = np.zeros(1, CHECKPOINT)
     fields["log_timestamp"] = fields["queues_timestamp"] = store_timestamp
-    fd = open_file(root / CHECKPOINT_FILE)
-    try:
-        write_at(fd, fields.tobytes(), 0)
-    finally:
-        os.close(fd)
+    path = root / CHECKPOINT_FILE
+    with system_errors(path), open(open_file(path), "r+b", buffering=0) as file:
+        write_at(file.fileno(), fields.tobytes(), 0)

@@ -17,6 +17,7 @@ from typing import Any
 from store.errors import ConfigError
 from store.files.atomic import read_file
 from store.format.layout import CQ_ENTRY
+from store.system_errors import system_errors
 
 FLUSH_DISK_TYPES = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
@@ -155,7 +156,7 @@ def settings_there(path: Path) -> dict[str, Any]:
 
 def settings_text(path: Path) -> bytes:
     """What a file of settings holds; b"" without one, or where a crash left it empty or zeros."""
-    with suppress(FileNotFoundError, NotADirectoryError):
+    with suppress(FileNotFoundError):
         text = read_file(path, MAX_BYTES)
         return text if text.strip(b"\0 \t\r\n") else b""
     return b""
@@ -176,7 +177,7 @@ def entries(path: Path) -> Iterator[tuple[str, str, str]]:
     import javaproperties  # brings HTTP, TLS, XML and email along: who opens no store does without
 
     line = 1
-    with path.open("rb") as file:
+    with system_errors(path), path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: more than {MAX_BYTES:,} bytes; name a file of settings")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from store.any_log import Positions, Queue
 from store.errors import InvalidGroup, OffsetOutOfRange
 from store.files.admin_files import next_version, number, offset_table, read_json, read_table, table, write_json
+from store.files.atomic import status_of
 from store.format.layout import (
     CONSUMER_OFFSETS_FILE,
     CONSUMERS_DIR,
@@ -73,10 +73,8 @@ class ConsumerOffsets:
 
     def state(self) -> tuple[int, int] | None:
         """Another one when anybody has written offsets."""
-        with suppress(FileNotFoundError):
-            status = self._offsets.stat()
-            return status.st_ino, status.st_mtime_ns
-        return None
+        status = status_of(self._offsets)
+        return None if status is None else (status.st_ino, status.st_mtime_ns)
 
     def offsets(self, group: str, topic: str) -> dict[int, int]:
         """Queue id to the next queue offset that the group has to read; queues without one are absent."""

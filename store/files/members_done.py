@@ -7,7 +7,6 @@ consumers/{group}/done/{member id}      one `DONE_OFFSET` for each of the slots;
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from store.any_log import Positions, Queue
 from store.errors import CorruptStore
 from store.files.atomic import open_file, read_file, write_at
 from store.format.layout import CONSUMERS_DIR, DONE_OFFSET
+from store.system_errors import system_errors
 
 MEMBER_SUFFIX = ".member"
 DONE_DIR = "done"
@@ -54,9 +54,10 @@ def noted(member: Path) -> list[int]:
     return offsets
 
 
-def note_at(fd: int, slot: int, offset: int) -> None:
-    """fd: of the file at `done_path`."""
-    write_at(fd, offset.to_bytes(DONE_OFFSET.itemsize, "big"), slot * DONE_OFFSET.itemsize)
+def note_at(path: Path, fd: int, slot: int, offset: int) -> None:
+    """fd: of the file `path`."""
+    with system_errors(path):
+        write_at(fd, offset.to_bytes(DONE_OFFSET.itemsize, "big"), slot * DONE_OFFSET.itemsize)
 
 
 def step_back_done(root: Path, at_most: Callable[[Queue, int], int]) -> dict[Path, Positions]:
@@ -69,12 +70,10 @@ def step_back_done(root: Path, at_most: Callable[[Queue, int], int]) -> dict[Pat
         pairs = enumerate(zip(_slots(member), noted(member), strict=False))
         ends = {slot: (queue, at_most(queue, done)) for slot, (queue, done) in pairs if at_most(queue, done) < done}
         if ends:
-            fd = open_file(done_path(member), 0)
-            try:
+            path = done_path(member)
+            with open(open_file(path), "r+b", buffering=0) as file:
                 for slot, (_, end) in ends.items():
-                    note_at(fd, slot, end)
-            finally:
-                os.close(fd)
+                    note_at(path, file.fileno(), slot, end)
             found[member] = dict(ends.values())
     return found
 

@@ -21,7 +21,7 @@ from store.errors import CorruptSegment, FlushFailed, OffsetLost
 from store.files.atomic import sync_directory, write_at
 from store.format.layout import segment_name
 from store.format.strings import Bytes
-from store.system_errors import raise_if_full
+from store.system_errors import raise_translated
 
 
 def sync(fd: int, path: Path) -> None:
@@ -106,7 +106,7 @@ class SegmentFile:
         try:
             write_at(self._fd, data, position)
         except OSError as error:
-            raise_if_full(self.path, error)
+            raise_translated(self.path, error)
             raise
 
     @property

@@ -23,7 +23,7 @@ from store.files.atomic import make_folder, open_file, write_at
 from store.files.segment_file import OpenFiles, SegmentFile, sync, sync_names
 from store.format.layout import PREALLOCATE_FILE, SEGMENT_NAME_DIGITS, segment_name
 from store.format.strings import Bytes
-from store.system_errors import raise_if_full
+from store.system_errors import raise_translated
 
 _OPEN_FILES = 8
 _FEW = 1024  # files: so many are tried without a look at the directory; damaged ends may be far away
@@ -239,7 +239,7 @@ class Segments:
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink()  # a part of what may be large: it would take what is left of the device
-            raise_if_full(self.path(start), error)
+            raise_translated(self.path(start), error)
             raise
         for directory in (self.directory, *self.directory.parents):
             sync_names(directory)

@@ -8,11 +8,13 @@ import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from store.errors import CorruptStore, InvalidTopic, UnknownQueue, UnknownTopic, UnsupportedStore
 from store.files.admin_files import next_version, number, read_json, read_table, table, write_json
+from store.files.atomic import status_of
 from store.files.kinds import batch_topics
 from store.files.opened import Place
 from store.format.layout import (
@@ -23,6 +25,7 @@ from store.format.layout import (
 )
 from store.format.topic_names import check_topic_name, is_folder_name, needs_no_entry, not_a_name
 from store.integers import LONG_MAX, integer
+from store.system_errors import system_errors
 
 _QUEUE_ID = "0|[1-9][0-9]*"
 _TABLE = "topicConfigTable"
@@ -62,11 +65,8 @@ class Topics:
         itself: another may come to its end with what it read before.
         """
         seen = self._seen
-        try:
-            status = os.stat(self._path)
-            state = (status.st_ino, status.st_mtime_ns)
-        except FileNotFoundError:
-            state = None
+        status = status_of(self._path)
+        state = (status.st_ino, status.st_mtime_ns) if status is not None else None
         if state is None or state != seen.state or (topic is not None and topic not in seen.counts):
             if state != seen.state:
                 self._changed()
@@ -289,11 +289,9 @@ def _crc(deleted: dict[str, int]) -> int:
 
 def _folders(path: Path) -> list[str]:
     """Names of the folders in `path`, by name; none without it: a broker may delete a topic at any moment."""
-    try:
-        with os.scandir(path) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    with system_errors(path), suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir())
+    return []
 
 
 def _queue_ids(path: Path) -> Iterator[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import time
@@ -11,13 +10,14 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 
-from store.errors import ConfigError, ReadOnlyStore, StoreFull
+from store.errors import ConfigError, ReadOnlyStore
 from store.files.atomic import make_folder, open_file, sync_directory
 from store.files.config import StoreConfig
 from store.files.segments import BLOCK_BYTES, list_files
 from store.format.key_hashes import key_hash
 from store.format.layout import INDEX_DIR, INDEX_NAME_DIGITS, INDEX_NO_ENTRY, PREALLOCATE_FILE
 from store.index.index_file import IndexFile, KeyColumn, file_bytes
+from store.system_errors import system_errors
 
 _OPEN_FILES = 8
 _MS = 1000
@@ -241,17 +241,13 @@ class Index:
             "next_entry": INDEX_NO_ENTRY + 1,
         }
         make_folder(self.directory)
-        try:
+        with system_errors(self.directory / name):
             with open(open_file(self._temporary, os.O_TRUNC), "wb") as made:
                 made.truncate(file_bytes(*self._shape))
             file = IndexFile(self._temporary, *self._shape, writable=True)
             file.write_header(header)
             file.flush()  # a file that exists has its length
             self._temporary.rename(self.directory / name)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StoreFull(f"{self.directory / name}: no space left for a new index file") from error
-            raise
         return name
 
     def _begins_before(self, name: str, end_offset: int) -> bool:
@@ -268,8 +264,9 @@ class Index:
     def _delete(self, name: str) -> int:
         """Unlink a file; returns the bytes it took on the device."""
         path = self.directory / name
-        taken = path.stat().st_blocks * BLOCK_BYTES
-        path.unlink()
+        with system_errors(path):
+            taken = path.stat().st_blocks * BLOCK_BYTES
+            path.unlink()
         self._opened.cache_clear()
         return taken
 

@@ -21,6 +21,7 @@ from store.files.segment_file import SegmentFile
 from store.format.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_NO_ENTRY, INDEX_SLOT, struct_of
 from store.index.index_slots import IndexSlots
 from store.searching import first_not
+from store.system_errors import system_errors
 
 Ints = npt.NDArray[np.int64]
 KeyColumn = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -51,7 +52,9 @@ class IndexFile:
         self._capacity = entries
         self._entries_at = file_bytes(slots, 0)
         size = file_bytes(slots, entries)
-        if (length := path.stat().st_size) != size:
+        with system_errors(path):
+            length = path.stat().st_size
+        if length != size:
             raise ConfigError(
                 f"{path}: {length} bytes, but maxHashSlotNum={slots} and maxIndexNum={entries} make "
                 f"{size}; set both as the broker that wrote it has them, or delete the index"

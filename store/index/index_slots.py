@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from store.files.segment_file import SegmentFile
 from store.format.layout import INDEX_HEADER, INDEX_SLOT
+from store.system_errors import system_errors
 
 Ints = npt.NDArray[np.int64]
 
@@ -26,11 +27,12 @@ class IndexSlots:
     def __init__(self, file: SegmentFile, slots: int) -> None:
         """Map the `slots` slots of an index file; `file` is open for writing."""
         self._file = file
-        fd = os.open(file.path, os.O_RDWR)
-        try:
-            mapped = mmap.mmap(fd, INDEX_HEADER.itemsize + slots * INDEX_SLOT.itemsize)
-        finally:
-            os.close(fd)
+        with system_errors(file.path):
+            fd = os.open(file.path, os.O_RDWR)
+            try:
+                mapped = mmap.mmap(fd, INDEX_HEADER.itemsize + slots * INDEX_SLOT.itemsize)
+            finally:
+                os.close(fd)
         self._values = np.frombuffer(mapped, INDEX_SLOT, slots, INDEX_HEADER.itemsize)
         self._reserved = np.zeros(len(mapped) // _PAGE + 1, np.bool_)
 

@@ -37,6 +37,7 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queues import QueueName
 from store.log.queue_begins import Begin, must_begin
 from store.log.unflushed import NOTHING, Ranges, ranges_of
+from store.system_errors import system_errors
 
 _VERSION = 1
 _CRC = b', "crc": '  # of all bytes before it; behind it a number and "}". In no other place: JSON escapes its quotes
@@ -129,7 +130,8 @@ class QueueEnds:
         if self.at - self.written_at >= _WRITE_EVERY:
             return True
         newest = max(self.index, default="")
-        with suppress(FileNotFoundError, ConfigError):  # retention took one; it is none of ours
+        # A missing folder or file: retention took it. A ConfigError: a file that is not ours.
+        with system_errors(index.directory), suppress(FileNotFoundError, ConfigError):
             is_new = max(os.listdir(index.directory), default="") > newest
             return is_new and bool(index.last_keys(self.at, newest).keys() - self.index.keys())
         return False
@@ -284,14 +286,15 @@ def _has_entries(folder: str, end: int, is_last: bool) -> bool:
 
 def _read(path: str, position: int) -> bytes:
     """An entry of a queue's file, and the one behind it that is there; b"" without the file."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except (FileNotFoundError, NotADirectoryError):
-        return b""
-    try:
-        return os.pread(fd, 2 * CQ_ENTRY.itemsize, position)
-    finally:
-        os.close(fd)
+    with system_errors(path):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
+        try:
+            return os.pread(fd, 2 * CQ_ENTRY.itemsize, position)
+        finally:
+            os.close(fd)
 
 
 def _counts(data: bytes, end: int, begin: int = 0) -> bool:
@@ -311,7 +314,8 @@ def _begin(folders: Mapping[QueueName, str], log: CommitLog, deleted: Mapping[st
     for name, folder in folders.items():
         first, status = list_files(Path(folder))[0]
         if status.st_size >= CQ_ENTRY.itemsize and first.isdigit() and int(first):
-            with open(f"{folder}/{first}", "rb", buffering=0) as file:
+            path = f"{folder}/{first}"
+            with system_errors(path), open(path, "rb", buffering=0) as file:
                 at, size = struct_of(CQ_ENTRY).unpack(file.read(CQ_ENTRY.itemsize))[:2]
             if not size:  # it says nothing of what was before
                 return False

@@ -102,5 +102,4 @@ class Directory:
         existing = next(number for number, folder in enumerate(above) if folder.is_dir())
         make_folder(above[0])
         for folder in above[: max(existing, len(Path(path).parents)) + 1]:
-            with suppress(PermissionError):  # one may pass through a directory without the right to read it
-                sync_directory(folder)
+            sync_directory(folder, if_readable=True)

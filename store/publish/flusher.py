@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from store.errors import FlushFailed, StoreReplaced
+from store.errors import FlushFailed, StoreReplaced, StoreUnavailable
 from store.files.checkpoint import write_checkpoint
 from store.files.opened import Place
 from store.log.commit_log import CommitLog
@@ -202,7 +202,7 @@ def telling_all(root: Path, flush: Callable[[], None]) -> None:
     """
     try:
         published = PublishedEnd(root, writable=True)
-    except (FileNotFoundError, PermissionError):  # nothing of ours; or they hear of it themselves
+    except (FileNotFoundError, PermissionError, StoreUnavailable):  # nothing of ours; or they hear of it themselves
         flush()
         return
     with closing(published):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,8 +156,7 @@ class Directory:
             write_file(abort, str(os.getpid()).encode("ascii"))
         create_checkpoint(self.root)
         sync_directory(self.root)  # who made it may have died before it did this
-        with suppress(PermissionError):  # one may pass through a directory without the right to read it
-            sync_directory(self.root.parent)
+        sync_directory(self.root.parent, if_readable=True)
 
     def mark_closed(self) -> None:
         """The last writer leaves, and everything is complete."""
