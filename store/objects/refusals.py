@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -20,12 +22,13 @@ def translated(where: object, secrets: Sequence[str] = ()) -> Iterator[None]:
         yield
     except (FileNotFoundError, ObjectsUnavailable):
         raise
-    except PermissionError as error:
-        raise ObjectsUnavailable(f"{where}: no permission; {_GIVE_CREDENTIALS}") from error
     except OSError as error:
+        if isinstance(error, PermissionError) or error.errno in (errno.EACCES, errno.EPERM):
+            raise ObjectsUnavailable(f"{where}: no permission; {_GIVE_CREDENTIALS}") from error
         if is_timeout(error):
             raise ObjectsUnavailable(f"{where}: no answer in time; try again") from error
-        raise ObjectsUnavailable(f"{where}: {error.strerror or type(error).__name__}") from error
+        why = os.strerror(error.errno) if error.errno else type(error).__name__
+        raise ObjectsUnavailable(f"{where}: {error.strerror or why}") from error
     except Exception as error:  # libraries behind fsspec raise errors of their own, which have no other base
         said = f"{where}: {type(error).__name__}: {error}"
         if any(secret in said for secret in secrets):
