@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from store.format.layout import LOCK_FILE
 from store.publish.lock_holders import Holder, one_holder
 from store.publish.locks import DELIVERY_BYTE, Turn, is_held
 from store.publish.watch import Watch
+from store.system_errors import system_errors
 
 _logger = logging.getLogger("store")
 
@@ -157,11 +157,8 @@ def deliverer_of(root: Path, known: Holder | None = None) -> Holder | None:
     Raises `StoreUnavailable` if the system cannot tell.
     """
     path = root / LOCK_FILE
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return one_holder(path, DELIVERY_BYTE, known, lambda: is_held(fd, DELIVERY_BYTE))
-    finally:
-        os.close(fd)
+    with system_errors(path), path.open("rb") as file:
+        return one_holder(path, DELIVERY_BYTE, known, lambda: is_held(file.fileno(), DELIVERY_BYTE))
 
 
 def _now() -> int:
