@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from store import Message, MessageStore, StoreConfig
-from store.any_log import Positions, Queue
+from store.any_log import LogAddress, Positions, Queue
 from store.archive.archiving import Archived
 from store.archive.expiry import expire
 from store.archive.log import ArchiveAddress
@@ -24,7 +24,7 @@ class ArchivedStore:
     def __init__(self, store: MessageStore, url: str, options: Mapping[str, Any]) -> None:
         self.store = store
         self.place = StoreArchive(store.path, url, "", (), options)
-        self.address = ArchiveAddress(url, json.dumps(options))
+        self.address: LogAddress = ArchiveAddress(url, json.dumps(options))
         self._turn = threading.Lock()
 
     def create_topic(self, topic: str, queues: int) -> None:

@@ -155,8 +155,8 @@ class ReadingTests(LogKind):
     def test_times(self, making: Making, log: Log) -> None:
         another_millisecond()
         making.append(messages(A0, range(10, 20)))
-        (batch,) = scan(log, QueueRange(A0, 0, 20), ("storeTimestamp",))
-        times = [int(stored) // 1000 for stored in batch["storeTimestamp"].cast(pa.int64()).to_pylist()]
+        table = pa.Table.from_batches(scan(log, QueueRange(A0, 0, 20), ("storeTimestamp",)))
+        times = [int(stored) // 1000 for stored in table["storeTimestamp"].cast(pa.int64()).to_pylist()]
         for at in {each + by for each in times for by in (-1, 0, 1)}:
             older, not_newer = sum(t < at for t in times), sum(t <= at for t in times)
             lower = log.offsets_by_time([A0, A1, self.queue("nowhere", 0)], at, Boundary.LOWER)
