@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from store.any_log import Queue
 from store.archive.catalog import ArchivedQueue, Segments
 from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, segment_path
-from store.archive.read_ahead import Read, ReadAhead
 from store.errors import CorruptSegment, OffsetLost
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset
 from store.format.strings import Bytes
@@ -23,6 +22,8 @@ _ENTRIES_PIECE_BYTES = (1 << 16) * CQ_ENTRY.itemsize
 _BLOCK_ENTRIES = 1 << 11  # of a few that are looked up one by one, near each other
 _ENDLESS = 1 << 62
 MAX_STRETCH = 4 * _PIECE_BYTES
+
+Read = Callable[[int, int], bytes]  # bytes [begin, end)
 
 
 class FlatFile:
@@ -117,6 +118,37 @@ class FlatConsumeQueue:
             begin, block = offset, self._many(offset, min(max(self._max_offset, offset + 1), offset + _BLOCK_ENTRIES))
             self._block = begin, block
         return block[offset - begin : offset - begin + 1]
+
+
+class ReadAhead:
+    """Bytes [begin, end) of a file, for one who reads them in order: `ahead` pieces of `piece` bytes are under way, and
+    no more are held than those and what is being read. One thread uses it."""
+
+    def __init__(self, read: Read, begin: int, end: int, piece: int, ahead: int, pool: ThreadPoolExecutor) -> None:
+        self._read = read
+        self._begin = begin
+        self._end = end
+        self._piece = piece
+        self._ahead = ahead
+        self._pool = pool
+        self._pieces: dict[int, Future[bytes]] = {}
+
+    def view(self, offset: int, length: int) -> Bytes:
+        """Bytes [offset, offset + length), uint8. Raises what `read` raises."""
+        if not self._begin <= offset <= offset + length <= self._end:
+            return np.frombuffer(self._read(offset, offset + length), np.uint8)
+        first, last = self._number(offset), self._number(max(offset, offset + length - 1))
+        self._pieces = {number: piece for number, piece in self._pieces.items() if number >= first}
+        for number in range(first, min(last + 1 + self._ahead, self._number(self._end - 1) + 1)):
+            if number not in self._pieces:
+                at = self._begin + number * self._piece
+                self._pieces[number] = self._pool.submit(self._read, at, min(at + self._piece, self._end))
+        parts = [np.frombuffer(self._pieces[number].result(), np.uint8) for number in range(first, last + 1)]
+        skipped = offset - self._begin - first * self._piece
+        return (parts[0] if len(parts) == 1 else np.concatenate(parts))[skipped : skipped + length]
+
+    def _number(self, offset: int) -> int:
+        return (offset - self._begin) // self._piece
 
 
 class FlatQueue:
