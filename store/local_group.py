@@ -154,7 +154,7 @@ class _Sight(NamedTuple):
 
 @explained_verbs
 class LocalMember:
-    """A `Member`. Whoever drops it has left, as if killed."""
+    """A `Member`, until `leave`."""
 
     def __init__(self, files: GroupFiles, seat: Seat) -> None:
         """Call it in turn."""
@@ -167,7 +167,7 @@ class LocalMember:
         self._watch.add(files.roster)
         self._seen = self._look()
         self._store: MessageStore | None = None  # to send messages back
-        self._threads = threading.RLock()  # a signal's handler may let this leave amid `send_back`
+        self._threads = threading.RLock()  # one thread at a time opens the store, or closes it
 
     def members(self) -> list[str]:
         self._seat.must_be_open()
@@ -262,7 +262,7 @@ class LocalMember:
         send_back(store, self._files.name, messages, level=delay_level, max_reconsume_times=max_reconsume_times)
 
     def leave(self) -> None:
-        if self._seat.is_forked:  # whoever has `_threads` may not be here
+        if self._seat.is_forked:  # the thread that holds `_threads` may be missing
             return
         try:
             if self._seat.is_taken:
@@ -289,8 +289,6 @@ class LocalMember:
             if self._store is None:
                 self._seat.must_be_in_place()
                 self._store = MessageStore.open(self.path, create=False)
-            if not self._seat.is_taken:  # what interrupted this let it leave
-                self._store.close()
             return self._store
 
     def _let_come_again(self) -> None:
@@ -306,7 +304,7 @@ class LocalMember:
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        """Not where another directory is in the place of this one: nothing here is of that."""
+        """Change the group's files. Raises `StoreReplaced` if another directory is in the place of this one."""
         self._seat.must_be_open()
         with self._files.in_turn():
             self._seat.must_be_in_place()

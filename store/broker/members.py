@@ -172,9 +172,6 @@ class Seat(Opened):
                 self._file.close()
                 self._done_file.close()
 
-    def _let_go(self) -> None:
-        """Its descriptors close by themselves."""
-
 
 def _is_alive(path: Path) -> bool:
     with system_errors(path):

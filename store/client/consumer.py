@@ -330,9 +330,6 @@ class Consumer(Opened):
         if self._error is not None:
             raise self._error
 
-    def _let_go(self) -> None:
-        """Its threads are not in a forked child, and its member leaves that by itself."""
-
 
 def _is_started(thread: threading.Thread) -> bool:
     return thread.ident is not None

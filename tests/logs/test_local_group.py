@@ -135,19 +135,6 @@ def test_a_child_that_outlives_a_member_does_not_keep_its_place(making: LocalMak
         os.kill(int(grandchild_id), signal.SIGKILL)
 
 
-def test_one_that_is_dropped_has_left(making: LocalMaking) -> None:
-    one = making.group.join(EVERYTHING)
-    other = making.group.join(EVERYTHING)
-    one.lock([Q0])
-    one.commit({Q0: 7})
-    del one
-    assert other.wait(PATIENCE)
-    assert other.members() == [other.id]
-    assert other.lock([Q0]) == {Q0}
-    assert other.committed([Q0]) == {Q0: 7}
-    other.leave()
-
-
 def test_what_was_done_before_a_crash_of_the_machine_does_not_count(
     making: LocalMaking, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -216,7 +216,7 @@ def test_where_the_device_failed_what_a_dead_one_had_done_is_done_again(
         dies.lock([Queue("t", 0)])
         dies.commit({Queue("t", 0): 1})
         PublishedEnd(tmp_path, writable=True).mark_failed(0, "the device did not take it")
-        del dies
+        dies._seat.drop()
         with group.join(EVERYTHING) as one:
             assert one.committed([Queue("t", 0)]) == {}
         assert "had done is done again: the device did not take it" in caplog.text
