@@ -7,7 +7,6 @@ message stored at it or after. Relative ones are ours: "-1000" is the last 1,000
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,8 +16,9 @@ from typing import Literal, Protocol
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets.durations import milliseconds_of
-from pyspark_mq.offsets.positions import each_once, positions_from_json
+from pyspark_mq.offsets.positions import positions_from_json
 from store.any_log import Boundary, Bounds, Log, Positions, Queue
+from store.format.strict_json import decode_unique
 
 LATEST = -1
 EARLIEST = -2
@@ -239,15 +239,11 @@ def _inside(positions: Positions, bounds: Mapping[Queue, Bounds]) -> Positions:
 
 def _json(expected: str, text: str, lowest: int) -> Positions:
     try:
-        json_ = json.loads(text, object_pairs_hook=each_once)
+        json_ = decode_unique(text)
         if isinstance(json_, dict):  # users take offsets out of a checkpoint, too
             json_ = {topic: by_queue for topic, by_queue in json_.items() if not topic.startswith("$")}
         return positions_from_json(json_, lowest=lowest)
-    except json.JSONDecodeError as error:
-        raise OptionError(
-            f"{expected}; at line {error.lineno} column {error.colno} of {text!r}: {error.msg}"
-        ) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise OptionError(f"{expected}: {error}") from error
 
 

@@ -82,15 +82,6 @@ def json_object(json_: Any, where: str) -> dict[str, Any]:
     return json_
 
 
-def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """`object_pairs_hook` of what users write: of a name that stands twice JSON takes the last. Raises `ValueError`."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice in one object")
-    return found
-
-
 def shown(json_: Any) -> str:
     """A value for an error text: short, and JSON may be nested deeper than Python can write it."""
     if isinstance(json_, list | dict):

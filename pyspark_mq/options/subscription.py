@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from pyspark_mq.errors import OptionError, SubscriptionError
-from pyspark_mq.offsets.positions import each_once, queue_of
+from pyspark_mq.offsets.positions import queue_of
 from store.any_log import Queue
 from store.errors import InvalidTopic
+from store.format.strict_json import decode_unique
 from store.format.topic_names import check_topic_name, is_internal_topic
 
 _NAMED = 5  # topics in a text
@@ -125,10 +126,8 @@ def _pattern(pattern: str) -> str:
 def _assigned(assign: str) -> tuple[Queue, ...]:
     expected = f'assign takes JSON such as {{"orders": [0, 1]}}, got {assign!r:.80}'
     try:
-        json_ = json.loads(assign, object_pairs_hook=each_once)
-    except json.JSONDecodeError as error:
-        raise OptionError(f"{expected}: line {error.lineno} column {error.colno}: {error.msg}") from error
-    except (ValueError, RecursionError) as error:
+        json_ = decode_unique(assign)
+    except ValueError as error:
         raise OptionError(f"{expected}: {error}") from error
     if not isinstance(json_, dict) or not json_:
         raise OptionError(f"{expected}: the top level is no object with topics")

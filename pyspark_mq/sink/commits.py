@@ -25,12 +25,11 @@ topic; and is of another run of the query.
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +42,7 @@ from store.files.atomic import make_directory, read_file, write_file
 from store.files.opened import Descriptor
 from store.format import compute as pc
 from store.format.arrays import arrow, constant, texts
+from store.format.strict_json import Long, decode, encode
 from store.format.topic_names import COMMITS_TOPIC
 from store.read.filters import EVERYTHING
 
@@ -81,24 +81,14 @@ class Mark:
     """What the file of a query says. since: queue offset. last: the fingerprint of the message before it, if there is
     one. run, plan, consecutive, rows: of the batch; rows are None where any number counts."""
 
-    batch: int
+    batch: Long
     written: bool
-    since: int
+    since: Long
     run: str
-    last: Sequence[int] | None
+    last: tuple[Long, Long] | None
     plan: str
     consecutive: bool
-    rows: Mapping[str, int] | None = None  # whoever reads of it in an error takes it out of the file
-
-    def __post_init__(self) -> None:
-        """Raises `ValueError`."""
-        rows = {} if self.rows is None else self.rows
-        last = (0, 0) if self.last is None else self.last
-        numbers = [self.batch, self.since, *rows.values(), *last]
-        flags = (bool, self.written), (bool, self.consecutive)
-        kinds = *flags, (str, self.run), (str, self.plan), *((int, number) for number in numbers)
-        if any(type(value) is not kind for kind, value in kinds) or len(last) != 2:
-            raise ValueError("values of other kinds")
+    rows: dict[str, Long] | None = None  # whoever reads of it in an error takes it out of the file
 
 
 class Commits:
@@ -240,7 +230,7 @@ class Commits:
 
         Where `_RECORDS` are, however many queues somebody made.
         """
-        body = json.dumps({"query": self._query, "batch": batch.number, "rows": sum(batch.rows.values())})
+        body = encode({"query": self._query, "batch": batch.number, "rows": sum(batch.rows.values())}).decode()
         columns = [texts([body]), texts([self._query]), arrow(np.array([_RECORDS.queue_id]))]
         return pa.RecordBatch.from_arrays(columns, ["body", "keys", "queueId"])
 
@@ -266,7 +256,7 @@ class Commits:
             return False
         for records in self._log.scan(QueueRange(_RECORDS, start, end), ReadSpec(("keys", "body"), EVERYTHING)):
             for body in records.filter(pc.equal(records["keys"], constant(self._query)))["body"]:
-                if json.loads(body.as_py())["batch"] == batch:
+                if decode(body.as_py())["batch"] == batch:
                     return True
         return False
 
@@ -276,10 +266,10 @@ class Commits:
 
     def _read(self) -> Mark | None:
         try:
-            return Mark(**json.loads(read_file(self._path, _MAX_BYTES)))
+            return decode(read_file(self._path, _MAX_BYTES), Mark)
         except FileNotFoundError:
             return None
-        except (OSError, CorruptStore, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, CorruptStore, ValueError) as error:
             raise CommitError(
                 f"{self._path}: not a note of which batch was written last ({error}); restore it from a copy, or "
                 "delete it: then the records that the store still has tell"
@@ -291,7 +281,7 @@ class Commits:
         counts = None if rows is None else dict(rows)
         mark = Mark(batch.number, written, end, batch.run, last, batch.plan, batch.consecutive, counts)
         try:
-            write_file(self._path, json.dumps(asdict(mark)).encode())
+            write_file(self._path, encode(mark))
         except OSError as error:
             raise self._unwritable(error) from error
 

@@ -16,13 +16,13 @@ batch are what the next run goes on from, and nobody can tell a checkpoint from 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyspark_mq.errors import LedgerError
 from pyspark_mq.offsets.checkpoint import READER_ID
@@ -36,6 +36,7 @@ from pyspark_mq.offsets.positions import (
 )
 from store.any_log import Fingerprints, Positions, Queue
 from store.errors import ObjectsUnavailable
+from store.format.strict_json import decode, encode
 from store.objects.any_objects import Objects, objects_at
 
 RETENTION_SECONDS = 7 * 24 * 3600.0
@@ -110,7 +111,7 @@ class Ledger:
             data = self._objects.read(path, 0, _MAX_BYTES + 1)
             if len(data) > _MAX_BYTES:
                 raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
-            json_ = json.loads(data)
+            json_ = decode(data, dict[str, Any])
             last, slots = fingerprints_from_json(json_[_LAST]), json_[_SLOTS]
             if slots is not None and not is_long(slots, 1):
                 raise ValueError(f"{_SLOTS} is {shown(slots)} where a number belongs")
@@ -120,7 +121,7 @@ class Ledger:
             return record
         except FileNotFoundError:
             return None
-        except (ObjectsUnavailable, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ObjectsUnavailable, ValueError, KeyError) as error:
             raise LedgerError(
                 f"{self}/{path}: not a record of what a real-time task read ({error}); restore "
                 "the file from a copy, or go on without it: delete it if its batch was not committed, else use a new "
@@ -140,7 +141,7 @@ class Ledger:
         path, last = _record_path(name), fingerprints_to_json(record.last)
         content = {_NEXT: to_json(record.next), _STARVED: record.starved, _LAST: last, _SLOTS: record.slots}
         with self._usable() as objects:
-            is_first = objects.create(path, json.dumps(content).encode("ascii"))
+            is_first = objects.create(path, encode(content))
         found = self.find(name, record.next)
         if found is None and not is_first:
             raise LedgerError(

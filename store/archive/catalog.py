@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,8 +32,9 @@ from store.archive.layout import (
     queue_path,
 )
 from store.errors import CorruptStore
-from store.files.admin_files import number, parse_json, table
+from store.files.admin_files import number, table
 from store.format.layout import CQ_ENTRY, MAX_QUEUES
+from store.format.strict_json import decode_fastjson, encode
 from store.integers import LONG_MAX
 
 _CRC = b',"metadata.crc32":'  # of all bytes before it; behind it a number and "}". No topic has such a name
@@ -155,8 +155,8 @@ class Catalog:
         if found and crc != b"%d}" % zlib.crc32(text):
             raise CorruptStore(f"{where}: damaged, for its checksum does not fit; restore it from a copy")
         try:
-            content = parse_json(data.decode())
-        except (ValueError, RecursionError) as error:
+            content = decode_fastjson(data, dict[str, Any])
+        except ValueError as error:
             raise CorruptStore(f"{where}: no metadata of an archive ({error}); restore it from a copy") from error
         tables = {kind: table(path, content, name) for kind, name in SEGMENTS.items()}
         brokers = {name.partition("/")[0] for segments in tables.values() for name in segments}
@@ -235,7 +235,7 @@ class Catalog:
         for kind, path, segments in self._files():
             if segments:
                 content[SEGMENTS[kind]][path] = {str(each.base): _as_json(path, kind, each, now) for each in segments}
-        text = json.dumps(content, separators=(",", ":"), sort_keys=True).encode()[:-1]
+        text = encode(content)[:-1]
         return b"%b%b%d}" % (text, _CRC, zlib.crc32(text))
 
     def _files(self) -> Iterator[tuple[str, str, Segments]]:

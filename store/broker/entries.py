@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -11,13 +10,15 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import starmap
-from typing import Any
+
+from msgspec import Struct, structs
 
 from store.any_group import EVERYTHING, MemberInfo, MessageModel, Subscription, Subscriptions
 from store.any_log import Queue
 from store.broker.queue_locks import held
 from store.errors import GroupConflict, InvalidArgument
 from store.format.layout import RETRY_TOPIC_PREFIX
+from store.format.strict_json import Int, Long, decode, encode
 
 SILENT_SECONDS = 120.0  # after so long RocketMQ's broker misses a client
 _INSTANCE = r"[a-zA-Z0-9_%|#-][a-zA-Z0-9_%|#.-]{0,99}"
@@ -60,36 +61,36 @@ class Entry:
         return MemberInfo(self.id, self.subscriptions, self.model, self.orderly, queues, max(0.0, now - self.heard))
 
     def to_json(self) -> bytes:
-        content = vars(self) | {
-            "model": self.model.value,
-            "claims": [[queue.topic, queue.queue_id, asked] for queue, asked in self.claims.items()],
-            "asks": [[queue.topic, queue.queue_id] for queue in self.asks],
-            "slots": [[queue.topic, queue.queue_id] for queue in self.slots],
-        }
-        return json.dumps(content).encode()
+        claims = [(queue.topic, queue.queue_id, asked) for queue, asked in self.claims.items()]
+        return encode(vars(self) | {"claims": claims, "asks": _pairs(self.asks), "slots": _pairs(self.slots)})
 
     @staticmethod
     def of_json(text: bytes) -> Entry:
-        """Raises `ValueError` for what `to_json` did not make."""
-        try:
-            content: dict[str, Any] = json.loads(text)
-            content |= {
-                "id": str(content["id"]),
-                "subscriptions": {topic: Subscription(*map(str, of)) for topic, of in content["subscriptions"].items()},
-                "model": MessageModel(content["model"]),
-                "resets": int(content["resets"]),
-                "heard": float(content["heard"]),
-                "claims": {_queue(topic, queue_id): float(asked) for topic, queue_id, asked in content["claims"]},
-                "asks": tuple(starmap(_queue, content["asks"])),
-                "slots": tuple(starmap(_queue, content["slots"])),
-            }
-            return Entry(**content)
-        except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ValueError(f"no member's entry: {error}") from error
+        """Raises `ValueError` for anything that `to_json` did not write."""
+        found = decode(text, _Written)
+        claims = {Queue(topic, queue_id): asked for topic, queue_id, asked in found.claims}
+        asks, slots = (tuple(starmap(Queue, each)) for each in (found.asks, found.slots))
+        return Entry(**structs.asdict(found) | {"claims": claims, "asks": asks, "slots": slots})
 
 
-def _queue(topic: object, queue_id: int) -> Queue:
-    return Queue(str(topic), int(queue_id))
+class _Written(Struct):
+    """An entry in its file."""
+
+    id: str
+    subscriptions: dict[str, Subscription]
+    model: MessageModel
+    orderly: bool
+    exclusive: bool
+    resets: Long
+    heard: float
+    boot: str
+    claims: list[tuple[str, Int, float]]
+    asks: list[tuple[str, Int]]
+    slots: list[tuple[str, Int]]
+
+
+def _pairs(queues: Iterable[Queue]) -> list[tuple[str, int]]:
+    return [(queue.topic, queue.queue_id) for queue in queues]
 
 
 def client_id(instance: str | None = None) -> str:

@@ -9,11 +9,12 @@ read it:
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from store.any_group import ConsumeFromWhere
 from store.any_log import Boundary, Log, Positions, Queue
@@ -22,6 +23,7 @@ from store.files.admin_files import MAX_BYTES
 from store.files.atomic import make_folder, read_file, write_file
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import CONSUMERS_DIR, RETRY_TOPIC_PREFIX
+from store.format.strict_json import Int, Long, decode, encode
 from store.system_errors import system_errors
 
 ALL = ""  # for every member
@@ -106,6 +108,13 @@ def advance(files: ConsumerOffsets, group: str, positions: Positions) -> None:
         files.set_positions(group, larger)
 
 
+class _Noted(msgspec.Struct):
+    """The file."""
+
+    count: int
+    queues: list[tuple[str, Int, int, Long, str]]
+
+
 class Reset(NamedTuple):
     """number: which it was, of all of the group. offset: where to go on. whose: the instance that it is for alone."""
 
@@ -130,14 +139,13 @@ class Resets:
         except FileNotFoundError:
             return 0, {}
         try:
-            content = json.loads(text)
-            resets = [
-                (Queue(str(topic), int(queue_id)), Reset(int(count), int(offset), *whose))
-                for topic, queue_id, count, offset, *whose in content["queues"]
-            ]
-            return int(content["count"]), {(queue, reset.whose): reset for queue, reset in resets}
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            noted = decode(text, _Noted)
+        except ValueError as error:
             raise CorruptStore(f"{self._path}: not what a reset writes ({error}); remove the file") from error
+        return noted.count, {
+            (Queue(topic, queue_id), whose): Reset(number, offset, whose)
+            for topic, queue_id, number, offset, whose in noted.queues
+        }
 
     def since(self, count: int, instance: str) -> tuple[int, Positions]:
         """How many there are by now, and where an instance is to go on after those behind the first `count`."""
@@ -155,12 +163,9 @@ class Resets:
         count = max(count, by_any)
         new = {(queue, whose): Reset(count + 1, offset, whose) for queue, offset in positions.items()}
         kept = {key: reset for key, reset in resets.items() if key not in new and reset.number > by_all}
-        content = {
-            "count": count + 1,
-            "queues": [[queue.topic, queue.queue_id, *reset] for (queue, _), reset in (kept | new).items()],
-        }
+        queues = [(queue.topic, queue.queue_id, *reset) for (queue, _), reset in (kept | new).items()]
         make_folder(self._path.parent)
-        write_file(self._path, json.dumps(content).encode())
+        write_file(self._path, encode(_Noted(count + 1, queues)))
 
     def forget(self) -> None:
         """For nobody is there who has to read it. Call it in turn."""

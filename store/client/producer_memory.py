@@ -13,7 +13,6 @@ is opened, now and then, and when it is closed. The folder is locked by the prod
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ from store.files.topics import Topics
 from store.format import compute as pc
 from store.format.arrays import constant
 from store.format.message import Message
+from store.format.strict_json import decode, encode
 from store.format.topic_names import PRODUCERS_TOPIC
 from store.message_store import MessageStore
 from store.system_errors import explained
@@ -77,7 +77,7 @@ class Memory:
     def record(self, sequences: Sequences) -> Message:
         """What is to be appended together with messages up to these sequences; where `_find` looks for it, however many
         queues somebody made."""
-        return Message(PRODUCERS_TOPIC, json.dumps(sequences), keys=self._name, queue_id=0)
+        return Message(PRODUCERS_TOPIC, encode(dict(sequences)), keys=self._name, queue_id=0)
 
     def has(self, topic: str, sequence: int) -> bool:
         """Whether the log had a sequence as high when this was opened, and the topic was not deleted since."""
@@ -123,7 +123,7 @@ class Memory:
         for batch in self._store.scan(PRODUCERS_TOPIC, 0, min(max(first, since), end), end, columns):
             own = batch.filter(pc.equal(batch["keys"], constant(self._name)))
             for body, at in zip(own["body"].to_pylist(), own["physicalOffset"].to_pylist(), strict=True):
-                sequences |= {topic: last for topic, last in json.loads(body).items() if is_there(topic, at)}
+                sequences |= {topic: last for topic, last in decode(body).items() if is_there(topic, at)}
         return sequences
 
     def _note(self, *, is_open: bool) -> None:

@@ -5,10 +5,11 @@ Brokers know who is in a group, by its heart-beats, and keep how far it has read
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import closing
-from typing import Any
+from typing import Literal
+
+import msgspec
 
 from store.any_group import MemberInfo, MessageModel, Subscription, Subscriptions
 from store.any_log import Positions, Queue
@@ -19,9 +20,10 @@ from store.cluster.member import ClusterMember
 from store.cluster.name_servers import NameServers
 from store.cluster.offsets import committed
 from store.cluster.routes import parse_json
-from store.errors import BadFrame, RequestRefused, UnsupportedStore
+from store.errors import RequestRefused, UnsupportedStore
 from store.files.consumer_offsets import check_group_name
 from store.format.layout import RETRY_TOPIC_PREFIX
+from store.format.strict_json import encode
 from store.remoting.codes import RequestCode
 from store.remoting.headers import Group as GroupHeader
 
@@ -69,7 +71,7 @@ class ClusterGroup:
             return []
 
     def create(self) -> None:
-        settings = json.dumps({"groupName": self.name}).encode()
+        settings = encode({"groupName": self.name})
         with closing(Brokers(self.address)) as brokers:
             brokers.ask_all(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=settings)
 
@@ -84,7 +86,8 @@ class ClusterGroup:
         found: dict[str, MemberInfo] = {}
         for answer in answers.values():
             if answer.code == ResponseCode.SUCCESS:
-                found |= {info.id: info for info in _members(parse_json(bytes(answer.body)))}
+                members = parse_json(bytes(answer.body), _Members, "members of a group")
+                found |= {info.id: info for info in members.infos()}
         return [info for _, info in sorted(found.items())]
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
@@ -101,16 +104,27 @@ class ClusterGroup:
         return UnsupportedStore(f"{self.address}: group {self.name}: {why}")
 
 
-def _members(said: Mapping[str, Any]) -> list[MemberInfo]:
-    """Raises `BadFrame`."""
-    try:
+class _Subscribed(msgspec.Struct, rename="camel"):
+    sub_string: str | None = None
+    expression_type: str | None = None
+
+
+class _Connected(msgspec.Struct, rename="camel"):
+    client_id: str
+
+
+class _Members(msgspec.Struct, rename="camel"):
+    """The answer to GET_CONSUMER_CONNECTION_LIST."""
+
+    subscription_table: dict[str, _Subscribed]
+    message_model: Literal["CLUSTERING", "BROADCASTING"]
+    connection_set: list[_Connected]
+
+    def infos(self) -> list[MemberInfo]:
         reads = {
-            str(topic): Subscription(each.get("subString") or "*", each.get("expressionType") or "TAG")
-            for topic, each in said["subscriptionTable"].items()
+            topic: Subscription(each.sub_string or "*", each.expression_type or "TAG")
+            for topic, each in self.subscription_table.items()
             if not topic.startswith(RETRY_TOPIC_PREFIX)
         }
-        model = MessageModel(str(said["messageModel"]).lower())
-        ids = [str(each["clientId"]) for each in said["connectionSet"]]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadFrame(f"members of a group that make no sense ({error!r}): {said!r:.200}") from error
-    return [MemberInfo(id, reads, model, False, (), 0.0) for id in ids]
+        model = MessageModel(self.message_model.lower())
+        return [MemberInfo(each.client_id, reads, model, False, (), 0.0) for each in self.connection_set]

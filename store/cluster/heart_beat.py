@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +10,7 @@ from store.any_group import Subscription
 from store.broker.entries import Entry
 from store.format.java_hash import java_hash_code
 from store.format.layout import RETRY_TOPIC_PREFIX
+from store.format.strict_json import encode
 
 
 def heart_beat(group: str, entry: Entry) -> bytes:
@@ -25,7 +25,7 @@ def heart_beat(group: str, entry: Entry) -> bytes:
         "subscriptionDataSet": [_subscription(topic, read, version) for topic, read in reads.items()],
         "unitMode": False,
     }
-    return json.dumps({"clientID": entry.id, "producerDataSet": [], "consumerDataSet": [consumer]}).encode()
+    return encode({"clientID": entry.id, "producerDataSet": [], "consumerDataSet": [consumer]})
 
 
 def _subscription(topic: str, read: Subscription, version: int) -> Mapping[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -18,11 +17,12 @@ from store.cluster.heart_beat import heart_beat
 from store.cluster.name_servers import ANSWER_SECONDS, NameServers
 from store.cluster.offsets import commit, committed, resets
 from store.cluster.refusals import may_pass
-from store.cluster.routes import Broker, parse_json, parse_reset
-from store.errors import BadFrame, InvalidArgument, RemotingError, RequestRefused, UnknownTopic, Unreachable
+from store.cluster.routes import Broker, parse_locked, parse_member_ids, parse_reset
+from store.errors import InvalidArgument, RemotingError, RequestRefused, UnknownTopic, Unreachable
 from store.files.opened import Opened
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.stored_message import StoredMessage
+from store.format.strict_json import encode
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.header import Header
@@ -280,7 +280,7 @@ class ClusterMember(Opened):
                 return []
             except Unreachable:
                 continue
-            return [str(each) for each in parse_json(bytes(body)).get("consumerIdList") or ()]
+            return parse_member_ids(bytes(body))
         return None
 
     def _hear(self, command: Command) -> None:
@@ -302,11 +302,7 @@ class ClusterMember(Opened):
         granted = set()
         answers, unheard = self._ask_locks(RequestCode.LOCK_BATCH_MQ, wanted)
         for broker, body in answers:
-            try:
-                locked = parse_json(body).get("lockOKMQSet") or ()
-                granted |= {Queue(each["topic"], int(each["queueId"]), broker=broker) for each in locked}
-            except (KeyError, TypeError, ValueError) as error:
-                raise BadFrame(f"locked queues that make no sense ({error!r}): {body[:200]!r}") from error
+            granted |= parse_locked(broker, body)
         return granted, unheard
 
     def _ask_locks(self, code: RequestCode, queues: Collection[Queue]) -> tuple[list[tuple[str, bytes]], set[Queue]]:
@@ -326,7 +322,7 @@ class ClusterMember(Opened):
                         for queue in of_broker
                     ],
                 }
-                answer = self._brokers.send(broker, code, body=json.dumps(body).encode(), timeout=ANSWER_SECONDS)
+                answer = self._brokers.send(broker, code, body=encode(body), timeout=ANSWER_SECONDS)
                 asked.append((broker, of_broker, answer))
         answers, unheard, failed = [], set[Queue](), []
         for broker, of_broker, answer in asked:

@@ -17,7 +17,7 @@ from store.cluster.name_servers import (
     NameServers,
 )
 from store.cluster.refusals import explained, may_pass
-from store.cluster.routes import Broker, Route, parse_brokers, parse_json, parse_route, parse_topics
+from store.cluster.routes import Broker, Route, parse_brokers, parse_route, parse_topics
 from store.errors import RequestRefused, Unreachable
 from store.format.layout import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from store.remoting.client import Client
@@ -106,7 +106,7 @@ class RouteTable:
 
     def brokers(self) -> list[Broker]:
         """All of the cluster."""
-        return parse_brokers(parse_json(bytes(self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO).body)))
+        return parse_brokers(bytes(self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO).body))
 
     def _with_those(
         self, there: set[str], topic: str, known: Route | None, found: Route | None, waits: bool

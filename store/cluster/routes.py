@@ -1,21 +1,23 @@
-"""Which brokers have a topic, as a name server says: read out of its JSON."""
+"""Which brokers have a topic; and the JSON that name servers and brokers answer with, parsed."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from store.any_log import Positions, Queue
 from store.errors import BadFrame
 from store.format.layout import GROUP_SEPARATOR
-from store.remoting.command import parse_object
+from store.format.strict_json import decode_fastjson
 
 _READ, _WRITE = 4, 2  # bits of perm
 _MASTER = 0
-_QUEUE_AND_OFFSET = re.compile(rb"(\{[^{}]*\})[ ]*:[ ]*(-?[0-9]+)")
-_BARE_KEY = re.compile(rb"([{,])(-?[0-9]+):")  # older name servers write integer keys without quotes
+_QUEUE_AND_OFFSET = re.compile(rb"(\{[^{}]*\})[ ]*:[ ]*(-?[0-9]{1,19})")
+T = TypeVar("T")
 
 
 class Broker(NamedTuple):
@@ -61,58 +63,91 @@ class Route:
         return {broker.name for broker in (*self.read.values(), *self.write.values())}
 
 
+class _Part(msgspec.Struct, rename="camel"):
+    broker_name: str
+    perm: int
+    read_queue_nums: int
+    write_queue_nums: int
+
+
+class _BrokerData(msgspec.Struct, rename="camel"):
+    broker_name: str
+    broker_addrs: dict[int, str]
+
+    def broker(self) -> Broker:
+        return Broker(self.broker_name, tuple(sorted(self.broker_addrs.items())))
+
+
+class _RouteData(msgspec.Struct, rename="camel"):
+    broker_datas: list[_BrokerData] | None = None
+    queue_datas: list[_Part] | None = None
+
+
+class _Topics(msgspec.Struct, rename="camel"):
+    topic_list: list[str] | None = None
+
+
+class _Brokers(msgspec.Struct, rename="camel"):
+    broker_addr_table: dict[str, _BrokerData]
+
+
+class _Offsets(msgspec.Struct, rename="camel"):
+    offset_table: dict[str, dict[int, int]] = {}
+
+
+class _MessageQueue(msgspec.Struct, rename="camel"):
+    topic: str
+    queue_id: int
+    broker_name: str
+
+
+class _Locked(msgspec.Struct):
+    queues: list[_MessageQueue] | None = msgspec.field(default=None, name="lockOKMQSet")
+
+
+class _MemberIds(msgspec.Struct, rename="camel"):
+    consumer_id_list: list[str] | None = None
+
+
+def parse_json(data: bytes, kind: type[T], what: str = "an answer") -> T:
+    """Return what a broker or a name server sent. Raises `BadFrame`, which says what it should have been."""
+    try:
+        return decode_fastjson(data, kind)
+    except ValueError as error:
+        raise BadFrame(f"{what} that makes no sense ({error}): {data[:200]!r}") from error
+
+
 def parse_route(topic: str, data: bytes, made: float) -> Route:
-    """The answer to GET_ROUTEINFO_BY_TOPIC.
-
-    Raises `BadFrame` for what is no such answer.
-    """
-    json_ = parse_json(data)
-    try:
-        brokers = {each["brokerName"]: _broker(each) for each in json_.get("brokerDatas") or ()}
-        parts = sorted(json_.get("queueDatas") or (), key=lambda part: str(part["brokerName"]))
-        parts = [part for part in parts if part["brokerName"] in brokers]
-        return Route(
-            dict(_queues(topic, parts, brokers, "readQueueNums", _READ)),
-            dict(_queues(topic, parts, brokers, "writeQueueNums", _WRITE)),
-            made,
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadFrame(f"a route of topic {topic!r} that makes no sense ({error!r}): {data[:200]!r}") from error
-
-
-def parse_json(data: bytes) -> dict[str, Any]:
-    """What a name server answers with. Raises `BadFrame`."""
-    try:
-        return parse_object(data)
-    except BadFrame:
-        return parse_object(_BARE_KEY.sub(rb'\1"\2":', data))
+    """The answer to GET_ROUTEINFO_BY_TOPIC. Raises `BadFrame`."""
+    found = parse_json(data, _RouteData, f"a route of topic {topic!r}")
+    brokers = {each.broker_name: each.broker() for each in found.broker_datas or ()}
+    parts = [part for part in found.queue_datas or () if part.broker_name in brokers]
+    read: dict[Queue, Broker] = {}
+    write: dict[Queue, Broker] = {}
+    for part in sorted(parts, key=lambda part: part.broker_name):
+        broker = brokers[part.broker_name]
+        for queues, bit, count in ((read, _READ, part.read_queue_nums), (write, _WRITE, part.write_queue_nums)):
+            if part.perm & bit and broker.addresses:
+                queues |= {Queue(topic, number, broker=broker.name): broker for number in range(count)}
+    return Route(read, write, made)
 
 
 def parse_topics(data: bytes) -> list[str]:
     """The answer to GET_ALL_TOPIC_LIST_FROM_NAMESERVER, GET_SYSTEM_TOPIC_LIST_FROM_NS. Raises `BadFrame`."""
-    try:
-        return [str(name) for name in parse_json(data).get("topicList") or ()]
-    except TypeError as error:
-        raise BadFrame(f"a list of topics that makes no sense ({error!r}): {data[:200]!r}") from error
+    return parse_json(data, _Topics, "a list of topics").topic_list or []
 
 
-def parse_brokers(json_: dict[str, Any]) -> list[Broker]:
+def parse_brokers(data: bytes) -> list[Broker]:
     """The answer to GET_BROKER_CLUSTER_INFO. Raises `BadFrame`."""
-    try:
-        return [_broker(each) for each in json_["brokerAddrTable"].values()]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadFrame(f"a list of brokers that makes no sense: {error!r}") from error
+    return [each.broker() for each in parse_json(data, _Brokers, "a list of brokers").broker_addr_table.values()]
 
 
 def parse_offsets(data: bytes) -> Iterator[tuple[str, str, int, int]]:
     """The answer to GET_ALL_CONSUMER_OFFSET: topic, group, queue id and offset. Raises `BadFrame`."""
-    try:
-        for key, offsets in parse_json(data).get("offsetTable", {}).items():
-            topic, _, group = key.partition(GROUP_SEPARATOR)
-            for number, offset in offsets.items():
-                yield topic, group, int(number), int(offset)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise BadFrame(f"offsets of groups that make no sense: {error!r}") from error
+    for key, offsets in parse_json(data, _Offsets, "offsets of groups").offset_table.items():
+        topic, _, group = key.partition(GROUP_SEPARATOR)
+        for number, offset in offsets.items():
+            yield topic, group, number, offset
 
 
 def parse_reset(data: bytes) -> Positions:
@@ -120,26 +155,16 @@ def parse_reset(data: bytes) -> Positions:
 
     Raises `BadFrame`.
     """
-    found = ((parse_json(queue), int(offset)) for queue, offset in _QUEUE_AND_OFFSET.findall(data))
-    try:
-        return {
-            Queue(str(queue["topic"]), int(queue["queueId"]), broker=str(queue["brokerName"])): offset
-            for queue, offset in found
-        }
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadFrame(f"a reset that makes no sense ({error!r}): {data[:200]!r}") from error
+    found = ((parse_json(queue, _MessageQueue, "a reset"), offset) for queue, offset in _QUEUE_AND_OFFSET.findall(data))
+    return {Queue(each.topic, each.queue_id, broker=each.broker_name): int(offset) for each, offset in found}
 
 
-def _broker(json_: dict[str, Any]) -> Broker:
-    addresses = sorted((int(number), str(address)) for number, address in json_["brokerAddrs"].items())
-    return Broker(str(json_["brokerName"]), tuple(addresses))
+def parse_locked(broker: str, data: bytes) -> set[Queue]:
+    """The answer of a broker to LOCK_BATCH_MQ. Raises `BadFrame`."""
+    locked = parse_json(data, _Locked, "a list of locked queues").queues or ()
+    return {Queue(each.topic, each.queue_id, broker=broker) for each in locked}
 
 
-def _queues(
-    topic: str, parts: list[dict[str, Any]], brokers: dict[str, Broker], count: str, bit: int
-) -> Iterator[tuple[Queue, Broker]]:
-    for part in parts:
-        broker = brokers[part["brokerName"]]
-        if int(part["perm"]) & bit and broker.addresses:
-            for number in range(int(part[count])):
-                yield Queue(topic, number, broker=broker.name), broker
+def parse_member_ids(data: bytes) -> list[str]:
+    """The answer to GET_CONSUMER_LIST_BY_GROUP. Raises `BadFrame`."""
+    return parse_json(data, _MemberIds, "a list of members").consumer_id_list or []

@@ -5,9 +5,6 @@ What has another shape than RocketMQ's is `CorruptStore`, which names the file a
 
 from __future__ import annotations
 
-import json
-import math
-import re
 import time
 import warnings
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 
 from store.errors import CorruptStore
 from store.files.atomic import make_directory, read_file, write_file
+from store.format.strict_json import decode_fastjson, encode, encode_sorted
 from store.integers import INT_MAX, LONG_MAX
 
 MAX_BYTES = 256 << 20  # a million queues' offsets take 20 MB
@@ -22,8 +20,6 @@ MAX_BYTES = 256 << 20  # a million queues' offsets take 20 MB
 _VERSION = "dataVersion"
 _MOMENT_SECONDS = 1.0
 _SHOWN = 40  # characters of a wrong value
-# A string, or an integer key as fastjson writes it, without quotes: {0:5}
-_STRING_OR_BARE_KEY = re.compile(r'("(?:[^"\\]|\\.)*")|(-?\d+)(?=\s*:)')
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -33,13 +29,13 @@ def read_json(path: Path) -> dict[str, Any]:
     be parsed.
     """
     backup = _backup(path)
-    failure: ValueError | RecursionError | None = None
+    failure: ValueError | None = None
     is_there = False  # the file, and says nothing
     for candidate in (path, backup):
         try:
-            text = read_file(candidate, MAX_BYTES).decode("utf-8")
+            text = read_file(candidate, MAX_BYTES)
             if text.strip():
-                content = parse_json(text)
+                content = decode_fastjson(text, dict[str, Any])
                 if is_there or failure:
                     _warn(path, failure, f"{backup.name} stands in, which is older")
                 elif candidate is backup and _is_gone(path):
@@ -48,7 +44,7 @@ def read_json(path: Path) -> dict[str, Any]:
             is_there = is_there or candidate is path
         except FileNotFoundError:
             continue
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             failure = failure or error
     if failure is not None:
         raise CorruptStore(
@@ -71,35 +67,6 @@ def _is_gone(path: Path) -> bool:
 def _warn(path: Path, failure: Exception | None, then: str, what: str = "empty, as after a crash") -> None:
     what = f"not JSON ({failure})" if failure else what
     warnings.warn(f"{path}: {what}; {then}. Restore it from a copy, or correct what is missing", stacklevel=3)
-
-
-def parse_json(text: str) -> dict[str, Any]:
-    """What fastjson wrote, an object. Raises `ValueError`, `RecursionError`."""
-    try:
-        content = _loads(text)
-    except ValueError:
-        content = _loads(_STRING_OR_BARE_KEY.sub(_quoted, text))  # which takes longer than the parsing
-    if not isinstance(content, dict):
-        raise ValueError(f"{type(content).__name__} instead of an object")
-    return content
-
-
-def _loads(text: str) -> Any:
-    return json.loads(text, parse_constant=_no_number, parse_float=_finite)
-
-
-def _quoted(found: re.Match[str]) -> str:
-    return found[1] or f'"{found[2]}"'
-
-
-def _finite(text: str) -> float:
-    """One that is written again as a number."""
-    value = float(text)
-    return value if math.isfinite(value) else _no_number(text)
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
 
 
 def table(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
@@ -142,7 +109,7 @@ def offset_table(path: Path, key: str, found: object) -> dict[int, int]:
 
 def _misshapen(path: Path, key: str, found: object, wanted: str) -> CorruptStore:
     kind = "an object" if isinstance(found, dict) else "a list" if isinstance(found, list) else ""
-    text = kind or json.dumps(found)[:_SHOWN]
+    text = kind or encode(found).decode()[:_SHOWN]
     return CorruptStore(f"{path}: {key} is {text}, not {wanted}; correct the file, or restore it from a copy")
 
 
@@ -151,7 +118,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     its own: or nothing told that it was lost.
     """
     make_directory(path.parent)
-    text, backup = json.dumps(content, indent="\t", sort_keys=True).encode("utf-8"), _backup(path)
+    text, backup = encode_sorted(content), _backup(path)
     if not backup.exists():
         write_file(backup, text)
     write_file(path, text, backup=backup)

@@ -6,17 +6,19 @@ consumers/{group}/done/{member id}      one `DONE_OFFSET` for each of the slots;
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import starmap
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from store.any_log import Positions, Queue
 from store.errors import CorruptStore
 from store.files.atomic import open_file, read_file, write_at
 from store.format.layout import CONSUMERS_DIR, DONE_OFFSET
+from store.format.strict_json import Int, decode
 from store.system_errors import system_errors
 
 MEMBER_SUFFIX = ".member"
@@ -78,9 +80,13 @@ def step_back_done(root: Path, at_most: Callable[[Queue, int], int]) -> dict[Pat
     return found
 
 
+class _Entry(msgspec.Struct):
+    slots: list[tuple[str, Int]]
+
+
 def _slots(member: Path) -> list[Queue]:
     """None where no member wrote this, or was killed while it joined: nobody inherits of those."""
     for text in entries(member):
-        with suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            return [Queue(str(topic), int(queue_id)) for topic, queue_id in json.loads(text)["slots"]]
+        with suppress(ValueError):
+            return list(starmap(Queue, decode(text, _Entry).slots))
     return []

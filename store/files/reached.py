@@ -5,18 +5,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from store.errors import CorruptStore
 from store.files.atomic import read_file, write_file
+from store.format.strict_json import Long, decode, encode
 
 PRODUCERS_FOLDER = "producers"  # in the store
 _FILE = "reached.json"
 _MAX_BYTES = 1 << 20
+
+
+class _Noted(msgspec.Struct):
+    sequences: dict[str, Long]
+    since: Long
+    open: bool
 
 
 class Reached(NamedTuple):
@@ -31,23 +39,19 @@ class Reached(NamedTuple):
         """That of the producer with this folder. Raises `CorruptStore`."""
         path = folder / _FILE
         try:
-            noted = json.loads(read_file(path, _MAX_BYTES))
-            found = Reached(noted["sequences"], noted["since"], noted["open"])
-            if type(found.sequences) is not dict or {type(found.since), *map(type, found.sequences.values())} != {int}:
-                raise ValueError("values of other kinds")
+            noted = decode(read_file(path, _MAX_BYTES), _Noted)
         except FileNotFoundError:
             return Reached({}, 0, False)
-        except (CorruptStore, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (CorruptStore, ValueError) as error:
             raise CorruptStore(
                 f"{path}: not a note of how far a producer has come ({error}); restore it from a copy, or delete it: "
                 "then the records that the log still has tell"
             ) from error
-        return found
+        return Reached(noted.sequences, noted.since, noted.open)
 
     def write(self, folder: Path) -> None:
         """On the device when this returns."""
-        content = {"sequences": self.sequences, "since": self.since, "open": self.was_open}
-        write_file(folder / _FILE, json.dumps(content).encode())
+        write_file(folder / _FILE, encode(_Noted(self.sequences, self.since, self.was_open)))
 
 
 def check_reached(root: Path) -> None:

@@ -8,7 +8,6 @@ read, or does not fit its checksum, is none: then the queues are made anew from 
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 import zlib
@@ -16,6 +15,8 @@ from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from store.errors import ConfigError, CorruptSegment, CorruptStore
 from store.files.atomic import read_file, write_file
@@ -30,6 +31,7 @@ from store.format.layout import (
     segment_name,
     struct_of,
 )
+from store.format.strict_json import Long, decode, encode
 from store.format.topic_names import is_folder_name, needs_no_entry
 from store.index.index import Index
 from store.integers import LONG_MAX
@@ -46,9 +48,16 @@ _OFFSET, _SIZE = (
     (field_offset(CQ_ENTRY, name), field_offset(CQ_ENTRY, name) + CQ_ENTRY[name].itemsize)
     for name in ("physical_offset", "size")
 )
-# What is raised for JSON of another shape, or with numbers and depths that Python does not take.
-_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 _WRITE_EVERY = 64 << 20  # bytes of log: more are not walked when a writer was killed
+
+
+class _Noted(msgspec.Struct):
+    """The file."""
+
+    version: int
+    logOffset: Long
+    queues: list[tuple[str, Long, Long]]
+    index: dict[str, Long]
 
 
 @dataclass
@@ -84,17 +93,14 @@ class QueueEnds:
     def sound(root: Path) -> QueueEnds | None:
         """What the file says; None without one. Raises `CorruptStore` for one that is damaged."""
         try:
-            content = json.loads(_checked(read_file(root / QUEUE_ENDS_FILE, _MAX_BYTES)))
-            if content["version"] != _VERSION:
+            noted = decode(_checked(read_file(root / QUEUE_ENDS_FILE, _MAX_BYTES)), _Noted)
+            ends, at = {(topic, queue): end for topic, queue, end in noted.queues}, noted.logOffset
+            if noted.version != _VERSION or not all(map(is_folder_name, (*noted.index, *(topic for topic, _ in ends)))):
                 raise ValueError
-            ends = {(topic, int(queue)): int(end) for topic, queue, end in content["queues"]}
-            index, at = {str(name): int(last) for name, last in content["index"].items()}, int(content["logOffset"])
-            if not all(map(is_folder_name, (*index, *(topic for topic, _ in ends)))):
-                raise ValueError
-            return QueueEnds(at, ends, {name: last for name, last in index.items() if last < at}, written_at=at)
+            return QueueEnds(at, ends, {name: last for name, last in noted.index.items() if last < at}, written_at=at)
         except FileNotFoundError:
             return None
-        except (CorruptStore, *_NOT_OURS) as error:
+        except (CorruptStore, ValueError) as error:
             raise CorruptStore(
                 f"{root / QUEUE_ENDS_FILE}: damaged, so it says nothing; the next opening for writing, with no other "
                 "writer there, makes it anew, with the queues, from the log"
@@ -114,14 +120,13 @@ class QueueEnds:
 
         An old file is noticed, and costs the next opening a look at the whole log.
         """
-        queues = [[topic, queue, end] for (topic, queue), end in sorted(self.of.items())]
+        queues = [(topic, queue, end) for (topic, queue), end in sorted(self.of.items())]
         with suppress(OSError, ConfigError):  # a file in the index that is none of ours
             # What is behind that may yet be undone; files before the newest noted one have got no more.
             for name, last in index.last_keys(self.at, max(self.index, default="")).items():
                 if name not in self.index or index.has(self.index[name], name):  # or else it stays, to be missed
                     self.index[name] = last
-            content = {"version": _VERSION, "logOffset": self.at, "queues": queues, "index": self.index}
-            text = json.dumps(content).encode("ascii")[:-1]
+            text = encode(_Noted(_VERSION, self.at, queues, self.index))[:-1]
             write_file(root / QUEUE_ENDS_FILE, b"%b%b%d}" % (text, _CRC, zlib.crc32(text)))
             self.written_at = self.at
 

@@ -12,7 +12,7 @@ from store import BadFrame, RequestRefused, StoreError
 from store.any_group import Subscription
 from store.broker.response_codes import ResponseCode
 from store.remoting.codes import CommandFlag, RequestCode
-from store.remoting.command import Command, parse_object
+from store.remoting.command import Command, parse_json
 from store.remoting.connection import Connection
 from store.remoting.headers import Group, UnregisterClient
 from store.remoting.request import Handler, Request, Response, of_json
@@ -75,7 +75,7 @@ class Heartbeat(NamedTuple):
         """Raises `BadFrame`."""
         if len(body) > MAX_HEARTBEAT_BYTES:
             raise BadFrame(f"a heart-beat of {len(body):,} bytes; at most {MAX_HEARTBEAT_BYTES:,}")
-        content = parse_object(body)
+        content = parse_json(body, dict[str, Any])
         try:
             consumers = content.get("consumerDataSet") or ()
             return Heartbeat(

@@ -10,18 +10,20 @@ Both ends may write either; an answer need not be written as its request was.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
-from typing import Any, Final, NoReturn
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from store.errors import BadFrame
-from store.integers import INT_MAX
+from store.format import strict_json
+from store.format.strict_json import Int
 from store.remoting.codes import VERSION, CommandFlag, Language, Serialization
 
 Bytes = bytes | bytearray | memoryview
+T = TypeVar("T")
 
 MAX_FRAME_BYTES: Final = 16 << 20  # its length field included; RocketMQ's com.rocketmq.remoting.frameMaxLength
 MAX_HEADER_BYTES: Final = 1 << 20  # 32,767 bytes of properties are 200 KB where each becomes \u0001
@@ -107,67 +109,46 @@ def _to_json(command: Command) -> bytes:
     if command.remark is not None:
         header["remark"] = command.remark
     header |= {"serializeTypeCurrentRPC": Serialization.JSON.name, "version": command.version}
-    return json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return strict_json.encode(header)
+
+
+class _JsonHeader(msgspec.Struct, rename="camel"):
+    code: Int = 0
+    ext_fields: dict[str, str | int | bool | None] | None = None  # some clients do not write texts
+    flag: Int = 0
+    language: Any = None
+    opaque: Int = 0
+    remark: str | None = None
+    version: Int = 0
 
 
 def _of_json(header: bytes, body: bytes) -> Command:
-    content = parse_object(header)
-    fields = content.get("extFields")
-    if fields is not None and not isinstance(fields, dict):
-        raise _wrong(f"extFields is {fields!r:.40}, not an object")
-    remark = content.get("remark")
-    if remark is not None and not isinstance(remark, str):
-        raise _wrong(f"remark is {remark!r:.40}, not a text")
+    found = parse_json(header, _JsonHeader)
     return Command(
-        code=_int_of(content, "code"),
-        fields={} if fields is None else {name: _text_of(name, at) for name, at in fields.items() if at is not None},
-        body=body,
-        remark=remark or None,
-        opaque=_int_of(content, "opaque"),
-        flag=_int_of(content, "flag"),
-        language=_LANGUAGES.get(str(content.get("language")), Language.OTHER),
-        version=_int_of(content, "version"),
+        found.code,
+        {name: _text_of(value) for name, value in (found.ext_fields or {}).items() if value is not None},
+        body,
+        found.remark or None,
+        found.opaque,
+        found.flag,
+        _LANGUAGES.get(str(found.language), Language.OTHER),
+        found.version,
     )
 
 
-def parse_object(data: bytes) -> dict[str, Any]:
-    """An object of JSON, however it came here. Raises `BadFrame`: also for one that is nested too deep, and for
-    numbers and texts that no such message has."""
+def parse_json(data: bytes, kind: type[T]) -> T:
+    """Return JSON of a type. Raises `BadFrame`."""
     try:
-        found = json.loads(data, parse_constant=_no_number, parse_float=_finite)
-        if rb"\u" in data:
-            json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair could not be written anywhere
-    except (ValueError, RecursionError) as error:
+        return strict_json.decode(data, kind)
+    except ValueError as error:
         raise BadFrame(f"{data[:40]!r}... is no JSON of RocketMQ's protocol: {error}") from error
-    if not isinstance(found, dict):
-        raise _wrong(f"{data[:40]!r} is JSON, but no object")
-    return found
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number")
-
-
-def _finite(text: str) -> float:
-    return float(text) if isfinite(float(text)) else _no_number(text)
 
 
 _LANGUAGES: dict[object, int] = {language.name: language for language in Language}
 
 
-def _int_of(content: dict[str, Any], name: str) -> int:
-    found = content.get(name, 0)
-    if type(found) is not int or not -INT_MAX - 1 <= found <= INT_MAX:
-        raise _wrong(f"{name} is {found!r:.40}, not a number of 32 bits")
-    return found
-
-
-def _text_of(name: str, value: object) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool | int):  # some clients do not write texts
-        return str(value).lower()
-    raise _wrong(f"field {name:.40} is {value!r:.40}, not a text")
+def _text_of(value: str | int | bool) -> str:
+    return value if isinstance(value, str) else str(value).lower()
 
 
 # --- RocketMQ's own -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from store.integers import INT_MAX, integer
 from store.local_group import LocalGroup
 from store.remoting.clients import Clients
 from store.remoting.codes import CommandFlag, RequestCode
-from store.remoting.command import Command, parse_object
+from store.remoting.command import Command, parse_json
 from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import DeleteGroup, GroupSettings, ResetOffset
 from store.remoting.neighbours import Neighbours
@@ -65,7 +65,7 @@ class ServedGroups:
         if len(body) > _MAX_SETTINGS_BYTES or body.count(b"{") + body.count(b"[") > _MAX_NESTED:
             why = f"settings of a group have at most {_MAX_SETTINGS_BYTES:,} bytes and {_MAX_NESTED} objects and lists"
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, why)
-        settings = parse_object(body)
+        settings = parse_json(body, dict[str, Any])
         for name in settings.keys() & _NUMBERS.keys():
             integer(name, settings[name], maximum=_NUMBERS[name])
         if any(type(settings.get(name, True)) is not bool for name in _SWITCHES):

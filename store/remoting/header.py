@@ -10,14 +10,12 @@ A field is `acceptStandardJsonOnly` on the wire. Kinds are str, `Long` and bool;
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 import msgspec
 
 from store.errors import RequestRefused
-from store.integers import LONG_MAX
 
-Long = Annotated[int, msgspec.Meta(ge=-LONG_MAX - 1, le=LONG_MAX)]
 _UNREADABLE = 1  # SYSTEM_ERROR, as RocketMQ answers; the codes' own module is above the errors
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import field
 
-from store.remoting.header import Header, Long
+from store.format.strict_json import Long
+from store.remoting.header import Header
 
 # --- a name server --------------------------------------------------------------------------------------
 

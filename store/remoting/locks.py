@@ -14,7 +14,7 @@ from store.broker.queue_locks import Claims, claim, held
 from store.broker.response_codes import ResponseCode
 from store.remoting.clients import MAX_HEARTBEAT_BYTES
 from store.remoting.codes import RequestCode
-from store.remoting.command import parse_object
+from store.remoting.command import parse_json
 from store.remoting.connection import Connection
 from store.remoting.request import Handler, Request, Response, of_json
 
@@ -34,7 +34,7 @@ class LockRequest(NamedTuple):
         """Raises `BadFrame`."""
         if len(body) > MAX_HEARTBEAT_BYTES:
             raise BadFrame(f"a request of {len(body):,} bytes for queues; at most {MAX_HEARTBEAT_BYTES:,}")
-        content = parse_object(body)
+        content = parse_json(body, dict[str, Any])
         try:
             queues = {Queue(str(each["topic"]), int(each["queueId"])): each for each in content.get("mqSet") or ()}
             asked = LockRequest(str(content["consumerGroup"]), str(content["clientId"]), queues)

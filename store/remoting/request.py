@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from store import (
 )
 from store.broker.response_codes import ResponseCode
 from store.errors import BadFrame
+from store.format.strict_json import encode
 from store.remoting.command import Bytes, Command
 from store.remoting.connection import Connection
 from store.remoting.header import Header
@@ -75,4 +75,4 @@ def refusal(error: StoreError) -> Response:
 
 def of_json(content: object) -> Response:
     """An answer whose body is JSON."""
-    return Response(body=(json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"),))
+    return Response(body=(encode(content),))

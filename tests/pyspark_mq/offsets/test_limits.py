@@ -143,7 +143,7 @@ def test_offsets_that_a_log_outgrows_meanwhile_end_where_it_ended(log: Log) -> N
         ('{"a": {"0": -3}}', "a/0 has -3 where an offset belongs"),
         ('{"a": {"0": 1.5}}', "a/0 has 1.5 where an offset belongs"),
         ('{"a": {"-1": 1}}', "'a' has '-1' where a queue number belongs"),
-        ("[" * 100_000, "recursion"),
+        ("[" * 100_000, "nested too deep"),
         ('{"a": {"0": 1, "1": 2, "0": 3}}', "'0' stands twice in one object"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from store import BadFrame
 from store.any_log import Queue
-from store.cluster.routes import Broker, parse_json, parse_reset, parse_route, parse_topics
+from store.cluster.routes import Broker, parse_reset, parse_route, parse_topics
 
 TWO_BROKERS = b"""{"brokerDatas":[{"brokerAddrs":{0:"10.0.0.2:10911"},"brokerName":"broker-b","cluster":"C"},
 {"brokerAddrs":{"1":"10.0.0.3:10911","0":"10.0.0.1:10911"},"brokerName":"broker-a","cluster":"C"}],
@@ -38,7 +38,7 @@ def test_no_route() -> None:
     with pytest.raises(BadFrame, match="topics"):
         parse_topics(b'{"topicList":3}')
     with pytest.raises(BadFrame):
-        parse_json(b"<html>")
+        parse_topics(b"<html>")
 
 
 def test_queues_of_brokers_have_an_order_and_names_of_their_own() -> None:

@@ -124,7 +124,7 @@ def test_numbers_of_queues_that_are_refused(tmp_path: Path, queues: object) -> N
 
 def test_a_name_in_the_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
-    for name in ("", ".", "..", "a/b", "a\0", "\ud800"):
+    for name in ("", ".", "..", "a/b", "a\0"):
         (tmp_path / "config/topics.json").write_text(json.dumps({"topicConfigTable": {name: {"readQueueNums": 1}}}))
         with pytest.raises(CorruptStore, match=r"topics\.json: .* in topicConfigTable is no topic's name; correct"):
             Topics(tmp_path).queue_counts()

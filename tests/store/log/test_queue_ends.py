@@ -154,8 +154,8 @@ def emptied(path: Path) -> Path:
 def test_each_damage_to_the_ends_of_queues_is_noticed(emptied: Path) -> None:
     """One digit of them told where the queue without messages went on."""
     sound = (emptied / "queueends").read_bytes()
-    number = sound.index(b'["t", 1, 25]') + len(b'["t", 1, ')
-    for at in (number, number + 1, sound.index(b"logOffset") + 12, len(sound) - 2):
+    number = sound.index(b'["t",1,25]') + len(b'["t",1,')
+    for at in (number, number + 1, sound.index(b"logOffset") + 11, len(sound) - 2):
         damaged = bytearray(sound)
         damaged[at] = b"1234567890"[damaged[at] - ord("0")]
         path = emptied.parent / f"damaged{at}"
@@ -169,7 +169,7 @@ def test_each_damage_to_the_ends_of_queues_is_noticed(emptied: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "other"),
-    [('"t"', "5"), ('"t"', '"../t"'), ('"t"', '"%LMQ%\\ud800"'), ('"index": {', '"index": {"\\u0000": 1, ')],
+    [('"t"', "5"), ('"t"', '"../t"'), ('"t"', '"%LMQ%\\ud800"'), ('"index":{', '"index":{"\\u0000":1, ')],
 )
 def test_names_that_are_none_are_damage(path: Path, name: str, other: str) -> None:
     """Where a version before wrote no checksum: an error of the program came of them."""
@@ -185,7 +185,7 @@ def test_without_a_folder_and_with_damaged_ends_a_queue_begins_nowhere(emptied: 
     """Until somebody says that it had no messages."""
     shutil.rmtree(emptied / "consumequeue/t/1")
     sound = (emptied / "queueends").read_bytes()
-    (emptied / "queueends").write_bytes(sound.replace(b'["t", 1, 25]', b'["t", 1, 35]'))
+    (emptied / "queueends").write_bytes(sound.replace(b'["t",1,25]', b'["t",1,35]'))
     with (
         pytest.warns(RuntimeWarning, match="queueends: damaged"),
         pytest.raises(CorruptStore, match=r"1 queues .* topic t, queue 1\. Restore .* delete it"),
