@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import re
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -34,7 +33,6 @@ from store.files.config import REMEMBERED, StoreConfig, settings_text, settings_
 from store.files.opened import Descriptor
 from store.files.topics import Topics
 from store.format.layout import (
-    ARCHIVED_FILE,
     COMMIT_LOG_DIR,
     CONF_FILE,
     CONFIG_DIR,
@@ -70,7 +68,7 @@ class StoreArchive:
     @staticmethod
     def remembered(root: Path, config: StoreConfig, options: Mapping[str, Any] | None = None) -> StoreArchive:
         """By the store's own settings as they are now; other processes may have archived since it was opened."""
-        own = _own_settings(root)
+        own = settings_there(root / CONF_FILE)
         broker, url, names = (own.get(name, getattr(config, name)) for name in REMEMBERED)
         return StoreArchive(root, url, broker, _listed(names), options)
 
@@ -139,8 +137,7 @@ class StoreArchive:
                 raise NoArchive(
                     f"{place.url}: {self._root} archives there, and no archive is there now, as where nothing is "
                     f"mounted; mount it, or restore {place.metadata} from a copy. To begin a new one, without what was "
-                    f"archived: delete {self._root / ARCHIVED_FILE}, and the line 'archive' in "
-                    f"{self._root / CONF_FILE}, and name the URL"
+                    f"archived: delete the line 'archive' in {self._root / CONF_FILE}, and name the URL"
                 )
             forgotten = self._forget(place, log, published, queues, forgetting) if forgetting else 0
             archiving, passed = Archiving(log, published, place, self._broker, piece_bytes), None
@@ -218,15 +215,15 @@ class StoreArchive:
         return min(offsets)
 
     def _remember(self) -> None:
-        """In the store's own settings, which keep whatever else they say, and beside them; not what is secret in a URL.
-        Where they name another URL already, this one was a copy."""
-        if _own_settings(self._root).get("archive") and not self.is_remembered():
+        """In the store's own settings, which keep whatever else they say; without the secrets of a URL. If they name
+        another URL already, this one was a copy."""
+        path = self._root / CONF_FILE
+        own = settings_there(path)
+        if own.get("archive") and not self.is_remembered():
             return
         values = {"brokerName": self._broker, "archive": _plain(self.url), "archiveTopics": ",".join(self._names)}
-        for path in (self._root / CONF_FILE, self._root / ARCHIVED_FILE):
-            said = settings_there(path)
-            if any(said.get(name, "") != value for name, value in values.items()):
-                _write_settings(path, values)
+        if any(own.get(name, "") != value for name, value in values.items()):
+            write_file(path, with_settings(settings_text(path), values))
 
 
 def _must_be_outside_stores(url: str) -> None:
@@ -261,7 +258,7 @@ def remembered(root: Path) -> Remembered:
 
     Raises `ConfigError`.
     """
-    own = _own_settings(root)
+    own = settings_there(root / CONF_FILE)
     return Remembered(str(own.get("archive", "")), _listed(str(own.get("archiveTopics", ""))))
 
 
@@ -303,40 +300,3 @@ def _ago(seconds_ago: float) -> int:
 
 def _is_system(topic: str) -> bool:
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
-
-
-def _own_settings(root: Path) -> dict[str, Any]:
-    """A file of settings that was lost, or is older than the archive, would let `clean` delete what is not archived: so
-    what was noted beside it stands in, with a warning."""
-    own, noted = settings_there(root / CONF_FILE), settings_there(root / ARCHIVED_FILE)
-    there, last = own.get("archive"), noted.get("archive")
-    if not last:
-        return own
-    if there and is_same_place(there, last):
-        topics, noted_topics = ((each.get("archiveTopics") or "all") for each in (own, noted))
-        if _listed(topics) != _listed(noted_topics):
-            warnings.warn(
-                f"{root / CONF_FILE}: archiveTopics are {topics}, though {ARCHIVED_FILE} says {noted_topics}: 'clean' "
-                "waits for the first only. Correct the file; or archive once",
-                stacklevel=3,
-            )
-        return own
-    told = f"though this store archives to {last}, as {ARCHIVED_FILE} says"
-    if there:
-        warnings.warn(
-            f"{root / CONF_FILE}: names {there} as the archive, {told}. Readers go on in the first, whatever the "
-            "second has. Correct the file; or archive once, where all of the second was copied to the first",
-            stacklevel=3,
-        )
-        return own
-    warnings.warn(
-        f"{root / CONF_FILE}: names no archive, {told}, which stands in. Restore it from a copy, or add the lines of "
-        f"{root / ARCHIVED_FILE}; delete that one if the store is to archive nowhere any more",
-        stacklevel=3,
-    )
-    return own | noted
-
-
-def _write_settings(path: Path, values: Mapping[str, str]) -> None:
-    """These in the place of what the file says of them; the rest stays as it is."""
-    write_file(path, with_settings(settings_text(path), values))

@@ -26,7 +26,6 @@ LOCK_FILE: Final = "lock"
 ABORT_FILE: Final = "abort"
 CHECKPOINT_FILE: Final = "checkpoint"
 PUBLISHED_END_FILE: Final = "watermark"
-ARCHIVED_FILE: Final = "archivedto"  # this project's: what CONF_FILE says of the archive, should that be lost
 QUEUE_ENDS_FILE: Final = "queueends"  # this project's: JSON, whose last field is the CRC of the bytes before
 CONSUMERS_DIR: Final = "consumers"  # this project's: a folder for each group that has, or had, members
 CLIENTS_DIR: Final = "clients"  # this project's: see `store.files.figures` and `store.broker.served_groups`

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from store import Consumer, InvalidArgument, Message, MessageStore, StoreConfig, StoreError, StoreUnavailable
-from store.format.layout import ARCHIVED_FILE
+from store import InvalidArgument, Message, MessageStore, StoreConfig, StoreError, StoreUnavailable
 from store.local_group import LocalGroup
 from store.system_errors import explained
 from store.upkeep.verify import verify
@@ -81,12 +80,6 @@ def test_no_descriptor_left(path: Path) -> None:
 def test_a_group_without_a_descriptor(path: Path) -> None:
     with allowed(0), pytest.raises(StoreUnavailable, match=rf"{path}.*: Too many open files; .* raise the limit"):
         LocalGroup(path, "g")
-
-
-def test_a_consumer_of_a_store_of_which_the_note_of_its_archive_cannot_be_read(path: Path) -> None:
-    (path / ARCHIVED_FILE).mkdir()
-    with pytest.raises(StoreUnavailable, match=rf"{path}/{ARCHIVED_FILE}: Is a directory; .* move it out of the store"):
-        Consumer(path, "g", "t")
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="this system has no limit of a file's length")

@@ -35,7 +35,6 @@ from store.archive.kin import Kin
 from store.archive.log import ArchiveLog
 from store.broker.deletion import delete_topic
 from store.format.layout import (
-    ARCHIVED_FILE,
     COMMIT_LOG_DIR,
     CONF_FILE,
     RECORD_HEADER,
@@ -88,8 +87,7 @@ def test_an_archive_in_a_brokers_own_directory_does_not_hide_its_store(filled: F
     """What came since was not shown, nor anything that is not archived."""
     filled.store.archive(str(tmp_path / "archive"))
     filled.put("orders", 0, 2)
-    for name in (CONF_FILE, ARCHIVED_FILE):
-        (Path(filled.path) / name).unlink()
+    (Path(filled.path) / CONF_FILE).unlink()
     for folder in (tmp_path / "archive").iterdir():
         shutil.copytree(folder, Path(filled.path) / folder.name)
     with pytest.warns(UserWarning, match="what is archived is not read"):

@@ -7,7 +7,7 @@ import json
 from store import Message, MessageStore
 from store.any_log import Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress
-from store.format.layout import ARCHIVED_FILE, TOPICS_FILE
+from store.format.layout import TOPICS_FILE
 from store.read.filters import EVERYTHING
 
 ORDERS = Queue("orders", 0)
@@ -51,7 +51,6 @@ def made_again_by_a_broker(store: MessageStore) -> None:
 def forgets_archive(store: MessageStore) -> None:
     """So that retention takes what is not archived."""
     (store.path / "config" / "store.conf").unlink()
-    (store.path / ARCHIVED_FILE).unlink()
 
 
 def begin_at(store: MessageStore, count: int) -> None:

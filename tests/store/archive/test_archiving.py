@@ -30,7 +30,6 @@ from store.archive.log import ArchiveAddress, ArchiveLog
 from store.archive.of_store import Remembered, StoreArchive, remembered
 from store.archive.place import Place
 from store.broker.deletion import delete_topic
-from store.format.layout import ARCHIVED_FILE
 from store.read.filters import EVERYTHING
 from tests.filled import Filled
 
@@ -185,7 +184,6 @@ def test_what_retention_took_before_is_no_silent_hole(filled: Filled, tmp_path: 
     conf = Path(filled.path, "config", "store.conf")
     remembered = conf.read_text()
     conf.write_text("".join(line for line in remembered.splitlines(True) if not line.startswith("archive")))
-    Path(filled.path, ARCHIVED_FILE).unlink()
     assert filled.store.clean(forced=True).log
     with pytest.raises(ArchiveOfAnother, match="nothing shows"):
         filled.store.archive(str(tmp_path / "archive"))

@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import time
-import warnings
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +25,7 @@ from store.any_log import Queue
 from store.archive.layout import METADATA
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import StoreArchive, alone, remembered
-from store.format.layout import ARCHIVED_FILE, CONF_FILE, CQ_ENTRY, segment_name
+from store.format.layout import CONF_FILE, CQ_ENTRY, segment_name
 from store.log.queue_ends import QueueEnds
 from store.read.published import PublishedQueues
 from store.through import address_at
@@ -71,9 +69,8 @@ def test_topics_may_be_listed_with_blanks(filled: Filled, tmp_path: Path) -> Non
     """One behind a blank was neither archived any more, nor kept."""
     filled.store.create_topic("more", 1)
     filled.store.archive(str(tmp_path / "archive"), topics=["orders", "more"])
-    for name in (CONF_FILE, ARCHIVED_FILE):
-        path = Path(filled.path) / name
-        path.write_text(path.read_text().replace("orders,more", "orders, more ,"))
+    path = Path(filled.path) / CONF_FILE
+    path.write_text(path.read_text().replace("orders,more", "orders, more ,"))
     filled.put("more", 0, 300, 1000)
     filled.put("orders", 0, 1)
     assert filled.store.clean(forced=True).log == []
@@ -209,14 +206,13 @@ def test_an_archive_that_is_gone_is_begun_anew_when_it_is_remembered_no_more(fil
     url.mkdir()
     filled.put("orders", 0, 2)
     for named in (None, str(url), f"file://{url}/"):
-        with pytest.raises(NoArchive, match=r"as where nothing is mounted; mount it, .* delete .*archivedto"):
+        with pytest.raises(NoArchive, match=r"as where nothing is mounted; mount it, .* delete the line 'archive'"):
             filled.store.archive(named)
     assert not list(url.iterdir())
     url.rmdir()
     mounted.rename(url)
     assert filled.store.archive().messages == 2
     url.rename(mounted)
-    (root / ARCHIVED_FILE).unlink()
     with pytest.raises(NoArchive):
         filled.store.archive(str(url))
     conf = root / CONF_FILE
@@ -228,69 +224,6 @@ def test_what_has_no_queues_begins_no_archive(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "store") as store:
         store.archive(str(tmp_path / "archive"))
         assert remembered(store.path).url == ""
-
-
-@pytest.mark.parametrize("how", ["lost", "empty", "zeros", "older"])
-def test_settings_that_do_not_say_any_more_where_it_archives(filled: Filled, tmp_path: Path, how: str) -> None:
-    """What is not archived was cleaned away without a word, and readers began where the store does."""
-    conf = Path(filled.path) / "config/store.conf"
-    older = {"lost": None, "empty": b"", "zeros": bytes(700), "older": conf.read_bytes()}[how]
-    filled.put("orders", 0, 300, 1000)
-    filled.store.archive(str(tmp_path / "archive"), topics=["orders"])
-    assert filled.store.clean(forced=True).log
-    filled.put("orders", 0, 300, 1000)
-    filled.store.close()
-    conf.unlink() if older is None else conf.write_bytes(older)
-    said = "names no archive, though this store archives to .* Restore it from a copy, or add the lines of"
-    with pytest.warns(UserWarning, match=said), address_at(filled.path).open() as log:
-        assert log.bounds([Queue("orders", 0)]) == {Queue("orders", 0): (0, 603)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        store = MessageStore.open(filled.path)
-    with store:
-        with pytest.warns(UserWarning, match=said):
-            assert store.clean(forced=True).log == []
-        with pytest.warns(UserWarning, match=said):
-            assert store.archive().messages == 300
-        assert store.clean(forced=True).log
-    assert remembered(Path(filled.path)) == (str(tmp_path / "archive"), ("orders",))
-    with MessageStore.open(filled.path, read_only=True) as store:
-        assert store.config.archive == str(tmp_path / "archive")
-
-
-def test_settings_of_before_the_archive_was_moved(filled: Filled, tmp_path: Path) -> None:
-    """What was archived since was before no reader, without a word."""
-    conf, there, moved = Path(filled.path) / CONF_FILE, tmp_path / "archive", tmp_path / "moved"
-    filled.store.archive(str(there))
-    before = conf.read_text()
-    shutil.copytree(there, moved)
-    conf.write_text(before.replace(str(there), str(moved)))
-    filled.put("orders", 0, 300, 1000)
-    with pytest.warns(UserWarning, match=f"names {moved} as the archive, though this store archives to {there}"):
-        filled.store.archive()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert filled.store.clean(forced=True).log
-    conf.write_text(before)
-    with pytest.warns(UserWarning, match=f"names {there} as the archive, though this store archives to {moved}"):
-        address_at(filled.path)
-
-
-def test_settings_of_before_more_topics_were_archived(filled: Filled, tmp_path: Path) -> None:
-    """What was put into those since was cleaned away without a word."""
-    conf = Path(filled.path) / CONF_FILE
-    filled.store.create_topic("more", 1)
-    filled.store.archive(str(tmp_path / "archive"), topics=["orders"])
-    before = conf.read_text()
-    filled.store.archive(topics=["orders", "more"])
-    filled.put("more", 0, 300, 1000)
-    conf.write_text(before)
-    for verb in (partial(filled.store.clean, asked=True, dry_run=True), filled.store.archive):
-        with pytest.warns(UserWarning, match="archiveTopics are orders, though archivedto says orders,more: 'clean'"):
-            verb()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert filled.store.clean(forced=True).log
 
 
 def test_a_comment_in_any_encoding_outlives_what_is_remembered(tmp_path: Path) -> None:

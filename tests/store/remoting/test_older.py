@@ -18,7 +18,6 @@ from store.any_log import Boundary, Bounds, Queue, QueueRange, ReadSpec
 from store.archive.names import is_name, names
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
-from store.format.layout import ARCHIVED_FILE
 from store.format.stored_message import decode_record, offset_msg_id
 from store.message_store import StoreConfig
 from store.read.filters import EVERYTHING
@@ -169,7 +168,6 @@ def test_too_small_is_what_is_before_the_archive(broker: Broker, store: MessageS
     assert (answer.code, Pulled.of(answer.fields).next_begin_offset) == (ResponseCode.PULL_OFFSET_MOVED, 0)
     first = store.min_offset("orders", 0)
     (store.path / "config" / "store.conf").unlink()
-    (store.path / ARCHIVED_FILE).unlink()
     answer = broker.ask(RequestCode.PULL_MESSAGE, pull(broker, 0))
     assert (answer.code, Pulled.of(answer.fields).next_begin_offset) == (ResponseCode.PULL_OFFSET_MOVED, first)
 
@@ -285,7 +283,6 @@ def test_what_was_pulled_from_another_archive_is_not_taken_for_another_message(
     other = str(tmp_path / "other")
     conf = store.path / "config" / "store.conf"
     conf.write_text("".join(line for line in conf.read_text().splitlines(True) if not line.startswith("archive=")))
-    (store.path / ARCHIVED_FILE).unlink()
     store.archive(other, topics=["others"])
     assert store.clean(forced=True).log
     back = SendBack(message.physical_offset, "group", -1, message.msg_id, "orders")
