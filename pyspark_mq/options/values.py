@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets.durations import milliseconds_of
-from store.errors import InvalidGroup
+from store.errors import ConfigError, InvalidGroup
 from store.files.consumer_offsets import check_group_name
-from store.objects.urls import why_not_shared
+from store.objects.urls import local_path, why_not_shared
 
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _BYTE_SIZE = re.compile(r"([0-9]{1,18})\s*([kmg]?)b?", re.IGNORECASE)
-_URL_LIKE = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 _LEAST_BATCH_SECONDS = 1.0
 _MOST_SECONDS = 24 * 24 * 3600  # the kernel counts milliseconds of a wait in 31 bits
 _MOST_BYTES = (1 << 63) - 1
@@ -73,19 +71,16 @@ def duration(name: str, text: str) -> float:
 
 def shared_path(name: str, text: str) -> str:
     """What the driver and all executors see: a directory, absolute, or a URL. Raises `OptionError`."""
-    local = text.removeprefix("file://").removeprefix("file:")
-    if not local:
-        raise OptionError(f"{name} takes a directory that the driver and all executors see, or a URL, got {text!r}")
-    if "://" not in local:
-        if _URL_LIKE.match(local) or (text.startswith("file://") and not local.startswith("/")):
-            raise OptionError(
-                f"{name} takes a directory that the driver and all executors see, or a URL; {_short(text)} would be "
-                "a folder in the driver's own: write s3://bucket/..., or a mounted directory by its path, as /dbfs/..."
-            )
-        return os.path.abspath(local)
-    if (why := why_not_shared(text)) is not None:
-        raise OptionError(f"{name} takes a directory that the driver and all executors see, or a URL, but {why}")
-    return text
+    takes = f"{name} takes a directory that the driver and all executors see, or a URL"
+    if text in ("", "file:", "file://"):
+        raise OptionError(f"{takes}, got {text!r}")
+    try:
+        local = local_path(text)
+    except ConfigError as error:
+        raise OptionError(f"{takes}; {error}. A mounted directory is named by its path, as /dbfs/...") from error
+    if local is None and (why := why_not_shared(text)) is not None:
+        raise OptionError(f"{takes}, but {why}")
+    return local or text
 
 
 def boolean(name: str, text: str) -> bool:

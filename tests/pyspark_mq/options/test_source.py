@@ -121,9 +121,9 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
         ("maxDecompressedMessageSize", "0", "maxDecompressedMessageSize takes bytes above 0"),
         ("realTimePartitions", "0", "above 0"),
         ("ledgerPath", "", "a directory that the driver and all executors see"),
-        ("ledgerPath", "s3:/bucket/ledger", "'s3:/bucket/ledger' would be a folder in the driver's own"),
-        ("ledgerPath", "dbfs:/ledger", "a mounted directory by its path, as /dbfs/..."),
-        ("ledgerPath", "file://host/ledger", "'file://host/ledger' would be a folder in the driver's own"),
+        ("ledgerPath", "s3:/bucket/ledger", "s3:/...: a URL has two slashes there"),
+        ("ledgerPath", "dbfs:/ledger", "A mounted directory is named by its path, as /dbfs/..."),
+        ("ledgerPath", "file://host/ledger", "a URL of a local directory begins with file:///"),
         (
             "ledgerPath",
             "hdfs://name/ledger",
