@@ -24,16 +24,16 @@ from store.system_errors import explained
 
 @explained
 def address_at(path: str, archive: str | None = None, options: str = "") -> LogAddress:
-    """The log at a path: an archive, there or behind a URL; a store; or a store together with its archive.
+    """Return the log at a path or a URL: an archive, a store, or a store together with its archive.
 
-    archive: its URL, "" for the store alone; by default the one that the store's settings remember. options: fsspec's
+    archive: its URL, "" for the store alone; default: the one that the store's settings name. options: fsspec's
     storage options, as JSON. Raises `ConfigError`.
     """
     local = local_path(path)
     if local is None:
         return ArchiveAddress(path, options)
     if is_archive(local):
-        if not any(each.is_file() for each in (Path(local) / COMMIT_LOG_DIR).glob("*")):  # or a topic has that name
+        if not any(each.is_file() for each in (Path(local) / COMMIT_LOG_DIR).glob("*")):  # else a topic has that name
             return ArchiveAddress(local, options)
         warnings.warn(
             f"{local}: a store, and an archive, as of a broker with tieredStoreFilePath in it; what is archived is "
@@ -46,9 +46,9 @@ def address_at(path: str, archive: str | None = None, options: str = "") -> LogA
 
 @dataclass(frozen=True)
 class ThroughAddress(LocalAddress):
-    """The store in directory `path`, and the archive at `url`; "" for the one that the store's settings remember.
+    """The store in directory `path`, and the archive at `url`; "" for the one that the store's settings name.
 
-    options: fsspec's storage options, as JSON; they are shown nowhere.
+    options: fsspec's storage options, as JSON; no error shows them.
     """
 
     url: str = ""
@@ -59,7 +59,7 @@ class ThroughAddress(LocalAddress):
 
     @explained
     def open(self) -> ThroughLog:
-        """Raises as `LocalAddress.open`. Where the archive is not there, or not reached, whoever asks it is told."""
+        """Raises as `LocalAddress.open`. The archive is opened when it is first read."""
         store = MessageStore.open(self.path, create=False, read_only=True)
         try:
             archive = StoreArchive.remembered(store.path, store.config, storage_options(self.options))
@@ -70,7 +70,7 @@ class ThroughAddress(LocalAddress):
 
 
 class ThroughLog(LocalLog):
-    """A `Log`: a store, which is this one's from now on, and its archive."""
+    """A `Log`: a store, which this log closes, and its archive."""
 
     is_ordered = False  # each archived queue has a log of its own
 

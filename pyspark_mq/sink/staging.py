@@ -1,13 +1,13 @@
-"""The rows of an exactly-once write on their way: each task keeps its own in an Arrow file, the driver appends all.
+"""The rows of an exactly-once write: each task stages its own in an Arrow file, the driver appends all of them.
 
     <stagingPath>/<owner>.<run>/<partition>-<attempt>.arrow
 
-An owner is a streaming query, with its producerGroup where it has one, or, for other writes, "batch"; a run is one
-attempt of Spark's at one write, which for a query begins with the number of its batch. Folders of any other name are
-not ours. Whoever commits for a query deletes its runs of this batch and of those before, never of those behind it, for
-a driver that was killed may be late; and of the others those that nobody touched for `RETENTION_SECONDS`. A file need
-not outlive the machine: what is not committed is run again. On an object store files are objects; tasks and driver have
-them on their own disks while they write and read them.
+An owner is a streaming query, with its producerGroup if it has one, or "batch" for other writes. A run is one attempt
+of Spark at one write; the run of a query begins with the number of its batch. Folders of other names are not ours. A
+commit for a query deletes the query's runs of this batch and of earlier ones, never of later ones: the driver may
+have been replaced. It also deletes runs of other owners that were not written for `RETENTION_SECONDS`. A file need not
+survive a crash of the machine: Spark runs a batch again that is not committed. While tasks and driver write and
+read files of an object store, they keep them on their own disks.
 
 The folder of a run has an object `.made` until the run is over. Without it a task that Spark has given up, but that is
 still alive, cannot write any more.
@@ -37,20 +37,20 @@ _TOPIC = b"topic"  # in the metadata of a file's batches, each of which has mess
 
 
 class Staging:
-    """One directory, or one place on an object store, that the driver and all executors see."""
+    """One directory, or one folder of an object store, that the driver and all executors see."""
 
     def __init__(self, path: str) -> None:
         """path: a directory or a URL."""
         self._path = path
 
     def prepare(self) -> None:
-        """Raises `StagingError` where this cannot be written."""
+        """Raises `StagingError` if this cannot be written."""
         with self._writable() as objects:
             objects.write(_MADE, b"")
             objects.delete(_MADE)
 
     def begin(self, owner: str, run: str) -> None:
-        """Make the folder of a run, if it is not there. Raises `StagingError`."""
+        """Make the folder of a run, unless it exists. Raises `StagingError`."""
         made = f"{_folder(owner, run)}/{_MADE}"
         with self._writable() as objects:
             if objects.mark(made) is None:
@@ -61,7 +61,7 @@ class Staging:
     ) -> tuple[str, Counter[str]]:
         """Keep what one attempt at a task sends to topics. Return the file, "" without any rows, and how many for each.
 
-        Raises `StagingError`, also where the run has not begun, or is over.
+        Raises `StagingError`, also if the run has not begun, or is over.
         """
         folder, writer = _folder(owner, run), None
         name = f"{folder}/{task}.arrow"
@@ -79,9 +79,9 @@ class Staging:
         return ("" if writer is None else name), rows
 
     def tables(self, files: Iterable[str]) -> dict[str, pa.Table]:
-        """What the files send to each topic, in the order of the files; it lies in mapped memory.
+        """Return the rows for each topic, in the order of the files, in mapped memory.
 
-        Raises `StagingError` for a file that is gone.
+        Raises `StagingError` for a missing file.
         """
         batches: dict[str, list[pa.RecordBatch]] = {}
         for file in files:
@@ -96,17 +96,17 @@ class Staging:
                     yield metadata[_TOPIC].decode(), batch
         except (OSError, ObjectsUnavailable, pa.ArrowInvalid) as error:
             raise StagingError(
-                f"{self._path}/{file}: the rows of a task are gone, or not whole ({error}); nothing was appended, run "
-                "the write again. The driver has to see the directory that the executors write to: see the option "
+                f"{self._path}/{file}: the rows of a task are missing, or not whole ({error}); nothing was appended, "
+                "run the write again. The driver has to see the directory that the executors write to: see the option "
                 "stagingPath"
             ) from error
 
     def forget(self, owner: str, run: str) -> None:
-        """Delete what a write that is over has kept: of "batch" this run, of a query all up to this batch."""
+        """Delete what a finished write has staged: this run of "batch", all runs up to this batch of a query."""
         oldest = time.time() - RETENTION_SECONDS
         for folder in self._runs():
             whose, _, which = folder.rpartition(".")
-            with suppress(ObjectsUnavailable):  # another process deletes it; or it stays until the next time
+            with suppress(ObjectsUnavailable):  # another process deletes it, or it stays until the next time
                 mine = (whose == owner != BATCH and _batch(which) <= _batch(run)) or which.endswith(run)
                 if mine or (_OURS.fullmatch(folder) and self._is_over(folder, oldest)):
                     self._objects.delete_all(folder)
@@ -117,7 +117,7 @@ class Staging:
         return max((time for time in times if time is not None), default=oldest) < oldest
 
     def _runs(self) -> list[str]:
-        """Their folders; the notes of a log without a directory lie beside them."""
+        """Return the folders of runs. Notes of a log without a directory are beside them."""
         with suppress(ObjectsUnavailable):
             return [name for name, time in self._objects.names("").items() if time is None and "." in name]
         return []
@@ -143,7 +143,7 @@ def _folder(owner: str, run: str) -> str:
 
 
 def run_of_batch(batch: int, attempt: str) -> str:
-    """The name of a run of a query; those of earlier batches sort before it."""
+    """Return the name of a run of a query. Runs of earlier batches sort before it."""
     return f"{batch:019}-{attempt}"
 
 

@@ -1,17 +1,17 @@
-"""What each held task of a real-time batch really read, so that a replayed batch is the same batch.
+"""The ledger: what each held task of a real-time batch has read, so that a replayed batch reads the same.
 
-The end of a real-time batch is not known when it is planned. A task therefore writes down where it ended before
-its iterator does: one file, which appears complete and is never replaced. The first attempt to record wins, and
-any other attempt at the task reads exactly the recorded ranges. On an object store, files are objects.
+The end of a real-time batch is not known when it is planned. A task therefore records where it ended before its
+iterator ends: one file, which appears complete and is never replaced. The first attempt to record wins, and any other
+attempt at the task reads exactly the recorded ranges. On an object store, files are objects.
 
     <ledger>/<reader>/<epoch>-<task>.json    {"next": {"orders": {"0": 57}}, "starved": false,
                                               "last": {"orders": {"0": [104857, 1763772000123]}}, "slots": 2}
     <ledger>/<reader>/.made                  empty; its time says when the reader began
     <ledger>/<reader>/passed                 empty; its time says when another reader went on from this one last
 
-A reader is one run of a query. While it runs it deletes its records of batches that are passed. Those of its last
-batch are what the next run goes on from, and nobody can tell a checkpoint from its copy: so they stay until
-`RETENTION_SECONDS` after a run went on from them, and for ever where none did.
+A reader is one run of a query. While it runs it deletes its records of committed batches. The next run goes on from the
+records of its last batch. A checkpoint may be copied, so they stay until `RETENTION_SECONDS` after a run went on from
+them, and for ever if none did.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class TaskRecord:
 
 
 class Ledger:
-    """The records of one directory, or one place on an object store, which the driver and all executors must see.
+    """Records in one directory, or one folder of an object store, that the driver and all executors see.
 
-    Every method raises `LedgerError` for the id of a reader that is none: it becomes the name of a folder.
+    Every method raises `LedgerError` for a malformed id of a reader, because the id becomes the name of a folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -90,7 +90,7 @@ class Ledger:
         return self._path
 
     def prepare(self, reader: str) -> None:
-        """Make room for a reader. Raises `LedgerError` where this cannot be written, or records might be replaced."""
+        """Begin the folder of a reader. Raises `LedgerError` if records cannot be written, or might be replaced."""
         made = f"{_folder(reader)}/{_MADE}"
         with self._usable() as objects:
             objects.write(made, b"")
@@ -102,7 +102,7 @@ class Ledger:
                 )
 
     def find(self, name: TaskName, queues: Collection[Queue]) -> TaskRecord | None:
-        """What an attempt at this task, which has `queues`, recorded; None without a record.
+        """Return what an attempt at this task, which has `queues`, recorded; None without a record.
 
         Raises `LedgerError` if it cannot be read, or is about other queues.
         """
@@ -129,14 +129,14 @@ class Ledger:
             ) from error
 
     def knows(self, reader: str) -> bool:
-        """Whether anything of a reader is there, and so the ledger itself. Raises `LedgerError`."""
+        """Whether the ledger has anything of a reader. Raises `LedgerError`."""
         with self._usable() as objects:
             return bool(objects.names(_folder(reader)))
 
     def record(self, name: TaskName, record: TaskRecord) -> TaskRecord:
-        """Keep `record` on the device, unless there is one already; returns the one that counts.
+        """Write `record` to the device, unless the task has a record, and return the record that counts.
 
-        Raises `LedgerError` where it cannot be written.
+        Raises `LedgerError` if it cannot be written.
         """
         path, last = _record_path(name), fingerprints_to_json(record.last)
         content = {_NEXT: to_json(record.next), _STARVED: record.starved, _LAST: last, _SLOTS: record.slots}
@@ -167,13 +167,13 @@ class Ledger:
                     objects.delete(f"{reader}/{file}")
 
     def mark_passed(self, reader: str) -> None:
-        """Note that another reader went on from `reader`: Spark has logged a batch behind its last one."""
+        """Note that another reader went on from `reader`: Spark has logged a batch after its last one."""
         path = f"{_folder(reader)}/{_PASSED}"
-        with suppress(ObjectsUnavailable):  # where a query without realTime may not write, this folder stays
+        with suppress(ObjectsUnavailable):  # a query without realTime may have no right to write: then the folder stays
             self._objects.write(path, b"")
 
     def prune(self) -> None:
-        """Delete the readers that nobody needs any more: passed long ago, or planned long ago and never begun."""
+        """Delete readers that were passed long ago, or planned long ago and never begun."""
         oldest = time.time() - RETENTION_SECONDS
         with suppress(ObjectsUnavailable):
             objects = self._objects
@@ -211,13 +211,13 @@ def _record_path(name: TaskName) -> str:
 
 
 def _epochs(objects: Objects, reader: str) -> dict[str, int]:
-    """The reader's records, by file: which batch each is of."""
+    """Return the batch of each of the reader's records, by file."""
     matches = map(_RECORD.fullmatch, objects.names(_folder(reader)))
     return {match[0]: int(match[1]) for match in matches if match}
 
 
 def _prune(objects: Objects, folder: str, oldest: float) -> None:
-    """Delete our own files of a reader that is over. The mark goes last, so that the next process goes on."""
+    """Delete our own files of a reader that is over: the mark last, so that the next process goes on if this dies."""
     times = {name: written for name, written in objects.names(folder).items() if written is not None}
     if _is_over(times, oldest):
         for file in sorted(filter(_OURS.fullmatch, times), key=_PASSED.__eq__):

@@ -1,4 +1,4 @@
-"""`Place`: the archive of one broker, and the one object of it that says what is there."""
+"""`Place`: the archive of one broker, and its metadata: the object that names all others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REMEDY = "archive a store there ('pyspark-mq archive STORE --to URL')"
 
 
 class _Seen(NamedTuple):
-    """The metadata as it was read, or written. mark: what was true of the object before; see `Objects.mark`."""
+    """The metadata as it was read or written. mark: of the object, taken before; see `Objects.mark`."""
 
     data: bytes = b""
     catalog: Catalog | None = None
@@ -27,7 +27,7 @@ class _Seen(NamedTuple):
 
 
 class Place:
-    """url: for errors. folder: the cluster's, metadata: the object that says what is there; below the url."""
+    """url: for errors. folder: the cluster's. metadata: the path of that object. Both are below the URL."""
 
     def __init__(self, url: str, objects: Objects, folder: str, metadata: str) -> None:
         self.url = url
@@ -39,7 +39,7 @@ class Place:
 
     @staticmethod
     def of_broker(url: str, options: Mapping[str, Any], cluster: str, broker: str) -> Place:
-        """Where a broker archives. Raises `ConfigError`, `ObjectsUnavailable`."""
+        """Return the place that a broker archives to. Raises `ConfigError`, `ObjectsUnavailable`."""
         if not is_folder(broker):
             raise ConfigError(f"brokerName={broker!r} is no name of a folder in an archive; set another one")
         folder = cluster_folder(cluster)
@@ -47,7 +47,7 @@ class Place:
 
     @staticmethod
     def at(url: str, options: Mapping[str, Any]) -> Place:
-        """The one archive below a URL, or that of the broker whose folder it names.
+        """Return the only archive below a URL, or that of the broker whose folder the URL names.
 
         Raises `NoArchive`, `UnsupportedStore` where there are several, `ObjectsUnavailable`.
         """
@@ -67,10 +67,10 @@ class Place:
         return found[0]
 
     def look_again(self) -> None:
-        """Read the metadata anew the next time, if this remembers it for a while."""
+        """Read the metadata anew the next time, if this place remembers it."""
 
     def load(self) -> Catalog | None:
-        """What is archived now, None before the first time. Raises `CorruptStore`, `ObjectsUnavailable`."""
+        """Return what is archived now, None if nothing ever was. Raises `CorruptStore`, `ObjectsUnavailable`."""
         seen, mark = self._seen, self.objects.mark(self.metadata)
         if mark is None or mark != seen.mark:
             try:
@@ -85,19 +85,19 @@ class Place:
         return seen.catalog
 
     def save(self, catalog: Catalog) -> None:
-        """From now on this is what is archived. Raises `ObjectsUnavailable`, also where it is not as it was last."""
+        """Write the metadata. Raises `ObjectsUnavailable`, also if it has changed since this last read or wrote it."""
         seen, text = self._seen.data, catalog.text()
         self.load()
         if self._seen.data != seen:
             raise ObjectsUnavailable(
-                f"{self.url}/{self.metadata}: it was changed meanwhile: another store archives there under the same "
-                "name; give one of them another brokerName"
+                f"{self.url}/{self.metadata}: it has changed: another store archives there under the same name; "
+                "give one of them another brokerName"
             )
         self.objects.write(self.metadata, text)
         self._seen = _Seen(text, catalog)
 
     def write(self, path: str, data: bytes) -> None:
-        """Write an object, below the cluster's folder, and read it back: all of it, and nothing behind.
+        """Write an object below the cluster's folder, read it back and compare.
 
         Raises `ObjectsUnavailable`.
         """
@@ -112,11 +112,11 @@ class Place:
             same = False
         if not same:
             raise ObjectsUnavailable(
-                f"{self.url}/{path}: what was written is not what is read back; does another process archive there?"
+                f"{self.url}/{path}: other bytes were read back than were written; does another process archive there?"
             )
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects below the cluster's folder that the metadata names no longer."""
+        """Delete objects below the cluster's folder, which the metadata no longer names."""
         for path in paths:
             self.objects.delete(f"{self.folder}/{path}")
 
@@ -124,7 +124,7 @@ class Place:
         return KeyIndex(self._reader, self.folder, index_path(catalog.broker), catalog.index)
 
     def queue(self, catalog: Catalog, queue: Queue) -> FlatQueue | None:
-        """One queue, None where there is none."""
+        """Return one queue, None if it is not archived."""
         archived = catalog.queue(queue)
         if archived is None:
             return None
@@ -132,7 +132,7 @@ class Place:
 
 
 class StillPlace(Place):
-    """What is there at the first look: what comes later is not in it, and what is taken out since is missed."""
+    """The archive as the first look finds it. Later messages are not in it, and deleted ones are missing."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place.url, place.objects, place.folder, place.metadata)
@@ -142,7 +142,7 @@ class StillPlace(Place):
 
 
 def is_archive(directory: str) -> bool:
-    """Whether a directory holds one, or a part of one."""
+    """Whether a directory holds an archive, or a part of one."""
     objects = objects_at(directory, {})
     above, _, _ = directory.rstrip("/").rpartition("/")
     inside = is_cluster_folder(above.rpartition("/")[2]) and bool(objects.names(METADATA.partition("/")[0]))
@@ -154,7 +154,7 @@ def _clusters(objects: Objects) -> list[str]:
 
 
 def _places(url: str, objects: Objects) -> Iterator[Place]:
-    """A broker of RocketMQ's whose own root it is has its metadata there; ours are beside what they name."""
+    """A RocketMQ broker keeps its metadata at the root of the archive, this project in the folder of the store."""
     folder, _, name = METADATA.rpartition("/")
     clusters = _clusters(objects)
     if len(clusters) == 1 and name in objects.names(folder):

@@ -1,4 +1,4 @@
-"""An archive that is asked a little at a time, and often: what was read just now is not read again."""
+"""An archive that is read a little at a time, and often: it keeps the metadata and the bytes it read last."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLOCKS = 64  # that are kept
 
 
 class RecentPlace(Place):
-    """Looks at the metadata once a second, and when it is told to. Any thread may ask."""
+    """Looks at the metadata at most once a second, unless `look_again` is called. Threads may share it."""
 
     def __init__(self, place: Place, *, keeps_blocks: bool) -> None:
         super().__init__(place.url, place.objects, place.folder, place.metadata)
@@ -27,7 +27,7 @@ class RecentPlace(Place):
         self._asked: Future[Catalog | None] | None = None
 
     def load(self) -> Catalog | None:
-        """Whoever asks while it is on its way waits for it."""
+        """One thread asks; the others wait for its answer."""
         with self._lock:
             if (asked := self._asked) is not None and (not asked.done() or time.monotonic() < self._until):
                 mine = None
@@ -59,18 +59,18 @@ class RecentPlace(Place):
 
 
 class RecentBlocks:
-    """Reads objects in blocks, and keeps the last ones. Any thread may ask."""
+    """Reads objects in blocks, and keeps those that were asked for last. Threads may share it."""
 
-    ahead = 0  # those are on their way as soon as the first byte is asked for
+    ahead = 0  # a block is requested as a whole
 
     def __init__(self, objects: ByteReader) -> None:
         self.url = objects.url
         self._objects = objects
         self._lock = threading.Lock()
-        self._kept: dict[tuple[str, int], Future[bytes]] = {}  # those that were asked for last at the end
+        self._kept: dict[tuple[str, int], Future[bytes]] = {}  # in the order in which they were asked for
 
     def forget(self) -> None:
-        """What is there may be another one now."""
+        """Forget all blocks: other objects may have their names now."""
         with self._lock:
             self._kept = {}
 
@@ -82,7 +82,7 @@ class RecentBlocks:
         return b"".join(parts)
 
     def _block(self, path: str, number: int) -> bytes:
-        """Whoever asks for one that is on its way waits for it."""
+        """One thread requests a block; the others wait for it."""
         name, asked = (path, number), Future[bytes]()
         with self._lock:
             kept = self._kept

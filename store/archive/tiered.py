@@ -58,7 +58,7 @@ class TieredLog:
     """Every method that asks the archive raises `ArchiveError` and `ObjectsUnavailable`. Threads may share it."""
 
     def __init__(self, newer: Newer, archive: StoreArchive, *, keeps_blocks: bool = False) -> None:
-        """keeps_blocks: keep the bytes that were read last of the archive, for readers of a few messages at a time."""
+        """keeps_blocks: keep the bytes last read from the archive, for callers that read a few messages at a time."""
         self._newer = newer
         self._archive = archive
         self._keeps_blocks = keeps_blocks

@@ -1,7 +1,7 @@
-"""What a served store has no longer, from its archive; so that clients see the log that readers of the directory see.
+"""A served store, read through to its archive: clients see the log that readers of the directory see.
 
-Where RocketMQ's tiered storage (TieredMessageStore) asks what is archived, this does: for messages, for where a queue
-begins, by time, by key, and for when a message was stored.
+The archive is asked in the same cases as by RocketMQ's tiered storage (TieredMessageStore): for messages, where a queue
+begins, offsets by time, look-ups by key, and store times.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from store.remoting.request import Answer, Request, Response
 
 
 class Older:
-    """A store together with its archive, as its settings name it now; and when it is asked.
+    """A store together with the archive that its settings name now.
 
-    The verbs of the first part answer at once; all others may take long, and raise `ArchiveError` and
-    `ObjectsUnavailable`.
+    The methods of the first part return at once. All others may take long, so they run in reader threads, and raise
+    `ArchiveError` and `ObjectsUnavailable`.
     """
 
     def __init__(self, store: MessageStore, reads: Reads) -> None:
@@ -39,14 +39,16 @@ class Older:
         self._known: tuple[str, TieredLog | None] = ("", None)
 
     def answer(self, request: Request, queues: Iterable[Queue], work: Callable[[], Response]) -> Answer:
-        """What `work` answers: now where the store has all of these queues, or else when it is its turn."""
+        """Return the answer of `work`: at once if the store has all of these queues, else from a reader thread."""
         if not any(each.min_offset for each in self._store.bounds(queues).values()):
             return work()
         return self._reads.begin(request.connection, work)
 
     def answer_of(self, request: Request, physical_offset: int, work: Callable[[bytes], Response]) -> Answer:
-        """What `work` answers about the record of the message that a client names so: now, or when the archive has
-        given it. Where it did so too late, and the client was refused, nothing is done: it does something else."""
+        """Return the answer of `work` about a record, which a client names by its place in the log.
+
+        The archive may give the record too late. Then the request was refused, and `work` is not called.
+        """
         if not is_name(physical_offset):
             return work(self._store.record_at(physical_offset))
         answered: Future[Response] = Future()
@@ -55,10 +57,10 @@ class Older:
         return answered
 
     def pulled(self, connection: Connection, pull: PullRequest) -> Future[PullResponse]:
-        """The answer to a pull from before what the store has."""
+        """Return the answer to a pull from an offset that the store has deleted."""
         return self._reads.begin(connection, lambda: self._pull(pull))
 
-    # --- what may take long ------------------------------------------------------------------------------
+    # --- in reader threads ---------------------------------------------------------------------------------
 
     def bounds(self, queue: Queue) -> Bounds:
         """Raises `UnknownTopic`, `UnknownQueue`."""
@@ -75,7 +77,7 @@ class Older:
         return self._store.offset_by_time(queue.topic, queue.queue_id, timestamp, boundary)
 
     def stored_at(self, queue: Queue, offset: int) -> int | None:
-        """Store time of a message (ms); None where it is nowhere. Raises `UnknownTopic`, `UnknownQueue`."""
+        """Return the store time of a message (ms), None if neither has it. Raises `UnknownTopic`, `UnknownQueue`."""
         own = Bounds(*self._store.offsets(queue.topic, queue.queue_id))
         if own.min_offset and (log := self._log()) is not None:
             return log.stored_at(queue, offset)
@@ -83,7 +85,7 @@ class Older:
         return None if found is None else found.store_timestamp
 
     def records(self, messages: Iterable[StoredMessage]) -> list[bytes]:
-        """The records of messages that were found by their key, wherever they are."""
+        """Return the records of messages that were found by their key."""
         return [self._own_record(message) or self._archived_record(message) for message in messages]
 
     def _named(self, physical_offset: int) -> bytes:
@@ -93,7 +95,7 @@ class Older:
         return _record(log, log.older.named(physical_offset))
 
     def _own_record(self, message: StoredMessage) -> bytes | None:
-        """None where the log has another one there, for the place is one in the archive."""
+        """Return a message's record, None if the log has another one there: the place is one in the archive then."""
         try:
             record = self._store.record_at(message.physical_offset)
         except (OffsetLost, OffsetNotYet, CorruptRecord):
@@ -105,7 +107,7 @@ class Older:
     def _archived_record(self, message: StoredMessage) -> bytes:
         log = self._log()
         if log is None:
-            raise OffsetLost(f"{self._store.path}: {message.msg_id} was deleted just now")
+            raise OffsetLost(f"{self._store.path}: {message.msg_id} was deleted")
         at = message.queue_offset
         return _record(log, QueueRange(Queue(message.topic, message.queue_id), at, at + 1))
 
@@ -118,7 +120,7 @@ class Older:
         return response(pull, log.get_message(queue, own, pull.offset, pull.max_messages, accept, as_records=True))
 
     def _log(self) -> TieredLog | None:
-        """None for a store that archives nowhere."""
+        """Return None for a store that archives nowhere."""
         archive = StoreArchive.remembered(self._store.path, self._store.config)
         with self._lock:
             if self._known[0] != archive.name:

@@ -146,7 +146,7 @@ def test_a_file_that_is_gone_or_torn(tmp_path: Path) -> None:
     file, _ = staging.write("q", "run", "0-0", [("a", batch("1" * 5000))])
     path = tmp_path / file
     path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(StagingError, match=r"0-0.arrow: the rows of a task are gone, or not whole .*stagingPath"):
+    with pytest.raises(StagingError, match=r"0-0.arrow: the rows of a task are missing, or not whole .*stagingPath"):
         staging.tables([file])
     path.unlink()
     with pytest.raises(StagingError, match="nothing was appended, run the write again"):
@@ -161,7 +161,7 @@ def test_an_object_that_is_gone_or_torn(bucket: str) -> None:
     system = fsspec.filesystem("s3")
     path = f"{bucket}/staging/{file}"
     system.pipe_file(path, system.cat_file(path)[:3000])
-    with pytest.raises(StagingError, match=rf"{path}: the rows of a task are gone, or not whole"):
+    with pytest.raises(StagingError, match=rf"{path}: the rows of a task are missing, or not whole"):
         staging.tables([file])
     system.rm_file(path)
     with pytest.raises(StagingError, match="nothing was appended, run the write again"):

@@ -86,7 +86,7 @@ def test_what_takes_too_long_is_tried_again_and_then_told(filled: Filled, wrong:
 
 def test_what_was_torn_does_not_count(filled: Filled, wrong: list[Exception | None]) -> None:
     wrong += [None] * 9
-    with pytest.raises(ObjectsUnavailable, match="what was written is not what is read back"):
+    with pytest.raises(ObjectsUnavailable, match="other bytes were read back than were written"):
         filled.store.archive("bad://bucket")
     with pytest.raises(NoArchive, match="an archive that was begun and never counted"):
         ArchiveAddress("bad://bucket").open()
