@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from store.any_group import MemberInfo, MessageModel, Subscription, Subscriptions
+from store.any_group import MemberInfo, MessageModel, Subscriptions
 from store.any_log import Positions, Queue
 from store.broker.entries import Entry, check_fit, client_id
 from store.broker.response_codes import ResponseCode
@@ -24,6 +24,7 @@ from store.errors import RequestRefused, UnsupportedStore
 from store.files.consumer_offsets import check_group_name
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.strict_json import encode
+from store.remoting.bodies import SubscriptionData
 from store.remoting.codes import RequestCode
 from store.remoting.headers import Group as GroupHeader
 
@@ -104,11 +105,6 @@ class ClusterGroup:
         return UnsupportedStore(f"{self.address}: group {self.name}: {why}")
 
 
-class _Subscribed(msgspec.Struct, rename="camel"):
-    sub_string: str | None = None
-    expression_type: str | None = None
-
-
 class _Connected(msgspec.Struct, rename="camel"):
     client_id: str
 
@@ -116,13 +112,13 @@ class _Connected(msgspec.Struct, rename="camel"):
 class _Members(msgspec.Struct, rename="camel"):
     """The answer to GET_CONSUMER_CONNECTION_LIST."""
 
-    subscription_table: dict[str, _Subscribed]
+    subscription_table: dict[str, SubscriptionData]
     message_model: Literal["CLUSTERING", "BROADCASTING"]
     connection_set: list[_Connected]
 
     def infos(self) -> list[MemberInfo]:
         reads = {
-            topic: Subscription(each.sub_string or "*", each.expression_type or "TAG")
+            topic: each.subscription
             for topic, each in self.subscription_table.items()
             if not topic.startswith(RETRY_TOPIC_PREFIX)
         }

@@ -23,6 +23,7 @@ from store.files.opened import Opened
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.stored_message import StoredMessage
 from store.format.strict_json import encode
+from store.remoting.bodies import LockRequest, MessageQueue
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.header import Header
@@ -314,15 +315,9 @@ class ClusterMember(Opened):
         for broker in self._masters().values():
             of_broker = [queue for queue in queues if queue.broker == broker.name]
             if of_broker:
-                body = {
-                    "clientId": self.id,
-                    "consumerGroup": self._group,
-                    "mqSet": [
-                        {"brokerName": broker.name, "queueId": queue.queue_id, "topic": queue.topic}
-                        for queue in of_broker
-                    ],
-                }
-                answer = self._brokers.send(broker, code, body=encode(body), timeout=ANSWER_SECONDS)
+                named = [MessageQueue(broker.name, queue.queue_id, queue.topic) for queue in of_broker]
+                body = encode(LockRequest(self._group, self.id, named))
+                answer = self._brokers.send(broker, code, body=body, timeout=ANSWER_SECONDS)
                 asked.append((broker, of_broker, answer))
         answers, unheard, failed = [], set[Queue](), []
         for broker, of_broker, answer in asked:

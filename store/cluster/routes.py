@@ -13,6 +13,7 @@ from store.any_log import Positions, Queue
 from store.errors import BadFrame
 from store.format.layout import GROUP_SEPARATOR
 from store.format.strict_json import decode_fastjson
+from store.remoting.bodies import MessageQueue
 
 _READ, _WRITE = 4, 2  # bits of perm
 _MASTER = 0
@@ -95,14 +96,8 @@ class _Offsets(msgspec.Struct, rename="camel"):
     offset_table: dict[str, dict[int, int]] = {}
 
 
-class _MessageQueue(msgspec.Struct, rename="camel"):
-    topic: str
-    queue_id: int
-    broker_name: str
-
-
 class _Locked(msgspec.Struct):
-    queues: list[_MessageQueue] | None = msgspec.field(default=None, name="lockOKMQSet")
+    queues: list[MessageQueue] | None = msgspec.field(default=None, name="lockOKMQSet")
 
 
 class _MemberIds(msgspec.Struct, rename="camel"):
@@ -155,7 +150,7 @@ def parse_reset(data: bytes) -> Positions:
 
     Raises `BadFrame`.
     """
-    found = ((parse_json(queue, _MessageQueue, "a reset"), offset) for queue, offset in _QUEUE_AND_OFFSET.findall(data))
+    found = ((parse_json(queue, MessageQueue, "a reset"), offset) for queue, offset in _QUEUE_AND_OFFSET.findall(data))
     return {Queue(each.topic, each.queue_id, broker=each.broker_name): int(offset) for each, offset in found}
 
 

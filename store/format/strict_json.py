@@ -26,13 +26,16 @@ def decode(data: bytes | str) -> Any: ...
 
 
 @overload
-def decode(data: bytes | str, kind: type[T]) -> T: ...
+def decode(data: bytes | str, kind: type[T], *, strict: bool = ...) -> T: ...
 
 
-def decode(data: bytes | str, kind: Any = Any) -> Any:
-    """Return a value of type `kind`, which may be a dataclass, a named tuple, or a `msgspec.Struct`."""
+def decode(data: bytes | str, kind: Any = Any, *, strict: bool = True) -> Any:
+    """Return a value of type `kind`, which may be a dataclass, a named tuple, or a `msgspec.Struct`.
+
+    strict: without it, a number may also be a text.
+    """
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=kind, strict=strict)
     except RecursionError:
         raise ValueError("nested too deep") from None
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from store import ConfigError, RequestRefused
 from store.broker.response_codes import ResponseCode
 from store.format.layout import RETRY_TOPIC_PREFIX
-from store.remoting.clients import Heartbeat
+from store.remoting.bodies import Heartbeat
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.request import Request
@@ -179,9 +179,9 @@ def _of_group(field: str, topic: str | None = None) -> Callable[[Command], Itera
 
 
 def _of_consumers(command: Command) -> Iterator[Need]:
-    for group, _, topics in Heartbeat.of(bytes(command.body)).consumers:
-        yield Need(group, Perm.SUB, is_group=True)
-        yield from (_topic(topic, Perm.SUB) for topic in topics)
+    for consumer in Heartbeat.of(command.body).consumers or ():
+        yield Need(consumer.group_name, Perm.SUB, is_group=True)
+        yield from (_topic(each.topic, Perm.SUB) for each in consumer.subscription_data_set or ())
 
 
 def _topic(name: str, perm: Perm) -> Need:

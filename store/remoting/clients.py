@@ -6,36 +6,29 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from store import BadFrame, RequestRefused, StoreError
+from store import RequestRefused, StoreError
 from store.any_group import Subscription
 from store.broker.response_codes import ResponseCode
+from store.format.strict_json import encode
+from store.remoting.bodies import MAX_BODY_BYTES, ConsumerData, Heartbeat, SubscriptionData
 from store.remoting.codes import CommandFlag, RequestCode
-from store.remoting.command import Command, parse_json
+from store.remoting.command import Command
 from store.remoting.connection import Connection
 from store.remoting.headers import Group, UnregisterClient
 from store.remoting.request import Handler, Request, Response, of_json
 
-MAX_HEARTBEAT_BYTES = 4 << 20
 _ENTRY_BYTES = 256  # that a client of a group takes, whatever it says
-
-
-class Subscribed(NamedTuple):
-    """What a consumer reads of a topic, since when: a later version counts instead of an earlier one."""
-
-    subscription: Subscription
-    version: int
 
 
 @dataclass(frozen=True)
 class Consumer:
-    """A consumer of one group. said: what its heart-beat said of it, in RocketMQ's shape. size: what is kept of it,
-    about as many bytes."""
+    """A consumer of one group. data: of its heart-beat. size: what is kept of it, about as many bytes."""
 
     connection: Connection
-    said: Mapping[str, Any]
-    topics: Mapping[str, Subscribed]
+    data: ConsumerData
+    topics: Mapping[str, SubscriptionData]
     language: int
     version: int
     size: int = 0
@@ -43,7 +36,7 @@ class Consumer:
     @property
     def is_broadcasting(self) -> bool:
         """Whether it reads all queues, whoever else is in the group."""
-        return self.said.get("messageModel") == "BROADCASTING"
+        return self.data.message_model == "BROADCASTING"
 
     @property
     def reads(self) -> tuple[bool, Set[str]]:
@@ -61,47 +54,6 @@ class Producer(NamedTuple):
 
 
 Entry = TypeVar("Entry", Consumer, Producer)
-
-
-class Heartbeat(NamedTuple):
-    """What a client says of itself: the groups that it produces for, and of each that it consumes for what it reads."""
-
-    client_id: str
-    producers: tuple[str, ...]
-    consumers: tuple[tuple[str, Mapping[str, Any], Mapping[str, Subscribed]], ...]
-
-    @staticmethod
-    def of(body: bytes) -> Heartbeat:
-        """Raises `BadFrame`."""
-        if len(body) > MAX_HEARTBEAT_BYTES:
-            raise BadFrame(f"a heart-beat of {len(body):,} bytes; at most {MAX_HEARTBEAT_BYTES:,}")
-        content = parse_json(body, dict[str, Any])
-        try:
-            consumers = content.get("consumerDataSet") or ()
-            return Heartbeat(
-                _text(content["clientID"]),
-                tuple(_text(each["groupName"]) for each in content.get("producerDataSet") or ()),
-                tuple((_text(each["groupName"]), each, _topics(each)) for each in consumers),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadFrame(f"{body[:60]!r}...: no heart-beat of RocketMQ's: {error!r}") from error
-
-
-def _topics(consumer: Mapping[str, Any]) -> Mapping[str, Subscribed]:
-    found = consumer.get("subscriptionDataSet") or ()
-    return {
-        _text(each["topic"]): Subscribed(
-            Subscription(_text(each.get("subString") or "*"), _text(each.get("expressionType") or "TAG")),
-            int(each.get("subVersion") or 0),
-        )
-        for each in found
-    }
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError(f"{value!r:.40} is no name")
-    return value
 
 
 class Clients:
@@ -169,8 +121,8 @@ class Clients:
             raise RequestRefused(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist: {topic}@{group}"
             )
-        last = max(found, key=lambda each: each.version)
-        if last.version < version:
+        last = max(found, key=lambda each: each.sub_version or 0)
+        if (last.sub_version or 0) < version:
             raise RequestRefused(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST, f"the consumer's subscription not latest: {topic}@{group}"
             )
@@ -188,13 +140,14 @@ class Clients:
 
     def _heart_beat(self, request: Request) -> Response:
         command, connection = request
-        beat = Heartbeat.of(bytes(command.body))
+        beat = Heartbeat.of(command.body)
         id, by = beat.client_id, (command.language, command.version)
         consumers = {
-            group: Consumer(connection, said, topics, *by, _size(id, group, said))
-            for group, said, topics in beat.consumers
+            each.group_name: Consumer(connection, each, _topics(each), *by, _size(id, each.group_name, each))
+            for each in beat.consumers or ()
         }
-        producers = {group: Producer(connection, *by, _size(id, group)) for group in beat.producers}
+        groups = [each.group_name for each in beat.producers or ()]
+        producers = {group: Producer(connection, *by, _size(id, group)) for group in groups}
         self._must_fit(id, connection, consumers, producers)
         changed = []
         refused: StoreError | None = None
@@ -270,10 +223,10 @@ class Clients:
             for table, said in ((self._consumers, consumers), (self._producers, producers)):
                 for group, entry in said.items():
                     more += entry.size - _size_on(connection, table.get(group, {}).get(client_id))
-            if more > 0 and self._kept[connection] + more > MAX_HEARTBEAT_BYTES:
+            if more > 0 and self._kept[connection] + more > MAX_BODY_BYTES:
                 raise RequestRefused(
                     ResponseCode.SYSTEM_BUSY,
-                    f"the clients on this connection say more than {MAX_HEARTBEAT_BYTES:,} bytes of themselves: let "
+                    f"the clients on this connection say more than {MAX_BODY_BYTES:,} bytes of themselves: let "
                     "others come on another one",
                 )
 
@@ -310,9 +263,13 @@ class Clients:
         return list(dict.fromkeys(group for group, _ in found))
 
 
-def _size(client_id: str, group: str, said: Mapping[str, Any] | None = None) -> int:
+def _topics(consumer: ConsumerData) -> Mapping[str, SubscriptionData]:
+    return {each.topic: each for each in consumer.subscription_data_set or ()}
+
+
+def _size(client_id: str, group: str, data: ConsumerData | None = None) -> int:
     """About as many bytes as are kept of a client in a group."""
-    return _ENTRY_BYTES + len(client_id) + len(group) + (len(str(said)) if said else 0)
+    return _ENTRY_BYTES + len(client_id) + len(group) + (len(encode(data)) if data else 0)
 
 
 def _size_on(connection: Connection, entry: Consumer | Producer | None) -> int:

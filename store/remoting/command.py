@@ -136,10 +136,10 @@ def _of_json(header: bytes, body: bytes) -> Command:
     )
 
 
-def parse_json(data: bytes, kind: type[T]) -> T:
-    """Return JSON of a type. Raises `BadFrame`."""
+def parse_json(data: bytes, kind: type[T], *, strict: bool = True) -> T:
+    """Return JSON of a type. Raises `BadFrame`. strict: as of `strict_json.decode`."""
     try:
-        return strict_json.decode(data, kind)
+        return strict_json.decode(data, kind, strict=strict)
     except ValueError as error:
         raise BadFrame(f"{data[:40]!r}... is no JSON of RocketMQ's protocol: {error}") from error
 

@@ -131,4 +131,4 @@ class ServedGroups:
 
     def _table(self, positions: Positions) -> bytes:
         rows = ((message_queue(self._broker, queue), offset) for queue, offset in positions.items())
-        return f'{{"offsetTable":{table_of_queues(rows)}}}'.encode()
+        return b'{"offsetTable":%b}' % table_of_queues(rows)

@@ -6,45 +6,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from store import BadFrame, RequestRefused
-from store.any_log import Queue
+from store import RequestRefused
 from store.broker.queue_locks import Claims, claim, held
 from store.broker.response_codes import ResponseCode
-from store.remoting.clients import MAX_HEARTBEAT_BYTES
+from store.remoting.bodies import LockRequest
 from store.remoting.codes import RequestCode
-from store.remoting.command import parse_json
 from store.remoting.connection import Connection
 from store.remoting.request import Handler, Request, Response, of_json
 
-_MAX_NAME = 1024  # characters of a group's name, and of a client's id
 _MAX_CLIENTS = 4096  # that lock on one connection, in one group or several
-
-
-class LockRequest(NamedTuple):
-    """queues: those asked for, each with what the client calls it (RocketMQ's MessageQueue)."""
-
-    group: str
-    client_id: str
-    queues: Mapping[Queue, Mapping[str, Any]]
-
-    @staticmethod
-    def of(body: bytes) -> LockRequest:
-        """Raises `BadFrame`."""
-        if len(body) > MAX_HEARTBEAT_BYTES:
-            raise BadFrame(f"a request of {len(body):,} bytes for queues; at most {MAX_HEARTBEAT_BYTES:,}")
-        content = parse_json(body, dict[str, Any])
-        try:
-            queues = {Queue(str(each["topic"]), int(each["queueId"])): each for each in content.get("mqSet") or ()}
-            asked = LockRequest(str(content["consumerGroup"]), str(content["clientId"]), queues)
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadFrame(f"{body[:60]!r}...: no request for queues: {error!r}") from error
-        if max(len(asked.group), len(asked.client_id)) > _MAX_NAME:
-            raise BadFrame(
-                f"a request for queues: a group's name and a client's id have at most {_MAX_NAME} characters"
-            )
-        return asked
 
 
 class _Locked(NamedTuple):
@@ -89,8 +61,9 @@ class Locks:
             self._clients = Counter(has.connection for of_group in self._locked.values() for has in of_group.values())
 
     def _claim(self, request: Request) -> Response:
-        asked, there, now = LockRequest.of(bytes(request.command.body)), self._topics(), time.monotonic()
-        wanted = [queue for queue in asked.queues if 0 <= queue.queue_id < there.get(queue.topic, 0)]
+        asked, there, now = LockRequest.of(request.command.body), self._topics(), time.monotonic()
+        queues = asked.queues
+        wanted = [queue for queue in queues if 0 <= queue.queue_id < there.get(queue.topic, 0)]
         with self._lock:
             if request.connection.is_over:  # it would not hear of it, and keep others waiting
                 return of_json({"lockOKMQSet": []})
@@ -102,7 +75,7 @@ class Locks:
                 self._admit(request.connection)
             if own is not None or claims:
                 self._locked.setdefault(asked.group, {})[asked.client_id] = _Locked(request.connection, claims)
-        return of_json({"lockOKMQSet": [name for queue, name in asked.queues.items() if queue in claims]})
+        return of_json({"lockOKMQSet": [each for queue, each in queues.items() if queue in claims]})
 
     def _admit(self, connection: Connection) -> None:
         """Another client. Raises `RequestRefused` where there are too many."""
@@ -112,10 +85,11 @@ class Locks:
         self._clients[connection] += 1
 
     def _give_back(self, request: Request) -> Response:
-        asked = LockRequest.of(bytes(request.command.body))
+        asked = LockRequest.of(request.command.body)
+        given = asked.queues
         with self._lock:
             of_group = self._locked.get(asked.group, {})
             if (own := of_group.get(asked.client_id)) is not None:
-                kept = {queue: at for queue, at in own.claims.items() if queue not in asked.queues}
+                kept = {queue: at for queue, at in own.claims.items() if queue not in given}
                 of_group[asked.client_id] = own._replace(claims=kept)
         return Response()

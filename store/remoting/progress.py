@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -11,6 +10,7 @@ from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import GROUP_SEPARATOR
+from store.format.strict_json import encode
 from store.remoting.clients import Clients, Consumer, Producer
 from store.remoting.codes import Language, RequestCode
 from store.remoting.group_offsets import ServedOffsets
@@ -73,11 +73,11 @@ class Progress:
                 found = {Queue(topic, id): self._progress(group, Queue(topic, id)) for id in range(queues)}
                 behind += sum(each["brokerOffset"] - max(0, each["consumerOffset"]) for each in found.values())
                 rows = table_of_queues((message_queue(self._broker, queue), each) for queue, each in found.items())
-                tables.append(f'{{"consumeTps":0.0,"offsetTable":{rows}}}')
-            of_groups.append(f"{{{json.dumps(group)}:[{','.join(tables)}]}}")
-        address = json.dumps(request.connection.here)
-        body = f'{{"brokerAddr":{address},"consumeStatsList":[{",".join(of_groups)}],"totalDiff":{behind}}}'
-        return Response(body=(body.encode(),))
+                tables.append(b'{"consumeTps":0.0,"offsetTable":%b}' % rows)
+            of_groups.append(b"{%b:[%b]}" % (encode(group), b",".join(tables)))
+        address = encode(request.connection.here)
+        body = b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d}' % (address, b",".join(of_groups), behind)
+        return Response(body=(body,))
 
     def _readers(self, request: Request) -> Response:
         """The groups that read a topic, or have."""
@@ -109,14 +109,14 @@ class Progress:
         consumers = self._clients.consumers(group)
         if not consumers:
             raise RequestRefused(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{group}] not online")
-        said = next(iter(consumers.values())).said
+        first = next(iter(consumers.values()))
         return of_json(
             {
                 "connectionSet": _connection_set(consumers),
-                "consumeFromWhere": said.get("consumeFromWhere"),
-                "consumeType": said.get("consumeType"),
-                "messageModel": said.get("messageModel"),
-                "subscriptionTable": {each["topic"]: each for each in said.get("subscriptionDataSet") or ()},
+                "consumeFromWhere": first.data.consume_from_where,
+                "consumeType": first.data.consume_type,
+                "messageModel": first.data.message_model,
+                "subscriptionTable": first.topics,
             }
         )
 

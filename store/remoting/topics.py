@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 
 from store import MessageStore, RequestRefused, StoredMessage
@@ -11,6 +10,8 @@ from store.broker.deletion import delete_topic
 from store.broker.response_codes import ResponseCode
 from store.format.layout import PROPERTY_REAL_TOPIC, PROPERTY_RETRY_TOPIC
 from store.format.stored_message import decode_record
+from store.format.strict_json import encode
+from store.remoting.bodies import MessageQueue
 from store.remoting.codes import RequestCode
 from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import CreateTopic, Found, QueryMessage, Topic, ViewMessage
@@ -133,16 +134,15 @@ def must_be_of(message: StoredMessage, topic: str | None) -> None:
         )
 
 
-def message_queue(broker: str, queue: Queue) -> dict[str, object]:
-    """RocketMQ's MessageQueue."""
-    return {"brokerName": broker, "queueId": queue.queue_id, "topic": queue.topic}
+def message_queue(broker: str, queue: Queue) -> MessageQueue:
+    return MessageQueue(broker, queue.queue_id, queue.topic)
 
 
-def queue_table(rows: Iterable[tuple[dict[str, object], dict[str, int]]]) -> Response:
+def queue_table(rows: Iterable[tuple[MessageQueue, dict[str, int]]]) -> Response:
     """A table by queues, as fastjson writes and reads one: its keys are objects, which is no JSON."""
-    return Response(body=(f'{{"offsetTable":{table_of_queues(rows)}}}'.encode(),))
+    return Response(body=(b'{"offsetTable":%b}' % table_of_queues(rows),))
 
 
-def table_of_queues(rows: Iterable[tuple[dict[str, object], object]]) -> str:
+def table_of_queues(rows: Iterable[tuple[MessageQueue, object]]) -> bytes:
     """The table itself."""
-    return f"{{{','.join(f'{json.dumps(queue)}:{json.dumps(values)}' for queue, values in rows)}}}"
+    return b"{%b}" % b",".join(b"%b:%b" % (encode(queue), encode(values)) for queue, values in rows)

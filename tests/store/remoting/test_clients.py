@@ -14,8 +14,9 @@ from store.any_group import Subscription
 from store.broker.response_codes import ResponseCode
 from store.broker.served_groups import is_served
 from store.files.consumer_offsets import check_group_name
+from store.remoting.bodies import MAX_BODY_BYTES, Heartbeat
 from store.remoting.client import Client
-from store.remoting.clients import MAX_HEARTBEAT_BYTES, Clients, Heartbeat, Subscribed
+from store.remoting.clients import Clients
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command, decode, encode
 from store.remoting.connection import Connection
@@ -41,10 +42,14 @@ def members(broker: Broker) -> list[str]:
 
 def test_what_rocketmq_made() -> None:
     beat = Heartbeat.of(MADE)
-    ((group, said, topics),) = beat.consumers
-    assert (beat.client_id, beat.producers, group) == ("127.0.0.1@1", ("producers",), "group")
-    assert topics == {"orders": Subscribed(Subscription("paid"), 1_700_000_000_001)}
-    assert said["consumeFromWhere"] == "CONSUME_FROM_FIRST_OFFSET"
+    assert beat.producers is not None
+    assert beat.consumers is not None
+    (producer,), (consumer,) = beat.producers, beat.consumers
+    assert (beat.client_id, producer.group_name, consumer.group_name) == ("127.0.0.1@1", "producers", "group")
+    assert consumer.consume_from_where == "CONSUME_FROM_FIRST_OFFSET"
+    assert consumer.subscription_data_set is not None
+    (read,) = consumer.subscription_data_set
+    assert (read.topic, read.subscription, read.sub_version) == ("orders", Subscription("paid"), 1_700_000_000_001)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def test_what_rocketmq_made() -> None:
         b'{"clientID":"a","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"t","subVersion":"x"}]}]}',
         b'{"clientID":"a","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"t","subVersion":1e999}]}]}',
         b'{"clientID":"a","producerDataSet":[{}]}',
-        b" " * (MAX_HEARTBEAT_BYTES + 1),
+        b" " * (MAX_BODY_BYTES + 1),
     ],
 )
 def test_what_is_no_heart_beat(broker: Broker, body: bytes) -> None:
@@ -123,10 +128,10 @@ def test_who_begins_to_share_queues_is_told_of(broker: Broker, store: MessageSto
 
 def test_what_one_connection_says_of_its_clients_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under whatever names. Who says it again says no more, and who is gone makes room."""
-    monkeypatch.setattr("store.remoting.clients.MAX_HEARTBEAT_BYTES", 10_000)
+    monkeypatch.setattr("store.remoting.clients.MAX_BODY_BYTES", 10_000)
 
-    def fits(broker: Broker, id: str, size: int = 3000, group: str = "group", kind: str = "consumer") -> bool:
-        body = {"clientID": id, f"{kind}DataSet": [{"groupName": group, "said": "x" * size}]}
+    def fits(broker: Broker, id: str, size: int = 2800, group: str = "group", kind: str = "consumer") -> bool:
+        body = {"clientID": id, f"{kind}DataSet": [{"groupName": group, "consumeType": "x" * size}]}
         answer = broker.ask(RequestCode.HEART_BEAT, body=json.dumps(body).encode())
         assert answer.code in (ResponseCode.SUCCESS, ResponseCode.SYSTEM_BUSY)
         return answer.code == ResponseCode.SUCCESS

@@ -73,7 +73,7 @@ def reset(broker: Broker, **fields: object) -> dict[int, int]:
     answer = broker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffset(**{**usual, **fields}))  # type: ignore[arg-type]
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     pieces = bytes(answer.body).decode().removeprefix('{"offsetTable":{').removesuffix("}}").split(',{"brokerName"')
-    return {int(piece.split('"queueId": ')[1].split(",")[0]): int(piece.rpartition(":")[2]) for piece in pieces}
+    return {int(piece.split('"queueId":')[1].split(",")[0]): int(piece.rpartition(":")[2]) for piece in pieces}
 
 
 def test_resets(broker: Broker, store: MessageStore) -> None:

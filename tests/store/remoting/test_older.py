@@ -225,8 +225,8 @@ def test_where_a_queue_begins_and_what_a_time_means(broker: Broker, store: Messa
     assert earliest.timestamp == times[0]
     broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", "orders", 0, 40))
     body = bytes(broker.ask(RequestCode.GET_CONSUME_STATS, ConsumeStats("group")).body)
-    assert b'"lastTimestamp": %d' % times[39] in body
-    assert b'"minOffset": 0' in bytes(broker.ask(RequestCode.GET_TOPIC_STATS_INFO, Topic("orders")).body)
+    assert b'"lastTimestamp":%d' % times[39] in body
+    assert b'"minOffset":0' in bytes(broker.ask(RequestCode.GET_TOPIC_STATS_INFO, Topic("orders")).body)
     reset = broker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffset("group", "orders", times[20], True))
     assert reset.code == ResponseCode.SUCCESS, reset.remark
     assert store.consumer_offset("group", "orders", 0) == times.index(times[20])

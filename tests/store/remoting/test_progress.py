@@ -18,10 +18,10 @@ def test_how_far(broker: Broker, store: MessageStore) -> None:
     broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("g", "orders", 1, 2))
     answer = broker.ask(RequestCode.GET_CONSUME_STATS, ConsumeStats("g"))
     table = bytes(answer.body).decode()
-    read = f'{{"brokerOffset": 3, "consumerOffset": 2, "pullOffset": 2, "lastTimestamp": {last}}}'
-    assert f'"queueId": 1, "topic": "orders"}}:{read}' in table
-    unread = '{"brokerOffset": 0, "consumerOffset": -1, "pullOffset": -1, "lastTimestamp": 0}'
-    assert f'"queueId": 0, "topic": "orders"}}:{unread}' in table
+    read = f'{{"brokerOffset":3,"consumerOffset":2,"pullOffset":2,"lastTimestamp":{last}}}'
+    assert f'"queueId":1,"topic":"orders"}}:{read}' in table
+    unread = '{"brokerOffset":0,"consumerOffset":-1,"pullOffset":-1,"lastTimestamp":0}'
+    assert f'"queueId":0,"topic":"orders"}}:{unread}' in table
     nothing = broker.ask(RequestCode.GET_CONSUME_STATS, ConsumeStats("g", "other"))
     assert bytes(nothing.body) == b'{"offsetTable":{}}'
 

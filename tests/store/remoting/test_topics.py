@@ -37,10 +37,10 @@ def test_what_is_in_a_topic(broker: Broker, store: MessageStore) -> None:
     (message,) = store.get_message("g", "orders", 1, 0).messages
     answer = broker.ask(RequestCode.GET_TOPIC_STATS_INFO, Topic("orders"))
     assert bytes(answer.body).decode() == (
-        '{"offsetTable":{{"brokerName": "broker-a", "queueId": 0, "topic": "orders"}:'
-        '{"lastUpdateTimestamp": 0, "maxOffset": 0, "minOffset": 0},'
-        '{"brokerName": "broker-a", "queueId": 1, "topic": "orders"}:'
-        f'{{"lastUpdateTimestamp": {message.store_timestamp}, "maxOffset": 1, "minOffset": 0}}}}}}'
+        '{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"orders"}:'
+        '{"lastUpdateTimestamp":0,"maxOffset":0,"minOffset":0},'
+        '{"brokerName":"broker-a","queueId":1,"topic":"orders"}:'
+        f'{{"lastUpdateTimestamp":{message.store_timestamp},"maxOffset":1,"minOffset":0}}}}}}'
     )
     for code in (RequestCode.GET_TOPIC_STATS_INFO, RequestCode.GET_TOPIC_CONFIG):
         assert broker.ask(code, Topic("nowhere")).code == ResponseCode.TOPIC_NOT_EXIST
