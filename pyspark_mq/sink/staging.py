@@ -46,15 +46,15 @@ class Staging:
     def prepare(self) -> None:
         """Raises `StagingError` if this cannot be written."""
         with self._writable() as objects:
-            objects.write(_MADE, b"")
+            with objects.writing(_MADE):
+                pass
             objects.delete(_MADE)
 
     def begin(self, owner: str, run: str) -> None:
         """Make the folder of a run, unless it exists. Raises `StagingError`."""
         made = f"{_folder(owner, run)}/{_MADE}"
-        with self._writable() as objects:
-            if objects.mark(made) is None:
-                objects.write(made, b"")
+        with self._writable() as objects, objects.writing(made):
+            pass
 
     def write(
         self, owner: str, run: str, task: str, tables: Iterable[tuple[str, pa.RecordBatch]]

@@ -58,9 +58,9 @@ class Objects(ByteReader, Protocol):
         """Delete a folder with everything in it."""
 
     def writing(self, path: str) -> AbstractContextManager[Path]:
-        """Give an empty local file, which becomes the object when the context ends without an error.
+        """Give an empty local file, which becomes the object if the context ends without an error.
 
-        A directory's object need not be durable then; its folder must exist. Raises `FileNotFoundError`.
+        The object need not be durable then. In a directory, readers see it while it is written.
         """
 
     def reading(self, path: str) -> AbstractContextManager[Path]:

@@ -82,8 +82,13 @@ class Directory:
     @contextmanager
     def writing(self, path: str) -> Iterator[Path]:
         with self._translated(path) as file:
+            make_folder(file.parent)
             os.close(open_file(file, os.O_TRUNC))
-        yield file
+        try:
+            yield file
+        except BaseException:
+            self.delete(path)
+            raise
 
     def reading(self, path: str) -> AbstractContextManager[Path]:
         return nullcontext(self._root / path)

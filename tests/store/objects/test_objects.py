@@ -55,12 +55,17 @@ def test_an_object_is_created_once(objects: Objects) -> None:
 
 
 def test_a_local_file_becomes_an_object(objects: Objects) -> None:
-    objects.write("a/made", b"")
     with objects.writing("a/b") as path:
         path.write_bytes(b"content")
     assert objects.read_all("a/b") == b"content"
     with objects.reading("a/b") as path:
         assert path.read_bytes() == b"content"
+
+
+def test_a_local_file_is_dropped_after_an_error(objects: Objects) -> None:
+    with pytest.raises(RuntimeError), objects.writing("a/b"):
+        raise RuntimeError
+    assert objects.names("") == {}
 
 
 def test_each_write_changes_the_mark(tmp_path: Path) -> None:
