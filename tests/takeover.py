@@ -61,12 +61,14 @@ class Follower:
         """Read on, woken as `wait` wakes, until everything is there; and not a message more."""
         deadline = time.monotonic() + PATIENCE
         while True:
+            before = len(self.read)
             self.read_on()
             assert self.read.items() <= expected.items()
             if len(self.read) == len(expected):
                 return
             assert time.monotonic() < deadline, f"{len(self.read)} of {len(expected)}"
-            self._store.wait(self._confirm_offset, 1.0)
+            if len(self.read) == before:
+                self._store.wait(self._confirm_offset, 1.0)
 
     def read_on(self) -> None:
         """A few messages of each queue."""
