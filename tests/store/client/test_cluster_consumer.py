@@ -372,7 +372,7 @@ def test_a_broker_that_leaves_takes_nothing_of_the_others_along(
         until(lambda: {*consumer.assigned} >= queues[0] | queues[1])
         until(lambda: len(seen.numbers) == 4 and broker.held == leaving.held == QUEUES + 1)
         leaving.close()
-        until(lambda: not queues[1] & ({*consumer.assigned} | consumer._pullers[0]._waiting.keys()))
+        until(lambda: not queues[1] & ({*consumer.assigned} | consumer._pullers["t"]._waiting.keys()))
         go.set()
         until(lambda: {*seen.numbers} == {*range(200)})
         until(lambda: has_done(consumer, queues[0]) == {50})
