@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +31,7 @@ _retrying = Retrying(
     wait=wait_random_exponential(0.1, max=1),
     reraise=True,
 )
-_creating = threading.Lock()  # fsspec's memory looks first, and writes then
+_memory_turn = threading.Lock()  # fsspec's memory looks first, and writes then
 
 Result = TypeVar("Result")
 
@@ -95,11 +95,12 @@ class Remote:
         self._put(path, lambda at: self._files.pipe_file(at, bytes(data)))
 
     def create(self, path: str, data: bytes) -> bool:
-        if not _protocols(self._files) & {*CREATES_ONCE, _MEMORY}:
+        protocols = _protocols(self._files)
+        if not protocols & {*CREATES_ONCE, _MEMORY}:
             known = ", ".join(f"{each}://" for each in CREATES_ONCE)
             raise ObjectsUnavailable(f"{self.url}: it cannot make a file only if it is missing; use one of {known}")
         try:
-            with _creating:
+            with _memory_turn if _MEMORY in protocols else nullcontext():
                 self._put(path, lambda at: self._files.pipe_file(at, data, mode="create"))
         except ObjectsUnavailable:  # servers differ in how they refuse, and the answer of a success may be lost
             if not self._exists(path):
