@@ -1,4 +1,4 @@
-"""Where the log ends for readers: at our published end, or where a walk of the log ends.
+"""The end of the log for readers: our published end, or the end of a walk over the log.
 
 A RocketMQ broker publishes no end, so its log is walked, at rest or running; so is a log of ours that a crash of the
 machine left unrecovered.
@@ -123,9 +123,9 @@ class LogEnd:
 
     def _is_overtaken(self, published: PublishedEnd) -> bool:
         numbers, abort = published.numbers, (self._root / ABORT_FILE).exists()
-        # By itself: what is open of an append that is undone may be deleted, and made anew.
+        # With files of its own: the undoing of an append may delete a segment and create it again.
         looked_at = CommitLog(self._root, self._log.segments.size, writable=False)
-        # If the numbers changed, a writer of ours is at work, and its append may be what was seen.
+        # If the numbers changed, a writer of ours appended, and the walk may have met its append.
         return was_overtaken(looked_at, published, abort=abort) and published.numbers == numbers
 
     def _look(self) -> int:
@@ -145,7 +145,7 @@ class LogEnd:
         return self._end
 
     def _must_be_same_owner(self) -> None:
-        """Raises `StoreReplaced`. A log that no writer has recovered yet is walked, whoever recovers it."""
+        """Raises `StoreReplaced`. Not checked: which owner recovers our log after a crash of the machine."""
         published = self._published_end
         if published is None:
             if self.path.exists():
@@ -164,7 +164,7 @@ class LogEnd:
         return StoreReplaced(f"{self._root}: the directory changed owner: {what}. Close this store and open it again")
 
     def _walk_on(self, published: PublishedEnd | None) -> None:
-        # Where the machine went down: what lies before was on the device, of what lies behind sectors may be lost.
+        # After a crash of the machine records before this offset are on the device; later sectors may be lost.
         flushed = None if published is None or published.same_boot else published.flushed_offset
         is_new = not self.by_log or self._is_deleted(self._end)
         if is_new:
@@ -175,7 +175,7 @@ class LogEnd:
         self._follow(flushed, until)
         if is_new:
             self._warn_of_what_is_left()
-        if flushed is not None and self._end < flushed:  # damage, and no end: whoever reads it is told
+        if flushed is not None and self._end < flushed:  # a damaged record, not the end: reading it raises
             self._end = flushed
             self._follow(flushed, until)
 
@@ -184,12 +184,12 @@ class LogEnd:
             self._end = chunk.end
 
     def _warn_of_what_is_left(self) -> None:
-        """Warns where the log ends with what is no record, though its broker left in good order."""
+        """Warn of bytes behind the end that are no record, if the last owner closed the directory."""
         segments = self._log.segments
         if is_left(self._log, self._end) and not (self._root / ABORT_FILE).exists():
             warnings.warn(
-                f"{segments.directory}: no sound record at log offset {self._end}, where what can be read ends, though "
-                "whoever wrote last left in good order. One that died may have left it; if none did, messages are "
+                f"{segments.directory}: no sound record at log offset {self._end}, the end of the readable log, though "
+                "the last owner closed the directory. A killed writer may have left the bytes; otherwise messages are "
                 "missing: restore the segment from a copy",
                 RuntimeWarning,
                 stacklevel=2,
@@ -230,20 +230,20 @@ def life_begin(log: CommitLog, queue: ConsumeQueue) -> int:
         offset, size, _ = queue.entries(first, first + 1)[0].item()
     except OffsetLost:
         return 0
-    # Damage may lead where no segment is; and where retention took one, it took all before.
+    # A damaged entry may name an offset without a segment.
     is_entry = offset > 0 and 0 < size < CQ_PRE_BLANK_SIZE and log.segments.exists(offset)
     return offset if is_entry and is_message(log, queue.topic, queue.queue_id, first, offset, size) else 0
 
 
 def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bool:
-    """Whether a RocketMQ broker had the directory since the last writer of ours.
+    """Whether a RocketMQ broker owned the directory since the last writer of ours.
 
-    Call under the store lock; or else it is true only if `published.numbers` are the same after it as before.
-    abort: whether the file is there. Where a writer died, a broker goes on behind its last whole record, maybe below
-    the announced end; the records of one append have the published end's time, a broker's have a later one. And who
-    leaves in good order, without `abort`, cleans up what one of ours announced: a broker does so by keeping it. Nor is
-    it the log's own that ends before the log begins, for retention keeps the last segment, or before bytes that nobody
-    announced, though they are no record: it was put back. A broker that was killed may have left a part of one.
+    Call under the store lock; without it the answer counts only if `published.numbers` are the same before and after.
+    abort: whether the file exists. A broker continues behind the last whole record of our dead writer, maybe below the
+    announced end. Our records of one append have the published end's store time; a broker's records have a later one.
+    Our writer never deletes `abort` before it has undone a dead append, but a broker does. An end before the log's
+    first segment, or before bytes of no record, belongs to another log: an older file was restored. With `abort` the
+    bytes may be a part of a record of a killed broker.
     """
     if not abort and published.announced_end > published.confirm_offset:
         return True
@@ -257,8 +257,9 @@ def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bo
 
 
 def refused_from(root: Path, log: CommitLog, published: PublishedEnd) -> int | None:
-    """Log offset behind which is what an append left that `FlushFailed` was raised for, also after a restart of the
-    machine; None where there is none, or it may be what a broker appended. Call as `was_overtaken`.
+    """Log offset behind which only an append lies that raised `FlushFailed`; None without one, or if a broker appended.
+
+    Call as `was_overtaken`.
     """
     if published.has_failed and not was_overtaken(log, published, abort=(root / ABORT_FILE).exists()):
         return published.confirm_offset
@@ -266,7 +267,7 @@ def refused_from(root: Path, log: CommitLog, published: PublishedEnd) -> int | N
 
 
 def is_left(log: CommitLog, end: int) -> bool:
-    """Whether something lies behind the log's end: bytes that are not zero."""
+    """Whether bytes behind the log's end are not zero."""
     with suppress(OffsetLost):
         return bool(log.segments.read(end, _LOOKED_AT).strip(b"\0"))
     return False
