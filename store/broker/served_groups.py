@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from store.errors import StoreClosed
 from store.files.atomic import make_folder, open_file
 from store.files.opened import Descriptor
 from store.format.layout import CLIENTS_DIR, SERVED_FILE
@@ -23,38 +21,27 @@ from store.system_errors import system_errors
 
 
 class ServerGroups:
-    """The groups that one server has members of. Threads may share it."""
+    """The groups that one server has members of. One thread at a time may use it."""
 
     def __init__(self, root: Path) -> None:
         """Raises `StoreUnavailable`."""
         self._path = _path(root)
-        self._is_closed = False
-        self._turn = threading.Lock()
         with system_errors(self._path):
             make_folder(self._path.parent)
             self._file = Descriptor(self._path, open_file)
 
     def enter(self, group: str) -> bool:
-        """Lock a group; return whether this server has it now, rather than another one.
-
-        Raises `StoreClosed`, `StoreUnavailable`.
-        """
-        with self._turn, system_errors(self._path):
-            if self._is_closed:
-                raise StoreClosed(f"{self._path}: the server was closed")
+        """Lock a group; return whether this server has it now, rather than another one. Raises `StoreUnavailable`."""
+        with system_errors(self._path):
             return set_lock(self._file.fd, fcntl.F_WRLCK, _byte(group))
 
     def leave(self, group: str) -> None:
         """Release a group."""
-        with self._turn:
-            if not self._is_closed:
-                set_lock(self._file.fd, fcntl.F_UNLCK, _byte(group))
+        set_lock(self._file.fd, fcntl.F_UNLCK, _byte(group))
 
     def close(self) -> None:
         """Release all groups."""
-        with self._turn:
-            self._is_closed = True
-            self._file.close()
+        self._file.close()
 
 
 def is_served(root: Path, group: str) -> bool:

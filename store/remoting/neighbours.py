@@ -11,7 +11,7 @@ import logging
 import threading
 from pathlib import Path
 
-from store import GroupConflict, MessageStore, StoreError
+from store import GroupConflict, MessageStore, StoreClosed, StoreError
 from store.any_group import MessageModel
 from store.broker.served_groups import ServerGroups, server_of
 from store.local_group import LocalGroup
@@ -28,6 +28,7 @@ class Neighbours:
         self._locks = ServerGroups(self._root)
         self._turn = threading.Lock()
         self._groups: set[str] = set()
+        self._is_over = False
 
     def has(self, group: str) -> bool:
         """Return whether the group has members here."""
@@ -37,9 +38,11 @@ class Neighbours:
         """Lock a group for a client that is about to join it here.
 
         First this locks, then it looks for consumers; a consumer does likewise, so one of the two sees the other.
-        Raises `GroupConflict`, `StoreUnavailable`.
+        Raises `GroupConflict`, `StoreClosed`, `StoreUnavailable`.
         """
         with self._turn:
+            if self._is_over:
+                raise StoreClosed(f"{self._root}: the server was closed")
             if group in self._groups:
                 return
             if not self._locks.enter(group):
@@ -54,13 +57,15 @@ class Neighbours:
     def changed(self, group: str, count: int) -> None:
         """Release a group if it has no members here any more. count: of its members, without broadcasting ones."""
         with self._turn:
-            if not count:
-                self._groups.discard(group)
+            if not count and group in self._groups and not self._is_over:
+                self._groups.remove(group)
                 self._locks.leave(group)
 
     def close(self) -> None:
         """Release all groups."""
-        self._locks.close()
+        with self._turn:
+            self._is_over = True
+            self._locks.close()
 
     def _must_have_no_consumers(self, group: str) -> None:
         members = LocalGroup(self._root, group).members()
