@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from store import (
@@ -104,21 +103,6 @@ def test_a_topic_with_the_name_of_a_stores_folder_hides_no_archive(filled: Fille
     (folder,) = (tmp_path / "archive").glob(f"*/{Path(filled.path).name}")
     with address_at(str(folder)).open() as log:
         assert log.topics().keys() == {COMMIT_LOG_DIR, "orders"}
-
-
-def test_sizes_and_times(shortened: Filled, log: ThroughLog) -> None:
-    sizes = log.sizes(QueueRange(ORDERS, 0, 303))
-    assert (sizes > 0).all()
-    (batches,) = [list(log.scan(QueueRange(ORDERS, 0, 303), ReadSpec(("storeTimestamp",), EVERYTHING)))]
-    stored = pa.Table.from_batches(batches)["storeTimestamp"].cast(pa.int64()).to_pylist()
-    times = [each // 1000 for each in stored]
-    for at in {*times, times[0] - 1, times[-1] + 1}:
-        assert log.offsets_by_time([ORDERS], at, Boundary.LOWER) == {ORDERS: sum(each < at for each in times)}
-        upper = max(0, sum(each <= at for each in times) - 1)
-        assert log.offsets_by_time([ORDERS], at, Boundary.UPPER) == {ORDERS: upper}
-        (found, *more) = log.stored_between([QueueRange(ORDERS, 0, 303)], at, at) or [QueueRange(ORDERS, 0, 0)]
-        kept = {offset for each in (found, *more) for offset in range(each.start, each.end)}
-        assert kept >= {offset for offset, each in enumerate(times) if each == at}
 
 
 def test_retention_does_not_make_strangers(shortened: Filled, log: ThroughLog) -> None:
