@@ -16,11 +16,9 @@ from store.format.record import set_field
 from store.publish.appender import Condition, Piece
 from store.publish.putting import Putting
 from store.publish.results import AppendResult
-from store.system_errors import explained_verbs
 from store.writer import Writer
 
 
-@explained_verbs
 class Append:
     """Messages of any topics on their way into one store, for one publication: readers see all of them or none.
 

@@ -28,7 +28,6 @@ from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.stored_message import StoredMessage
 from store.integers import integer
 from store.publish.watch import Watch
-from store.system_errors import explained_verbs, system_errors
 from store.upkeep.directory import Directory
 
 _DEFAULT_INSTANCE = "DEFAULT"
@@ -36,7 +35,6 @@ _SHOWN_GROUPS = 10
 _logger = logging.getLogger("store")
 
 
-@explained_verbs
 class LocalGroup:
     """A `Group` whose members are processes of this host: files beside the store in directory `path`.
 
@@ -44,12 +42,11 @@ class LocalGroup:
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str) -> None:
-        with system_errors(path):
-            directory = Directory.at(path)
-            directory.must_be_store()
-            self.path = directory.root
-            self.name = name
-            self._files = GroupFiles(self.path, name, directory.configuration(None).lockTimeoutMillis / 1000)
+        directory = Directory.at(path)
+        directory.must_be_store()
+        self.path = directory.root
+        self.name = name
+        self._files = GroupFiles(self.path, name, directory.configuration(None).lockTimeoutMillis / 1000)
 
     def join(
         self,
@@ -152,7 +149,6 @@ class _Sight(NamedTuple):
     others: dict[str, tuple[set[Queue], set[Queue]]]
 
 
-@explained_verbs
 class LocalMember:
     """A `Member`, until `leave`."""
 

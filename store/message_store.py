@@ -38,7 +38,6 @@ from store.publish.watch import Watches
 from store.read.filed_keys import FiledKeys
 from store.read.published import PublishedQueues
 from store.store_finder import StoreFinder
-from store.system_errors import explained_verbs
 from store.upkeep.directory import Directory, warn_of_lost_begin
 from store.upkeep.open_halves import warn_of_open_halves
 from store.upkeep.retention import Cleaned, Retention
@@ -60,7 +59,6 @@ _ROOMS = (
 )
 
 
-@explained_verbs
 class MessageStore(StoreFinder):
     """A store directory, open. Use `MessageStore.open`, best in a `with` statement.
 

@@ -14,10 +14,8 @@ from store.read.narrowing import Narrowing
 from store.read.query import is_queued, message_at, messages_with_key, offset_of_id, record_at
 from store.read.taking import sizes_at, taken
 from store.store_reader import StoreReader
-from store.system_errors import explained_verbs
 
 
-@explained_verbs
 class StoreFinder(StoreReader):
     """The verbs of a `MessageStore` that find messages, and say where some may be."""
 

@@ -50,10 +50,8 @@ from store.read.published import PublishedQueues
 from store.read.query import offset_by_time
 from store.read.scan import scan_queue
 from store.read.whole_topic import ranges, to_arrow
-from store.system_errors import explained_verbs
 
 
-@explained_verbs
 class StoreReader(Opened):
     """The verbs of a `MessageStore` that read, and those of consumer groups. Its rooms are made, and closed, there."""
 

@@ -6,16 +6,8 @@ Only what has to do with the machine is translated. Any other `OSError` passes, 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
-from functools import wraps
-from types import FunctionType, GeneratorType
-from typing import Any, ParamSpec, TypeVar, cast
 
 from store.errors import FileMissing, StoreError, StoreFull, StoreUnavailable
-
-_Kind = TypeVar("_Kind", bound=type)
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 
 _FULL = "nothing of this call is visible. Free some space and repeat it"
 _OWNER = "ask its owner for the right, or open the store with read_only=True if it is the right to write"
@@ -79,41 +71,3 @@ def raise_translated(where: object, error: OSError) -> None:
 def _numbered(translated: OSError, error: OSError) -> OSError:
     translated.errno = error.errno
     return translated
-
-
-def explained(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """`function` with `system_errors` around it, and around what it yields; its first argument is, or has, a path."""
-
-    @wraps(function)
-    def explaining(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
-        where: Any = arguments[0] if arguments else options.get("path")
-        where = getattr(where, "path", where)
-        try:
-            result: Any = function(*arguments, **options)
-        except OSError as error:
-            raise_translated(where, error)
-            raise
-        # Other iterators, such as Arrow's readers, have verbs of their own, and are made of these.
-        explained_result: Any = _explaining_each(where, result) if isinstance(result, GeneratorType) else result
-        return cast(_Result, explained_result)
-
-    return explaining
-
-
-def explained_verbs(kind: _Kind) -> _Kind:
-    """A class whose public methods are all `explained`."""
-    for name, member in list(vars(kind).items()):
-        if name.startswith("_"):
-            continue
-        if isinstance(member, FunctionType):
-            setattr(kind, name, explained(member))
-        elif isinstance(member, staticmethod):
-            setattr(kind, name, staticmethod(explained(member.__func__)))
-        elif isinstance(member, property) and member.fget is not None:
-            setattr(kind, name, property(explained(member.fget), doc=member.__doc__))
-    return kind
-
-
-def _explaining_each(where: object, items: Iterator[Any]) -> Iterator[Any]:
-    with system_errors(where):
-        yield from items

@@ -19,10 +19,9 @@ from store.archive.tiered import TieredLog
 from store.format.layout import COMMIT_LOG_DIR
 from store.local import LocalAddress, LocalLog
 from store.objects.urls import local_path, storage_options
-from store.system_errors import explained
+from store.system_errors import system_errors
 
 
-@explained
 def address_at(path: str, archive: str | None = None, options: str = "") -> LogAddress:
     """Return the log at a path or a URL: an archive, a store, or a store together with its archive.
 
@@ -33,7 +32,9 @@ def address_at(path: str, archive: str | None = None, options: str = "") -> LogA
     if local is None:
         return ArchiveAddress(path, options)
     if is_archive(local):
-        if not any(each.is_file() for each in (Path(local) / COMMIT_LOG_DIR).glob("*")):  # else a topic has that name
+        with system_errors(local):
+            has_log = any(each.is_file() for each in (Path(local) / COMMIT_LOG_DIR).glob("*"))
+        if not has_log:  # a topic of the archive may have that name
             return ArchiveAddress(local, options)
         warnings.warn(
             f"{local}: a store, and an archive, as of a broker with tieredStoreFilePath in it; what is archived is "
@@ -57,7 +58,6 @@ class ThroughAddress(LocalAddress):
     def __str__(self) -> str:
         return self.path
 
-    @explained
     def open(self) -> ThroughLog:
         """Raises as `LocalAddress.open`. The archive is opened when it is first read."""
         store = MessageStore.open(self.path, create=False, read_only=True)

@@ -12,10 +12,8 @@ import os
 from store import MessageStore
 from store.any_log import Queue
 from store.broker.group_files import GroupFiles
-from store.system_errors import explained
 
 
-@explained
 def delete_topic(path: str | os.PathLike[str], topic: str) -> None:
     """Delete a topic of the store in directory `path`, for good; others may have it open, and write and read.
 

@@ -58,7 +58,6 @@ from store.format.op_message import op_body
 from store.format.stored_message import decode_record
 from store.integers import LONG_MAX, seconds
 from store.publish.putting import Putting, encoding_of
-from store.system_errors import explained_verbs
 
 IMMUNITY_SECONDS = 6.0  # transactionTimeOut
 MAX_CHECKS = 15  # transactionCheckMax
@@ -84,7 +83,6 @@ class Outcome(Enum):
     UNKNOWN = "unknown"
 
 
-@explained_verbs
 class Transactions:
     """The transactions of one producer group in a store that is open for writing. Threads may share it.
 

@@ -25,7 +25,6 @@ from store.format.message import Message, check_mapping, illegal
 from store.format.stored_message import StoredMessage
 from store.integers import integer, span
 from store.message_store import MessageStore
-from store.system_errors import system_errors
 
 _NO_MESSAGES = pa.schema([("body", pa.binary())]).empty_table()
 _NO_PROPERTIES: dict[str, str] = {}
@@ -80,8 +79,7 @@ class Producer(Opened):
         self._first_request = threading.RLock()
         try:
             if name is not None:
-                with system_errors(self._store.path):
-                    self._memory = Memory(self._store, name)
+                self._memory = Memory(self._store, name)
             self._sender = Sender(what, self._store, self._buffer, self._memory, owns=owns)
             self._sender.start()
         except BaseException:
@@ -184,7 +182,7 @@ class Producer(Opened):
         if self._memory is not None:
             raise InvalidArgument(f"{self._what}: requests have no sequences; make them by a producer without a name")
         deadline = time.monotonic() + span("timeout", timeout)
-        with self._first_request, system_errors(self._store.path):
+        with self._first_request:
             if self._replies is not None and self._replies.is_gone:
                 self._replies.stop()
                 self._replies = None

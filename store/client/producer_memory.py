@@ -30,7 +30,6 @@ from store.format.message import Message
 from store.format.strict_json import decode, encode
 from store.format.topic_names import PRODUCERS_TOPIC
 from store.message_store import MessageStore
-from store.system_errors import explained
 
 _NOTE_SECONDS = 60.0
 
@@ -94,13 +93,11 @@ class Memory:
         born = self._topics.born(topic)
         return born is not None and born <= at
 
-    @explained
     def note_if_due(self) -> None:
         """Note how far it came, now and then. Raises as `MessageStore.flush`."""
         if time.monotonic() - self._noted > _NOTE_SECONDS:
             self._note(is_open=True)
 
-    @explained
     def close(self) -> None:
         """Note how far it came; another producer may have the name then. Raises as `MessageStore.flush`."""
         try:

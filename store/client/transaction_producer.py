@@ -23,7 +23,6 @@ from store.integers import integer, seconds
 from store.message_store import MessageStore
 from store.publish.locks import Turn
 from store.publish.putting import PutResult
-from store.system_errors import system_errors
 
 CHECK_SECONDS = 30.0  # transactionCheckInterval
 _TAKE_OVER_SECONDS = 1.0  # between two tries to get the turn to check from who died
@@ -81,9 +80,8 @@ class TransactionProducer(Opened):
         try:
             self._transactions = Transactions(self._store, group)
             folder = Path(self._store.path, PRODUCERS_FOLDER, group)
-            with system_errors(folder):
-                make_folder(folder)
-                turn = Turn(folder / _FILE)
+            make_folder(folder)
+            turn = Turn(folder / _FILE)
         except BaseException:
             if self._owns:
                 self._store.close()

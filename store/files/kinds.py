@@ -31,6 +31,7 @@ from store.format.layout import (
     TOPIC_QUEUE_TYPE,
     TOPICS_FILE,
 )
+from store.system_errors import system_errors
 
 _TABLE = "topicConfigTable"
 _MAPPINGS = "topicQueueMappingInfoMap"
@@ -115,10 +116,12 @@ KINDS = (
 
 def refuse_kinds(root: Path, *, writing: bool) -> None:
     """Raises `UnsupportedStore` for a directory of a kind that cannot be read, or `writing`, written, naming it."""
-    if not root.is_dir():
-        return
+    with system_errors(root):
+        if not root.is_dir():
+            return
     for kind in KINDS:
-        found = None if kind.reads and not writing else kind.find(root)
+        with system_errors(root):
+            found = None if kind.reads and not writing else kind.find(root)
         if found is not None:
             verb = "written" if kind.reads else "read"
             raise UnsupportedStore(

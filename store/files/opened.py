@@ -7,6 +7,7 @@ before any other code runs there, and whoever uses such a thing in it is told.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 from weakref import WeakSet, finalize
 
-from store.errors import StoreClosed, StoreForked, StoreLocked, StoreNotOpen, StoreReplaced
+from store.errors import StoreClosed, StoreForked, StoreLocked, StoreNotOpen, StoreReplaced, StoreUnavailable
+from store.system_errors import system_errors
 
 # Hold it from opening a descriptor until its `Opened` knows it: no process is forked meanwhile.
 opening = threading.RLock()
@@ -80,7 +82,7 @@ class Descriptor(Opened):
     """
 
     def __init__(self, path: Path, open_: Callable[[Path], int]) -> None:
-        with opening:
+        with opening, system_errors(path):
             self.fd = open_(path)
             self._closes = finalize(self, os.close, self.fd)
             self._closes.atexit = False
@@ -111,14 +113,18 @@ class Place:
     def __init__(self, path: Path, status: os.stat_result | None = None) -> None:
         """status: of what was opened, if it was."""
         self.path = path
-        status = status or os.stat(path)
+        with system_errors(path):
+            status = status or os.stat(path)
         self._identity = status.st_dev, status.st_ino
 
     def check(self) -> None:
         """Raises `StoreReplaced`."""
         try:
-            status = os.stat(self.path)
-        except (FileNotFoundError, NotADirectoryError) as error:
+            with system_errors(self.path):
+                status = os.stat(self.path)
+        except StoreUnavailable as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise
             raise self._replaced("was deleted or moved away") from error
         if (status.st_dev, status.st_ino) != self._identity:
             raise self._replaced("is another one now")

@@ -21,7 +21,7 @@ from store.errors import CorruptSegment, FlushFailed, OffsetLost
 from store.files.atomic import sync_directory, write_at
 from store.format.layout import segment_name
 from store.format.strings import Bytes
-from store.system_errors import raise_translated
+from store.system_errors import raise_translated, system_errors
 
 
 def sync(fd: int, path: Path) -> None:
@@ -76,7 +76,8 @@ class SegmentFile:
     def __init__(self, path: Path, size: int, *, writable: bool) -> None:
         self.path = path
         self.size = size
-        self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK)
+        with system_errors(path):
+            self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK)
         # Not in __del__: while that runs, another thread can still get this object by a weak reference.
         finalize(self, os.close, self._fd).atexit = False
         status = os.fstat(self._fd)
@@ -87,7 +88,11 @@ class SegmentFile:
 
     def read(self, position: int, length: int) -> bytes:
         """`length` bytes, fewer at the file's end. Raises `CorruptSegment` where the file was cut short."""
-        data = os.pread(self._fd, length, position)
+        try:
+            data = os.pread(self._fd, length, position)
+        except OSError as error:
+            raise_translated(self.path, error)
+            raise
         if len(data) < min(length, self.size - position):
             self._check_length()
         return data
@@ -98,6 +103,7 @@ class SegmentFile:
             return max(position, os.lseek(self._fd, position, os.SEEK_DATA))
         except OSError as error:
             if error.errno != errno.ENXIO:
+                raise_translated(self.path, error)
                 raise
             return self.size
 
@@ -126,7 +132,8 @@ class SegmentFile:
 
     @cached_property
     def _mapping(self) -> Bytes:
-        return np.frombuffer(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ), np.uint8)
+        with system_errors(self.path):
+            return np.frombuffer(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ), np.uint8)
 
     def _check_length(self) -> None:
         length = os.fstat(self._fd).st_size

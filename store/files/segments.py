@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from store.errors import CorruptSegment, OffsetLost, ReadOnlyStore
-from store.files.atomic import make_folder, open_file, write_at
+from store.files.atomic import make_folder, open_file, status_of, write_at
 from store.files.segment_file import OpenFiles, SegmentFile, sync, sync_names
 from store.format.layout import PREALLOCATE_FILE, SEGMENT_NAME_DIGITS, segment_name
 from store.format.strings import Bytes
-from store.system_errors import raise_translated
+from store.system_errors import raise_translated, system_errors
 
 _OPEN_FILES = 8
 _FEW = 1024  # files: so many are tried without a look at the directory; damaged ends may be far away
@@ -70,11 +70,7 @@ class Segments:
     @property
     def has_folder(self) -> bool:
         """Whether the directory is there; without it there are no files."""
-        try:
-            os.stat(self.directory)
-        except FileNotFoundError:
-            return False
-        return True
+        return status_of(self.directory) is not None
 
     def first(self) -> int:
         """Logical offset of the first byte there is, 0 without files. Raises as `starts`.
@@ -83,24 +79,25 @@ class Segments:
         """
         if self._first is not None:
             start, path = self._first
-            with suppress(FileNotFoundError):
-                if path.stat().st_size > 0:
-                    return start
+            status = status_of(path)
+            if status is not None and status.st_size > 0:
+                return start
         return next(iter(self.starts()), 0)
 
     def delete(self, start: int) -> int:
         """Unlink the segment that begins at `start`; returns the bytes it took on the device."""
-        taken = self.taken(start)
-        self.path(start).unlink()
+        taken, path = self.taken(start), self.path(start)
+        with system_errors(path):
+            path.unlink()
         return taken
 
     def taken(self, start: int) -> int:
         """The bytes that the segment that begins at `start` takes on the device: it is sparse."""
-        return self.path(start).stat().st_blocks * BLOCK_BYTES
+        return self._status(start).st_blocks * BLOCK_BYTES
 
     def modified(self, start: int) -> float:
         """When the segment that begins at `start` was last written, in seconds since 1970."""
-        return self.path(start).stat().st_mtime
+        return self._status(start).st_mtime
 
     def check(self, remedy: str = "restore the missing segments from a copy") -> list[int]:
         """`starts`, after making sure that no segment is missing between the first and the last."""
@@ -114,10 +111,8 @@ class Segments:
 
     def exists(self, offset: int) -> bool:
         """Whether there is a file for this logical offset; an empty one does not count (see `starts`)."""
-        try:
-            return self.path(self._start(offset)).stat().st_size > 0
-        except FileNotFoundError:
-            return False
+        status = status_of(self.path(self._start(offset)))
+        return status is not None and status.st_size > 0
 
     def view(self, offset: int, length: int) -> Bytes:
         """`length` published bytes from `offset`, shape (length,), mapped, without a copy; within one segment."""
@@ -196,6 +191,11 @@ class Segments:
         if not self.size:
             self.starts()
         return offset - offset % self.size if self.size else offset
+
+    def _status(self, start: int) -> os.stat_result:
+        path = self.path(start)
+        with system_errors(path):
+            return path.stat()
 
     def path(self, start: int) -> Path:
         """The file of the segment that begins at `start`."""
@@ -299,10 +299,8 @@ class Segments:
 
 def list_files(directory: Path) -> list[tuple[str, os.stat_result]]:
     """The files of a directory as they were at one moment, by name; none without the directory."""
-    while True:
-        try:
-            with os.scandir(directory) as entries:
-                return sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
-        except FileNotFoundError:  # one went between listing and looking: others may have, too
-            if not directory.exists():
-                return []
+    while status_of(directory) is not None:
+        # A missing file went between listing and looking: others may have, too.
+        with system_errors(directory), suppress(FileNotFoundError), os.scandir(directory) as entries:
+            return sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
+    return []

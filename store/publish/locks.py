@@ -32,6 +32,7 @@ from store.files.atomic import open_file, write_at
 from store.files.opened import Opened, Place, opening
 from store.format.layout import LOCK_FILE
 from store.publish.lock_holders import holders
+from store.system_errors import raise_translated, system_errors
 
 _OWNER_BYTE = 0
 _APPEND_BYTE = 1
@@ -80,7 +81,8 @@ class StoreLock(Opened):
         status = os.fstat(self._fd)
         self.place = Place(self._path, status)
         if status.st_size == 0:
-            write_at(self._fd, b"lock", 0)
+            with system_errors(self._path):
+                write_at(self._fd, b"lock", 0)
 
     @contextmanager
     def held(self, timeout: float | None = None) -> Iterator[None]:
@@ -251,7 +253,8 @@ def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
         )
     kind = fcntl.F_WRLCK if shared else fcntl.F_RDLCK  # that it would stand in the way of
     command = fcntl.F_OFD_GETLK if _HAS_OFD else fcntl.F_GETLK
-    found = fcntl.fcntl(fd, command, _LINUX_FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
+    with system_errors("a lock file"):
+        found = fcntl.fcntl(fd, command, _LINUX_FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
     return bool(_LINUX_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
 
@@ -265,6 +268,7 @@ def set_lock(fd: int, kind: int, byte: int, count: int = 1) -> bool:
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False
+        raise_translated("a lock file", error)
         raise
     return True
 

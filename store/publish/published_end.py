@@ -29,7 +29,7 @@ from weakref import finalize
 import numpy as np
 
 from store.errors import CorruptStore, FlushFailed
-from store.files.atomic import write_at, write_file
+from store.files.atomic import status_of, write_at, write_file
 from store.files.segment_file import failed_flush, sync
 from store.format.layout import (
     PUBLISHED_END,
@@ -40,6 +40,7 @@ from store.format.layout import (
     PUBLISHED_END_VERSION,
     field_offset,
 )
+from store.system_errors import raise_translated, system_errors
 
 _NUMBER_BYTES = PUBLISHED_END_NUMBER_BITS // 8
 _NUMBER_MASK = (1 << PUBLISHED_END_NUMBER_BITS) - 1
@@ -60,9 +61,10 @@ class PublishedEnd:
     rest_seconds = math.inf
 
     def __init__(self, root: Path, *, writable: bool) -> None:
-        """Map the file; raises `FileNotFoundError` when there is none, `CorruptStore` when it is not ours."""
+        """Map the file; raises `FileMissing`, and `CorruptStore` when it is not ours."""
         self.path = root / PUBLISHED_END_FILE
-        self._fd = os.open(self.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK)
+        with system_errors(self.path):
+            self._fd = os.open(self.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK)
         self._closed = finalize(self, os.close, self._fd)
         self._closed.atexit = False
         status = os.fstat(self._fd)
@@ -72,7 +74,8 @@ class PublishedEnd:
                 "delete the file and open the store for writing: it is rebuilt from the log"
             )
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        mapped = mmap.mmap(self._fd, PUBLISHED_END_FILE_BYTES, access=access)
+        with system_errors(self.path):
+            mapped = mmap.mmap(self._fd, PUBLISHED_END_FILE_BYTES, access=access)
         self._inode = status.st_ino
         self._writable = writable
         self._seen = 0  # the confirm offset that was read last
@@ -108,16 +111,17 @@ class PublishedEnd:
         fields["keys_from"] = checked(confirm_offset if keys_from is None else keys_from)
         fields["log_begin"] = 0 if log_begin is None else checked(log_begin)
         path, data = root / PUBLISHED_END_FILE, fields.tobytes().ljust(PUBLISHED_END_FILE_BYTES, b"\0")
-        try:
-            fd = os.open(path, os.O_RDWR)
-        except FileNotFoundError:
-            write_file(path, data)
-            return
-        try:
-            write_at(fd, data, 0)
-            sync(fd, path)
-        finally:
-            os.close(fd)
+        with system_errors(path):
+            try:
+                fd = os.open(path, os.O_RDWR)
+            except FileNotFoundError:
+                write_file(path, data)
+                return
+            try:
+                write_at(fd, data, 0)
+                sync(fd, path)
+            finally:
+                os.close(fd)
 
     @property
     def confirm_offset(self) -> int:
@@ -230,10 +234,8 @@ class PublishedEnd:
     @property
     def is_replaced(self) -> bool:
         """Whether this is no longer the directory's file: somebody deleted it, to have it rebuilt."""
-        try:
-            return os.stat(self.path).st_ino != self._inode
-        except FileNotFoundError:
-            return True
+        status = status_of(self.path)
+        return status is None or status.st_ino != self._inode
 
     @property
     def same_boot(self) -> bool:
@@ -302,7 +304,11 @@ class PublishedEnd:
 
     def publish(self, confirm_offset: int) -> None:
         """Make everything below `confirm_offset` visible, and wake who waits."""
-        write_at(self._fd, checked(confirm_offset).to_bytes(8, "big"), _CONFIRM_OFFSET)
+        try:
+            write_at(self._fd, checked(confirm_offset).to_bytes(8, "big"), _CONFIRM_OFFSET)
+        except OSError as error:
+            raise_translated(self.path, error)
+            raise
 
     def mark_flushed(self, offset: int) -> None:
         """Record that the log is on the device up to `offset`, never stepping back. Raises `FlushFailed`."""

@@ -19,6 +19,7 @@ from weakref import WeakSet, finalize
 from store.errors import StoreClosed
 from store.files.opened import Opened, opening
 from store.publish.latch import LONGEST_WAIT_SECONDS
+from store.system_errors import system_errors
 
 if sys.platform == "linux":
     import inotify_simple
@@ -136,7 +137,8 @@ class _Ears:
                     raise
                 _warn_of_polling("fs.inotify.max_user_instances", error)
         self.is_deaf = self.notify is None  # to all of what is watched, or some
-        self._interrupted, self._interrupt = os.pipe()
+        with system_errors("a watch"):
+            self._interrupted, self._interrupt = os.pipe()
         finalize(self, _close, self.notify, self._interrupted, self._interrupt).atexit = False
         os.set_blocking(self._interrupted, False)
         os.set_blocking(self._interrupt, False)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from store.files.atomic import make_directory, sync_directory
+from store.files.atomic import make_directory, status_of, sync_directory
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.reached import check_reached, forget_reached
 from store.files.topics import Topics
@@ -24,6 +24,7 @@ from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, DELETED_DIR, TOPICS
 from store.integers import LONG_MAX
 from store.publish.locks import among_groups
 from store.publish.published_end import PublishedEnd, published_end_of
+from store.system_errors import system_errors
 
 _logger = logging.getLogger("store")
 
@@ -45,7 +46,7 @@ class Deletion:
         published must be on the device, and nothing be there that is not. Raises `StoreBusy`, `StoreLocked` while a
         broker runs, `CorruptStore`: nothing is deleted then.
         """
-        with among_groups(self._root, self._timeout):
+        with system_errors(self._root), among_groups(self._root, self._timeout):
             for offsets in _offsets(self._root):  # what cannot be read would stop who ends this, and all who append
                 offsets.all_offsets()
             check_reached(self._root)
@@ -69,8 +70,8 @@ def finish_deletion(root: Path, timeout: float) -> None:
     """`Deletion.finish`, for who has no published end yet: then nobody else has the store open for writing, or that one
     is told by the number, which is odd still.
     """
-    if (root / DELETED_DIR).exists():
-        with among_groups(root, timeout):
+    if status_of(root / DELETED_DIR) is not None:
+        with system_errors(root), among_groups(root, timeout):
             _finish(root)
 
 
@@ -88,7 +89,8 @@ def remove_what_came_back(root: Path) -> None:
     back = [queues / topic for topic, at in deleted.items() if topic in gone or at > end]
     back = [folder for folder in back if _is_before(folder, deleted[folder.name])]
     for folder in back:
-        shutil.rmtree(folder)
+        with system_errors(folder):
+            shutil.rmtree(folder)
     if back:
         sync_directory(queues)
     for topic in sorted(topic for topic in gone if (queues / topic).exists()):
@@ -126,7 +128,8 @@ def _published(root: Path) -> int:
 def _is_before(folder: Path, at: int) -> bool:
     """Whether a topic has queues, all of whose messages stand before log offset `at`."""
     for file in folder.glob("*/*"):
-        data = file.read_bytes()
+        with system_errors(file):
+            data = file.read_bytes()
         entries = np.frombuffer(data[: len(data) // CQ_ENTRY.itemsize * CQ_ENTRY.itemsize], CQ_ENTRY)
         if (entries["physical_offset"][entries["size"] > 0] >= at).any():
             return False

@@ -30,6 +30,7 @@ from store.log.commit_log import CommitLog
 from store.log.queue_ends import QueueEnds
 from store.publish.log_end import is_left, was_overtaken
 from store.publish.published_end import published_end_of
+from store.system_errors import system_errors
 from store.upkeep.index_tags import tags_are_filed
 from store.upkeep.plans import Evidence
 
@@ -62,7 +63,8 @@ class Directory:
 
     def is_store(self) -> bool:
         """Whether any of a store's own files is there."""
-        return any((self.root / mark).exists() for mark in _MARKS)
+        with system_errors(self.root):
+            return any((self.root / mark).exists() for mark in _MARKS)
 
     def must_be_store(self, *, writing: bool = False) -> None:
         """Raises `NotAStore` for a path that is none, `UnsupportedStore` for a kind that cannot be read, or written."""
@@ -80,7 +82,8 @@ class Directory:
             return
         if self.root.exists() and not self.root.is_dir():
             raise NotAStore(f"{self.root}: a file; name a directory")
-        others = sorted(entry.name for entry in self.root.iterdir()) if self.root.exists() else []
+        with system_errors(self.root):
+            others = sorted(entry.name for entry in self.root.iterdir()) if self.root.exists() else []
         if self.is_store():  # another process has just made one of it
             return
         if others and others != [CONFIG_DIR]:
@@ -160,7 +163,9 @@ class Directory:
 
     def mark_closed(self) -> None:
         """The last writer leaves, and everything is complete."""
-        (self.root / ABORT_FILE).unlink(missing_ok=True)
+        abort = self.root / ABORT_FILE
+        with system_errors(abort):
+            abort.unlink(missing_ok=True)
 
     def warn_of_missing_segments(self, log: CommitLog) -> None:
         """Warns where the log has a hole, or lacks first segments that retention of ours did not take, or has something

@@ -15,13 +15,12 @@ from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.queue_ends import QueueEnds
 from store.publish.locks import alone
-from store.system_errors import explained
+from store.system_errors import system_errors
 from store.upkeep.directory import Directory
 from store.upkeep.plans import Filed, Plan, Point, plan_for
 from store.upkeep.recovery import Recovery
 
 
-@explained
 def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike[str] | None = None) -> None:
     """Do what recovery may do: queues and index are made anew from the log, and what lies behind its end goes.
 
@@ -34,7 +33,7 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
     log = CommitLog(root, settings.mappedFileSizeCommitLog, writable=True)
     index = Index.of(root, settings, writable=True)
     made = root / REPAIR_DIR
-    with alone(root, "a repair"):
+    with alone(root, "a repair"), system_errors(root):
         if not directory.has_configuration:  # or else the sizes are right and a file that does not fit is wrong
             index.check()
         shutil.rmtree(made, ignore_errors=True)  # of a repair that was killed

@@ -22,6 +22,7 @@ from store.files.config import StoreConfig
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
+from store.system_errors import system_errors
 
 _SECONDS_PER_HOUR = 3600
 Files = list[tuple[str, int]]  # path, and the bytes it took on the device
@@ -188,7 +189,8 @@ class Retention:
 
 def used_percent(path: Path) -> int:
     """How full the device of `path` is for an ordinary user, rounded up, as `df` says it."""
-    space = os.statvfs(path)
+    with system_errors(path):
+        space = os.statvfs(path)
     used = space.f_blocks - space.f_bfree
     return -(-100 * used // max(1, used + space.f_bavail))
 

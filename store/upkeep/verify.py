@@ -36,7 +36,7 @@ from store.log.consume_queues import ConsumeQueues, Ends
 from store.log.dispatch import LogChunk, index_keys, walk
 from store.log.queue_ends import QueueEnds
 from store.publish.log_end import LogEnd
-from store.system_errors import explained
+from store.system_errors import system_errors
 from store.upkeep.compressed import broken_bodies
 from store.upkeep.deletion import with_messages_since
 from store.upkeep.directory import Directory, lost_begin
@@ -60,7 +60,6 @@ _LOST_END = (
 )
 
 
-@explained
 def verify(
     path: str | os.PathLike[str],
     progress: Progress = lambda done, total: None,
@@ -74,7 +73,7 @@ def verify(
     directory = Directory.at(path)
     directory.must_be_store()
     verifier = _Verifier(directory, directory.configuration(config), progress)
-    with suppress(Enough):
+    with suppress(Enough), system_errors(directory.root):
         try:
             verifier.run()
         except CorruptStore as error:

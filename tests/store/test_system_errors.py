@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import resource
@@ -10,15 +11,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from store import InvalidArgument, Message, MessageStore, StoreConfig, StoreError, StoreUnavailable
+from store import InvalidArgument, Message, MessageStore, StoreConfig, StoreError, StoreFull, StoreUnavailable
+from store.errors import FileMissing
 from store.local_group import LocalGroup
-from store.system_errors import explained
+from store.system_errors import system_errors
 from store.upkeep.verify import verify
 from tests.descriptors import allowed
 
@@ -202,25 +204,39 @@ def test_a_name_that_is_too_long(tmp_path: Path) -> None:
         MessageStore.open(tmp_path / ("x" * 300))
 
 
-def test_what_comes_while_iterating() -> None:
-    @explained
-    def items(path: str) -> Iterator[int]:
-        yield 1
-        raise OSError(5, "Input/output error")
+@pytest.mark.parametrize(
+    ("number", "kind", "told"),
+    [
+        (errno.EACCES, StoreUnavailable, "Permission denied; ask its owner"),
+        (errno.EROFS, StoreUnavailable, "open the store with read_only=True"),
+        (errno.EMFILE, StoreUnavailable, "raise the limit"),
+        (errno.EIO, StoreUnavailable, "see the system's log"),
+        (errno.ENOLCK, StoreUnavailable, "a file system with locks"),
+        (errno.ENOSPC, StoreFull, "no space left on the device"),
+        (errno.EDQUOT, StoreFull, "no space left on the device"),
+        (errno.ENOENT, FileMissing, "put it back"),
+        (errno.EBADF, OSError, "Bad file descriptor"),
+    ],
+)
+def test_system_errors_are_translated(number: int, kind: type[OSError], told: str) -> None:
+    with pytest.raises(OSError, match=told) as caught, system_errors("/somewhere"):
+        raise OSError(number, os.strerror(number))
+    assert type(caught.value) is kind
+    assert caught.value.errno == number
+    assert kind is OSError or str(caught.value).startswith("/somewhere: ")
 
-    iterator = items("/somewhere")
-    assert next(iterator) == 1
-    with pytest.raises(StoreUnavailable, match="/somewhere: Input/output error; see the system's log"):
-        next(iterator)
+
+def test_system_error_names_its_own_path() -> None:
+    with pytest.raises(FileMissing, match=r"^/nowhere/at/all: No such file") as caught, system_errors("/somewhere"):
+        os.stat("/nowhere/at/all")
+    assert isinstance(caught.value, FileNotFoundError)
+    assert type(caught.value.__cause__) is FileNotFoundError
 
 
-def test_what_is_a_fault_of_the_program_passes() -> None:
-    @explained
-    def act(path: str) -> None:
-        raise OSError(9, "Bad file descriptor")
-
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        act("/somewhere")
+def test_translated_error_is_not_translated_again() -> None:
+    with pytest.raises(StoreFull) as caught, system_errors("/outer"), system_errors("/inner"):
+        raise OSError(errno.ENOSPC, "full")
+    assert str(caught.value).startswith("/inner: ")
 
 
 @pytest.mark.parametrize("wrong", [1.0, "1", True, None, 2**63])
