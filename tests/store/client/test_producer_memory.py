@@ -32,6 +32,7 @@ from store import (
 )
 from store.broker.deletion import delete_topic
 from store.format.topic_names import PRODUCERS_TOPIC
+from store.system_errors import system_errors
 from tests.children import ended
 from tests.store.client.producers import SMALL, bodies, nobody_appends
 from tests.waiting import PATIENCE
@@ -181,7 +182,8 @@ def test_a_note_that_the_system_refuses(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch, code: int, refusal: type[StoreError]
 ) -> None:
     def refuse(path: Path, *_: object) -> None:
-        raise OSError(code, os.strerror(code), str(path))
+        with system_errors(path):
+            raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patched:
         patched.setattr("store.files.reached.write_file", refuse)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 import time
 from collections import Counter
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from store import Consumer, ConsumerConfig, Message, MessageStore, ReceivedMessage, delete_topic
+from store import Consumer, ConsumerConfig, Message, MessageStore, ReceivedMessage, StoreFull, delete_topic
 from store.any_log import Queue
 from store.client import rebalancer
 from store.client.rebalancer import Rebalancer
@@ -118,7 +116,7 @@ def test_members_go_on_while_the_disk_is_full(store: MessageStore, monkeypatch: 
 
     def refuse(path: Path, *_: object, **__: object) -> None:
         refused.append(path)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        raise StoreFull(f"{path}: no space left on the device")
 
     monkeypatch.setattr(rebalancer, "_PERSIST_SECONDS", 0.0)
     monkeypatch.setattr(rebalancer, "_LOOK_SECONDS", 0.01)

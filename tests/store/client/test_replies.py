@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import subprocess
 import sys
 import threading
@@ -22,12 +20,10 @@ from store import (
     Producer,
     ReceivedMessage,
     StoreClosed,
-    StoreUnavailable,
     UnknownTopic,
     delete_topic,
     reply,
 )
-from store.files.topics import Topics
 from tests.end_to_end.test_kill import ROOT
 from tests.store.format.test_delayed import all_of
 from tests.waiting import PATIENCE, until
@@ -107,21 +103,6 @@ def test_replies_come_where_their_topic_was_deleted(store: MessageStore, is_made
             delete_topic(store.path, "DefaultCluster_REPLY_TOPIC")
             for asks in (other, producer) if is_made_anew else (producer, other):
                 assert asks.request(Message("questions", b""), PATIENCE).body == b"yes"
-
-
-def test_what_the_system_refuses_while_it_looks_for_the_topic_of_replies(
-    store: MessageStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: Topics, topic: str) -> None:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), topic)
-
-    with Producer(store) as producer:
-        with monkeypatch.context() as patched:
-            patched.setattr(Topics, "born", refuse)
-            with pytest.raises(StoreUnavailable):
-                producer.request(Message("questions", b""), PATIENCE)
-        with pytest.raises(NoReply):
-            producer.request(Message("questions", b""), 0.01)
 
 
 def test_a_message_that_is_no_request(store: MessageStore) -> None:
