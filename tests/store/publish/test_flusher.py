@@ -6,19 +6,15 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
 from store import Message, MessageStore, StoreClosed, StoreConfig
-from store.delays.deliverer import Deliverer
 from store.files.checkpoint import read_checkpoint
 from store.log.queue_ends import QueueEnds
-from store.publish.flusher import Flusher
 from store.publish.published_end import PublishedEnd
-from tests.waiting import PATIENCE, until
+from tests.waiting import PATIENCE
 
 SMALL = {"mappedFileSizeCommitLog": 4096, "mappedFileSizeConsumeQueue": 200}
 
@@ -166,83 +162,3 @@ def test_another_directory_whose_device_hangs_keeps_nobody_waiting(
         slow.join()
         other.join()
     assert is_over
-
-
-class Interrupted(BaseException):
-    pass
-
-
-def test_a_flush_that_is_interrupted_keeps_nobody_waiting(tmp_path: Path) -> None:
-    """Wherever that is, in Python's own library too; and though somebody keeps the exception, as a notebook does."""
-    calls, place, kept = 0, -1, list[BaseException]()
-
-    def interrupt(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal calls
-        calls += event != "c_call"  # the interpreter looks for signals behind it
-        if calls == place and event != "c_call":
-            sys.setprofile(None)
-            raise Interrupted
-
-    def flush_one(store: MessageStore) -> None:
-        nonlocal calls
-        store.put(Message("t", b"x"))
-        calls = 0
-        sys.setprofile(interrupt)
-        try:
-            store.flush()
-        except Interrupted as error:
-            kept.append(error)
-        finally:
-            sys.setprofile(None)
-
-    with MessageStore.open(tmp_path, config=StoreConfig(**SMALL, flushIntervalCommitLog=3_600_000)) as store:
-        store.create_topic("t", 1)
-        for _ in range(2):  # what is loaded at first counts, too
-            flush_one(store)
-        for place in range(1, calls):
-            flush_one(store)
-            other = threading.Thread(target=store.flush, daemon=True)
-            other.start()
-            other.join(PATIENCE)
-            assert not other.is_alive(), f"place {place}"
-    assert len(kept) > 100
-
-
-def test_a_close_that_is_interrupted_as_it_ends_its_threads_comes_to_its_end(tmp_path: Path) -> None:
-    """Wherever that is, in Python's own library too."""
-    ending, before = {Flusher.end.__code__, Deliverer.stop.__code__}, set(threading.enumerate())
-    calls, place = 0, -1
-
-    def interrupt(frame: FrameType | None, event: str, argument: object) -> None:
-        nonlocal calls
-        while frame is not None and frame.f_code not in ending:
-            frame = frame.f_back
-        calls += frame is not None and event != "c_call"
-        if calls == place:
-            sys.setprofile(None)
-            raise Interrupted
-
-    def close_one(store: MessageStore) -> None:
-        sys.setprofile(interrupt)
-        with suppress(Interrupted):
-            store.close()
-        sys.setprofile(None)
-
-    def close_in_thread(interrupted_at: int) -> None:
-        nonlocal calls, place
-        calls, place = 0, interrupted_at
-        store = MessageStore.open(tmp_path)
-        store.put(Message("t", b"x", delay_level=18))
-        closing = threading.Thread(target=close_one, args=(store,), daemon=True)
-        closing.start()
-        closing.join(PATIENCE)
-        assert not closing.is_alive(), f"place {place}"
-        until(lambda: set(threading.enumerate()) == before)
-
-    with MessageStore.open(tmp_path) as store:
-        store.create_topic("t", 1)
-    close_in_thread(-1)
-    places = calls
-    for number in range(1, places + 1):
-        close_in_thread(number)
-    assert places > 10
