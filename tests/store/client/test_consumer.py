@@ -24,6 +24,7 @@ from store import (
     OffsetLost,
     ReceivedMessage,
     StoreError,
+    StoreReplaced,
     Subscription,
     UnknownTopic,
 )
@@ -35,6 +36,7 @@ from store.local import LocalAddress
 from store.local_group import LocalGroup
 from tests.logs.memory import Memory, serve
 from tests.store.client.consumers import FIRST, QUEUES, TOPIC, Seen, committed, config, opened, put
+from tests.takeover import broker
 from tests.waiting import PATIENCE, until
 
 
@@ -246,6 +248,24 @@ def test_a_segment_of_the_log_that_is_lost_ends_it(store: MessageStore, expressi
     ):
         consumer.wait(PATIENCE)
     assert set(committed(store).values()) <= {0, 1, 2, 3}
+
+
+def test_a_new_owner_of_the_directory_ends_it(tmp_path: Path) -> None:
+    """Another consumer of the group continues."""
+    path, seen = tmp_path / "mq", Seen()
+    with opened(tmp_path) as store:
+        put(store, range(8))
+    consumer = Consumer(path, "g", "t", seen, config=config())
+    until(lambda: len(seen.numbers) == 8)
+    with broker(path) as theirs:
+        put(theirs, range(8, 16))
+        with pytest.raises(StoreReplaced, match="Close this store and open it again"):
+            consumer.wait(PATIENCE)
+        with pytest.raises(StoreReplaced):
+            consumer.close()
+    with Consumer(path, "g", "t", seen, config=config()):
+        until(lambda: len(seen.numbers) == 16)
+    assert sorted(seen.numbers) == list(range(16))
 
 
 def test_messages_that_were_deleted_before_they_were_consumed_are_named(
