@@ -34,20 +34,21 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
 
 from pyspark_mq.errors import CheckpointError
 from pyspark_mq.offsets.losses import Loss, loss_before
 from pyspark_mq.offsets.positions import (
     fingerprints_from_json,
     fingerprints_to_json,
-    is_long,
     json_object,
     positions_from_json,
-    shown,
     to_json,
 )
 from store.any_log import Bounds, Fingerprints, Positions, Queue, QueueRange
+from store.integers import LONG_MAX
 
 _START = "$start"
 _LAST = "$last"
@@ -55,6 +56,7 @@ _EPOCH = "$epoch"
 _READER = "$reader"
 _FROM = "$from"
 
+_OF_EPOCH = {"epoch": _EPOCH, "reader": _READER, "tasks": _FROM, "last": _LAST}
 READER_ID = re.compile(r"[0-9a-f]{32}")  # names a folder of the ledger
 
 
@@ -96,6 +98,13 @@ class StreamOffset:
             ) from error
 
 
+class _EpochJson(msgspec.Struct, forbid_unknown_fields=True, rename=_OF_EPOCH):
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=LONG_MAX)]
+    reader: Annotated[str, msgspec.Meta(pattern=rf"\A{READER_ID.pattern}\Z")]
+    tasks: list[Any]
+    last: Any
+
+
 @dataclass(frozen=True)
 class EpochOffset:
     """The end of one real-time batch.
@@ -129,16 +138,10 @@ class EpochOffset:
         """None for the offset of a micro-batch. Raises `CheckpointError` as `StreamOffset.from_json` does."""
         if not isinstance(json_, dict) or _EPOCH not in json_:
             return None
-        _refuse_newer(json_, (_EPOCH, _READER, _FROM, _LAST))
+        _refuse_newer(json_, tuple(_OF_EPOCH.values()))
         try:
-            if json_.keys() != {_EPOCH, _READER, _FROM, _LAST}:
-                raise ValueError(f"it has {', '.join(sorted(json_))}")
-            return cls(
-                _number(json_[_EPOCH], _EPOCH),
-                _reader_id(json_[_READER]),
-                _tasks(json_[_FROM]),
-                fingerprints_from_json(json_[_LAST]),
-            )
+            found = msgspec.convert(json_, _EpochJson)
+            return cls(found.epoch, found.reader, _tasks(found.tasks), fingerprints_from_json(found.last))
         except ValueError as error:
             raise CheckpointError(
                 f"The checkpoint has a real-time offset that is damaged ({error}); restore it from a copy, "
@@ -212,10 +215,8 @@ def _bare(json_: dict[str, Any]) -> dict[str, Any]:
     return {topic: by_queue for topic, by_queue in json_.items() if topic not in (_START, _LAST)}
 
 
-def _tasks(json_: Any) -> tuple[Positions, ...]:
-    """Raises `ValueError` where `json_` is no list of positions, or one queue is in two."""
-    if not isinstance(json_, list):
-        raise ValueError(f"{_FROM} is {shown(json_)} where a list belongs")
+def _tasks(json_: list[Any]) -> tuple[Positions, ...]:
+    """Raises `ValueError` where an item is no positions, or one queue is in two."""
     tasks = tuple(positions_from_json(task) for task in json_)
     seen: set[Queue] = set()
     for queue in (queue for task in tasks for queue in task):
@@ -223,15 +224,3 @@ def _tasks(json_: Any) -> tuple[Positions, ...]:
             raise ValueError(f"{_FROM} names {queue} twice")
         seen.add(queue)
     return tasks
-
-
-def _reader_id(json_: Any) -> str:
-    if not isinstance(json_, str) or not READER_ID.fullmatch(json_):
-        raise ValueError(f"{_READER} is {shown(json_)} where 32 hexadecimal digits belong")
-    return json_
-
-
-def _number(json_: Any, where: str) -> int:
-    if not is_long(json_):
-        raise ValueError(f"{where} is {shown(json_)} where a number belongs")
-    return int(json_)

@@ -22,29 +22,26 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from pyspark_mq.errors import LedgerError
 from pyspark_mq.offsets.checkpoint import READER_ID
 from pyspark_mq.offsets.positions import (
     fingerprints_from_json,
     fingerprints_to_json,
-    is_long,
     positions_from_json,
-    shown,
     to_json,
 )
 from store.any_log import Fingerprints, Positions, Queue
 from store.errors import ObjectsUnavailable
 from store.format.strict_json import decode, encode
+from store.integers import LONG_MAX
 from store.objects.any_objects import Objects, objects_at
 
 RETENTION_SECONDS = 7 * 24 * 3600.0
 
-_NEXT = "next"
-_STARVED = "starved"
-_SLOTS = "slots"
-_LAST = "last"
 _PASSED = "passed"
 _MADE = ".made"
 _MAX_BYTES = 256 << 20
@@ -60,6 +57,13 @@ class TaskName:
     reader: str
     epoch: int
     task: int
+
+
+class _RecordJson(msgspec.Struct):
+    next: dict[str, Any]
+    starved: bool
+    last: dict[str, Any]
+    slots: Annotated[int, msgspec.Meta(ge=1, le=LONG_MAX)] | None
 
 
 @dataclass(frozen=True)
@@ -111,17 +115,15 @@ class Ledger:
             data = self._objects.read(path, 0, _MAX_BYTES + 1)
             if len(data) > _MAX_BYTES:
                 raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
-            json_ = decode(data, dict[str, Any])
-            last, slots = fingerprints_from_json(json_[_LAST]), json_[_SLOTS]
-            if slots is not None and not is_long(slots, 1):
-                raise ValueError(f"{_SLOTS} is {shown(slots)} where a number belongs")
-            record = TaskRecord(positions_from_json(json_[_NEXT]), bool(json_[_STARVED]), last, slots)
+            found = decode(data, _RecordJson)
+            last = fingerprints_from_json(found.last)
+            record = TaskRecord(positions_from_json(found.next), found.starved, last, found.slots)
             if record.next.keys() != set(queues):
                 raise ValueError(f"it has {_names(record.next)}, and the task {_names(queues)}")
             return record
         except FileNotFoundError:
             return None
-        except (ObjectsUnavailable, ValueError, KeyError) as error:
+        except (ObjectsUnavailable, ValueError) as error:
             raise LedgerError(
                 f"{self}/{path}: not a record of what a real-time task read ({error}); restore "
                 "the file from a copy, or go on without it: delete it if its batch was not committed, else use a new "
@@ -139,7 +141,7 @@ class Ledger:
         Raises `LedgerError` if it cannot be written.
         """
         path, last = _record_path(name), fingerprints_to_json(record.last)
-        content = {_NEXT: to_json(record.next), _STARVED: record.starved, _LAST: last, _SLOTS: record.slots}
+        content = _RecordJson(to_json(record.next), record.starved, last, record.slots)
         with self._usable() as objects:
             is_first = objects.create(path, encode(content))
         found = self.find(name, record.next)
