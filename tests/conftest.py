@@ -19,7 +19,8 @@ from tests.s3 import environment, new_bucket, s3_server
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-settings.register_profile("any machine", deadline=None)  # a busy one takes its time
+# A busy machine takes its time. A long run: EXAMPLES=1000
+settings.register_profile("any machine", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "40")))
 settings.load_profile("any machine")
 
 ROOT = Path(__file__).parent.parent

@@ -37,5 +37,3 @@ def test_batch_and_stream_over_an_archive_and_through_the_store(
 
     assert streamed(archive, "alone") == 258
     assert streamed(filled.path, "through") == 308
-    filled.store.archive()
-    assert streamed(archive, "alone") == 308

@@ -96,14 +96,8 @@ def test_sql(spark: SparkSession, filled: Filled) -> None:
 @pytest.mark.parametrize(
     ("options", "schema", "message"),
     [
-        ({"startingOffset": "earliest"}, None, "Unknown option 'startingoffset': did you mean startingOffsets?"),
-        ({"assign": '{"orders": [0]}'}, None, "subscribe and assign exclude each other"),
-        ({"startingOffsets": '{"orders": {"0": 1'}, None, "line 1 column 19"),
-        ({"startingOffsets": '{"orders": {"0": 1, "7": 1}}'}, None, "orders/7"),
         ({"subscribe": "payments"}, None, "The log has no payments; it has orders"),
-        ({}, "queueId bigint", "Column queueId is int, the schema says bigint"),
         ({}, "tag string", "no column 'tag': did you mean tags?"),
-        ({"path": "/nowhere/mq"}, None, "NotAStore: /nowhere/mq"),
     ],
 )
 def test_bad_input(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
-from store import MessageStore
 from tests.end_to_end.test_stream_query import EARLIEST, Sink, checkpoint, run
 from tests.filled import Filled
 
@@ -42,29 +40,6 @@ def test_a_query_that_missed_messages_ends_or_goes_on_with_the_rest(
     filled.put("orders", 0, 1)
     run(spark, filled, sink, checkpoint, **EARLIEST)  # nothing more is missing
     assert sink.batches[2] == filled.rows[-1:]
-
-
-def test_a_store_put_back_from_a_backup_is_not_read_on(
-    spark: SparkSession, filled: Filled, checkpoint: Path, tmp_path: Path
-) -> None:
-    sink = Sink()
-    filled.store.flush()
-    shutil.copytree(filled.path, tmp_path / "backup")
-    filled.put("orders", 0, 4)
-    run(spark, filled, sink, checkpoint, **EARLIEST)
-    filled.store.close()
-    shutil.rmtree(filled.path)
-    (tmp_path / "backup").rename(filled.path)
-    with MessageStore.open(filled.path) as filled.store:
-        del filled.rows[-4:]
-        filled.put("orders", 0, 9)
-        with pytest.raises(StreamingQueryException, match=r"orders/0 from 7 on is lost: other messages stand there"):
-            run(spark, filled, sink, checkpoint, **EARLIEST)
-        run(spark, filled, sink, checkpoint, failOnDataLoss="false", **EARLIEST)
-        assert sink.batches[1] == sorted(row for row in filled.rows if row[1] == 0)
-        filled.put("orders", 0, 1)
-        run(spark, filled, sink, checkpoint, **EARLIEST)
-        assert sink.batches[2] == filled.rows[-1:]
 
 
 def test_messages_that_go_between_planning_and_reading(spark: SparkSession, filled: Filled) -> None:

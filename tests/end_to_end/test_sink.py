@@ -46,15 +46,14 @@ def test_every_column_of_several_topics(spark: SparkSession, store: MessageStore
     assert staged(store) == []
 
 
-@BOTH
-def test_delayed_rows(spark: SparkSession, store: MessageStore, delivery: str) -> None:
+def test_delayed_rows(spark: SparkSession, store: MessageStore) -> None:
     rows_ = [
         ("level", 1, None),
         ("time", None, (datetime.now(UTC) + timedelta(seconds=3)).replace(microsecond=0)),
         ("now", None, None),
     ]
     frame = spark.createDataFrame(rows_, "body string, delayLevel int, deliverAt timestamp")
-    save(frame.coalesce(1), store, topic="orders", delivery=delivery)
+    save(frame.coalesce(1), store, topic="orders")
     with MessageStore.open(store.path, create=False) as delivering:
         deadline = time.monotonic() + 60
         while len(bodies(store, "orders")) < 3 and time.monotonic() < deadline:
@@ -114,18 +113,11 @@ def test_one_publication_for_all_tasks_and_topics(spark: SparkSession, store: Me
 @pytest.mark.parametrize(
     ("select", "mode", "options", "message"),
     [
-        (["id"], "append", {"topic": "orders"}, r"no column 'id': there are topic, body"),
         (
             ["string(id) body"],
             "append",
             {},
             r'Where do the rows go\? Set option\("topic", ...\), or add a column topic',
-        ),
-        (
-            ["string(id) body"],
-            "append",
-            {"topic": "nope"},
-            r"no topic 'nope', but .* pyspark-mq topic create .* 'nope'",
         ),
         (
             ["string(id) body", "'nope' topic"],
@@ -134,13 +126,6 @@ def test_one_publication_for_all_tasks_and_topics(spark: SparkSession, store: Me
             r"no topic 'nope', but .* pyspark-mq topic create .* 'nope'",
         ),
         (["string(id) body"], "overwrite", {"topic": "orders"}, r'only appended to: write with mode\("append"\)'),
-        (
-            ["string(id) body"],
-            "append",
-            {"subscribe": "orders"},
-            r"subscribe is for reading; name the topic with topic",
-        ),
-        (["string(id) value"], "append", {"topic": "orders"}, r"withColumnRenamed\('value', 'body'\)"),
         (["IF(id = 1, NULL, 'x') body"], "append", {"topic": "orders"}, r"1 of .* rows have no body \(null\)"),
         (["string(id) body", "int(7) queueId"], "append", {"topic": "orders"}, r"queues 0 to 1, not 7"),
     ],
@@ -153,13 +138,6 @@ def test_refusals_through_spark(
         frame.write.format("mq").mode(mode).options(**options).save(str(store.path))
     assert bodies(store, "orders") == []
     assert staged(store) == []
-
-
-def test_no_store_there(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(PySparkException, match="NotAStore"):
-        spark.range(1).selectExpr("'x' body").write.format("mq").mode("append").option("topic", "t").save(
-            str(tmp_path / "nothing")
-        )
 
 
 def test_insert_into(spark: SparkSession, store: MessageStore) -> None:

@@ -179,17 +179,16 @@ def test_every_row_once_whoever_is_killed(
 @needs_pipelined_workers
 def test_behind_a_source_in_real_time(spark: SparkSession, source: MessageStore, target: Path, tmp_path: Path) -> None:
     copy = Copy(source, target, tmp_path / "checkpoint")
-    with steadily_put(source):
-        for _ in range(2):
+    with (
+        steadily_put(source),
+        copy.running(realTime="true", batchDuration="2 seconds", realTimePartitions="2") as process,
+    ):
+
+        def some_are_there() -> bool:
             with MessageStore.open(target, read_only=True) as store:
-                before = sum(map(len, bodies(store, "copies").values()))
-            with copy.running(realTime="true", batchDuration="2 seconds", realTimePartitions="2") as process:
+                return sum(map(len, bodies(store, "copies").values())) > 3 * KEYS
 
-                def more_is_there(before: int = before) -> bool:
-                    with MessageStore.open(target, read_only=True) as store:
-                        return sum(map(len, bodies(store, "copies").values())) > before + 3 * KEYS
-
-                until(more_is_there, every=0.2, patience=QUERY_PATIENCE)
-                kill_tree(process.pid)
+        until(some_are_there, every=0.2, patience=QUERY_PATIENCE)
+        kill_tree(process.pid)
     copy.drain(spark)
     check_copies(source, target)

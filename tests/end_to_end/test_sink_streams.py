@@ -79,22 +79,6 @@ def test_a_batch_that_spark_runs_again(
     assert staged(store) == []
 
 
-def test_a_checkpoint_without_its_newest_files(spark: SparkSession, store: MessageStore, tmp_path: Path) -> None:
-    """The batch that is planned anew has as many rows, and others."""
-    frame, checkpoint = source(spark, store, maxOffsetsPerTrigger="10").select("body"), tmp_path / "checkpoint"
-    put(spark, store, 0, 10)
-    with copying(frame, store, checkpoint):
-        pass
-    forget_above(-1, checkpoint / "commits", checkpoint / "offsets")
-    put(spark, store, 10, 30)
-    with (
-        pytest.raises(PySparkException, match="batch 0 of this query was written, and now comes planned anew"),
-        copying(frame, store, checkpoint),
-    ):
-        pass
-    assert sorted(bodies(store, "copies")) == numbers(10)
-
-
 def test_a_store_that_is_put_back_under_a_newer_checkpoint(
     spark: SparkSession, store: MessageStore, tmp_path: Path
 ) -> None:
@@ -122,15 +106,6 @@ def test_a_store_that_is_put_back_under_a_newer_checkpoint(
         assert sorted(bodies(it, "copies")) == sorted(b"%d" % n for n in range(80) if n % 20 < 10)
 
 
-def test_another_checkpoint_is_another_query(spark: SparkSession, store: MessageStore, tmp_path: Path) -> None:
-    put(spark, store, 0, 10)
-    frame = source(spark, store).select("body")
-    for name in ("first", "second"):
-        with copying(frame, store, tmp_path / name):
-            pass
-    assert sorted(bodies(store, "copies")) == sorted(numbers(10) * 2)
-
-
 def test_several_queries_write_to_one_store(spark: SparkSession, store: MessageStore, tmp_path: Path) -> None:
     put(spark, store, 0, 300)
     frame = source(spark, store, maxOffsetsPerTrigger="60").select("body")
@@ -149,7 +124,6 @@ def test_several_queries_write_to_one_store(spark: SparkSession, store: MessageS
     [
         (["body"], "complete", {}, r'only appended to, and complete mode .* outputMode\("append"\)'),
         (["body"], "append", {"producerGroup": "x"}, "knows its query by the checkpoint, so leave it out"),
-        (["body", "queueOffset"], "append", {}, r"the store gives each message its own: drop\('queueOffset'\)"),
     ],
 )
 def test_refusals_of_streams(

@@ -1,6 +1,6 @@
 """Everything at once: topics come, grow, go and come again, retention deletes, queries run, die and go on.
 
-STRESS_SECONDS (default 5): for how long.
+STRESS_SECONDS (default 3): for how long.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.driven import DrivenQuery, Json, Row
 from tests.end_to_end.churning import STEADY, acknowledged, make
 
 ROOT = Path(__file__).parents[2]
-SECONDS = float(os.environ.get("STRESS_SECONDS", "5"))
+SECONDS = float(os.environ.get("STRESS_SECONDS", "3"))
 WRITERS = 2
 PATIENCE = 300.0
 LOSS = re.compile(r"(\S+ \S.* is lost: .*)\. To go on with what is there")

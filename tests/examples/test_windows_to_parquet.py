@@ -1,9 +1,6 @@
-"""The example as a user runs it: spark-submit, to the end of what is there; then once more, in another session."""
+"""The example, to the end of the topic; then once more, from its checkpoint."""
 
 import argparse
-import os
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,28 +13,7 @@ from examples.windows_to_parquet import start
 from pyspark_mq.flights import as_messages, load_flights, scheduled
 from store import MessageStore
 
-ROOT = Path(__file__).parents[2]
 ROWS = 20_000
-
-
-def submit(tmp_path: Path) -> None:
-    names = {"--store": "store", "--out": "out", "--checkpoint": "checkpoint"}
-    done = subprocess.run(
-        [
-            Path(sys.executable).with_name("spark-submit"),
-            "--properties-file",
-            ROOT / "conf" / "spark-defaults.conf",
-            ROOT / "examples" / "windows_to_parquet.py",
-            *(argument for option, name in names.items() for argument in (option, tmp_path / name)),
-            "--available-now",
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def written(tmp_path: Path) -> list[dict[str, object]]:
@@ -77,7 +53,7 @@ def test_days_are_written_once_over_two_runs(spark: SparkSession, tmp_path: Path
     with MessageStore.open(tmp_path / "store") as store:
         store.create_topic("flights", queues=4)
         store.append_table("flights", messages.slice(0, ROWS // 2))
-        submit(tmp_path)
+        go_on(spark, tmp_path)
         first = written(tmp_path)
         assert first == expected(flights.slice(0, ROWS // 2))
         store.append_table("flights", messages.slice(ROWS // 2))

@@ -72,7 +72,7 @@ class TestLocalLog(WriterTests):
 
 def test_who_waits_is_told_that_the_directory_is_another_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, queue = tmp_path / "mq", Queue("t", 0)
-    with MessageStore.open(path) as store:
+    with MessageStore.open(path, config=StoreConfig(mappedFileSizeCommitLog=4096)) as store:
         store.create_topic("t", 1)
     log = LocalAddress(str(path)).open()
     with log, log.hold({queue: 0}, math.inf, EVERYTHING, PATIENCE) as held:

@@ -23,6 +23,7 @@ from store import (
     Message,
     MessageStore,
     NotAStore,
+    StoreConfig,
     StoreForked,
     StoreReplaced,
 )
@@ -52,7 +53,8 @@ class LocalMaking:
 
 @pytest.fixture
 def making(tmp_path: Path) -> LocalMaking:
-    with MessageStore.open(tmp_path) as store:
+    config = StoreConfig(mappedFileSizeCommitLog=1 << 20, mappedFileSizeConsumeQueue=2000)
+    with MessageStore.open(tmp_path, config=config) as store:
         store.create_topic("t", 4)
     return LocalMaking(tmp_path)
 

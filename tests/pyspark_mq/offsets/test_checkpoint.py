@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_mq.errors import CheckpointError
@@ -210,7 +210,6 @@ def test_a_real_time_offset_survives_the_checkpoint() -> None:
     assert offset.begin == {Queue("orders", 0): 23, Queue("orders", 10): 1, Queue("orders", 2): 0}
 
 
-@settings(max_examples=500)
 @given(any_json | nearly)
 def test_whatever_a_checkpoint_holds_is_an_offset_or_refused(json_: Any) -> None:
     with suppress(CheckpointError):

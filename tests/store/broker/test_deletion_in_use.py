@@ -26,7 +26,9 @@ from store.upkeep.deletion import Deletion
 from store.upkeep.verify import verify
 
 ENTRIES = 5  # of a queue's file
-CONFIG = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=ENTRIES * 20)
+CONFIG = StoreConfig(
+    mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=ENTRIES * 20, maxHashSlotNum=50, maxIndexNum=400
+)
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from store.publish.published_end import PublishedEnd
 from tests.store.broker.test_transactions import bodies, orders
 from tests.waiting import until
 
+SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16)
+
 
 @pytest.mark.parametrize("outcome", [Outcome.UNKNOWN, Outcome.COMMIT])
 def test_what_is_said_to_be_done_is_on_the_device(tmp_path: Path, outcome: Outcome) -> None:
@@ -48,7 +50,7 @@ def test_nobody_else_says_that_transactions_are_over(tmp_path: Path) -> None:
 
 def test_one_that_is_damaged_does_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It stays open till it is rolled back; and the log tells of it once."""
-    with MessageStore.open(tmp_path) as store:
+    with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("orders", 2)
         halves = Transactions(store, "sellers").prepare(orders(1, 2, 3, 4))
     (segment,) = (tmp_path / "commitlog").iterdir()
@@ -78,7 +80,7 @@ def test_one_whose_properties_are_damaged_is_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, part: bytes
 ) -> None:
     """Nobody else's transaction is asked about in its place, and rolled back."""
-    with MessageStore.open(tmp_path) as store:
+    with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("orders", 2)
         halves = Transactions(store, "sellers").prepare(orders(1, 2))
     (segment,) = (tmp_path / "commitlog").iterdir()

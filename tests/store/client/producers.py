@@ -16,7 +16,13 @@ from store import (
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[3]
-SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 20, mappedFileSizeConsumeQueue=20_000, maxMessageSize=4096)
+SMALL = StoreConfig(
+    mappedFileSizeCommitLog=1 << 20,
+    mappedFileSizeConsumeQueue=20_000,
+    maxMessageSize=4096,
+    maxHashSlotNum=1000,
+    maxIndexNum=4000,
+)
 QUEUES = 3
 COLUMNS = ("queueOffset", "body", "tags", "keys", "properties")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store import Message, MessageStore
+from store import Message, MessageStore, StoreConfig
 from store.format.layout import (
     DELAY_OFFSETS_FILE,
     SCHEDULE_TOPIC,
@@ -43,7 +43,7 @@ def test_what_waits_is_delivered_and_what_was_delivered_is_not_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     live, back = tmp_path / "live", tmp_path / "back"
-    with MessageStore.open(live) as store:
+    with MessageStore.open(live, config=StoreConfig(mappedFileSizeCommitLog=1 << 16)) as store:
         store.create_topic("t", 1)
         put(store, b"before")
         until(lambda: delivered(store) == names(b"before"))

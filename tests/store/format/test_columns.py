@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from store import COLUMNS, CorruptRecord, InvalidColumns, Message
@@ -56,7 +56,6 @@ def one_by_one(data: bytes, physical: Any, sizes: Any, base: int) -> list[dict[s
     return [seen._message_row(one._replace(sys_flag=one.sys_flag & ~SYS_COMPRESSED)) for one in messages]
 
 
-@settings(deadline=None)
 @given(
     st.lists(messages(), min_size=1, max_size=5),
     st.sampled_from(["orders", LONG_TOPIC]),
@@ -70,7 +69,6 @@ def test_every_column_of_many_is_that_of_each(rows: list[Message], topic: str, b
     assert rows_of(block_of(data, base, topic, physical, sizes)) == one_by_one(data, physical, sizes, base)
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=st.data(), with_crc=st.booleans())
 def test_a_changed_byte_gives_the_same_message_or_the_same_refusal(data: st.DataObject, with_crc: bool) -> None:
     rows = [Message("orders", b"body", "tag", ("key",), {"p": "q"}, 3) for _ in range(3)]

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from store import Message, MessageRefused
@@ -77,21 +77,18 @@ def odd_messages(draw: st.DrawFn) -> Message:
     return Message(**fields)
 
 
-@settings(deadline=None)
 @given(st.lists(messages(), min_size=1, max_size=5), st.booleans(), st.booleans(), st.booleans())
 def test_the_same_records(rows: list[Message], with_keys: bool, with_tags: bool, with_crc: bool) -> None:
     encoding = replace(ENCODING, with_keys=with_keys, with_tags=with_tags, with_crc=with_crc)
     assert outcome(encode_list, many(rows), encoding) == outcome(encode_messages, many(rows), encoding)
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.lists(odd_messages(), min_size=1, max_size=3))
 def test_the_same_refusals(rows: list[Message]) -> None:
     encoding = replace(ENCODING, with_tags=True)
     assert outcome(encode_list, many(rows), encoding) == outcome(encode_messages, many(rows), encoding)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(TAG, KEY), min_size=1, max_size=3))
 def test_usual_messages_go_through_columns(fields: list[tuple[str, str]]) -> None:
     rows = many([Message("t", b"body", tags=tag, keys=(key,), properties={"n": key}) for tag, key in fields])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from store.format.properties import decode_properties
@@ -17,7 +17,6 @@ PIECES = st.sampled_from(
 STRINGS = st.lists(PIECES, max_size=12).map(b"".join)
 
 
-@settings(max_examples=500)
 @given(st.lists(STRINGS, max_size=6))
 @example([b"a\x01b\x02a\x01c\x02"])
 @example([b"a\x01b", b"ab\x01c"])

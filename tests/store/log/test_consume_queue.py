@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from store import CorruptSegment, OffsetLost
@@ -34,7 +34,6 @@ def entries(first: int, last: int, size: int = 100) -> Entries:
     return made
 
 
-@settings(max_examples=60, deadline=None)
 @given(written=st.integers(0, 45), published=st.integers(0, 45), known=st.integers(0, 45))
 def test_the_tail_is_where_the_log_ends(
     written: int, published: int, known: int, tmp_path_factory: pytest.TempPathFactory
@@ -47,7 +46,6 @@ def test_the_tail_is_where_the_log_ends(
     assert it.max_offset(published * 100 + 99) == tail
 
 
-@settings(max_examples=60, deadline=None)
 @given(start=st.integers(0, 3 * PER_FILE), count=st.integers(1, 2 * PER_FILE))
 def test_a_queue_whose_head_was_cut(start: int, count: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """As RocketMQ does, a first file that begins before the first entry is filled with pre-blank ones."""

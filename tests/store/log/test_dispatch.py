@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from store import Message, MessageRefused, MessageStore, StoreConfig
@@ -141,7 +141,6 @@ def test_nothing_is_walked_without_a_log(tmp_path: Path) -> None:
     assert list(walk(log_of(tmp_path), 0)) == []
 
 
-@settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_a_changed_byte_ends_the_log_there_or_was_not_covered(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

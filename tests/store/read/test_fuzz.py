@@ -23,7 +23,7 @@ from store.format.layout import COMMIT_LOG_DIR, CONF_FILE, PUBLISHED_END_FILE, T
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
 
-DIRECTORIES = int(os.environ.get("FUZZ_DIRECTORIES", "100"))  # the long run is `FUZZ_DIRECTORIES=10000 pytest ...`
+DIRECTORIES = int(os.environ.get("FUZZ_DIRECTORIES", "50"))  # the long run is `FUZZ_DIRECTORIES=10000 pytest ...`
 SMALL = StoreConfig(mappedFileSizeCommitLog=2048, mappedFileSizeConsumeQueue=100, maxHashSlotNum=20, maxIndexNum=50)
 
 MEMORY = 1 << 30

@@ -256,6 +256,8 @@ MANY = StoreConfig(
     maxTransferCountOnMessageInMemory=20,
     maxTransferBytesOnMessageInMemory=3000,
     maxFilterMessageSize=30 * 20,
+    maxHashSlotNum=100,
+    maxIndexNum=400,
 )
 TAGS = ("a", "Aa", "BB", None)  # two of them have the same hash
 

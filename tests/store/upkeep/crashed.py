@@ -10,7 +10,13 @@ from store.format.layout import PUBLISHED_END, field_offset
 from tests.end_to_end.test_kill import bodies
 
 SIZE = 4096
-SMALL = StoreConfig(mappedFileSizeCommitLog=SIZE, mappedFileSizeConsumeQueue=200, flushIntervalCommitLog=3_600_000)
+SMALL = StoreConfig(
+    mappedFileSizeCommitLog=SIZE,
+    mappedFileSizeConsumeQueue=200,
+    flushIntervalCommitLog=3_600_000,
+    maxHashSlotNum=50,
+    maxIndexNum=60,
+)
 
 Crashed = tuple[Path, dict[tuple[int, int], bytes], int]
 

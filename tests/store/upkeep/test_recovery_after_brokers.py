@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store import CorruptRecord, Message, MessageStore, StoreConfig
+from store import CorruptRecord, Message, MessageStore
 from store.any_log import Queue
 from store.files.checkpoint import write_checkpoint
 from store.format.layout import CQ_ENTRY, segment_name
@@ -178,7 +178,7 @@ def test_a_broker_that_made_the_index_anew_after_a_killed_writer(
             (path / name).write_bytes(content)
     (path / "abort").unlink(missing_ok=True)
     shutil.rmtree(path / "index")
-    log, index = CommitLog(path, SIZE, writable=False), Index.of(path, StoreConfig(), writable=True)
+    log, index = CommitLog(path, SIZE, writable=False), Index.of(path, SMALL, writable=True)
     for at in [int(offset) for chunk in walk(log, 0) for offset in chunk.offsets][first_kept : first_kept + 1]:
         for chunk in walk(log, at):
             index.append(*index_keys(chunk, tags=False))

@@ -59,7 +59,7 @@ def test_nobody_inherits_of_a_dead_member_what_was_lost(tmp_path: Path, caplog: 
     """A backup was taken while a member was alive, its files last."""
     path, after = tmp_path / "mq", tmp_path / "after"
     config = ConsumerConfig(consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
-    with MessageStore.open(path) as store:
+    with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 2)
         store.put_many([Message("t", b"old", queue_id=queue) for queue in (0, 0, 1)])
         store.flush()
@@ -141,7 +141,7 @@ def test_no_group_goes_back_that_stands_before_the_end(tmp_path: Path, caplog: p
 def test_a_transaction_that_was_ended_behind_the_end_is_open(tmp_path: Path, *, reboot: bool) -> None:
     """Also where the log has an op message of one that was put later."""
     live, back = tmp_path / "live", tmp_path / "back"
-    with MessageStore.open(live) as store:
+    with MessageStore.open(live, config=SMALL) as store:
         store.create_topic("t", 1)
         transactions = Transactions(store, "sellers")
         first, second = transactions.prepare([Message("t", b"first"), Message("t", b"second")])
