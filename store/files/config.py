@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from store.errors import ConfigError
+from store.errors import ConfigError, StoreUnavailable
 from store.files.atomic import read_file
 from store.format.layout import CQ_ENTRY
 from store.system_errors import system_errors
@@ -155,11 +155,14 @@ def settings_there(path: Path) -> dict[str, Any]:
 
 
 def settings_text(path: Path) -> bytes:
-    """What a file of settings holds; b"" without one, or where a crash left it empty or zeros."""
-    with suppress(FileNotFoundError):
+    """Return the bytes of a file of settings, b"" if it is missing, or if a crash left it empty or zeros."""
+    try:
         text = read_file(path, MAX_BYTES)
-        return text if text.strip(b"\0 \t\r\n") else b""
-    return b""
+    except StoreUnavailable as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            raise
+        return b""
+    return text if text.strip(b"\0 \t\r\n") else b""
 
 
 def parsed(where: str, key: str, text: str, kind: type) -> Any:
