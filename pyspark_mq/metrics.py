@@ -56,7 +56,6 @@ class StoreCollector:
         self._turn = threading.Lock()
         self._seen: Extents = {}
         self._bytes: Counter[str] = Counter()  # that came in, by topic
-        self._deliverer: Holder | None = None  # as last seen
 
     def collect(self) -> Iterator[Metric]:
         """Each metric with its values now."""
@@ -69,7 +68,7 @@ class StoreCollector:
                 else:
                     self._bytes[each.topic] += _new_bytes(self._store, before, each)
             self._seen = found
-            self._deliverer = delivers = deliverer(self._store, self._deliverer)
+            delivers = deliverer(self._store)
             bytes_in = Counter(self._bytes)
         yield from _of_topics(found, bytes_in)
         yield from _of_groups(self._store)

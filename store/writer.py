@@ -16,7 +16,7 @@ from store.delays.delivery import Delivery
 from store.delays.step_back import delays_step_back
 from store.errors import StoreError, StoreLocked
 from store.files.config import StoreConfig
-from store.files.figures import PUT, PUT_FAILED, Figures
+from store.files.figures import DELIVERS, PUT, PUT_FAILED, Figures
 from store.files.topics import Topics
 from store.format.delayed import WAITING_TOPICS
 from store.format.record import Record
@@ -288,6 +288,8 @@ def _attend(topics: Topics, deliverer: Deliverer, figures: Figures) -> None:
     """Begin to deliver where anybody has delayed messages by now, and write the figures."""
     if not deliverer.is_started and any(map(topics.has_queues, WAITING_TOPICS)):
         deliverer.start()
+    if deliverer.is_started:
+        figures.of(DELIVERS).set(int(deliverer.delivers))
     figures.write()
 
 

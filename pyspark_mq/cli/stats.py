@@ -96,8 +96,7 @@ def look(store: MessageStore, before: Look | None) -> Look:
     """A store as it stands; of queues that were seen before only the change is read."""
     groups = {(each.group, each.queue): each for each in lags(LocalLog(store))}
     queues = extents(store, before.queues if before else {})
-    delivers = deliverer(store, before.deliverer if before else None)
-    return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)), delivers)
+    return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)), deliverer(store))
 
 
 def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:

@@ -5,14 +5,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from store import MessageStore, OffsetLost, OffsetNotYet, StoreUnavailable, UnknownTopic
+from store import MessageStore, OffsetLost, OffsetNotYet, UnknownTopic
 from store.any_log import Queue
-from store.delays.deliverer import deliverer_of
+from store.files.figures import DELIVERS, figures_in
 from store.files.segments import BLOCK_BYTES, list_files
-from store.files.topics import Topics
-from store.format.delayed import WAITING_TOPICS
 from store.format.layout import COMMIT_LOG_DIR
-from store.publish.lock_holders import Holder
+from store.publish.lock_holders import Holder, process
 
 SIZES_AT_ONCE = 1_000_000
 
@@ -98,13 +96,9 @@ def log_files(store: MessageStore) -> LogFiles:
     )
 
 
-def deliverer(store: MessageStore, known: Holder | None = None) -> Holder | None:
-    """The process that delivers the store's delayed messages, where there ever were any, and one does.
-
-    known: as it was found the last time, which is much faster.
-    """
-    root = Path(store.path)
-    if any(map(Topics(root).has_queues, WAITING_TOPICS)):
-        with suppress(FileNotFoundError, StoreUnavailable):  # nobody ever locked it, or no system with such locks
-            return deliverer_of(root, known)
+def deliverer(store: MessageStore) -> Holder | None:
+    """Return the process that delivers the store's delayed messages, as it says itself."""
+    for owner, figure in figures_in(Path(store.path)):
+        if figure.name == DELIVERS and figure.counts[0]:
+            return process(int(owner.partition("-")[0]))
     return None

@@ -12,10 +12,8 @@ from pathlib import Path
 from store.delays.delivery import Delivery
 from store.errors import CorruptStore, FlushFailed, StoreError, StoreNotOpen
 from store.format.layout import LOCK_FILE
-from store.publish.lock_holders import Holder, one_holder
-from store.publish.locks import DELIVERY_BYTE, Turn, is_held
+from store.publish.locks import DELIVERY_BYTE, Turn
 from store.publish.watch import Watch
-from store.system_errors import system_errors
 
 _logger = logging.getLogger("store")
 
@@ -65,6 +63,11 @@ class Deliverer:
     def is_started(self) -> bool:
         """Whether it delivers, or waits for its turn."""
         return self._thread is not None
+
+    @property
+    def delivers(self) -> bool:
+        """Whether it is this one's turn."""
+        return self._delivering is not None
 
     def stop(self) -> None:
         """End the background thread. The turn is kept until `leave`."""
@@ -149,16 +152,6 @@ class Deliverer:
         rest = min(at, look_at, save_at) - time.monotonic()
         watch.wait(rest if due is None else min(rest, _LOOK_SECONDS))
         return max(0.0, min(at - time.monotonic(), _REST_SECONDS))
-
-
-def deliverer_of(root: Path, known: Holder | None = None) -> Holder | None:
-    """The process that has the turn to deliver, if any. known: as it was found the last time.
-
-    Raises `StoreUnavailable` if the system cannot tell.
-    """
-    path = root / LOCK_FILE
-    with system_errors(path), path.open("rb") as file:
-        return one_holder(path, DELIVERY_BYTE, known, lambda: is_held(file.fileno(), DELIVERY_BYTE))
 
 
 def _now() -> int:

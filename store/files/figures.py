@@ -33,6 +33,7 @@ PUT, PUT_FAILED = "put", "put failed"  # an append: until its messages are visib
 SENT, SEND_FAILED = "sent", "send failed"  # from `send` until visible, of the first message of those sent together
 DELIVERED = "delivered"  # from being stored to being in a consumer's memory
 PROCESSED, PROCESS_FAILED = "processed", "process failed"  # a call of a listener
+DELIVERS = "delivers"  # 1 while this process delivers delayed messages
 HELD = "held"  # requests of a consumer, or of a server's clients, that wait for messages now
 # Connections that a server closed, by reason. STUCK: the client does not finish a frame, or does not read answers.
 REFUSED = CROWDED, BAD_FRAME, STUCK = "too many connections", "bad frame", "stuck"
@@ -106,7 +107,7 @@ class Figures:
         self._is_over = self._has_failed = False
 
     def of(self, name: str, topic: str = "", group: str = "") -> Figure:
-        """Return the figure of these labels. name: of BUCKETS, HELD, or of REFUSED."""
+        """Return the figure of these labels. name: of BUCKETS, HELD, DELIVERS, or of REFUSED."""
         labels = name, topic, group
         return self._figures.get(labels) or self._figures.setdefault(labels, Figure(*labels))
 

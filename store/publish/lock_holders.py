@@ -6,9 +6,8 @@ The kernel does not tell the process of an open-file-description lock; but it li
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,24 +36,7 @@ def holders(path: Path, byte: int) -> list[Holder]:
         inode = path.stat().st_ino
     except OSError:
         return []
-    return [_holder(pid) for pid in _processes() if any(_has_lock(each, inode, byte) for each in _descriptions(pid))]
-
-
-def one_holder(path: Path, byte: int, known: Holder | None, goes_on: Callable[[], bool]) -> Holder | None:
-    """One of `holders`, as it is now; None where it no longer `goes_on`, which is asked at each descriptor: there may
-    be many thousands, and each takes up to a millisecond. known: who was, who is looked at first.
-    """
-    try:
-        inode = path.stat().st_ino
-    except OSError:
-        return None
-    for pid in chain([] if known is None else [known.pid], _processes()):
-        for description in _descriptions(pid):
-            if not goes_on():
-                return None
-            if _has_lock(description, inode, byte):
-                return _holder(pid)
-    return None
+    return [process(pid) for pid in _processes() if any(_has_lock(each, inode, byte) for each in _descriptions(pid))]
 
 
 def _processes() -> Iterator[int]:
@@ -80,7 +62,8 @@ def _has_lock(description: str, inode: int, byte: int) -> bool:
     return False
 
 
-def _holder(pid: int) -> Holder:
+def process(pid: int) -> Holder:
+    """Return what is to be said of a process."""
     process = _PROC / str(pid)
     try:
         command = process.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

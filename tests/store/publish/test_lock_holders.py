@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreBusy, StoreConfig
-from store.publish.lock_holders import holders, one_holder
+from store.publish.lock_holders import holders
 
 HURRIED = StoreConfig(lockTimeoutMillis=200)
 # Any user who may read the file may lock it, also for reading only.
@@ -95,22 +95,3 @@ def test_a_lock_of_another_byte_or_file_is_none(tmp_path: Path) -> None:
         assert holders(tmp_path / "lock", 1) == []
         assert [holder.pid for holder in holders(tmp_path / "lock", 0)] == [os.getpid()]
     assert holders(tmp_path / "none", 0) == []
-
-
-def test_who_looks_for_one_ends_at_the_first_or_when_it_is_over(tmp_path: Path) -> None:
-    """A busy host has descriptors by the ten thousands: to read about all of them takes half a minute."""
-    (tmp_path / "lock").write_bytes(b"lock")
-    asked: list[int] = []
-
-    def asked_at_most(most: int) -> bool:
-        asked.append(1)
-        return len(asked) <= most
-
-    with (tmp_path / "lock").open("r+b") as lock:
-        fcntl.lockf(lock, fcntl.LOCK_EX, 1, 0)
-        found = one_holder(tmp_path / "lock", 0, None, lambda: True)
-        assert found is not None
-        assert found.pid == os.getpid()
-        assert one_holder(tmp_path / "lock", 0, found, lambda: asked_at_most(3)) is None
-    assert len(asked) == 4
-    assert one_holder(tmp_path / "lock", 0, found, lambda: True) is None
