@@ -133,13 +133,12 @@ class LocalGroup:
         tells its clients.
         """
         self.must_exist()
-        why = "go on where they are. Let it reset the group (mqadmin resetOffsetByTime), or end those first"
         if not by_its_server:
-            self._no_clients(why)
+            self._no_clients(
+                "go on where they are. Let it reset the group (mqadmin resetOffsetByTime), or end those first"
+            )
         with self._files.in_turn():
             self._files.reset(positions)
-        if not by_its_server:
-            self._no_clients(why)  # again: clients that joined during the reset may not know of it
 
 
 class _Sight(NamedTuple):

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from store import GroupConflict, MessageModel, MessageStore
 from store.any_group import Subscription
 from store.any_log import Queue
-from store.broker.group_files import GroupFiles
 from store.broker.response_codes import ResponseCode
 from store.broker.served_groups import is_served
 from store.local_group import LocalGroup
@@ -122,24 +120,6 @@ def test_a_server_does_not_reset_a_group_of_another_one(store: MessageStore, bro
         assert group.committed([queue]) == {queue: 7}
         assert other.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, reset).code == ResponseCode.SUCCESS
     assert group.committed([queue]) == {queue: 0}
-
-
-def test_a_reset_amid_which_a_client_comes_is_told(
-    store: MessageStore, broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may have asked where to begin before."""
-    group, queue = LocalGroup(store.path, "group"), Queue("orders", 0)
-    group.create()
-    turn = GroupFiles.in_turn
-
-    def turn_late(files: GroupFiles) -> AbstractContextManager[None]:
-        monkeypatch.undo()
-        broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
-        return turn(files)
-
-    monkeypatch.setattr(GroupFiles, "in_turn", turn_late)
-    with pytest.raises(GroupConflict, match="clients consume in it through a server"):
-        group.reset({queue: 0})
 
 
 @pytest.mark.parametrize("how", ["unregister", "lost", "never there"])
