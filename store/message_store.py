@@ -35,11 +35,9 @@ from store.publish.published_end import PublishedEnd
 from store.publish.putting import PutResult, Putting
 from store.publish.results import AppendResult
 from store.publish.watch import Watches
-from store.read.filed_keys import FiledKeys
 from store.read.published import PublishedQueues
 from store.store_finder import StoreFinder
 from store.upkeep.directory import Directory, warn_of_lost_begin
-from store.upkeep.open_halves import warn_of_open_halves
 from store.upkeep.retention import Cleaned, Retention
 from store.writer import Writer
 
@@ -51,7 +49,6 @@ _ROOMS = (
     "_index",
     "_queues",
     "_published",
-    "_filed_keys",
     "_putting",
     "_writer",
     "_published_end",
@@ -105,7 +102,6 @@ class MessageStore(StoreFinder):
             self._place = Place(directory.root) if self._writer is None else self._writer.place
             self._queues = queues
             self._published = PublishedQueues(self._topics, self._log, queues, self._published_end)
-            self._filed_keys = FiledKeys(directory.root, self._log, self._index, self._published_end)
             delaying = _nothing if self._writer is None else self._writer.delay
             self._putting = Putting(self._topics, config, self._published.ever_put, delaying)
             self._watches = Watches(self._published_end)
@@ -249,7 +245,6 @@ class MessageStore(StoreFinder):
             decision, used, held = retention.decide(confirm, now, kept_from, asked=asked, forced=forced)
         if decision.starts:  # or else a crash of the machine would take the entries of records that are gone, too
             until = decision.starts[-1] + self._log.segments.size
-            warn_of_open_halves(self.path, self._log, self._queues, self.confirm_offset, until)
             writer.settle()
             _warn_of_lost_begin(self._log, self._published_end)  # from now on nothing tells of segments lost before
             writer.begin_log_at(until)

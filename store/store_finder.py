@@ -27,7 +27,7 @@ class StoreFinder(StoreReader):
         A key is one of `Message.keys` or a producer's id. Messages appended with messageIndexEnable=false are not
         found. Where these are too few, those that the store has no longer come from its archive, if it has one.
         Raises `UnknownTopic`, also when the topic is deleted meanwhile, `CorruptRecord`, `MessageTooLarge`,
-        `CorruptSegment` where files of the index are lost, `ConfigError` for an index of other sizes than configured,
+        `ConfigError` for an index of other sizes than configured,
         `ArchiveError`, and `ObjectsUnavailable`.
         """
         with self.of_one_life(topic):
@@ -40,8 +40,9 @@ class StoreFinder(StoreReader):
         has = partial(is_queued, self._log, self._topics.known, self._published.of)
         rooms, times_from = (self._log, self._index, confirm), self._published_end.times_from
         search = partial(messages_with_key, *rooms, topic, key, max_messages, begin, end, has, times_from)
-        found = self._filed_keys.searched(search)
-        there = [self._inflated(message) for message in found]
+        found = search()
+        first = self._log.min_offset()  # open files may still have messages that retention deleted before it
+        there = [self._inflated(message) for message in found if message.physical_offset >= first]
         ours = self.bounds(Queue(topic, queue_id) for queue_id in range(self._topics.known(topic)))
         most = max_messages - len(there)
         if most and any(each.min_offset for each in ours.values()) and (log := self._tiered()):
@@ -90,9 +91,9 @@ class StoreFinder(StoreReader):
         """The pieces that can hold messages with one of `keys` among their keys or as `msgId`; likewise.
 
         All of what the index may lack: messages of a RocketMQ broker's, or appended with messageIndexEnable=false and
-        before; or what it has lost. Raises `UnknownTopic`, `UnknownQueue`.
+        before. Raises `UnknownTopic`, `UnknownQueue`.
         """
         return self._narrowing().with_keys(ranges, [text("key", key) for key in keys])
 
     def _narrowing(self) -> Narrowing:
-        return Narrowing(self._log, self._index, self._published, self._published_end, self._filed_keys)
+        return Narrowing(self._log, self._index, self._published, self._published_end)

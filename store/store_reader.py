@@ -42,7 +42,6 @@ from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
 from store.publish.watch import Watch, Watches
 from store.read.arrivals import Arrival, arrivals
-from store.read.filed_keys import FiledKeys
 from store.read.filters import EVERYTHING, filter_of
 from store.read.fingerprint import can_have, fingerprint
 from store.read.getting import GetResult, GetStatus, get_message
@@ -65,7 +64,6 @@ class StoreReader(Opened):
     _queues: ConsumeQueues
     _published: PublishedQueues
     _published_end: PublishedEnd | LogEnd
-    _filed_keys: FiledKeys
     _watches: Watches
 
     def topics(self) -> dict[str, int]:

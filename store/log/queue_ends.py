@@ -238,16 +238,6 @@ class QueueEnds:
     def _merge(self, ends: Mapping[QueueName, int]) -> None:
         self.of.update({name: max(self.of.get(name, 0), end) for name, end in ends.items()})
 
-    def lost_key(self, log: CommitLog, index: Index, until: int = LONG_MAX) -> tuple[str, int] | None:
-        """An index file whose last key is in none now, and the log offset of its record, which is up to `until`.
-
-        Raises `ConfigError`.
-        """
-        noted = ((name, last) for name, last in self.index.items() if last <= until)
-        missed = ((name, last) for name, last in noted if not index.has(last, name))
-        # The log's beginning is asked for last: retention takes segments first, and then what names their records.
-        return next(((name, last) for name, last in missed if last >= log.min_offset()), None)
-
     def _index_holds(self, log: CommitLog, index: Index, end: int | None, *, filed_anew: bool) -> bool:
         """end: of the log, behind which the index has nothing; None where it may."""
         if not index.is_enabled:
@@ -257,7 +247,11 @@ class QueueEnds:
             until = max((last for _, last in index.spans(index.trusted())), default=-1) if filed_anew else LONG_MAX
             if not all(name in names or not first_byte <= last <= until for name, last in self.index.items()):
                 return False
-            return self.lost_key(log, index, until) is None and (end is None or index.end_offset() < end)
+            noted = (last for name, last in self.index.items() if last <= until and not index.has(last, name))
+            # The log's beginning is read last: retention deletes segments before it deletes index files.
+            if any(last >= log.min_offset() for last in noted):
+                return False
+            return end is None or index.end_offset() < end
         return False
 
 

@@ -19,7 +19,6 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
-from store.read.filed_keys import FiledKeys
 from store.read.fingerprint import fingerprint, place_of
 from store.read.published import PublishedQueues
 from store.read.query import message_at, offset_of_id
@@ -38,13 +37,11 @@ class Narrowing:
         index: Index,
         published: PublishedQueues,
         end: PublishedEnd | LogEnd,
-        filed_keys: FiledKeys,
     ) -> None:
         self._log = log
         self._index = index
         self._published = published
         self._end = end
-        self._filed_keys = filed_keys
 
     def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
         """What can hold messages stored in [begin, end], ms since 1970."""
@@ -62,7 +59,7 @@ class Narrowing:
         ranges = list(ranges)
         try:
             before = self._keys_from(), self._index.names()
-            if before[0] is None or self._filed_keys.lost() is not None:
+            if before[0] is None:
                 return ranges
             found: list[QueueRange] = []
             for topic, of_topic in groupby(ranges, lambda wanted: wanted.queue.topic):
