@@ -32,9 +32,7 @@ from store.broker import hold
 from store.broker.deletion import delete_topic
 from store.client import rebalancer
 from store.files.consumer_offsets import ConsumerOffsets
-from store.local import LocalAddress
 from store.local_group import LocalGroup
-from tests.logs.memory import Memory, serve
 from tests.store.client.consumers import FIRST, QUEUES, TOPIC, Seen, committed, config, opened, put
 from tests.takeover import broker
 from tests.waiting import PATIENCE, until
@@ -284,26 +282,6 @@ def test_messages_that_were_deleted_before_they_were_consumed_are_named(
         until(lambda: len(again.numbers) == left)
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len([line for line in told if "deleted before they were consumed" in line]) == QUEUES
-
-
-def test_over_any_log(store: MessageStore) -> None:
-    put(store, range(8))
-    with (
-        LocalAddress(str(store.path)).open() as log,
-        Consumer(log, LocalGroup(store.path, "g"), "t", seen := Seen(), config=config()),
-    ):
-        until(lambda: len(seen.numbers) == 8)
-    memory = Memory()
-    memory.create_topic("t", QUEUES)
-    with (
-        serve(memory).open() as log,
-        Consumer(log, LocalGroup(store.path, "h"), "t", seen := Seen(), config=config()) as consumer,
-    ):
-        until(lambda: consumer.assigned == TOPIC)
-        memory.append([Message("t", b"7", queue_id=2)])
-        until(lambda: seen.numbers == [7])
-    with LocalAddress(str(store.path)).open() as log, pytest.raises(InvalidArgument, match="group"):
-        Consumer(log, "g", "t")
 
 
 def test_a_topic_that_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
