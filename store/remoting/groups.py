@@ -109,9 +109,8 @@ class ServedGroups:
     def _set(self, header: ResetOffset, queues: Sequence[Queue]) -> Response:
         positions = {queue: self._begin(header, queue) for queue in queues}
         self._offsets.persist()
-        self._group(header.group).reset(positions, by_its_server=self._neighbours.has(header.group))
-        for queue in positions:  # first: what clients say from now on counts
-            self._offsets.drop(header.group, queue)
+        with self._offsets.replacing(header.group, positions):
+            self._group(header.group).reset(positions, by_its_server=self._neighbours.has(header.group))
         body = self._table(positions)
         told = Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header.texts(), body, flag=CommandFlag.ONEWAY)
         for consumer in self._clients.consumers(header.group).values():

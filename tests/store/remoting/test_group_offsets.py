@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from store import InvalidGroup, Message, MessageStore, OffsetOutOfRange
+from store import InvalidGroup, MessageStore, OffsetOutOfRange
 from store.any_log import Queue
-from store.broker.deletion import delete_topic
 from store.format.layout import CONSUMER_OFFSETS_FILE, TRANSACTIONS_GROUP
 from store.local_group import LocalGroup
 from store.remoting.group_offsets import ServedOffsets
@@ -64,19 +62,6 @@ def test_what_the_files_cannot_have_is_refused_and_keeps_nobody_from_them(
     assert store.consumer_offset("g", "orders", 1) == 7
 
 
-def test_in_a_topic_that_is_made_anew_they_mean_nothing(store: MessageStore, offsets: ServedOffsets) -> None:
-    """Also where the files never had them."""
-    store.put(Message("orders", b"", queue_id=1))
-    offsets.commit("g", QUEUE, 1)
-    delete_topic(store.path, "orders")
-    store.create_topic("orders", 2)
-    assert offsets.committed("g", QUEUE) is None
-    offsets.persist()
-    assert store.consumer_offset("g", "orders", 1) is None
-    offsets.commit("g", QUEUE, 1)
-    assert offsets.committed("g", QUEUE) == 1
-
-
 def test_what_was_persisted_before(store: MessageStore, offsets: ServedOffsets) -> None:
     store.commit_offsets("g", "orders", {1: 3})
     assert offsets.committed("g", QUEUE) == 3
@@ -85,38 +70,26 @@ def test_what_was_persisted_before(store: MessageStore, offsets: ServedOffsets) 
     assert offsets.committed("other", QUEUE) is None
 
 
-def test_what_somebody_else_sets_counts_more(store: MessageStore, offsets: ServedOffsets) -> None:
+def test_another_commit_counts_once_all_is_written(store: MessageStore, offsets: ServedOffsets) -> None:
     offsets.commit("g", QUEUE, 7)
     offsets.persist()
-    offsets.commit("g", QUEUE, 9)
     store.commit_offsets("g", "orders", {1: 2})
     assert offsets.committed("g", QUEUE) == 2
-    offsets.persist()
-    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (2, 2)
-    offsets.commit("g", QUEUE, 3)
-    offsets.persist()
-    assert store.consumer_offset("g", "orders", 1) == 3
-
-
-@pytest.mark.parametrize("unpersisted", [False, True])
-@pytest.mark.parametrize("there", [2, None])
-def test_what_is_said_after_somebody_else_set_it_counts(
-    store: MessageStore, offsets: ServedOffsets, there: int | None, unpersisted: bool
-) -> None:
-    """None: deleted the group."""
-    offsets.commit("g", QUEUE, 7)
-    offsets.persist()
-    if unpersisted:
-        offsets.commit("g", QUEUE, 9)
-    if there is None:
-        LocalGroup(store.path, "g").delete(with_offsets=True)
-    else:
-        LocalGroup(store.path, "g").reset({QUEUE: there})
-    assert offsets.committed("g", QUEUE) == there
     offsets.commit("g", QUEUE, 3)
     assert offsets.committed("g", QUEUE) == 3
+    LocalGroup(store.path, "g").delete(with_offsets=True)
     offsets.persist()
     assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (3, 3)
+
+
+def test_a_reset_counts_more_than_what_was_said_before(store: MessageStore, offsets: ServedOffsets) -> None:
+    offsets.commit("g", QUEUE, 7)
+    with ThreadPoolExecutor(1) as thread:
+        with offsets.replacing("g", [QUEUE]):
+            persisting = thread.submit(offsets.persist)
+            store.commit_offsets("g", "orders", {1: 2})
+        persisting.result()
+    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (2, 2)
 
 
 def test_what_was_said_last_counts_while_it_is_persisted(offsets: ServedOffsets) -> None:
@@ -139,25 +112,6 @@ def test_what_was_said_last_counts_while_it_is_persisted(offsets: ServedOffsets)
         persisting.result()
     offsets.persist()
     assert offsets.committed("g", QUEUE) == 1999
-
-
-@pytest.mark.parametrize("is_told", [False, True])
-def test_a_reset_while_what_was_said_before_is_being_persisted(
-    store: MessageStore, offsets: ServedOffsets, is_told: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a process of its own, or by an admin tool that asks the broker."""
-    flush = store.flush
-
-    def flush_and_reset() -> None:
-        flush()
-        store.commit_offsets("g", "orders", {1: 2})
-        if is_told:
-            offsets.drop("g", QUEUE)
-
-    offsets.commit("g", QUEUE, 7)
-    monkeypatch.setattr(store, "flush", flush_and_reset)
-    offsets.persist()
-    assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (2, 2)
 
 
 def test_what_is_persisted_last_was_said_last(
@@ -191,7 +145,6 @@ def test_nothing_is_written_for_nothing(store: MessageStore, offsets: ServedOffs
 
 
 def test_all_groups_are_written_at_once(store: MessageStore, offsets: ServedOffsets) -> None:
-    """Once for each, 1,600 took half a minute: also where the server was to end."""
     groups = [f"g{number}" for number in range(20)]
     for group in groups:
         for queue_id in range(2):
@@ -200,22 +153,6 @@ def test_all_groups_are_written_at_once(store: MessageStore, offsets: ServedOffs
     written = json.loads((store.path / CONSUMER_OFFSETS_FILE).read_text())["dataVersion"]["counter"]
     assert written == 1
     assert [store.consumer_offset(group, "orders", 1) for group in groups] == [7] * len(groups)
-
-
-def test_who_says_more_after_it_was_written_reads_no_file(store: MessageStore, offsets: ServedOffsets) -> None:
-    """Also of queues in which nothing was new."""
-    for queue_id in range(2):
-        offsets.commit("g", Queue("orders", queue_id), 7)
-    offsets.persist()
-    offsets.commit("g", QUEUE, 8)
-    offsets.persist()
-    file = store.path / CONSUMER_OFFSETS_FILE
-    for path in (file, file.with_name(f"{file.name}.bak")):
-        status = path.stat()
-        path.write_text("no JSON, which whoever reads it is told")
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    for queue_id in range(2):
-        offsets.commit("g", Queue("orders", queue_id), 9)
 
 
 def test_a_topic_that_is_gone(store: MessageStore, offsets: ServedOffsets) -> None:
