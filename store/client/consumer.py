@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
 
@@ -91,23 +91,29 @@ class Consumer(Opened):
         self._error: BaseException | None = None
         self._is_own = isinstance(address, LogAddress)
         self._log: Log = address.open() if isinstance(address, LogAddress) else address
-        try:
+        with ExitStack() as undo:  # when this raises, the group has no member that no caller can close
+            undo.callback(self._close_log)
             _check_topics(self._log, filters)
             self._figures = Figures(group.path if isinstance(group, LocalGroup) else None)
-            self._member = group.join(subscriptions, model=config.message_model, orderly=orderly, instance=instance)
-        except BaseException:
-            self._close_log()
-            raise
-        super().__init__(f"consumer {self._member.id} of group {group.name}", "Consumer(...)")
-        if config.message_model is MessageModel.CLUSTERING:
-            filters[RETRY_TOPIC_PREFIX + group.name] = EVERYTHING
+            self._member = undo.enter_context(
+                group.join(subscriptions, model=config.message_model, orderly=orderly, instance=instance)
+            )
+            super().__init__(f"consumer {self._member.id} of group {group.name}", "Consumer(...)")
+            self._assemble(filters, group.name, listener, orderly=orderly)
+            undo.pop_all()
+        self._begin()
+
+    def _assemble(
+        self, filters: dict[str, MessageFilter], group: str, listener: Listener | None, *, orderly: bool
+    ) -> None:
+        if self._config.message_model is MessageModel.CLUSTERING:
+            filters[RETRY_TOPIC_PREFIX + group] = EVERYTHING
         self._queues = ProcessQueues(self._member.commit)
         self._service = self._consume_service(orderly)
-        self._pullers = {topic: self._puller(topic, each, group.name) for topic, each in filters.items()}
+        self._pullers = {topic: self._puller(topic, each, group) for topic, each in filters.items()}
         self._rebalancer = self._new_rebalancer()
         self._threads = [self._thread(self._rebalance), *(self._thread(each.run) for each in self._pullers.values())]
-        self._workers = [] if listener is None else self._new_workers(listener, group.name)
-        self._begin()
+        self._workers = [] if listener is None else self._new_workers(listener, group)
 
     def _puller(self, topic: str, messages: MessageFilter, group: str) -> Puller:
         max_bytes = min(BATCH_BYTES, self._config.pull_threshold_size_for_queue * _MIB)
@@ -204,11 +210,12 @@ class Consumer(Opened):
                 f"{self._what}: a signal handler called `close` amid another call in the same thread. Let the handler "
                 "raise an exception instead"
             )
-        self._stop()
         if self._is_over or threading.current_thread() in self._workers:
+            self._stop()
             return
         self._is_over = True
         try:
+            self._stop()
             self._wait_for_calls()
         finally:
             self._leave()

@@ -84,6 +84,7 @@ class Producer(Opened):
             self._sender.start()
         except BaseException:
             self._is_over = True
+            self._buffer.close()  # the sender ends, if it was started
             if self._memory is not None:
                 self._memory.close()
             if owns:
