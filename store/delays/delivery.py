@@ -141,21 +141,17 @@ class Delivery:
         if self._noted is None and self._moved:
             known, confirm = self._timers.known(now), self._published_end.confirm_offset
             _, before, delivered_to = self._said
-            if self._timers.is_all(known) and self._levels.lost is None:
+            if self._timers.is_all(known):
                 before, delivered_to = known, confirm
             # Otherwise what is behind the last that could be said proves itself.
             self._said = Progress(self._levels.offsets, before, delivered_to)
             self._noted, self._moved = confirm, False
 
     def hand_over(self, now: int) -> None:
-        """Leave the files as who goes on needs them, here, or a broker; what was delivered is saved.
-
-        For a broker not where the queue of timers lost a file: it would take those for delivered.
-        """
+        """Leave the files as the next owner of the directory needs them. Call after `save`."""
         if self._noted is None:
             self._said.write(self._root)  # again, for it may be lost since
-        newest = self._timers.newest if self._timers.lost is None else None
-        if newest is not None:
+        if (newest := self._timers.newest) is not None:
             waiting, known = self._timers.waiting, self._timers.known(now)
             write_timer_check(self._root, known, int(waiting.queue_offsets.min(initial=known.end)))
             write_timer_log(self._root, waiting, newest, known.until, now)

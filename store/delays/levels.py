@@ -16,7 +16,7 @@ import numpy as np
 
 from store.any_log import Int64s
 from store.delays.due import Due
-from store.errors import CorruptSegment, OffsetLost
+from store.errors import OffsetLost
 from store.format.delayed import LEVELS
 from store.format.layout import CQ_PRE_BLANK_SIZE, RECORD_HEADER, SCHEDULE_TOPIC, field_offset
 from store.log.commit_log import CommitLog
@@ -34,23 +34,18 @@ _STORED, _STORED_AT = RECORD_HEADER["store_timestamp"], field_offset(RECORD_HEAD
 
 @dataclass
 class _Level:
-    """How far one level is. next: queue offset of the first message that waits. time: when that is due, if known.
-
-    lost: why nothing of it is delivered, where its queue lost a file.
-    """
+    """How far one level is. next: queue offset of the first message that waits. time: when that is due, if known."""
 
     queue: ConsumeQueue
     next: int
     end: int = 0
     time: int | None = None
-    lost: CorruptSegment | None = None
 
 
 class Levels:
     """The levels of one store, for the one who delivers what waits there: RocketMQ's, and what more a broker had.
 
-    A level whose queue lost a file stays where it is, and keeps no other; the log tells once. What waits there comes
-    when the queue was made anew.
+    Every call raises `CorruptSegment` if a queue lost a file.
     """
 
     def __init__(
@@ -73,32 +68,19 @@ class Levels:
         for number in sorted(brokers.union(range(1, LEVELS + 1))):
             queue = queues.of(SCHEDULE_TOPIC, number - 1)
             level = self._levels[number] = _Level(queue, max(offsets.get(number, 0), 0))
-            try:
-                level.end = queue.known_end(ends.get((SCHEDULE_TOPIC, number - 1), 0), confirm_offset)
-                start = min(first_left(log, queue, level.next), level.end)
-                level.next = self._behind(queue, start, level.end, delivered) if len(delivered) else start
-            except CorruptSegment as error:
-                _keep(level, error)
+            level.end = queue.known_end(ends.get((SCHEDULE_TOPIC, number - 1), 0), confirm_offset)
+            start = min(first_left(log, queue, level.next), level.end)
+            level.next = self._behind(queue, start, level.end, delivered) if len(delivered) else start
 
     @property
     def offsets(self) -> dict[int, int]:
         """Level to the queue offset of the first message that waits; of levels that ever had any."""
-        return {number: level.next for number, level in self._levels.items() if level.end or level.lost}
-
-    @property
-    def lost(self) -> CorruptSegment | None:
-        """Why nothing of a level is delivered, if that is so of one."""
-        return next((level.lost for level in self._levels.values() if level.lost is not None), None)
+        return {number: level.next for number, level in self._levels.items() if level.end}
 
     def look(self, confirm_offset: int) -> None:
         """Notice what was put since."""
         for level in self._levels.values():
-            if level.lost is not None:
-                continue
-            try:
-                level.end = level.queue.known_end(level.end, confirm_offset)
-            except CorruptSegment as error:
-                _keep(level, error)
+            level.end = level.queue.known_end(level.end, confirm_offset)
             if level.time is not None and level.time > _now() + FAR_MS:
                 level.time = None  # the clock may have been set back since
 
@@ -116,7 +98,7 @@ class Levels:
             count = 1 if time == _AT_ONCE else _LOOK
             try:
                 entries = level.queue.entries(level.next, min(level.end, level.next + count))
-            except (OffsetLost, CorruptSegment) as error:
+            except OffsetLost as error:
                 self._pass_over(level, error)
                 continue
             times = entries["tags_code"].astype(np.int64)
@@ -138,16 +120,13 @@ class Levels:
     def oldest(self, first_byte: int, delivered: Int64s) -> int | None:
         """Log offset of the first message that waits and that the log has, from `first_byte` on; None without one.
 
-        delivered: log offsets of those that do not wait, whatever the levels say. Raises `CorruptSegment` where a queue
-        lost a file.
+        delivered: log offsets of those that do not wait, whatever the levels say.
         """
-        if self.lost is not None:
-            raise self.lost
         found = (self._oldest(level, first_byte, delivered) for level in self._levels.values())
         return min((offset for offset in found if offset is not None), default=None)
 
     def _time(self, level: _Level) -> int | None:
-        if level.next >= level.end or level.lost is not None:
+        if level.next >= level.end:
             return None
         if level.time is None:
             try:
@@ -156,7 +135,7 @@ class Levels:
                     level.next = self._behind(level.queue, level.next, level.end)
                     return self._time(level)
                 level.time = self._due_time(int(entry["tags_code"]), int(entry["physical_offset"]))
-            except (OffsetLost, CorruptSegment) as error:
+            except OffsetLost as error:
                 self._pass_over(level, error)
                 return self._time(level)
         return level.time
@@ -203,22 +182,16 @@ class Levels:
         return None
 
     def _some(self, queue: ConsumeQueue, first: int, end: int) -> tuple[Entries, int]:
-        """Some entries, from `first` on or where the queue begins by now, and where that is. Raises `CorruptSegment`
-        where a file is lost.
-        """
+        """Some entries, from `first` on or where the queue begins by now, and where that is."""
         while True:
             try:
                 return queue.entries(first, min(end, first + _LOOK)), first
             except OffsetLost as error:
                 first = behind_lost(self._log, queue, first, error)
 
-    def _pass_over(self, level: _Level, lost: OffsetLost | CorruptSegment) -> None:
-        """What retention took, though it waited; or all of the level, where a file is lost."""
-        try:
-            first = behind_lost(self._log, level.queue, level.next, lost)
-        except CorruptSegment as error:
-            _keep(level, error)
-            return
+    def _pass_over(self, level: _Level, lost: OffsetLost) -> None:
+        """Skip messages that retention deleted before they were delivered."""
+        first = behind_lost(self._log, level.queue, level.next, lost)
         what = "messages [%d, %d) were deleted before they were delivered; keep them longer (fileReservedTime)"
         _logger.warning(f"%s, queue %d: {what}", level.queue.topic, level.queue.queue_id, level.next, first)
         level.next, level.time = first, None
@@ -228,12 +201,6 @@ def _offsets(entries: Entries) -> Int64s:
     """Log offsets of the records."""
     offsets: Int64s = entries["physical_offset"].astype(np.int64)
     return offsets
-
-
-def _keep(level: _Level, error: CorruptSegment) -> None:
-    """Deliver nothing of a level."""
-    level.lost = error
-    _logger.error("messages of a delay level wait until this is mended: %s", error)
 
 
 def _now() -> int:

@@ -35,7 +35,5 @@ def oldest_waiting(
     by_level = levels.oldest(log.min_offset(), delivered)
     timers = Timers(log, queues, progress.timers, delivered, ends.of)
     timers.look(confirm_offset)
-    if timers.lost is not None:
-        raise timers.lost
     waiting = timers.waiting.physical_offsets.tolist()
     return min([*([] if by_level is None else [by_level]), *waiting], default=None)

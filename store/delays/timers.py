@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from store.any_log import Int64s
 from store.delays.due import Due
-from store.errors import CorruptSegment, OffsetLost
+from store.errors import OffsetLost
 from store.format import compute as pc
 from store.format.arrays import constant, numbers
 from store.format.layout import PROPERTY_DELIVER_AT, PROPERTY_TIMER_OUT, TIMER_PRECISION_MS, TIMER_TOPIC
@@ -78,28 +78,20 @@ class Timers:
         self._least = ends.get((TIMER_TOPIC, 0), 0)  # it had so many entries
         self._end = 0  # queue offset that was looked at
         self._runs: list[Waiting] = []
-        self.lost: CorruptSegment | None = None  # why some are not delivered, where the queue lost a file
 
     def look(self, confirm_offset: int) -> None:
         """Notice what was put since. What the commit log has no longer is passed over, and it is told, unless retention
-        took it: that keeps what waits. What a lost file of the queue had comes when that was made anew, and it is told.
+        took it: that keeps what waits. Raises `CorruptSegment` if the queue lost a file.
         """
-        try:
-            end = self._queue.known_end(max(self._least, self._end), confirm_offset)
-        except CorruptSegment as error:
-            self._keep(error)
-            return
+        end = self._queue.known_end(max(self._least, self._end), confirm_offset)
         count, lost = _AT_ONCE, 0
         while self._end < end:
-            first, log_begin = self._first(), self._log.min_offset()
-            stop, file_end = min(end, first + count), self._queue.file_end(first)
+            first, log_begin = first_left(self._log, self._queue, self._end), self._log.min_offset()
+            stop = min(end, first + count)
             try:
                 entries = self._queue.entries(first, stop)
-            except (OffsetLost, CorruptSegment) as error:
-                if stop > file_end:
-                    count = file_end - first  # for it may be another file
-                else:
-                    self._end = self._behind(first, stop, error)
+            except OffsetLost as error:
+                self._end = behind_lost(self._log, self._queue, first, error)
                 continue
             try:
                 self._add(first, entries)
@@ -117,29 +109,6 @@ class Timers:
             self._end = stop
         if lost > 1:
             _logger.error("%s: %d delayed messages are lost so", TIMER_TOPIC, lost)
-
-    def _first(self) -> int:
-        """Queue offset where to look on."""
-        if self.lost is None:
-            try:
-                return first_left(self._log, self._queue, self._end)
-            except CorruptSegment as error:
-                self._keep(error)
-        return max(self._end, self._queue.first())
-
-    def _behind(self, first: int, stop: int, lost: OffsetLost | CorruptSegment) -> int:
-        """Where to look on when there are no entries [first, stop)."""
-        try:
-            return behind_lost(self._log, self._queue, first, lost)
-        except CorruptSegment as error:
-            self._keep(error)
-            return stop
-
-    def _keep(self, error: CorruptSegment) -> None:
-        """Some wait on; the log tells once."""
-        if self.lost is None:
-            self.lost = error
-            _logger.error("messages that wait for a time wait until this is mended: %s", error)
 
     def _add(self, first: int, entries: Entries) -> None:
         offsets, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)
@@ -185,9 +154,9 @@ class Timers:
 
     def is_all(self, known: Known) -> bool:
         """Whether that is all. It is not where one waits that was due before one that is delivered: in the middle of
-        many that are due, or when the clock was set back; or where the queue lost a file.
+        many that are due, or when the clock was set back.
         """
-        return self.lost is None and known.until >= self._latest
+        return known.until >= self._latest
 
     @property
     def waiting(self) -> Waiting:

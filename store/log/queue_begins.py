@@ -52,13 +52,11 @@ def first_left(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
     return offset
 
 
-def behind_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: OffsetLost | CorruptSegment) -> int:
+def behind_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: OffsetLost) -> int:
     """Where to go on in a queue of which `lost` was raised from queue offset `offset` on: where it begins by now.
 
     Raises `CorruptSegment` as `first_left`, and where another file is gone than the first ones.
     """
-    if isinstance(lost, CorruptSegment):
-        raise lost
     first = first_left(log, queue, offset)
     if first == offset:
         raise CorruptSegment(f"{queue}: a file is lost: {lost}; or {MAKE_ANEW}") from lost

@@ -24,8 +24,7 @@ from store.log.consume_queue import MAKE_ANEW
 from store.publish.locks import DELIVERY_BYTE, Turn
 from store.publish.putting import encoding_of
 from store.upkeep.verify import verify
-from tests.store.delays.dying_deliverers import TOPIC
-from tests.store.delays.test_deliverer import bodies, opened
+from tests.store.delays.test_deliverer import bodies
 from tests.store.format.test_delayed import all_of
 from tests.store.log.damages import SMALL
 from tests.waiting import until
@@ -78,41 +77,14 @@ def test_what_stands_before_the_first_message_of_a_level_is_none(
     assert "lost" not in caplog.text
 
 
-@pytest.mark.parametrize("delivered", [20, 120])
-def test_a_file_that_is_lost_while_it_is_open(tmp_path: Path, delivered: int, caplog: pytest.LogCaptureFixture) -> None:
-    """The file of the first that waits, or the one behind that: its level waits, and says so once; no other does."""
-    with opened(tmp_path) as store:
-        store.put_many([Message(TOPIC, b"%d" % n, delay_level=1) for n in range(250)])
-        store.put(Message(TOPIC, b"another", delay_level=5))  # in a minute: nobody delivers it before
-    with opened(tmp_path) as store:
-        assert store._writer is not None
-        deliverer = store._writer._deliverer
-        deliverer.stop()
-        delivery = deliverer._delivery()
-        delivery._levels.go_on({1: delivered})
-        _, lost, _ = sorted((tmp_path / "consumequeue" / SCHEDULE_TOPIC / "0").iterdir())
-        lost.unlink()
-        before = len(all_of(store, TOPIC))
-        for _ in range(2):
-            delivery.step(int(time.time() * 1000) + 60_000)
-            delivery.look()
-        assert [each.body for each in all_of(store, TOPIC)][before:] == [b"another"]
-        assert delivery._levels.offsets == {1: delivered, 5: 1}
-    said = [record.getMessage() for record in caplog.records if "wait until this is mended" in record.message]
-    assert len(said) == 1
-    assert lost.name in said[0]
-    assert MAKE_ANEW in said[0]
-
-
 @pytest.mark.parametrize("how", ["delay_level", "deliver_at"])
 @pytest.mark.parametrize("removed", [0, 1], ids=["first", "in the middle"])
 @pytest.mark.parametrize("is_known", [False, True], ids=["of another's", "of its own"])
-def test_what_a_lost_file_had_comes_when_the_queue_was_made_anew(
+def test_lost_queue_file_stops_delivery_until_the_store_is_reopened(
     tmp_path: Path, how: str, removed: int, is_known: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The file goes while several have the store open, and another takes over. Meanwhile retention takes nothing."""
+    """Retention deletes nothing until then."""
     path, topic = tmp_path / "mq", {"delay_level": SCHEDULE_TOPIC, "deliver_at": TIMER_TOPIC}[how]
-    another = {"delay_level": "deliver_at", "deliver_at": "delay_level"}[how]
     folder = path / "consumequeue" / topic / "0"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 1)
@@ -123,101 +95,17 @@ def test_what_a_lost_file_had_comes_when_the_queue_was_made_anew(
             other.put_many([Message("t", b"%d" % n, **{how: when[how]}) for n in range(25)])
             sorted(folder.iterdir())[removed].unlink()
             store.put_many([Message("t", bytes(1000)) for _ in range(20)])
-            store.put(Message("t", b"another", **{another: when[another]}))  # this queue has all of its files
             turn.close()
-            until(lambda: b"another" in bodies(store, "t"))
+            until(lambda: "no delayed messages are delivered any more" in caplog.text)
             with pytest.raises(CorruptSegment, match=f"{topic}.*{re.escape(MAKE_ANEW)}"):
                 store.clean(forced=True)
-    assert "wait until this is mended" in caplog.text
     if removed:
         folder.rename(tmp_path / "elsewhere")
     with MessageStore.open(path) as store:
-        until(lambda: store.max_offset("t", 0) == 46)
-        assert bodies(store, "t") == Counter({bytes(1000): 20, b"another": 1} | {b"%d" % n: 1 for n in range(25)})
+        until(lambda: store.max_offset("t", 0) == 45)
+        assert bodies(store, "t") == Counter({bytes(1000): 20} | {b"%d" % n: 1 for n in range(25)})
         assert store.clean(forced=True).log
     assert verify(path).findings == []
-
-
-def test_what_a_lost_file_had_comes_once(tmp_path: Path) -> None:
-    """Some of it was delivered, which the log alone tells, also when others were delivered since, and that is noted."""
-    path = tmp_path / "mq"
-    with MessageStore.open(path, config=SMALL) as store:
-        store.create_topic("t", 1)
-        assert store._writer is not None
-        deliverer = store._writer._deliverer
-        deliverer.stop()
-        now = int(time.time() * 1000)
-        both = [Message("t", b"time", deliver_at=now + 1000), Message("t", b"level", delay_level=1)]
-        store.put_many(both * 3)
-        first = deliverer._delivery()
-        first.begin()
-        first.look()
-        first.step(now + 5000)
-        assert bodies(store, "t") == {b"time": 3, b"level": 3}
-        store.put_many([*both * 22, Message("t", b"another", delay_level=2)])
-        for topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
-            min((path / "consumequeue" / topic / "0").iterdir()).unlink()
-        second = deliverer._delivery()
-        second.look()
-        second.step(now + 10_000)
-        assert bodies(store, "t") == {b"time": 18, b"level": 3, b"another": 1}
-        store.flush()
-        for _ in range(2):
-            second.save(now + 10_000)
-        assert second.is_saved
-    with MessageStore.open(path) as store:
-        until(lambda: store.max_offset("t", 0) == 51)
-        assert bodies(store, "t") == {b"time": 25, b"level": 25, b"another": 1}
-
-
-@pytest.mark.parametrize("topic", [SCHEDULE_TOPIC, TIMER_TOPIC])
-@pytest.mark.parametrize("is_all", [False, True], ids=["last file", "folder"])
-@pytest.mark.parametrize("is_known", [False, True], ids=["of another's", "of its own"])
-def test_the_end_of_a_queue_that_is_lost_while_it_is_open(
-    tmp_path: Path, topic: str, is_all: bool, is_known: bool
-) -> None:
-    """Who delivers then, or cleans, has not what is lost; made anew, some had been delivered, and some not."""
-    path, now = tmp_path / "mq", int(time.time() * 1000)
-    folder, how = path / "consumequeue" / topic / "0", {"delay_level": 1} if topic == SCHEDULE_TOPIC else {}
-    message = Message("t", b"waits", **(how or {"deliver_at": now + 1000}))
-    with MessageStore.open(path, config=SMALL) as store, MessageStore.open(path) as other:
-        store.create_topic("t", 1)
-        assert store._writer is not None
-        assert other._writer is not None
-        for each in (store._writer, other._writer):
-            each._deliverer.stop()
-        store.put_many([message] * 22)
-        delivery = store._writer._deliverer._delivery()
-        delivery.begin()
-        delivery.look()
-        delivery.step(now + 5000)
-        store.put_many([message] * 3 + [Message("t", bytes(1000)) for _ in range(20)])
-        delivery.look()
-        if is_all:
-            shutil.rmtree(folder)
-        else:
-            max(folder.iterdir()).unlink()
-        with pytest.raises(CorruptSegment, match=f"{topic}.*{re.escape(MAKE_ANEW)}"):
-            other.clean(forced=True)
-        store.put(Message("t", b"another", delay_level=2))
-        store.flush()
-        if is_known:
-            store._queues._files.forget_all()  # as when many others are opened
-            delivery._look_at = 0.0
-        else:
-            for _ in range(2):
-                delivery.save(now + 5000)
-            delivery = other._writer._deliverer._delivery()
-        delivery.look()
-        delivery.step(now + 10_000)
-        assert bodies(store, "t")[b"another"] == 1
-        store.flush()
-        for _ in range(2):
-            delivery.save(now + 10_000)
-    with MessageStore.open(path) as store:
-        until(lambda: store.max_offset("t", 0) >= 46)
-        assert bodies(store, "t") == {b"waits": 25, b"another": 1, bytes(1000): 20}
-        assert store.clean(forced=True).log
 
 
 @pytest.mark.filterwarnings("ignore:the newest message was stored")
