@@ -118,7 +118,7 @@ class ClusterMember(Opened):
             self.must_be_open()
             own = set(queues) & self._claims.keys()
             try:
-                self._persist_now(self._not_lost(own))
+                self._persist_now(own)
                 self._free(own)
             except Unreachable as error:
                 _logger.warning("%s: gave back %s, of which a broker does not know: %s", self._what, own, error)
@@ -206,7 +206,7 @@ class ClusterMember(Opened):
             self._told.set()
             try:
                 own = set(self._claims)
-                self._persist(self._not_lost(own))
+                self._persist(own)
                 self._free(own)
                 self._drop(own)
                 header = UnregisterClient(self.id, None, self._group)
@@ -328,14 +328,6 @@ class ClusterMember(Opened):
                 failed.append(error)
         self._tell_of(failed, len(asked), "its locks are asked for again")
         return answers, unheard
-
-    def _not_lost(self, own: Collection[Queue]) -> set[Queue]:
-        """Without those that another member has locked since, of a broker that was started anew: that one goes on."""
-        try:
-            granted, unheard = self._granted(own) if self._orderly else (set(own), set[Queue]())
-        except RemotingError:
-            return set(own)
-        return granted | unheard
 
     def _free(self, own: Collection[Queue]) -> None:
         """Let others lock queues."""

@@ -18,7 +18,6 @@ from typing import Any
 from store.any_log import Positions, Queue
 from store.errors import InvalidGroup, OffsetOutOfRange
 from store.files.admin_files import next_version, number, offset_table, read_json, read_table, table, write_json
-from store.files.atomic import status_of
 from store.format.layout import (
     CONSUMER_OFFSETS_FILE,
     CONSUMERS_DIR,
@@ -70,11 +69,6 @@ class ConsumerOffsets:
         """Those that the broadcasting members of a group have, or of all groups."""
         for folder in sorted((root / CONSUMERS_DIR).glob(f"{group}/{_INSTANCES_DIR}/*")):
             yield ConsumerOffsets(folder)
-
-    def state(self) -> tuple[int, int] | None:
-        """Another one when anybody has written offsets."""
-        status = status_of(self._offsets)
-        return None if status is None else (status.st_ino, status.st_mtime_ns)
 
     def offsets(self, group: str, topic: str) -> dict[int, int]:
         """Queue id to the next queue offset that the group has to read; queues without one are absent."""

@@ -224,25 +224,6 @@ class TestClusterGroup(GroupTests):
 
                 until(are_heard)
 
-    @pytest.mark.parametrize("how", ["leaves", "gives back"])
-    def test_orderly_who_was_overtaken_sets_nothing_back(self, tmp_path: Path, how: str) -> None:
-        """A broker that was started anew has forgotten its locks, and another member has read on."""
-        with MessageStore.open(tmp_path / "again") as store, ExitStack() as members:
-            store.create_topic("t", 4)
-            with serve(store, "127.0.0.1:0") as serving:
-                group = ClusterGroup(ClusterAddress((serving.address,)), "g")
-                one, other = (members.enter_context(group.join(EVERYTHING, orderly=True)) for _ in range(2))
-                assert one.lock([Q0, Q1]) == {Q0, Q1}
-                one.commit({Q0: 5, Q1: 6})
-            with serve(store, serving.address):
-                assert other.lock([Q0]) == {Q0}
-                other.commit({Q0: 9})
-                other.persist()
-                one.leave() if how == "leaves" else one.unlock([Q0, Q1])
-                assert group.committed([Q0, Q1]) == {Q0: 9, Q1: 6}
-                other.leave()
-                one.leave()
-
     def test_in_a_forked_process(self, making: Making, group: Group) -> None:
         with group.join(EVERYTHING) as one:
             child = os.fork()
