@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,16 +30,10 @@ def address_at(path: str, archive: str | None = None, options: str = "") -> LogA
     local = local_path(path)
     if local is None:
         return ArchiveAddress(path, options)
-    if is_archive(local):
-        with system_errors(local):
-            has_log = any(each.is_file() for each in (Path(local) / COMMIT_LOG_DIR).glob("*"))
-        if not has_log:  # a topic of the archive may have that name
-            return ArchiveAddress(local, options)
-        warnings.warn(
-            f"{local}: a store, and an archive, as of a broker with tieredStoreFilePath in it; what is archived is "
-            "not read: link its folder, and config, in a directory of their own, and name that one",
-            stacklevel=2,
-        )
+    with system_errors(local):  # a broker's archive may be in its store; a topic of an archive may have that name
+        is_store = any(each.is_file() for each in (Path(local) / COMMIT_LOG_DIR).glob("*"))
+    if not is_store and is_archive(local):
+        return ArchiveAddress(local, options)
     url = remembered(Path(local)).url if archive is None else archive
     return ThroughAddress(path, url, options) if url else LocalAddress(path)
 

@@ -1,10 +1,9 @@
-"""An archive in a directory, and in fsspec's memory, as a log of any kind."""
+"""An archive in a directory, as a log of any kind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -13,24 +12,15 @@ from tests.logs.archives import ArchivedStore, archived
 from tests.logs.conformance import LogTests
 
 
-class ArchiveTests(LogTests):
+class TestInDirectory(LogTests):
+    @pytest.fixture
+    def making(self, tmp_path: Path) -> Iterator[ArchivedStore]:
+        with archived(tmp_path, str(tmp_path / "archive")) as it:
+            yield it
+
     def test_it_is_read_only(self, making: ArchivedStore) -> None:
         with pytest.raises(ReadOnlyStore):
             making.address.open_writer()
         making.create_topic("a", 1)
         with making.address.open() as log, pytest.raises(ReadOnlyStore):
             log.commit("readers", {})
-
-
-class TestInDirectory(ArchiveTests):
-    @pytest.fixture
-    def making(self, tmp_path: Path) -> Iterator[ArchivedStore]:
-        with archived(tmp_path, str(tmp_path / "archive")) as it:
-            yield it
-
-
-class TestInMemory(ArchiveTests):
-    @pytest.fixture
-    def making(self, tmp_path: Path) -> Iterator[ArchivedStore]:
-        with archived(tmp_path, f"memory://{uuid4().hex}/archive") as it:
-            yield it
