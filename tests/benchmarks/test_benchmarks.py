@@ -1,7 +1,7 @@
 """The benchmarks run to their end, with inputs so small that their numbers mean nothing.
 
-Not `latency`, which takes minutes; the example that draws the same picture is tested. Those beside a broker or a
-client, RocketMQ's or Kafka's, run with `make test-rocketmq`.
+Not `latency`, which takes minutes (the example that draws the same picture is tested), nor those that start many
+queries. Those beside a broker or a client, RocketMQ's or Kafka's, run with `make test-rocketmq`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from tests.waiting import QUERY_PATIENCE
 
 ROOT = Path(__file__).parents[2]
 ALONE = {"kafka_sink", "kafka_source"}
-ON_SPARK = {"filtering", "narrowing", "planning", "processes", "reading", "starting_query", "writing"}
+ON_SPARK = {"filtering", "narrowing", "reading", "writing"}
+WITH_MANY_QUERIES = {"planning", "processes", "starting_query"}
 BESIDE_A_BROKER = {"remote_latency", "remote_reading", "serving"}
-OTHERS = BENCHMARKS.keys() - ALONE - ON_SPARK - BESIDE_A_BROKER - {"latency"}
+OTHERS = BENCHMARKS.keys() - ALONE - ON_SPARK - WITH_MANY_QUERIES - BESIDE_A_BROKER - {"latency"}
 
 
 @pytest.mark.parametrize(

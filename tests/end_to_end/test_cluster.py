@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,10 @@ from store import Message, MessageStore
 from store.any_log import Queue
 from store.remoting.broker_config import BrokerConfig
 from store.remoting.serving import Serving, serve
-from tests.end_to_end.test_realtime import Program, Query, program, together
 from tests.end_to_end.test_stream_query import Sink
 from tests.waiting import PATIENCE, until
 
 BROKER = BrokerConfig.brokerName
-__all__ = ["program"]
 
 
 @pytest.fixture
@@ -137,15 +134,3 @@ def test_what_is_wrong_is_told(spark: SparkSession, serving: Serving) -> None:
     rows = spark.range(1).selectExpr("'x' AS body")
     with pytest.raises(PySparkException, match="set delivery to at-least-once"):
         rows.write.format("mq").mode("append").options(nameServer=serving.address, topic="copy").save()
-
-
-@together
-def test_real_time(store: MessageStore, serving: Serving, program: Program, tmp_path: Path) -> None:
-    query = Query(tmp_path)
-    put(store, range(10))
-    options = {"nameServer": serving.address, "ledgerPath": str(tmp_path / "ledger"), "batchDuration": "1 second"}
-    with query.running_in(program, **options):
-        until(lambda: query.rows().total() >= 10)
-        put(store, range(10, 20))
-        until(lambda: query.rows().total() >= 20)
-    assert query.rows() == Counter((queue, n) for queue in range(2) for n in range(10))

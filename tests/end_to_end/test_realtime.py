@@ -21,6 +21,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from store import Message, MessageStore
+from store.remoting.serving import serve
 from tests.end_to_end.realtime_query import writer
 from tests.processes import java, kill, kill_tree, open_files, seen, tree
 from tests.waiting import PATIENCE, until
@@ -229,6 +230,20 @@ def test_rows_are_in_the_sink_before_the_batch_ends_and_stopping_is_quick(
         assert query.committed() == 0
     assert query.seconds_to_stop < PATIENCE  # the batch goes on for an hour
     until(lambda: not holders(program.pid))
+
+
+@together
+def test_messages_of_a_cluster(program: Program, store: MessageStore, tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    put(store, 10)
+    ledger = str(tmp_path / "ledger")
+    with serve(store, "127.0.0.1:0") as serving:
+        options = {"nameServer": serving.address, "ledgerPath": ledger, "batchDuration": "1 second"}
+        with query.running_in(program, **options):
+            until(lambda: query.rows().total() >= 10)
+            put(store, 10)
+            until(lambda: query.rows().total() >= 20)
+    assert query.rows() == everything(store)
 
 
 @together
