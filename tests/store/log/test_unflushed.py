@@ -188,7 +188,8 @@ def test_a_log_that_is_damaged_tells_nothing_but_where_a_body_is(tmp_path: Path)
         places = [store.put(Message("t", b"body", queue_id=0)).physical_offset for _ in range(3)]
     log, end = log_and_end(tmp_path)
     file = tmp_path / "commitlog" / f"{0:020d}"
-    whole = file.read_bytes()[:end]
+    with file.open("rb") as opened:
+        whole = opened.read(end)
     for damaged, expected in (whole.replace(b"body", b"BODY"), {("t", 0): (0, 3)}), (bytes(places[1]), None):
         with file.open("r+b") as opened:
             opened.write(whole[: places[1]] + damaged[places[1] :].ljust(places[1], b"\0"))
