@@ -41,13 +41,13 @@ def write(store: MessageStore, number: int) -> None:
         commits.end(batch)
 
 
-def test_a_broker_keeps_it(rocketmq: RocketMQ, tmp_path: Path) -> None:
+def test_a_broker_keeps_it(rocketmq5: RocketMQ, tmp_path: Path) -> None:
     path = tmp_path / "mq"
     with MessageStore.open(path, config=StoreConfig(**SIZES)) as store:
         store.create_topic("t", 1)
         for batch in range(BATCHES):
             write(store, batch)
-    with rocketmq.broker(path, INDEX, topic="t") as broker:
+    with rocketmq5.broker(path, INDEX, topic="t") as broker:
         for verb, answer in (("clean", "cleaned"), ("tidy", "tidied")):
             broker.ask(verb)
             assert next(broker)["kind"] == answer

@@ -130,9 +130,9 @@ def bodies(sink: Sink) -> dict[Place, bytes]:
     return {(row[1], row[2]): row[3] for row in sink.rows}
 
 
-def test_reads_what_a_broker_writes_while_it_deletes(rocketmq: RocketMQ, spark: SparkSession, tmp_path: Path) -> None:
+def test_reads_what_a_broker_writes_while_it_deletes(rocketmq5: RocketMQ, spark: SparkSession, tmp_path: Path) -> None:
     sink, path = Sink(), tmp_path / "mq"
-    with client(rocketmq, path) as it:
+    with client(rocketmq5, path) as it:
         it.send(2000, per_second=400)
         query = start(spark, path, sink)
         minimum = delete_what_is_read(it, 2000, lambda: len(sink.batches), lambda: rows(sink))

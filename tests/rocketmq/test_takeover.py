@@ -32,7 +32,7 @@ def put(path: Path, what: str) -> None:
 
 
 def test_readers_are_told_of_a_broker_and_of_a_writer_after_it(
-    rocketmq: RocketMQ, spark: SparkSession, tmp_path: Path
+    rocketmq5: RocketMQ, spark: SparkSession, tmp_path: Path
 ) -> None:
     """The second time the broker goes on where a writer of ours died, below the end that it had announced."""
     path, sink = tmp_path / "mq", Sink()
@@ -64,7 +64,7 @@ def test_readers_are_told_of_a_broker_and_of_a_writer_after_it(
     for number in range(2):
         if number:
             die(path)
-        with rocketmq.broker(path, SIZES, topic=TOPIC, bodyBytes=50) as broker:
+        with rocketmq5.broker(path, SIZES, topic=TOPIC, bodyBytes=50) as broker:
             broker.ask("send", messages=MESSAGES, perSecond=200)
             answers = list(iter(broker.__next__, {"kind": "done"}))
             must_fail(query, reader)
