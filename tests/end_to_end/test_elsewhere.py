@@ -91,7 +91,7 @@ def test_every_message_once_by_way_of_a_bucket(tmp_path: Path, bucket: str, home
             finally:
                 process.kill()
         assert bodies(target, "held") == list(range(BEFORE + LATER))
-    assert {name.split("/")[1] for name in filesystem("s3").find(bucket)} == {"archive", "ledger", "staging"}
+    assert {name.split("/")[1] for name in filesystem("s3").find(bucket)} == {"archive", "ledger"}
     for path in tmp_path.rglob("*"):
         if path.is_file() and not path.is_symlink():
             assert SECRET.encode() not in path.read_bytes(), path
