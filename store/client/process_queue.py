@@ -16,13 +16,12 @@ _NEVER = math.inf
 class Handful:
     """Messages that go out together. since: when they did, `time.monotonic()` seconds; infinity: they are not out.
 
-    thread: to which, and is_told: that it hangs; for whoever takes and watches.
+    is_told: whether a warning has said that it hangs.
     """
 
     messages: Messages
     since: float = field(default=_NEVER, init=False)
     is_done: bool = field(default=False, init=False)
-    thread: int = field(default=0, init=False)
     is_told: bool = field(default=False, init=False)
 
     @property

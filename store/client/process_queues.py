@@ -203,7 +203,6 @@ class ProcessQueues:
             handful = queue.take(most, now)
             self._line_up(queue)
             if handful is not None:
-                handful.thread = threading.get_ident()
                 if self._later:  # this thread may be the only one that knew until when to wait
                     self._changed.notify()
                 return Taken(queue, handful)

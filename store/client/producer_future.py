@@ -25,30 +25,19 @@ _PROPERTIES = [field.name for field in fields(Message)][1:].index("properties")
 
 
 class Failure:
-    """Why some messages are not in the log, and which of their futures have told it."""
+    """Why some messages are not in the log. is_told: whether the future of one of them has raised it."""
 
-    def __init__(self, error: BaseException, count: int = 1) -> None:
-        """count: how many messages failed."""
-        self.error = error
-        self._count = count
-        self._told: set[tuple[str, int]] = set()  # topic and row: of each topic there is one lot at most
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+        self.is_told = False
 
-    @property
-    def is_seen(self) -> bool:
-        """Whether the future of each message has told the error."""
-        return len(self._told) >= self._count
-
-    def told(self, topic: str, row: int) -> BaseException:
-        """Return the error for the future of one message, and count it as told."""
-        self._told.add((topic, row))
-        return self.for_one()
-
-    def for_one(self) -> BaseException:
+    def tell(self) -> BaseException:
         """Return a copy of the error: each `raise` adds to the traceback of what it raises."""
-        if not isinstance(self.error, StoreError):
-            return self.error
-        error = copy.copy(self.error)
-        error.__cause__ = self.error
+        self.is_told = True
+        if not isinstance(self._error, StoreError):
+            return self._error
+        error = copy.copy(self._error)
+        error.__cause__ = self._error
         return error
 
 
@@ -148,13 +137,13 @@ class SendFuture:
         """Wait for the `PutResult`. Raises the error of the append, and `TimeoutError`. timeout: seconds."""
         outcome = self._outcome(timeout)
         if isinstance(outcome, Failure):
-            raise outcome.told(self._lot.topic, self._row)
+            raise outcome.tell()
         return outcome
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the error of the append, None if it succeeded. Raises `TimeoutError`. timeout: seconds."""
         outcome = self._outcome(timeout)
-        return outcome.told(self._lot.topic, self._row) if isinstance(outcome, Failure) else None
+        return outcome.tell() if isinstance(outcome, Failure) else None
 
     def done(self) -> bool:
         """Return whether the outcome is known."""

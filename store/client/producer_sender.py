@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -59,7 +59,6 @@ class Sender(threading.Thread):
         self._owns = owns
         self._failures: list[Failure] = []
         self._taken: Sequence[Lot] = ()  # what is on its way
-        self._outcomes: Iterator[tuple[_Part, Outcome]] = iter(())  # that are not told yet
 
     def run(self) -> None:
         try:
@@ -84,7 +83,7 @@ class Sender(threading.Thread):
                 try:
                     self._memory.note_if_due()
                 except Exception as error:  # noqa: BLE001  `flush` and `close` raise it
-                    self._failed(error, [])
+                    self._failed(error)
 
     def _carry(self, parts: Sequence[_Part]) -> None:
         """Append all of this at once; or if some of it is refused the rest, in order."""
@@ -99,11 +98,10 @@ class Sender(threading.Thread):
                 for half in _halves(parts):
                     self._carry(half)
                 return
-            outcomes = self._failed(error, parts)
+            outcomes = [self._failed(error)] * len(parts)
             if not is_refused:
                 self._end_if_named(error)
-        self._outcomes = zip(parts, outcomes, strict=True)
-        for (lot, _, end), outcome in self._outcomes:
+        for (lot, _, end), outcome in zip(parts, outcomes, strict=True):
             lot.settle(end, outcome)
             name = SEND_FAILED if isinstance(outcome, Failure) else SENT
             self._store.figures.of(name, lot.topic).add((time.monotonic() - lot.since) * 1000)
@@ -124,12 +122,10 @@ class Sender(threading.Thread):
 
     def _end_by(self, error: BaseException) -> None:
         """Settle all that was sent: no future may wait for ever."""
-        for (lot, _, end), outcome in self._outcomes:
-            lot.settle(end, outcome)
-        lots = (*self._taken, *self._buffer.abandon())
-        left = [(lot, 0, len(lot)) for lot in lots if not lot.is_settled]
-        for (lot, _, end), outcome in zip(left, self._failed(error, left), strict=True):
-            lot.settle(end, outcome)
+        failure = self._failed(error)
+        for lot in (*self._taken, *self._buffer.abandon()):
+            if not lot.is_settled:
+                lot.settle(len(lot), failure)
 
     def _end_if_named(self, error: Exception) -> None:
         """What was sent behind must not be appended, or the store would take what failed for a part of the log."""
@@ -142,24 +138,24 @@ class Sender(threading.Thread):
                 )
             )
 
-    def _failed(self, error: BaseException, parts: Sequence[_Part]) -> list[Outcome]:
+    def _failed(self, error: BaseException) -> Failure:
         traceback.clear_frames(error.__traceback__)  # they would keep the messages
-        failure = Failure(error, sum(end - first for _, first, end in parts) or 1)
-        self._failures = [each for each in self._failures if not each.is_seen]
+        failure = Failure(error)
+        self._failures = [each for each in self._failures if not each.is_told]
         if len(self._failures) < _MOST_FAILURES:
             self._failures.append(failure)
         else:
             _logger.warning("%s: %s", self.what, error)
-        return [failure] * len(parts)
+        return failure
 
     def raise_unseen(self) -> None:
-        """Raises the first error since the last time that the future of some message has not told."""
+        """Raise the first error since the last call that no future has raised; the others are its notes."""
         failures, self._failures = self._failures, []
-        unseen = [failure for failure in failures if not failure.is_seen]
+        unseen = [failure for failure in failures if not failure.is_told]
         if unseen:
-            error = unseen[0].for_one()
+            error = unseen[0].tell()
             for failure in unseen[1:]:
-                error.add_note(f"and, of others: {failure.for_one()}")
+                error.add_note(f"and, of others: {failure.tell()}")
             raise error
 
     def must_be_another_thread(self) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
-import traceback
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,7 +16,6 @@ from store.any_group import ConsumeFromWhere, Member
 from store.any_log import Boundary, Bounds, Log, Positions, Queue, QueueRange, ReadSpec
 from store.broker.allocation import allocate
 from store.broker.group_offsets import first_offsets
-from store.client import listening
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.client.puller import Puller
@@ -267,8 +264,8 @@ class Rebalancer:
                 if not handful.is_told and now > handful.since + self._consume_timeout:
                     handful.is_told = True
                     _logger.warning(
-                        "%s: %r: in hand for %.1f seconds, thread %s; nothing behind it is acknowledged",
-                        queue.queue, handful.messages, now - handful.since, _where_is(handful.thread),
+                        "%s: %r: in hand for %.1f seconds; nothing behind it is acknowledged",
+                        queue.queue, handful.messages, now - handful.since,
                     )  # fmt: skip
 
 
@@ -281,15 +278,3 @@ def _within(queue: Queue, position: int, bounds: Bounds) -> int:
         what = "the group stands at %d, but it ends at %d; going on there"
         _logger.warning(f"%s: {what}", queue, position, bounds.max_offset)
     return min(max(position, bounds.min_offset), bounds.max_offset)
-
-
-def _where_is(thread: int) -> str:
-    """The line at which a thread is: of the listener, and of what that calls."""
-    frame = sys._current_frames().get(thread)
-    if frame is None:
-        return f"{thread}, which ended"
-    stack = traceback.extract_stack(frame)
-    own = [place for place, each in enumerate(stack[:-1]) if each.filename == listening.__file__]
-    listener = stack[own[-1] + 1] if own else stack[-1]
-    at = f"{thread} at {listener.filename}:{listener.lineno} in {listener.name}"
-    return at if listener is stack[-1] else f"{at}, which is in {stack[-1].filename}:{stack[-1].lineno}"
