@@ -9,8 +9,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
-from weakref import finalize
+from typing import Any
 
 from store.append import Append
 from store.archive.archiving import Archived
@@ -21,7 +20,7 @@ from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.figures import Figures
 from store.files.kinds import warn_of_topics
-from store.files.opened import Place, must_not_be_opening
+from store.files.opened import Place
 from store.files.topics import Topics
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.message import Message
@@ -41,20 +40,6 @@ from store.upkeep.directory import Directory, warn_of_lost_begin
 from store.upkeep.retention import Cleaned, Retention
 from store.writer import Writer
 
-# What is gone when a store is closed.
-_ROOMS = (
-    "_topics",
-    "_groups",
-    "_log",
-    "_index",
-    "_queues",
-    "_published",
-    "_putting",
-    "_writer",
-    "_published_end",
-    "_watches",
-)
-
 
 class MessageStore(StoreFinder):
     """A store directory, open. Use `MessageStore.open`, best in a `with` statement.
@@ -62,8 +47,8 @@ class MessageStore(StoreFinder):
     Any number of stores, in any processes of one host, may be open on one directory, to write and to read.
     One store may be used by several threads, of the process that opened it: in one that is forked from it, as after
     `close`, every verb raises, `StoreForked` or `StoreClosed`. A verb, or an iterator of batches, that is under way in
-    another thread meanwhile comes to its end or raises that. A store that is dropped is closed, with a
-    `ResourceWarning`.
+    another thread meanwhile comes to its end or raises that. A store that is dropped without `close` is a
+    `ResourceWarning`, and as if killed.
     """
 
     def __init__(self, directory: Directory, config: StoreConfig, *, read_only: bool) -> None:
@@ -79,7 +64,6 @@ class MessageStore(StoreFinder):
         self._log = CommitLog(directory.root, log_file_size, writable=not read_only)
         self._index = Index.of(directory.root, config, writable=not read_only)
         self._writer: Writer | None = None
-        # None of the rooms refers to this object: when it is dropped, it goes at once.
         if read_only:
             self.figures = Figures()
             self._published_end: PublishedEnd | LogEnd = LogEnd(directory.root, self._log)
@@ -107,8 +91,6 @@ class MessageStore(StoreFinder):
             self._watches = Watches(self._published_end)
             if self._writer is not None:
                 self._writer.start()
-            self._dropped = finalize(self, _warn_of_drop, str(self.path), os.getpid())
-            self._dropped.atexit = False
         except BaseException:  # an interrupt: nobody else closes the writer
             if self._writer is not None:
                 self._writer.close()
@@ -147,6 +129,7 @@ class MessageStore(StoreFinder):
 
         Raises `InvalidTopic` for a name that RocketMQ refuses or fewer queues than there are; `StoreFull`.
         """
+        self.must_be_open()
         writer = self._writing()
         with writer.held():
             return self._topics.create(topic, queues)
@@ -159,6 +142,7 @@ class MessageStore(StoreFinder):
 
         Raises `UnknownTopic`, `InvalidTopic` for a broker's own, `FlushFailed`, `StoreBusy`; nothing is deleted then.
         """
+        self.must_be_open()
         if topic in NOT_FOR_PUTTING:
             raise InvalidTopic(f"{self.path}: topic {topic!r} is a broker's own; it cannot be deleted")
         self._writing().delete_topic(topic, forget)
@@ -170,10 +154,12 @@ class MessageStore(StoreFinder):
 
         Raises `UnknownTopic`, `UnknownQueue`, `MessageRefused`, `StoreFull`, `FlushFailed`.
         """
+        self.must_be_open()
         return self._put([message])[0]
 
     def put_many(self, messages: Iterable[Message]) -> list[PutResult]:
         """Append messages, of any topics, in one append: readers see all of them or none. Raises as `put`."""
+        self.must_be_open()
         return self._put(messages)
 
     def _put(self, messages: Iterable[Message]) -> list[PutResult]:
@@ -197,6 +183,7 @@ class MessageStore(StoreFinder):
 
         Raises `InvalidColumns` and what `put` raises.
         """
+        self.must_be_open()
         return self._writing().append(self._putting.of_table(topic, table))
 
     def begin(self) -> Append:
@@ -204,10 +191,12 @@ class MessageStore(StoreFinder):
 
         Raises `ReadOnlyStore`.
         """
+        self.must_be_open()
         return Append(self.path, self._putting, self._writing())
 
     def flush(self) -> None:
         """Bring everything published so far to the device. Raises `FlushFailed`, then and ever after."""
+        self.must_be_open()
         self._writing().flush()
 
     # --- deleting --------------------------------------------------------------------------------------
@@ -228,6 +217,7 @@ class MessageStore(StoreFinder):
         yet stays, and so does what waits to be delivered, with all behind it. Raises `ReadOnlyStore`, and
         `ObjectsUnavailable` or `CorruptStore` where nobody can tell what that is.
         """
+        self.must_be_open()
         settings, now = config or self.config, now if now is None else seconds("now", now)
         retention = Retention(self.path, settings, self._log, self._index, self._queues)
         archive = StoreArchive.remembered(self.path, self.config)
@@ -309,42 +299,28 @@ class MessageStore(StoreFinder):
         time, and in a forked process, this does nothing.
 
         Raises `FlushFailed`, `StoreBusy`, `StoreReplaced`: everything is closed then, but the directory is not marked.
-        Raises `StoreLocked` in a thread that is in the middle of an append, or of opening something, as a signal's
-        handler may be; then nothing is closed: close it later.
+        Raises `StoreLocked` when a signal handler or a callback calls it during an append in the same thread; then
+        nothing is closed.
         """
-        must_not_be_opening()
-        writer: Writer | None = vars(self).get("_writer")
-        if writer is not None:
-            writer.must_not_reenter()
-        watches: Watches | None = vars(self).pop("_watches", None)
-        if watches is None:  # somebody closes it, or has
+        if self._is_over:
             return
+        if self._writer is not None:
+            self._writer.must_not_reenter()
         self._is_over = True
         try:
-            try:
-                self._drop_rooms()
-                watches.close()
-            finally:
-                if writer is not None:
-                    writer.close()
+            self._watches.close()
+            if self._writer is not None:
+                self._writer.close()
         finally:
-            self._dropped.detach()
+            self._log.segments.forget()
+            self._queues.close()
+            self._index.close()
+            self._published_end.close()
 
-    def _let_go(self) -> None:
-        if "_dropped" in vars(self):
-            self._dropped.detach()
-        self._drop_rooms()
-
-    def _drop_rooms(self) -> None:
-        for room in _ROOMS:
-            vars(self).pop(room, None)
-
-    if not TYPE_CHECKING:  # which knows what attributes there are
-
-        def __getattr__(self, name: str) -> NoReturn:
-            """For what is missing: so no verb works without its rooms, and none has to ask whether it may."""
-            self.must_be_open()
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+    def __del__(self) -> None:
+        if not self._is_over and "_watches" in vars(self):  # it was opened
+            what = f"{self.path}: this store was dropped; close it, or use a with statement"
+            warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
 
     def __enter__(self) -> MessageStore:
         return self
@@ -378,8 +354,3 @@ def _warn_of_lost_begin(log: CommitLog, end: PublishedEnd | LogEnd) -> None:
 
 def _nothing() -> None:
     """For a store that puts nothing."""
-
-
-def _warn_of_drop(path: str, process: int) -> None:
-    if os.getpid() == process:  # a forked child has nothing to close
-        warnings.warn(f"{path}: this store was dropped; close it, or use a with statement", ResourceWarning, 2)

@@ -30,6 +30,7 @@ class StoreFinder(StoreReader):
         `ConfigError` for an index of other sizes than configured,
         `ArchiveError`, and `ObjectsUnavailable`.
         """
+        self.must_be_open()
         with self.of_one_life(topic):
             return self._with_key(topic, key, max_messages, begin, end)
 
@@ -55,6 +56,7 @@ class StoreFinder(StoreReader):
 
         Raises `InvalidMessageId`, `OffsetLost`, `OffsetNotYet`, `CorruptRecord`, `MessageTooLarge`.
         """
+        self.must_be_open()
         message = message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset)
         is_queued(self._log, self._topics.known, self._published.of, message)
         return self._inflated(message)
@@ -64,6 +66,7 @@ class StoreFinder(StoreReader):
 
         Raises `OffsetLost`, `OffsetNotYet`, and `CorruptRecord` where none begins.
         """
+        self.must_be_open()
         return record_at(self._log, integer("physical_offset", physical_offset), self.confirm_offset)[1]
 
     def copies(self, physical_offsets: Int64s) -> Copies:
@@ -71,6 +74,7 @@ class StoreFinder(StoreReader):
 
         Raises `CorruptRecord`, `OffsetLost`, `OffsetNotYet`.
         """
+        self.must_be_open()
         return taken(self._log, physical_offsets, sizes_at(self._log, physical_offsets, self.confirm_offset))
 
     def _inflated(self, message: StoredMessage) -> StoredMessage:
@@ -84,6 +88,7 @@ class StoreFinder(StoreReader):
         Never too few. All of what a RocketMQ broker stored, whose times may step back; and of what comes before a clock
         that was set back by more than an hour. Raises `UnknownTopic`, `UnknownQueue`.
         """
+        self.must_be_open()
         begin, end = integer("begin", begin), integer("end", end)
         return self._narrowing().stored_between(ranges, begin, end)
 
@@ -93,6 +98,7 @@ class StoreFinder(StoreReader):
         All of what the index may lack: messages of a RocketMQ broker's, or appended with messageIndexEnable=false and
         before. Raises `UnknownTopic`, `UnknownQueue`.
         """
+        self.must_be_open()
         return self._narrowing().with_keys(ranges, [text("key", key) for key in keys])
 
     def _narrowing(self) -> Narrowing:

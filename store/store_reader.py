@@ -68,6 +68,7 @@ class StoreReader(Opened):
 
     def topics(self) -> dict[str, int]:
         """Topic name to number of queues, as it stands now."""
+        self.must_be_open()
         return self._topics.queue_counts()
 
     # --- reading ---------------------------------------------------------------------------------------
@@ -75,27 +76,33 @@ class StoreReader(Opened):
     @property
     def confirm_offset(self) -> int:
         """Commit log offset (bytes) up to which messages are visible; it never steps back."""
+        self.must_be_open()
         return self._published_end.confirm_offset
 
     @property
     def dispatched_offset(self) -> int:
         """Commit log offset (bytes) up to which the queues go; below `confirm_offset` where a broker is behind."""
+        self.must_be_open()
         return self._published.dispatched_offset()
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """Queue offset of the oldest message still there. Raises `UnknownTopic`, `UnknownQueue`, `CorruptSegment`."""
+        self.must_be_open()
         return self.offsets(topic, queue_id)[0]
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """Queue offset after the newest message. Raises `UnknownTopic`, `UnknownQueue`, `CorruptSegment`."""
+        self.must_be_open()
         return self._published.max_offset(topic, queue_id)
 
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
         """`min_offset` and `max_offset` at one moment."""
+        self.must_be_open()
         return self._published.offsets(topic, queue_id)
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         """`offsets` of those of many queues that are there, in their order."""
+        self.must_be_open()
         return self._published.bounds(queues)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER) -> int:
@@ -104,6 +111,7 @@ class StoreReader(Opened):
         Raises `UnknownTopic`, also when the topic is deleted meanwhile, `UnknownQueue`, and `OffsetLost` where a file
         is missing.
         """
+        self.must_be_open()
         timestamp = integer("timestamp", timestamp)
         one_of("boundary", boundary, tuple(Boundary))
         with self.of_one_life(topic):
@@ -132,6 +140,7 @@ class StoreReader(Opened):
         What is older than the store comes from its archive, if it has one, but not as records; raises `ArchiveError`
         and `ObjectsUnavailable`, too, then.
         """
+        self.must_be_open()
         offset, max_messages = integer("offset", offset), integer("max_messages", max_messages)
         if message_filter is not None and not hasattr(message_filter, "match_codes"):
             raise FilterError(f"message_filter={message_filter!r}: give message_filter('paid || shipped')")
@@ -158,6 +167,7 @@ class StoreReader(Opened):
 
     def sizes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
         """Record sizes (bytes) of messages [start, end), int64, shape (end - start,); raises as `scan`."""
+        self.must_be_open()
         start, end = integer("start", start), integer("end", end)
         with self.of_one_life(topic):
             queue = self._published.holding(QueueRange(Queue(topic, queue_id), start, end))
@@ -168,6 +178,7 @@ class StoreReader(Opened):
 
         The range must be published. Raises `OffsetLost` where retention took the queue's files.
         """
+        self.must_be_open()
         start, end = integer("start", start, 0), integer("end", end, 0)
         with self.of_one_life(topic):
             return self._published.of(topic, queue_id).entries(start, end)["tags_code"].astype(np.int64)
@@ -200,6 +211,7 @@ class StoreReader(Opened):
         `FilterError`, `InvalidArgument` (no limit below 1); while iterating `CorruptRecord`, `MessageTooLarge`,
         `OffsetLost` when retention overtakes the reader, and `UnknownTopic` when the topic is deleted meanwhile.
         """
+        self.must_be_open()
         check_columns(columns)
         one_of("oversized", oversized, get_args(Oversized))
         spec = ReadSpec(
@@ -219,6 +231,7 @@ class StoreReader(Opened):
         What is older than the store comes from its archive, if it has one. Raises `ArchiveError` and
         `ObjectsUnavailable`, too, then.
         """
+        self.must_be_open()
         try:
             return self.read_own(wanted, spec)
         except OffsetLost:
@@ -228,15 +241,18 @@ class StoreReader(Opened):
 
     def of_one_life(self, topic: str) -> AbstractContextManager[None]:
         """What is read in here is of the topic that is there now: leaving it raises `UnknownTopic` when it is not."""
+        self.must_be_open()
         return self._published.of_one_life(topic, self._published.born(topic))
 
     def each_of(self, topic: str, born: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The batches, as long as the topic is the one that was `born` there. Raises `UnknownTopic` when it is not."""
+        self.must_be_open()
         return self._published.each_of(topic, born, batches)
 
     @property
     def kin(self) -> Kin:
         """Tells whether what is archived of a queue is of this store."""
+        self.must_be_open()
         return Kin(self._log, self._published)
 
     def _tiered(self) -> TieredLog | None:
@@ -246,6 +262,7 @@ class StoreReader(Opened):
 
     def read_own(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         """`read` of what the store has itself."""
+        self.must_be_open()
         check_columns(spec.columns)
         born = self._published.born(wanted.queue.topic)
         with self._published.of_one_life(wanted.queue.topic, born):
@@ -270,6 +287,7 @@ class StoreReader(Opened):
         stored in [begin, end), ms since 1970. Raises as `scan`, and `InvalidArgument` for a range that ends before it
         begins.
         """
+        self.must_be_open()
         with self.of_one_life(topic):
             return to_arrow(self, topic, ranges(self, topic, queues, begin, end), columns, tags)
 
@@ -278,6 +296,7 @@ class StoreReader(Opened):
 
         Raises `UnknownTopic`, `UnknownQueue`.
         """
+        self.must_be_open()
         queue, offset = self._published.of(topic, queue_id), integer("offset", offset, 0)
         try:
             return fingerprint(self._log, queue, offset)
@@ -286,6 +305,7 @@ class StoreReader(Opened):
 
     def fingerprints(self, offsets: Mapping[Queue, int]) -> dict[Queue, Fingerprint]:
         """`fingerprint` in each of many queues; without queues that are not there, and messages that are deleted."""
+        self.must_be_open()
         found = {}
         for queue, it in self._published.there(offsets):
             with suppress(OffsetLost):
@@ -298,6 +318,7 @@ class StoreReader(Opened):
 
         If not, the topic was created anew, or the store put back from a backup. Raises as `fingerprint`.
         """
+        self.must_be_open()
         queue, offset = self._published.of(topic, queue_id), integer("offset", offset, 0)
         return was.physical_offset >= self._published.born(topic) and can_have(self._log, queue, offset, was)
 
@@ -308,6 +329,7 @@ class StoreReader(Opened):
 
         `close` in another thread ends it, with `StoreClosed`.
         """
+        self.must_be_open()
         seen, deadline = integer("seen", seen), time.monotonic() + seconds("timeout", timeout)
         with self._watches.one() as watch:
             while (confirm := self.confirm_offset) == seen and (left := deadline - time.monotonic()) > 0:
@@ -319,16 +341,19 @@ class StoreReader(Opened):
 
         Raises `OffsetLost` when retention took them, `CorruptRecord`.
         """
+        self.must_be_open()
         return arrivals(self._log, integer("begin", begin, 0), integer("end", end, 0))
 
     def watch(self) -> Watch:
         """What wakes one more waiting thread at each publication; polls if a RocketMQ broker owns the directory."""
+        self.must_be_open()
         return self._watches.new()
 
     # --- consumer groups -------------------------------------------------------------------------------
 
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The queue offset that a consumer group has to read next, None when it never committed one."""
+        self.must_be_open()
         return self._groups.offsets(group, topic).get(integer("queue_id", queue_id))
 
     def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
@@ -338,6 +363,7 @@ class StoreReader(Opened):
         `InvalidGroup`, `UnknownTopic`, `UnknownQueue`, `OffsetOutOfRange` (below 0), `StoreBusy`, and `StoreLocked`
         while a broker runs.
         """
+        self.must_be_open()
         groups, place, topics, born = self._groups, self._place, self._topics, self._topics.born(topic)
         for queue_id in offsets:
             topics.check_queue(topic, queue_id)

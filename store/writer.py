@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import overload
@@ -83,16 +83,23 @@ class Writer:
         self._appender = Appender(lock, self.published, *parts, sync_flush=config.sync_flush)
         interval = config.flushIntervalCommitLog / 1000
         apart = log.opened_again()
-        self._flusher = Flusher(self.published, apart, queues, unflushed, self._note_ends, interval, lock.place)
-        append = partial(_append, self._flusher, self._appender, directory.root, config)  # refers to no writer
-        rooms = directory.root, log, queues, self.published, encoding_of(config), append
+        self._flusher = Flusher(self.published, apart, queues, unflushed, self._ends.note, interval, lock.place)
+        rooms = directory.root, log, queues, self.published, encoding_of(config), self._append
         self._deliverer = Deliverer(directory.root, partial(Delivery, *rooms), partial(Watch.of, self.published))
         self._topics = Topics(directory.root)
         self.figures = Figures(directory.root)
 
     def start(self) -> None:
         """Work in the background, too. Not before somebody has this one, who closes it whatever happens."""
-        self._flusher.start(partial(_attend, self._topics, self._deliverer, self.figures))
+        self._flusher.start(self._attend)
+
+    def _attend(self) -> None:
+        """Begin to deliver once there are delayed messages, and write the figures."""
+        if not self._deliverer.is_started and any(map(self._topics.has_queues, WAITING_TOPICS)):
+            self._deliverer.start()
+        if self._deliverer.is_started:
+            self.figures.of(DELIVERS).set(int(self._deliverer.delivers))
+        self.figures.write()
 
     def _join(self) -> PublishedEnd:
         root = self._directory.root
@@ -121,8 +128,7 @@ class Writer:
             self._queues.expect(found.of)
         elif ends is not None:
             self._queues.expect(ends.of)
-        # Without a reference to this object: it goes when nobody has it any more.
-        self._note_ends = partial(_note_ends, threading.RLock(), ends, root, Topics(root), self._log, self._index)
+        self._ends = _NotedEnds(ends, root, self._log, self._index)
         published.begin_to_know(self._log.min_offset())
         if alone:
             step_back(root, self._queues, published.confirm_offset)
@@ -164,17 +170,23 @@ class Writer:
         self, pieces: Iterable[Piece], *, flush: bool = False, unless: Condition | None = None
     ) -> AppendResult | None:
         """`Appender.append`; what is not flushed here the device gets soon. Raises `StoreFull` where little is left."""
-        how = self._flusher, self._appender, self._directory.root, self._config
         topics: set[str] = set()
         since = time.perf_counter()
         try:
-            result = _append(*how, _noting(topics, pieces), flush=flush, unless=unless)
+            result = self._append(_noting(topics, pieces), flush=flush, unless=unless)
         except StoreError:
             self._took(PUT_FAILED, since, topics)
             raise
         if result is not None:
             self._took(PUT, since, topics)
         return result
+
+    def _append(
+        self, pieces: Iterable[Piece], *, flush: bool = False, unless: Condition | None = None
+    ) -> AppendResult | None:
+        self._flusher.appending()
+        pieces = _while_there_is_space(self._directory.root, self._config, pieces)
+        return self._appender.append(pieces, flush=flush, unless=unless)
 
     def append_few(self, records: Sequence[Record]) -> list[Where]:
         """`Appender.append_few`, as `append`."""
@@ -246,7 +258,7 @@ class Writer:
         """`flush`, and note where the queues end: what tells of it may be deleted then."""
         with self.held():
             self._flusher.flush()
-            self._note_ends(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
+            self._ends.note(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
 
     def close(self) -> None:
         """Flush and leave, after the append that is under way; the last one marks the directory as closed cleanly.
@@ -260,37 +272,25 @@ class Writer:
             with self._lock.held():
                 self._leave()
         finally:
-            try:
-                self._deliverer.stop()  # again, where an interrupt came: nobody appends who has left
-                self._flusher.end()
-                self.figures.close()
-                self._deliverer.leave()
-            finally:
-                self._lock.close()
+            self._lock.close()
+            self._deliverer.stop()  # again, where an interrupt came: nobody appends who has left
+            self._deliverer.leave()
+            self._flusher.end()
+            self.figures.close()
+            self.published.close()
 
     def _leave(self) -> None:
         try:
             self._appender.repair()
             self._flusher.flush()  # what another thread appended since it was stopped
             if self._lock.is_last():
-                self.published.noting_failure(self._drop_what_is_behind)
-                self._note_ends(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
+                with self.published.recording_failure():
+                    self._index.flush()
+                    self._log.drop_behind(self.published.confirm_offset)
+                self._ends.note(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
                 self._directory.mark_closed()
         finally:
             self._lock.leave()
-
-    def _drop_what_is_behind(self) -> None:
-        self._index.flush()
-        self._log.drop_behind(self.published.confirm_offset)
-
-
-def _attend(topics: Topics, deliverer: Deliverer, figures: Figures) -> None:
-    """Begin to deliver where anybody has delayed messages by now, and write the figures."""
-    if not deliverer.is_started and any(map(topics.has_queues, WAITING_TOPICS)):
-        deliverer.start()
-    if deliverer.is_started:
-        figures.of(DELIVERS).set(int(deliverer.delivers))
-    figures.write()
 
 
 def _noting(topics: set[str], pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -300,50 +300,36 @@ def _noting(topics: set[str], pieces: Iterable[Piece]) -> Iterator[Piece]:
         yield piece
 
 
-def _append(
-    flusher: Flusher,
-    appender: Appender,
-    root: Path,
-    config: StoreConfig,
-    pieces: Iterable[Piece],
-    *,
-    flush: bool = False,
-    unless: Condition | None = None,
-) -> AppendResult | None:
-    flusher.appending()
-    return appender.append(_while_there_is_space(root, config, pieces), flush=flush, unless=unless)
-
-
 def _while_there_is_space(root: Path, config: StoreConfig, pieces: Iterable[Piece]) -> Iterator[Piece]:
     for records in pieces:
         refuse_when_full(root, config)
         yield records
 
 
-def _note_ends(
-    turn: AbstractContextManager[object],
-    ends: QueueEnds | None,
-    root: Path,
-    topics: Topics,
-    log: CommitLog,
-    index: Index,
-    begin: int,
-    end: int,
-    ranges: Ranges,
-    *,
-    at_once: bool = False,
-) -> None:
-    """Keep the ends of queues that were flushed up to `end`, now and then in their file.
+class _NotedEnds:
+    """Where the queues end, kept up to date behind the flushes, and written to its file now and then."""
 
-    turn: of threads; a signal's handler may close the store in the one that has it. Where the file is gone it stays so:
-    somebody deleted it.
-    """
-    if ends is None:  # so it was when this one came, while another writer was there
-        return
-    with turn:
-        deleted = topics.deletions()
-        ends.follow(begin, end, ranges, deleted)
-        written = QueueEnds.read(root) if at_once or ends.is_due(index) else None
-        # Who noted more has said all. Its ends with this one's offset would be more than queues have there.
-        if written is not None and written.at <= ends.at and ends.complete(log, written, deleted):
-            ends.write(root, index)
+    def __init__(self, ends: QueueEnds | None, root: Path, log: CommitLog, index: Index) -> None:
+        """ends: None if there were none when the writer joined, beside another one: then nothing is noted."""
+        self._ends = ends
+        self._root = root
+        self._topics = Topics(root)
+        self._log = log
+        self._index = index
+        self._threads = threading.RLock()
+
+    def note(self, begin: int, end: int, ranges: Ranges, *, at_once: bool = False) -> None:
+        """Follow what was flushed up to `end`. at_once: write the file, too.
+
+        A file that is missing was deleted on purpose, and stays so.
+        """
+        ends = self._ends
+        if ends is None:
+            return
+        with self._threads:
+            deleted = self._topics.deletions()
+            ends.follow(begin, end, ranges, deleted)
+            written = QueueEnds.read(self._root) if at_once or ends.is_due(self._index) else None
+            # A newer file has it all. Its ends with this one's offset would be more than the queues have there.
+            if written is not None and written.at <= ends.at and ends.complete(self._log, written, deleted):
+                ends.write(self._root, self._index)

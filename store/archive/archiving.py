@@ -31,7 +31,7 @@ from store.errors import ArchiveOfAnother, CorruptSegment, CorruptStore, OffsetL
 from store.format.layout import CQ_ENTRY
 from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
-from store.publish.flusher import flush_log, telling_all
+from store.publish.flusher import flush_log, flushing
 from store.read.checked import Checked, checked_blocks
 from store.read.fingerprint import can_have
 from store.read.published import PublishedQueues
@@ -194,13 +194,10 @@ class Archiving:
         if begin < end:
             segments = self._log.opened_again().segments
             flush_log(segments.directory.parent)  # what is before, too: a recovery ends at the first hole
-
-            def flush() -> None:
+            with flushing(segments.directory.parent):
                 with suppress(OffsetLost):  # to retention
                     segments.flush(begin, end)
                 segments.flush_names()
-
-            telling_all(segments.directory.parent, flush)
             self._stretch = (LONG_MAX, 0)
         # One of which all has gone by its age begins under a name that none had: who reads may be late.
         first = int(time.time() * 1000) if self.is_begun and not self._catalog.index else 0

@@ -168,9 +168,6 @@ class PullRequestHoldService(Opened):
         if thread is not threading.current_thread():
             thread.join()
 
-    def _let_go(self) -> None:
-        self._thread = None
-
     def __enter__(self) -> PullRequestHoldService:
         return self
 

@@ -174,9 +174,6 @@ def sync_directory(directory: Path, *, if_readable: bool = False) -> None:
         fd = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(fd)
-    except OSError as error:
-        error.unflushed = directory  # type: ignore[attr-defined]  # see `segment_file.failed_flush`
-        raise
     finally:
         os.close(fd)
 

@@ -1,40 +1,26 @@
-"""What is open belongs to the process that opened it, until that closes it; and to the directory that it was opened in.
+"""A handle belongs to the process that opened it, until that closes it; and to the directory that it was opened in.
 
-A process made by `fork` gets its parent's descriptors. Locks taken by them would be held by both and exclude neither,
-and a child that outlives its parent would keep them. So a child lets go of all that is `Opened` right after the fork,
-before any other code runs there, and whoever uses such a thing in it is told.
+A process made by `fork` inherits its parent's descriptors. Locks taken by them would belong to both processes, exclude
+neither, and outlive the parent. So a forked child closes them right after the fork, and its handles raise.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
-from weakref import WeakSet, finalize
+from weakref import WeakSet
 
-from store.errors import StoreClosed, StoreForked, StoreLocked, StoreNotOpen, StoreReplaced, StoreUnavailable
+from store.errors import StoreClosed, StoreForked, StoreNotOpen, StoreReplaced, StoreUnavailable
 from store.system_errors import system_errors
 
-# Hold it from opening a descriptor until its `Opened` knows it: no process is forked meanwhile.
-opening = threading.RLock()
 _all: WeakSet[Opened] = WeakSet()
 
 
-def must_not_be_opening() -> None:
-    """Raises `StoreLocked` in a signal's handler amid the opening of something: other threads cannot end meanwhile."""
-    if opening._is_owned():  # type: ignore[attr-defined]  # as `threading.Condition` asks
-        raise StoreLocked(
-            "called by what interrupted the opening of a file in the same thread (a signal's handler?), which cannot "
-            "end meanwhile; call it from another thread, or later"
-        )
-
-
 class Opened:
-    """Something open, and the process that it belongs to. Not to be copied or pickled."""
+    """Something open. Not to be copied or pickled. A forked child has it closed."""
 
     _is_over = False
 
@@ -43,8 +29,7 @@ class Opened:
         self._what = what
         self._anew = anew
         self._process = os.getpid()
-        with opening:
-            _all.add(self)
+        _all.add(self)
 
     @property
     def is_forked(self) -> bool:
@@ -65,9 +50,6 @@ class Opened:
             )
         return StoreClosed(f"{self._what}: was closed; make a new one with {self._anew}")
 
-    def _let_go(self) -> None:
-        """In a forked child: close the parent's descriptors. Write nothing, and wait for no lock."""
-
     def __reduce__(self) -> NoReturn:
         raise StoreNotOpen(
             f"{self._what}: cannot be copied or pickled, for it belongs to the process that opened it; "
@@ -76,35 +58,36 @@ class Opened:
 
 
 class Descriptor(Opened):
-    """A file or folder, opened to be locked (`flock`): a child that is forked meanwhile holds no lock of it.
+    """An open file or folder that is locked or written. Closed with its last reference.
 
-    fd: to be locked, until `close`.
+    fd: below 0 once it is closed, and in a forked child.
     """
 
+    fd = -1
+
     def __init__(self, path: Path, open_: Callable[[Path], int]) -> None:
-        with opening, system_errors(path):
+        super().__init__(str(path), "the verb that opened it")
+        with system_errors(path):
             self.fd = open_(path)
-            self._closes = finalize(self, os.close, self.fd)
-            self._closes.atexit = False
-            super().__init__(str(path), "the verb that opened it")
 
     def close(self) -> None:
-        if self._closes.alive:
-            fcntl.flock(self.fd, fcntl.LOCK_UN)  # first, for a child that was forked just now has it, too
-            self._closes()
+        self._is_over = True
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
-    def _let_go(self) -> None:
-        self._closes()
+    def __del__(self) -> None:
+        self.close()
 
 
-def _after_fork() -> None:
+def _after_fork_in_child() -> None:
     for each in list(_all):
         each._is_over = True
-        each._let_go()
-    opening.release()
+        if isinstance(each, Descriptor):
+            each.close()
 
 
-os.register_at_fork(before=opening.acquire, after_in_parent=opening.release, after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Place:

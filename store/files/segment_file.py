@@ -13,12 +13,13 @@ import time
 from collections import OrderedDict
 from functools import cached_property
 from pathlib import Path
-from weakref import WeakValueDictionary, finalize
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from store.errors import CorruptSegment, FlushFailed, OffsetLost
-from store.files.atomic import sync_directory, write_at
+from store.files.atomic import write_at
+from store.files.opened import Descriptor
 from store.format.layout import segment_name
 from store.format.strings import Bytes
 from store.system_errors import raise_translated, system_errors
@@ -32,42 +33,28 @@ def sync(fd: int, path: Path) -> None:
     try:
         os.fdatasync(fd) if hasattr(os, "fdatasync") else os.fsync(fd)
     except OSError as error:
-        error.unflushed = path  # type: ignore[attr-defined]  # see `failed_flush`
         raise _failure(path, error) from error
 
 
 def sync_names(directory: Path) -> None:
-    """`sync_directory`. Raises `FlushFailed` where the device refuses; not where the directory cannot be opened."""
+    """Bring the names in a directory to the device. Raises `FlushFailed`."""
+    with system_errors(directory):
+        fd = os.open(directory, os.O_RDONLY)
     try:
-        sync_directory(directory)
+        os.fsync(fd)
     except OSError as error:
-        if failure := failed_flush(error, directory):
-            raise failure from error
-        raise
-
-
-def failed_flush(error: BaseException, root: Path) -> FlushFailed | None:
-    """What the device said of a file in the directory `root`, if `error` tells of that.
-
-    It may only tell that to the next: an interrupt that waited for the device comes with the first call behind it. So
-    whoever flushes sets `unflushed`, the path, before any call.
-    """
-    path = getattr(error, "unflushed", None)
-    # Elsewhere, as where the stream of batches that is appended flushes another store, it is not told here.
-    if not isinstance(error, OSError | FlushFailed) or path is None or not path.is_relative_to(root):
-        return None
-    return error if isinstance(error, FlushFailed) else _failure(path, error)
+        raise _failure(directory, error) from error
+    finally:
+        os.close(fd)
 
 
 def _failure(path: Path, error: OSError) -> FlushFailed:
     now = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    failure = FlushFailed(
+    return FlushFailed(
         f"{path}: the device did not take it ({error.strerror or error}, {now}); what was put since the last flush "
         "may be lost. See to the device, close the store in all processes, and open it anew for writing: it "
         "recovers from what can still be read"
     )
-    failure.unflushed = path  # type: ignore[attr-defined]
-    return failure
 
 
 class SegmentFile:
@@ -76,11 +63,9 @@ class SegmentFile:
     def __init__(self, path: Path, size: int, *, writable: bool) -> None:
         self.path = path
         self.size = size
-        with system_errors(path):
-            self._fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK)
-        # Not in __del__: while that runs, another thread can still get this object by a weak reference.
-        finalize(self, os.close, self._fd).atexit = False
-        status = os.fstat(self._fd)
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK
+        self._file = Descriptor(path, lambda path: os.open(path, flags))
+        status = os.fstat(self._file.fd)
         if status.st_size == 0:  # its creator died; `starts` passes over it too
             raise FileNotFoundError(errno.ENOENT, "an empty segment", str(path))
         self.identity = (path, size, writable, status.st_dev, status.st_ino)
@@ -89,7 +74,7 @@ class SegmentFile:
     def read(self, position: int, length: int) -> bytes:
         """`length` bytes, fewer at the file's end. Raises `CorruptSegment` where the file was cut short."""
         try:
-            data = os.pread(self._fd, length, position)
+            data = os.pread(self._file.fd, length, position)
         except OSError as error:
             raise_translated(self.path, error)
             raise
@@ -100,7 +85,7 @@ class SegmentFile:
     def next_data(self, position: int) -> int:
         """Where the file goes on from `position` when its holes are left out; its size when nothing follows."""
         try:
-            return max(position, os.lseek(self._fd, position, os.SEEK_DATA))
+            return max(position, os.lseek(self._file.fd, position, os.SEEK_DATA))
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise_translated(self.path, error)
@@ -110,7 +95,7 @@ class SegmentFile:
     def write(self, position: int, data: memoryview) -> None:
         """Write all of `data`; raises `StoreFull`."""
         try:
-            write_at(self._fd, data, position)
+            write_at(self._file.fd, data, position)
         except OSError as error:
             raise_translated(self.path, error)
             raise
@@ -123,20 +108,20 @@ class SegmentFile:
 
     def flush(self) -> None:
         """Raises `FlushFailed`."""
-        sync(self._fd, self.path)
+        sync(self._file.fd, self.path)
 
     @property
     def is_deleted(self) -> bool:
         """Whether its name is gone."""
-        return os.fstat(self._fd).st_nlink == 0
+        return os.fstat(self._file.fd).st_nlink == 0
 
     @cached_property
     def _mapping(self) -> Bytes:
         with system_errors(self.path):
-            return np.frombuffer(mmap.mmap(self._fd, self.size, access=mmap.ACCESS_READ), np.uint8)
+            return np.frombuffer(mmap.mmap(self._file.fd, self.size, access=mmap.ACCESS_READ), np.uint8)
 
     def _check_length(self) -> None:
-        length = os.fstat(self._fd).st_size
+        length = os.fstat(self._file.fd).st_size
         if length != self.size:
             raise CorruptSegment(
                 f"{self.path}: {length} bytes, but segments of this store have {self.size}; "

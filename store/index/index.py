@@ -11,8 +11,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 from store.errors import ConfigError, ReadOnlyStore
-from store.files.atomic import make_folder, open_file, sync_directory
+from store.files.atomic import make_folder, open_file
 from store.files.config import StoreConfig
+from store.files.segment_file import sync_names
 from store.files.segments import BLOCK_BYTES, list_files
 from store.format.key_hashes import key_hash
 from store.format.layout import INDEX_DIR, INDEX_NAME_DIGITS, INDEX_NO_ENTRY, PREALLOCATE_FILE
@@ -61,6 +62,10 @@ class Index:
             is_enabled=config.messageIndexEnable,
             has_tags=config.tagIndexEnable,
         )
+
+    def close(self) -> None:
+        """Close all files; the next look at one opens it again."""
+        self._opened.cache_clear()
 
     def file(self, name: str) -> IndexFile:
         """The file as it is on disk: another process may have deleted the one that is open, and made it anew.
@@ -259,7 +264,7 @@ class Index:
         for name in names:
             self._delete(name)
         if names:
-            sync_directory(self.directory)
+            sync_names(self.directory)
 
     def _delete(self, name: str) -> int:
         """Unlink a file; returns the bytes it took on the device."""

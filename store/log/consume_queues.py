@@ -77,6 +77,11 @@ class ConsumeQueues:
         self._opened.cache_clear()
         self._files.forget_all()
 
+    def close(self) -> None:
+        """Close all files; the next look at one opens it again."""
+        self._opened.cache_clear()
+        self._files.forget_all()
+
     def expect(self, ends: Ends) -> None:
         """Learn how many entries queues had: one that has fewer when it is opened is damaged.
 

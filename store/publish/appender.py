@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import chain, islice
 from typing import Generic, NamedTuple, TypeVar
 
@@ -99,7 +98,7 @@ class Appender:
         if isinstance(begun[0], list) and not (several or flush or unless):
             return AppendResult.of(self.append_few(begun[0]))
 
-        def append() -> AppendResult | None:
+        with self._lock.held():
             self.repair()
             if unless is not None and unless():
                 return None
@@ -109,9 +108,6 @@ class Appender:
             appended = self._write(place_many, columns, flush=flushed, hidden=hidden)
             self._publish(appended)
             return AppendResult.concatenate(appended.results)
-
-        with self._lock.held():  # nobody goes on behind a flush that failed
-            return self._published_end.noting_failure(append)
 
     def append_few(self, records: Sequence[Record]) -> list[Where]:
         """Append a few records, one at least, published together with those of other threads that wait.
@@ -123,32 +119,24 @@ class Appender:
     def _append_together(self, waiting: list[Waiting]) -> None:
         """Append what several threads wait for, and give them their results. Call under the lock. Raises as `append`.
 
-        Whoever is interrupted in the moment of the publication tells the others all the same, by one `finally` or the
-        other: they would append theirs again.
+        Who is interrupted behind the publication tells the others all the same: they would append theirs again.
         """
+        self.repair()
+        records = list(chain.from_iterable(each.records for each in waiting))
+        flush = self._sync_flush
+        appended = self._write(place_few, (records,), flush=flush, hidden=flush and len(records) > 1)
+        try:
+            self._publish(appended)
+        finally:
+            if self._published_end.confirm_offset == appended.end:
+                self._tell(waiting, appended.results[0])
 
-        def append() -> None:
-            self.repair()
-            records = list(chain.from_iterable(each.records for each in waiting))
-            flush = self._sync_flush
-            appended = self._write(place_few, (records,), flush=flush, hidden=flush and len(records) > 1)
-            try:
-                try:
-                    self._publish(appended)
-                finally:
-                    self._tell(waiting, appended)
-            finally:
-                self._tell(waiting, appended)
-
-        self._published_end.noting_failure(append)
-
-    def _tell(self, waiting: list[Waiting], appended: _Appended[list[Where]]) -> None:
-        if self._published_end.confirm_offset == appended.end:
-            first = 0
-            for each in waiting:
-                last = first + len(each.records)
-                each.result = appended.results[0][first:last]
-                first = last
+    def _tell(self, waiting: list[Waiting], results: list[Where]) -> None:
+        first = 0
+        for each in waiting:
+            last = first + len(each.records)
+            each.result = results[first:last]
+            first = last
 
     def _write(
         self,
@@ -165,13 +153,19 @@ class Appender:
         if store_timestamp < last:
             self._published_end.order_from(begin)
         written: list[Placed[Result]] = []
-        for records in pieces:
-            self._lock.must_be_open()
+        for records in pieces:  # outside `recording_failure`: what makes a piece may flush another store
             placed, stretches = place(self._log, records, end, next_offsets, store_timestamp)
             self._published_end.announce(placed.end, store_timestamp)
-            self._log.write(stretches, begin, hidden=placed.head[0] if hidden and end == begin else None)
+            with self._published_end.recording_failure():
+                self._log.write(stretches, begin, hidden=placed.head[0] if hidden and end == begin else None)
             written.append(placed)
             end = placed.end
+        with self._published_end.recording_failure():
+            self._finish_records(written, end, flush=flush, hidden=hidden)
+            ranges = self._write_entries(written)
+        return _Appended(begin, end, ranges, next_offsets, [placed.result for placed in written])
+
+    def _finish_records(self, written: list[Placed[Result]], end: int, *, flush: bool, hidden: bool) -> None:
         if flush:
             # Not only our own bytes: recovery walks up to them through everything before.
             self._log.segments.flush(self._published_end.flushed_offset, end)
@@ -179,7 +173,8 @@ class Appender:
             self._log.show(*written[0].head, flush=flush)
         if flush:
             self._published_end.check_device()  # the system tells each failure to one of those who flush, or to some
-        self._lock.must_be_open()
+
+    def _write_entries(self, written: list[Placed[Result]]) -> Ranges:
         ranges: Ranges = {}
         for placed in written:
             for name, (start, entries) in placed.entries.items():
@@ -187,7 +182,7 @@ class Appender:
                     self._published_end.note_loss()
                 ranges[name] = ranges.get(name, (start,))[0], start + len(entries) // CQ_ENTRY.itemsize
             self._index.append(*placed.keys)
-        return _Appended(begin, end, ranges, next_offsets, [placed.result for placed in written])
+        return ranges
 
     def _publish(self, appended: _Appended[Result]) -> None:
         begin, end = appended.begin, appended.end
@@ -219,8 +214,8 @@ class Appender:
         self._seen_end = confirm
         if announced <= confirm:
             return
-        # Or it would come back behind what is appended next, where a flush fails.
-        self._published_end.noting_failure(partial(self._undo, confirm, announced))
+        with self._published_end.recording_failure():
+            self._undo(confirm, announced)
         # A later time, so that a reader which saw something of it in between notices that it is undone.
         self._published_end.announce(confirm, self._published_end.store_timestamp + 1)
 

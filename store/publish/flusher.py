@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
-from contextlib import closing
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from store.errors import FlushFailed, StoreReplaced, StoreUnavailable
 from store.files.checkpoint import write_checkpoint
@@ -17,58 +16,14 @@ from store.files.opened import Place
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.unflushed import Ranges, Unflushed
-from store.publish.latch import Latch
 from store.publish.published_end import PublishedEnd, published_end_of
 
 _logger = logging.getLogger("store")
 
-Result = TypeVar("Result")
-
-
-class _UnderWay:
-    """The flushes that threads of this process are in, by the directory: where two have one descriptor, the system
-    tells one of them of what the device did not take, and the other that all is well.
-    """
-
-    def __init__(self) -> None:
-        self._flushes: dict[Latch, tuple[Path, int]] = {}
-
-    def one(self, root: Path, flush: Callable[[], Result]) -> Result:
-        """What `flush` answers.
-
-        It is over wherever an interrupt comes, or others would wait for ever: so this is no context manager, and there
-        are two `finally`, as in `StoreLock.exclusively`.
-        """
-        over = Latch()
-        try:
-            try:
-                self._flushes[over] = root, threading.get_ident()
-                return flush()
-            finally:
-                self._end(over)
-        finally:
-            self._end(over)
-
-    def _end(self, over: Latch) -> None:
-        self._flushes.pop(over, None)
-        over.set()
-
-    def wait(self, root: Path) -> None:
-        """Until others have said what they were told; not one that a signal's handler interrupts, which this is in.
-
-        Nor those of another directory, whose device may hang: who waits may have the lock of this one.
-        """
-        for over, (where, thread) in self._flushes.copy().items():
-            if where == root and thread != threading.get_ident():
-                over.wait()
-
-    def forget(self) -> None:
-        """In a child, which has no other threads."""
-        self._flushes.clear()
-
-
-_under_way = _UnderWay()
-os.register_at_fork(after_in_child=_under_way.forget)
+# Flushes of one directory take turns: where two threads flush by one descriptor, the system tells one of them of what
+# the device did not take, and the other that all is well.
+_turns: defaultdict[Path, threading.RLock] = defaultdict(threading.RLock)
+os.register_at_fork(after_in_child=_turns.clear)
 
 
 class Flusher:
@@ -103,7 +58,7 @@ class Flusher:
         self._interval = interval
         self._place = place
         self._attend: Callable[[], None] = _nothing
-        self._stop = Latch()
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()  # several threads may append for the first time at once
 
@@ -130,25 +85,22 @@ class Flusher:
     def stop(self) -> None:
         """`end`, and flush what is left. Raises `FlushFailed`."""
         self.end()
-        self._attend = _nothing  # which may refer to this
         self.flush()
 
     def end(self) -> None:
-        """End the background thread, after its turn."""
+        """End the background thread, after its turn, and close the files."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+        self._log.segments.forget()
 
     def flush(self) -> None:
         """Bring everything published so far to the device. Raises `FlushFailed`, now and ever after."""
-        self._flush()
-        _under_way.wait(self._root)
-        self._published_end.check_device()
-
-    def _flush(self) -> None:
-        self._published_end.check_device()
-        flush = partial(self._published_end.noting_failure, self._flush_published)
-        if flushed := _under_way.one(self._root, flush):
+        with _turns[self._root]:
+            self._published_end.check_device()
+            with self._published_end.recording_failure():
+                flushed = self._flush_published()
+        if flushed is not None:
             self._note(*flushed)
 
     def _flush_published(self) -> tuple[int, int, Ranges] | None:
@@ -185,7 +137,7 @@ class Flusher:
         told = ""
         while not self._stop.wait(self._interval):
             try:
-                self._flush()
+                self.flush()
                 self._attend()
                 told = ""
             except (FlushFailed, StoreReplaced):
@@ -196,18 +148,20 @@ class Flusher:
                     _logger.exception("%s: nothing is flushed; tried again every %g s", self._root, self._interval)
 
 
-def telling_all(root: Path, flush: Callable[[], None]) -> None:
-    """For who flushes the log by `CommitLog.opened_again` without having the store open for writing: when `flush`
-    fails, all are told who have, if this user may. Raises `FlushFailed`.
+@contextmanager
+def flushing(root: Path) -> Iterator[None]:
+    """Flush the log in here by `CommitLog.opened_again`, without having the store open for writing.
+
+    If it fails, all are told that have, as far as this user may. Raises `FlushFailed`.
     """
     try:
         published = PublishedEnd(root, writable=True)
-    except (FileNotFoundError, PermissionError, StoreUnavailable):  # nothing of ours; or they hear of it themselves
-        flush()
+    except StoreUnavailable:  # nothing of ours; or the others hear of it themselves
+        yield
         return
-    with closing(published):
-        _under_way.one(root, partial(published.noting_failure, flush))
-        _under_way.wait(root)
+    with closing(published), _turns[root]:
+        with published.recording_failure():
+            yield
         published.check_device()
 
 
@@ -219,13 +173,10 @@ def flush_log(root: Path) -> None:
     if published is None:  # nothing of ours
         return
 
-    def flush() -> None:
+    with closing(published), flushing(root):
         begin, end = published.flushed_offset, published.confirm_offset
         if begin < end:
             CommitLog(root, None, writable=False).segments.flush(begin, end)
-
-    with closing(published):
-        telling_all(root, flush)
 
 
 def _nothing() -> None:

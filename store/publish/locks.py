@@ -25,11 +25,10 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from weakref import finalize
 
 from store.errors import StoreBusy, StoreLocked, StoreUnavailable
 from store.files.atomic import open_file, write_at
-from store.files.opened import Opened, Place, opening
+from store.files.opened import Descriptor, Opened, Place
 from store.format.layout import LOCK_FILE
 from store.publish.lock_holders import holders
 from store.system_errors import raise_translated, system_errors
@@ -63,9 +62,6 @@ class StoreLock(Opened):
     place: where it was; another lock file there would not exclude this one.
     """
 
-    _fd = -1  # a child that is forked before there is one lets go of nothing
-    _closes: finalize[..., StoreLock] | None = None
-
     def __init__(self, root: Path, timeout: float = _TIMEOUT_SECONDS, byte: int = _APPEND_BYTE) -> None:
         """timeout: how long to wait for a turn, in seconds. byte: whose turns are taken."""
         super().__init__(str(root), f"MessageStore.open({str(root)!r})")
@@ -74,15 +70,12 @@ class StoreLock(Opened):
         self._byte = byte
         self._threads = threading.RLock()  # a re-entrant call is refused, and does not wait for itself
         self._holder = 0  # id of the thread that holds this
-        with opening:
-            self._fd = open_file(self._path)
-            self._closes = finalize(self, os.close, self._fd)  # by itself where `close` was interrupted
-            self._closes.atexit = False
-        status = os.fstat(self._fd)
+        self._file = Descriptor(self._path, open_file)
+        status = os.fstat(self._file.fd)
         self.place = Place(self._path, status)
         if status.st_size == 0:
             with system_errors(self._path):
-                write_at(self._fd, b"lock", 0)
+                write_at(self._file.fd, b"lock", 0)
 
     @contextmanager
     def held(self, timeout: float | None = None) -> Iterator[None]:
@@ -120,7 +113,7 @@ class StoreLock(Opened):
             yield
         finally:
             if not self._is_over:
-                set_lock(self._fd, fcntl.F_UNLCK, self._byte)
+                set_lock(self._file.fd, fcntl.F_UNLCK, self._byte)
 
     @property
     def is_inside(self) -> bool:
@@ -137,7 +130,7 @@ class StoreLock(Opened):
 
     def _acquire_byte(self, since: float, timeout: float) -> None:
         pause, longest = _PAUSE_SECONDS
-        while not set_lock(self._fd, fcntl.F_WRLCK, self._byte):
+        while not set_lock(self._file.fd, fcntl.F_WRLCK, self._byte):
             if time.monotonic() >= since + timeout:
                 raise self._busy(timeout)
             time.sleep(pause)
@@ -157,7 +150,7 @@ class StoreLock(Opened):
         Raises `StoreLocked` when a RocketMQ broker holds the directory.
         """
         alone = self._is_alone()
-        if not set_lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE):
+        if not set_lock(self._file.fd, fcntl.F_RDLCK, _OWNER_BYTE):
             raise StoreLocked(
                 f"{self._path.parent}: locked by a running RocketMQ broker (byte 0 of {self._path.name}); "
                 "stop the broker, or open the directory with read_only=True"
@@ -167,17 +160,17 @@ class StoreLock(Opened):
     def is_last(self) -> bool:
         """True when no other writer is left; call it while this is held, so that none can join meanwhile."""
         alone = self._is_alone()
-        return set_lock(self._fd, fcntl.F_RDLCK, _OWNER_BYTE) and alone
+        return set_lock(self._file.fd, fcntl.F_RDLCK, _OWNER_BYTE) and alone
 
     def _is_alone(self) -> bool:
         """Whether nobody else has byte 0. Where that can only be tried it is this one's alone then."""
         if _IS_LINUX:  # or who consumes took a writer that joins or leaves for a broker
-            return not is_held(self._fd, _OWNER_BYTE, shared=True)
-        return set_lock(self._fd, fcntl.F_WRLCK, _OWNER_BYTE)
+            return not is_held(self._file.fd, _OWNER_BYTE, shared=True)
+        return set_lock(self._file.fd, fcntl.F_WRLCK, _OWNER_BYTE)
 
     def refuse_broker(self) -> None:
         """Raises `StoreLocked` while a RocketMQ broker runs here, which keeps in memory what it writes to its files."""
-        if is_held(self._fd, _OWNER_BYTE):
+        if is_held(self._file.fd, _OWNER_BYTE):
             raise StoreLocked(
                 f"{self._path.parent}: a RocketMQ broker runs here, and keeps the offsets of consumer groups itself, "
                 "and their members; consume and commit through the broker, or stop it"
@@ -186,7 +179,7 @@ class StoreLock(Opened):
     def leave(self) -> None:
         """Give up all bytes at once, while this is held: the next holder does not find this writer any more."""
         self._is_over = True
-        set_lock(self._fd, fcntl.F_UNLCK, 0, _ALL_BYTES)
+        set_lock(self._file.fd, fcntl.F_UNLCK, 0, _ALL_BYTES)
 
     def close(self) -> None:
         """Give up all bytes, after the call of another thread. Threads that wait for the lock get `StoreClosed`."""
@@ -194,50 +187,31 @@ class StoreLock(Opened):
             return
         with self._threads:
             self._is_over = True
-            self._let_go()
-
-    def _let_go(self) -> None:
-        self._fd = -1
-        if self._closes is not None:
-            self._closes()  # which does nothing the second time
+            self._file.close()
 
 
 class Turn(Opened):
     """One byte of a file of a store's, held for longer than a verb: until `close`, or the process's end."""
 
-    _fd = -1
-    _closes: finalize[..., Turn] | None = None
-
     def __init__(self, path: Path, byte: int = 0) -> None:
         super().__init__(f"a turn at {path}", "what took it")
         self._byte = byte
-        self._threads = threading.RLock()  # or a descriptor that is another file's by now could be locked
-        with opening:
-            self._fd = open_file(path)
-            self._closes = finalize(self, os.close, self._fd)
-            self._closes.atexit = False
+        self._threads = threading.Lock()  # or a descriptor that is another file's by now could be locked
+        self._file = Descriptor(path, open_file)
 
     def take(self) -> bool:
         """Whether it is this one's now; once it is, it stays so. Raises `StoreClosed`, `StoreForked`."""
         self.must_be_open()  # before the lock of the threads: in a forked child its holder may be missing
         with self._threads:
-            try:
-                return set_lock(self._fd, fcntl.F_WRLCK, self._byte)
-            except (OSError, ValueError):  # closed meanwhile, maybe by what interrupted this
-                self.must_be_open()
-                raise
+            self.must_be_open()
+            return set_lock(self._file.fd, fcntl.F_WRLCK, self._byte)
 
     def close(self) -> None:
         """Give it back."""
-        self._is_over = True
-        if self._fd >= 0:
+        if not self._is_over:
             with self._threads:
-                self._let_go()
-
-    def _let_go(self) -> None:
-        self._fd = -1
-        if self._closes is not None:
-            self._closes()
+                self._is_over = True
+                self._file.close()
 
 
 def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:

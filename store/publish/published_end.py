@@ -18,19 +18,18 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TypeVar
-from weakref import finalize
 
 import numpy as np
 
 from store.errors import CorruptStore, FlushFailed
 from store.files.atomic import status_of, write_at, write_file
-from store.files.segment_file import failed_flush, sync
+from store.files.opened import Descriptor
+from store.files.segment_file import sync
 from store.format.layout import (
     PUBLISHED_END,
     PUBLISHED_END_FILE,
@@ -46,7 +45,6 @@ _NUMBER_BYTES = PUBLISHED_END_NUMBER_BITS // 8
 _NUMBER_MASK = (1 << PUBLISHED_END_NUMBER_BITS) - 1
 _LOOKS = 3  # at a number that may be in the middle of a write
 _CONFIRM_OFFSET = field_offset(PUBLISHED_END, "confirm_offset")
-Result = TypeVar("Result")
 
 
 class PublishedEnd:
@@ -63,11 +61,9 @@ class PublishedEnd:
     def __init__(self, root: Path, *, writable: bool) -> None:
         """Map the file; raises `FileMissing`, and `CorruptStore` when it is not ours."""
         self.path = root / PUBLISHED_END_FILE
-        with system_errors(self.path):
-            self._fd = os.open(self.path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK)
-        self._closed = finalize(self, os.close, self._fd)
-        self._closed.atexit = False
-        status = os.fstat(self._fd)
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK
+        self._file = Descriptor(self.path, lambda path: os.open(path, flags))
+        status = os.fstat(self._file.fd)
         if status.st_size != PUBLISHED_END_FILE_BYTES:
             raise CorruptStore(
                 f"{self.path}: {status.st_size} bytes, expected {PUBLISHED_END_FILE_BYTES}; "
@@ -75,7 +71,7 @@ class PublishedEnd:
             )
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
         with system_errors(self.path):
-            mapped = mmap.mmap(self._fd, PUBLISHED_END_FILE_BYTES, access=access)
+            mapped = mmap.mmap(self._file.fd, PUBLISHED_END_FILE_BYTES, access=access)
         self._inode = status.st_ino
         self._writable = writable
         self._seen = 0  # the confirm offset that was read last
@@ -169,29 +165,15 @@ class PublishedEnd:
         if self.has_failed:
             raise FlushFailed(bytes(self._fields["failure"][0]).decode("utf-8", "replace"))
 
-    def noting_failure(self, work: Callable[[], Result]) -> Result:
-        """What `work` answers. Tells all who have the directory open when a flush fails in it.
-
-        Also where an interrupt comes of it, or just then: so this is no context manager, and there are two `except`,
-        for one may be interrupted.
-        """
-        begin = self.flushed_offset  # whoever flushes beside this may not hear of the error, and go on
-        before = sys.exception()  # that the caller handles: what comes in here has it as its context, too
+    @contextmanager
+    def recording_failure(self) -> Iterator[None]:
+        """Tell all that have the directory open of a flush of its files that fails in here."""
+        begin = self.flushed_offset  # a concurrent flush may not hear of the error, and go on
         try:
-            try:
-                return work()
-            except BaseException as error:
-                self._note_failure(error, before, begin)
-                raise
-        except BaseException as error:
-            self._note_failure(error, before, begin)
+            yield
+        except FlushFailed as failure:
+            self.mark_failed(begin, str(failure))
             raise
-
-    def _note_failure(self, error: BaseException, before: BaseException | None, begin: int) -> None:
-        """`mark_failed` where `error`, or what it came amid, tells of a failed flush of this directory's."""
-        for each in (error, error.__context__):
-            if each is not None and each is not before and (failure := failed_flush(each, self.path.parent)):
-                self.mark_failed(begin, str(failure))
 
     def mark_failed(self, begin: int, failure: str) -> None:
         """Record that what lies behind `begin` may not be on the device, and why; the first failure's reason stays.
@@ -199,9 +181,9 @@ class PublishedEnd:
         One that began before it may be noted behind it, and tells of what lies further back.
         """
         if not self.has_failed:
-            self._fields["failure"][...] = failure.encode()[: PUBLISHED_END["failure"].itemsize]
+            self._set("failure", failure.encode()[: PUBLISHED_END["failure"].itemsize])
         if not self.has_failed or begin < self.flushed_offset:
-            self._fields["failed_from"][...] = checked(begin)
+            self._set("failed_from", checked(begin))
 
     @property
     def store_timestamp(self) -> int:
@@ -245,8 +227,8 @@ class PublishedEnd:
 
     def announce(self, end: int, store_timestamp: int) -> None:
         """Say how far this append will write, before it writes."""
-        self._fields["store_timestamp"][...] = checked(store_timestamp)
-        self._fields["announced_end"][...] = checked(end)
+        self._set("store_timestamp", checked(store_timestamp))
+        self._set("announced_end", checked(end))
 
     def begin_to_know(self, log_begin: int) -> None:
         """From here on it is known since when times ascend and keys are filed, and where the log begins.
@@ -262,7 +244,7 @@ class PublishedEnd:
 
     def order_from(self, offset: int) -> None:
         """Record that store times may step back at `offset`, before they do."""
-        self._fields["times_from"][...] = checked(offset)
+        self._set("times_from", checked(offset))
 
     def begin_log_at(self, offset: int) -> None:
         """Record that the log is to begin at `offset`, on the device too, before anything is deleted.
@@ -270,12 +252,12 @@ class PublishedEnd:
         Raises `FlushFailed`.
         """
         if offset > (self.log_begin or -1):
-            self._fields["log_begin"][...] = checked(offset)
+            self._set("log_begin", checked(offset))
             self.flush()
 
     def file_from(self, offset: int) -> None:
         """Record that keys before `offset` may not be in the index, before they are not."""
-        self._fields["keys_from"][...] = checked(offset)
+        self._set("keys_from", checked(offset))
 
     @property
     def deletions(self) -> int:
@@ -285,11 +267,11 @@ class PublishedEnd:
 
     def begin_deletion(self) -> None:
         """Say that a topic is being deleted, before anything of it goes."""
-        self._fields["deletions"][...] = self.deletions | 1
+        self._set("deletions", self.deletions | 1)
 
     def end_deletion(self) -> None:
         """Say that nothing is left of the topic."""
-        self._fields["deletions"][...] = (self.deletions | 1) + 1
+        self._set("deletions", (self.deletions | 1) + 1)
 
     @property
     def has_lost(self) -> bool:
@@ -300,12 +282,13 @@ class PublishedEnd:
         """Record that a queue lost a file: who opens the store next makes it anew, and `queueends` says nothing: it may
         be noted again, by who flushes, with what came behind the hole.
         """
-        self._fields["has_lost"][...] = 1
+        self._set("has_lost", 1)
 
     def publish(self, confirm_offset: int) -> None:
         """Make everything below `confirm_offset` visible, and wake who waits."""
+        self._file.must_be_open()
         try:
-            write_at(self._fd, checked(confirm_offset).to_bytes(8, "big"), _CONFIRM_OFFSET)
+            write_at(self._file.fd, checked(confirm_offset).to_bytes(8, "big"), _CONFIRM_OFFSET)
         except OSError as error:
             raise_translated(self.path, error)
             raise
@@ -314,16 +297,20 @@ class PublishedEnd:
         """Record that the log is on the device up to `offset`, never stepping back. Raises `FlushFailed`."""
         self.check_device()
         if offset > self.flushed_offset:
-            self._fields["flushed_offset"][...] = checked(offset)
+            self._set("flushed_offset", checked(offset))
 
     def flush(self) -> None:
         """Bring the file itself to the device. Raises `FlushFailed`."""
-        sync(self._fd, self.path)
+        sync(self._file.fd, self.path)
 
     def close(self) -> None:
-        """Drop the descriptor now. No other thread may be using this."""
-        self._fd = -1
-        self._closed()
+        """Close the file. The numbers stay as they are."""
+        self._file.close()
+        self._fields = {name: field.copy() for name, field in self._fields.items()}  # the mapping has a descriptor, too
+
+    def _set(self, name: str, value: object) -> None:
+        self._file.must_be_open()  # a forked child shares the mapping
+        self._fields[name][...] = value
 
     def _number(self, name: str) -> int:
         for _ in range(_LOOKS):

@@ -17,14 +17,15 @@ from typing import Protocol
 from weakref import WeakSet, finalize
 
 from store.errors import StoreClosed
-from store.files.opened import Opened, opening
-from store.publish.latch import LONGEST_WAIT_SECONDS
+from store.files.opened import Opened
 from store.system_errors import system_errors
 
 if sys.platform == "linux":
     import inotify_simple
 
 POLL_SECONDS = 0.02  # where the system cannot notify
+# A signal that comes as a wait begins ends no wait: Python calls its handler when the wait is over.
+_LONGEST_WAIT_SECONDS = 1.0
 if sys.platform == "linux":
     # The system closes the files of a process that is killed.
     _IN_A_FOLDER = inotify_simple.masks.MOVE | (
@@ -62,8 +63,7 @@ class Watch(Opened):
     def __init__(self, *, notified: bool = True) -> None:
         super().__init__("a watch", "MessageStore.watch()")
         self._ends: list[Published] = []
-        with opening:
-            self._ears: _Ears | None = _Ears(notified=notified)
+        self._ears: _Ears | None = _Ears(notified=notified)
 
     @staticmethod
     def of(end: Published) -> Watch:
@@ -90,10 +90,10 @@ class Watch(Opened):
     def wait(self, timeout: float) -> None:
         """Return at the next publication, interruption, or after `timeout` seconds, whichever is first.
 
-        Now and then earlier, where only a look at the confirm offset tells, and for signals (see `latch`).
+        Now and then earlier, where only a look at the confirm offset tells, and for signals.
         """
         ears = self._open_ears()
-        ears.wait(min(timeout, self._rest_seconds(ears), LONGEST_WAIT_SECONDS))
+        ears.wait(min(timeout, self._rest_seconds(ears), _LONGEST_WAIT_SECONDS))
 
     def interrupt(self) -> None:
         """End the wait that is under way, or else the next one, at once."""
@@ -101,17 +101,15 @@ class Watch(Opened):
 
     def close(self) -> None:
         """Give the inotify instance back; ends a wait that is under way."""
-        self._is_over = True
-        ears, self._ears = self._ears, None
-        if ears is not None:
-            ears.interrupt()
-
-    def _let_go(self) -> None:
-        self._ears = None
+        if not self._is_over:
+            self._is_over = True
+            ears, self._ears = self._ears, None
+            if ears is not None:
+                ears.interrupt()
 
     def _open_ears(self) -> _Ears:
         ears = self._ears
-        if ears is None:
+        if self._is_over or ears is None:
             raise self._not_open()
         return ears
 

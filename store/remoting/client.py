@@ -91,9 +91,6 @@ class Client(Opened):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _let_go(self) -> None:
-        self._peers = {}
-
     # --- in the loop's thread ----------------------------------------------------------------------------
 
     async def _ask(self, address: str, command: Command, timeout: float) -> Command:

@@ -116,9 +116,6 @@ class Server(Opened):
         self._turns.close()
         self._thread.submit(self._leave()).result()
 
-    def _let_go(self) -> None:
-        self._under_way = {}
-
     # --- in the loop's thread ----------------------------------------------------------------------------
 
     async def _listen(self, host: str, port: int) -> tuple[asyncio.Server, str]:

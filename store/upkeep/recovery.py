@@ -242,8 +242,7 @@ class Recovery:
         if published is None:
             self._write(decision)
             return
-
-        def write() -> None:
+        with closing(published), published.recording_failure():
             if published.has_failed:
                 self._log.segments.write_again(published.flushed_offset, published.written_end)
                 for name, queue in decision.queues.items():
@@ -252,9 +251,6 @@ class Recovery:
                     self._queues.of(*name).write_again(queue.begin)
             published.file_from(decision.end)  # readers shall not search an index that is being made
             self._write(decision)
-
-        with closing(published):
-            published.noting_failure(write)
 
     def _write(self, decision: Decision) -> None:
         segments, end, queues, first_byte = self._log.segments, decision.end, decision.queues, self._log.min_offset()

@@ -142,7 +142,7 @@ def test_dropped_store_warns_and_is_recovered(path: Path, how: str) -> None:
     command = [sys.executable, "-W", "always", "-c", DROPS, str(path), how]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0
-    assert (f"ResourceWarning: {path}: this store was dropped" in ended.stderr) is (how == "drop")
+    assert f"ResourceWarning: {path}: this store was dropped" in ended.stderr
     assert (path / "abort").exists()
     with MessageStore.open(path) as store:
         assert store.put(Message("t", b"x")).queue_offset == 2

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore, StoreClosed, StoreError, StoreLocked
+from store import Message, MessageStore, StoreClosed, StoreError
 from store.broker.hold import PullRequestHoldService, Wake
-from store.files.opened import opening
 from store.publish.published_end import PublishedEnd
 from tests.store.files.open_things import ALL, HOLD, NO_VERBS, STORE, WATCH, Verb, outcome
 from tests.waiting import until
@@ -142,11 +141,3 @@ def test_closing_while_others_append(tmp_path: Path) -> None:
         assert published.flushed_offset == published.confirm_offset
         with MessageStore.open(tmp_path, read_only=True) as reader:
             assert reader.max_offset("t", 0) == before + sum(done)
-
-
-def test_store_cannot_be_closed_amid_opening(tmp_path: Path) -> None:
-    """In a signal handler: the store's threads may be about to open something."""
-    with MessageStore.open(tmp_path) as store:
-        with opening, pytest.raises(StoreLocked, match="or later"):
-            store.close()
-        assert not store._is_over

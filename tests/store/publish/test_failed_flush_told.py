@@ -8,18 +8,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from store import FlushFailed, Message, MessageRefused, MessageStore, StoreConfig
-from store.publish.published_end import PublishedEnd
+from store import FlushFailed, Message, MessageRefused, MessageStore
 from tests.end_to_end.test_kill import ROOT, bodies
 from tests.failing import CONFIG, SYNC, Device, put
-from tests.waiting import PATIENCE, until
+from tests.waiting import PATIENCE
 
 TESTS = str(ROOT / "tests")
 PUT = """
@@ -30,23 +27,6 @@ with MessageStore.open(sys.argv[1]) as store:
     sys.stdin.readline()
     store.put(Message("t", b"from another process"))
 """
-
-
-@pytest.mark.parametrize(("config", "number"), [(CONFIG, 1), (SYNC, 1), (SYNC, 2)])
-def test_an_interrupt_waits_for_the_device(path: Path, device: Device, config: StoreConfig, number: int) -> None:
-    """It comes before anybody is told what that said, in this process or another."""
-    store, body = MessageStore.open(path, config=config), bytes(3900 if number > 1 else 10)  # in a new segment
-    verb = store.flush if config is CONFIG else lambda: store.put(Message("t", body))
-    put(store, 10, 11)
-    device.fail(number)
-    device.is_interrupted = True
-    with pytest.raises(KeyboardInterrupt):
-        verb()
-    assert device.failed
-    with pytest.raises(FlushFailed, match=r"commitlog.*Input/output error"):
-        put(store, 11, 12)
-    with pytest.raises(FlushFailed):
-        store.close()
 
 
 def test_a_failure_elsewhere_that_is_being_handled(
@@ -93,46 +73,6 @@ def test_a_failure_elsewhere_amid_an_append(
     store.close()
     with pytest.raises(FlushFailed):
         other.close()
-
-
-def test_a_failure_that_is_noted_behind_a_later_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It tells of what lies further back: a flush between them, by the same descriptor, was told that all is well."""
-    real_flush, has_heard, goes_on = os.fdatasync, threading.Event(), threading.Event()
-    fails = [False]
-
-    def flush(fd: int) -> None:
-        if threading.current_thread() is first:
-            has_heard.set()
-            goes_on.wait(PATIENCE)
-        if threading.current_thread() is first or fails[0]:
-            raise OSError(errno.EIO, "Input/output error")
-        real_flush(fd)
-
-    store, synced = MessageStore.open(path), MessageStore.open(path, config=SYNC)
-    published = PublishedEnd(path, writable=False)
-    begin = published.flushed_offset
-    first, second = (threading.Thread(target=partial(suppressed, store.flush)) for _ in range(2))
-    put(store, 10, 11)
-    monkeypatch.setattr(os, "fdatasync", flush)
-    first.start()
-    assert has_heard.wait(PATIENCE)
-    second.start()
-    until(lambda: published.flushed_offset > begin)
-    fails[0] = True
-    with pytest.raises(FlushFailed):
-        synced.put(Message("t", b"x"))
-    goes_on.set()
-    first.join()
-    second.join()
-    assert published.flushed_offset == begin
-    for each in (store, synced):
-        with pytest.raises(FlushFailed):
-            each.close()
-
-
-def suppressed(verb: Callable[[], object]) -> None:
-    with suppress(FlushFailed):
-        verb()
 
 
 def test_a_flush_beside_it_does_not_hear_of_it_instead(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

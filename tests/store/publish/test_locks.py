@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 
@@ -236,9 +235,9 @@ def test_whoever_has_the_turn_after_one_that_left_is_the_last(tmp_path: Path) ->
             closed.set()
 
     def look() -> None:
-        if closed.is_set() and locks.set_lock(other._fd, fcntl.F_WRLCK, 1):
+        if closed.is_set() and locks.set_lock(other._file.fd, fcntl.F_WRLCK, 1):
             seen.append(other.is_last())
-            locks.set_lock(other._fd, fcntl.F_UNLCK, 1)
+            locks.set_lock(other._file.fd, fcntl.F_UNLCK, 1)
 
     at_each_instruction(look, leave)
     assert set(seen) == {True}
@@ -319,28 +318,21 @@ def test_what_interrupts_a_verb_cannot_call_another(tmp_path: Path) -> None:
     lock.close()
 
 
-@pytest.mark.parametrize("by_thread", [False, True])
-def test_a_turn_that_is_closed_while_it_is_taken(tmp_path: Path, by_thread: bool) -> None:
-    """By what interrupts it, such as a signal's handler; another thread's `close` waits, or a descriptor could be
-    locked that is another file's by then."""
+def test_close_of_a_turn_waits_for_take(tmp_path: Path) -> None:
+    """Or a descriptor could be locked that is another file's by then."""
     turn = Turn(tmp_path / "lock")
     closing, tracing = threading.Thread(target=turn.close), sys.gettrace()
 
     def close(frame: FrameType, event: str, argument: object) -> None:
         if frame.f_code is locks.set_lock.__code__:
-            if by_thread:
-                closing.start()
-                closing.join(0.1)
-            else:
-                turn.close()
+            closing.start()
+            closing.join(0.1)
 
     sys.settrace(close)
     try:
-        with nullcontext() if by_thread else pytest.raises(StoreClosed):
-            assert turn.take()
+        assert turn.take()
     finally:
         sys.settrace(tracing)
-    if by_thread:
-        closing.join()
+    closing.join()
     with pytest.raises(StoreClosed):
         turn.take()
