@@ -7,6 +7,7 @@ neither, and outlive the parent. So a forked child closes them right after the f
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,12 @@ class Descriptor(Opened):
             self.fd = open_(path)
 
     def close(self) -> None:
+        if self.fd >= 0:
+            fcntl.flock(self.fd, fcntl.LOCK_UN)  # a child that was forked just now may not have closed it yet
+        self.close_only()
+
+    def close_only(self) -> None:
+        """Close it; another process that has it keeps its locks."""
         self._is_over = True
         fd, self.fd = self.fd, -1
         if fd >= 0:
@@ -84,7 +91,7 @@ def _after_fork_in_child() -> None:
     for each in list(_all):
         each._is_over = True
         if isinstance(each, Descriptor):
-            each.close()
+            each.close_only()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
