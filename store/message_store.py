@@ -286,12 +286,6 @@ class MessageStore(StoreFinder):
 
     # --- closing ---------------------------------------------------------------------------------------
 
-    @property
-    def is_inside(self) -> bool:
-        """Whether this thread is in the middle of an append, which what asks has interrupted: `close` raises then."""
-        writer: Writer | None = vars(self).get("_writer")
-        return writer is not None and writer.is_inside
-
     def close(self) -> None:
         """Flush, leave the directory, close its files; the last writer to leave marks it as closed cleanly.
 

@@ -229,7 +229,7 @@ class Life:
         store = self._stores.pop(self._chance.randrange(len(self._stores)))
         writer = store._writer
         assert writer is not None
-        store._dropped.detach()
+        store._is_over = True  # nor does it warn
         writer._flusher._stop.set()
         writer._lock.close()
         self._dead.append(store)
