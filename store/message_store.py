@@ -286,6 +286,11 @@ class MessageStore(StoreFinder):
 
     # --- closing ---------------------------------------------------------------------------------------
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is in the middle of an append: `close` raises then."""
+        return self._writer is not None and self._writer.is_inside
+
     def close(self) -> None:
         """Flush, leave the directory, close its files; the last writer to leave marks it as closed cleanly.
 

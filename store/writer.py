@@ -241,6 +241,11 @@ class Writer:
         """Raises `StoreClosed`, `StoreForked`."""
         self._lock.must_be_open()
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread is in the middle of an append, or of another call that holds the lock."""
+        return self._lock.is_inside
+
     def must_not_reenter(self) -> None:
         """Raises `StoreLocked` if this thread is in the middle of an append, or of another call that holds the lock."""
         self._lock.must_not_reenter()

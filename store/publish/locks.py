@@ -115,9 +115,14 @@ class StoreLock(Opened):
             if not self._is_over:
                 set_lock(self._file.fd, fcntl.F_UNLCK, self._byte)
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether this thread holds the lock."""
+        return self._holder == threading.get_ident()
+
     def must_not_reenter(self) -> None:
         """Raises `StoreLocked` if this thread holds the lock."""
-        if self._holder == threading.get_ident():
+        if self.is_inside:
             raise StoreLocked(
                 f"{self._path.parent}: MessageStore is not re-entrant: a signal handler or a callback called it during "
                 "another call in the same thread. Call it after that, or from another thread"

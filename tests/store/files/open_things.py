@@ -74,7 +74,7 @@ HOLD: dict[str, Verb] = {
     "must_be_open": lambda it: it.must_be_open(),
 }
 NO_VERBS = {
-    MessageStore: {"open", "close", "is_forked", "path", "config", "figures"},
+    MessageStore: {"open", "close", "is_forked", "is_inside", "path", "config", "figures"},
     Watch: {"of", "close", "is_forked"},
     PullRequestHoldService: {"stop", "failure", "is_forked"},
 }
