@@ -63,7 +63,7 @@ class StoreCollector:
             found = extents(self._store, self._seen)
             for key, each in found.items():
                 before = self._seen.get(key)
-                if before is None or before.born != each.born:
+                if before is None:
                     self._bytes[each.topic] += each.size
                 else:
                     self._bytes[each.topic] += _new_bytes(self._store, before, each)

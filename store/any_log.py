@@ -7,7 +7,6 @@ answers (see each verb), so nobody asks of which kind one is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
@@ -168,12 +167,6 @@ class Log(Protocol):
 
     def topics(self) -> Mapping[str, tuple[Queue, ...]]:
         """Topic to its queues, in order, as it stands now."""
-
-    def of_one_life(self, topic: str) -> AbstractContextManager[None]:
-        """What is asked of a topic in here, and scans that are begun in here, are of one, as far as this log can tell.
-
-        Leaving it raises `UnknownTopic` where the topic was deleted meanwhile, even if one of that name is there again.
-        """
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         """Of each of `queues` that is there, in their order, as it stands now. All up to `max_offset` is published."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -71,9 +70,6 @@ class LocalLog:
     def topics(self) -> Mapping[str, tuple[Queue, ...]]:
         counts = self._store.topics()
         return {topic: tuple(Queue(topic, queue_id) for queue_id in range(count)) for topic, count in counts.items()}
-
-    def of_one_life(self, topic: str) -> AbstractContextManager[None]:
-        return self._store.of_one_life(topic)
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         return self._store.bounds(queues)

@@ -73,6 +73,7 @@ class MessageStore(StoreFinder):
                 queue_file_size,
                 writable=False,
                 is_message=self._published_end.is_message,
+                is_brokers=partial(_is_brokers, self._published_end),
                 noted_ends=partial(_noted_ends, directory.root, self._published_end),
             )
             # A topic may have been deleted and created again: what was seen of its queues means nothing then.
@@ -134,18 +135,17 @@ class MessageStore(StoreFinder):
         with writer.held():
             return self._topics.create(topic, queues)
 
-    def delete_topic(self, topic: str, forget: Callable[[], None]) -> None:
-        """Delete a topic, with its queues and settings and the offsets of groups; see `store.broker.deletion`.
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic, with its queues and settings; see `store.broker.deletion`.
 
         Whoever has the store open, in any process, is told `UnknownTopic` from then on, also for what is being put.
-        forget: called before that, in the turn among groups.
 
         Raises `UnknownTopic`, `InvalidTopic` for a broker's own, `FlushFailed`, `StoreBusy`; nothing is deleted then.
         """
         self.must_be_open()
         if topic in NOT_FOR_PUTTING:
             raise InvalidTopic(f"{self.path}: topic {topic!r} is a broker's own; it cannot be deleted")
-        self._writing().delete_topic(topic, forget)
+        self._writing().delete_topic(topic)
 
     # --- putting ---------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ class MessageStore(StoreFinder):
         another URL a copy is made, and nothing remembered. older_than: seconds since a message was stored. topics:
         default: those of the time before, or all but the system's, as for (); they are remembered, too. reserved_hours:
         what was stored longer ago is deleted from the archive, whole pieces of a queue; default: nothing is. forget:
-        topics of which first to take out of the archive what cannot go on: of a deleted topic, or before a hole.
+        topics of which first to take out of the archive what cannot go on, as before a hole.
         storage_options: fsspec's; they are not remembered. progress: called with messages that are archived by now, and
         of how many. Messages that are archived count from some point on while it runs; it may be killed, and called
         again, at any moment.
@@ -335,6 +335,10 @@ class MessageStore(StoreFinder):
         if self._writer is None:
             raise ReadOnlyStore(f"{self.path}: open with read_only=True; open it without to write")
         return self._writer
+
+
+def _is_brokers(end: LogEnd) -> bool:
+    return end.by_log
 
 
 def _noted_ends(root: Path, end: LogEnd) -> Ends:

@@ -26,15 +26,10 @@ class StoreFinder(StoreReader):
 
         A key is one of `Message.keys` or a producer's id. Messages appended with messageIndexEnable=false are not
         found. Where these are too few, those that the store has no longer come from its archive, if it has one.
-        Raises `UnknownTopic`, also when the topic is deleted meanwhile, `CorruptRecord`, `MessageTooLarge`,
-        `ConfigError` for an index of other sizes than configured,
-        `ArchiveError`, and `ObjectsUnavailable`.
+        Raises `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`, `ConfigError` for an index of other sizes than
+        configured, `ArchiveError`, and `ObjectsUnavailable`.
         """
         self.must_be_open()
-        with self.of_one_life(topic):
-            return self._with_key(topic, key, max_messages, begin, end)
-
-    def _with_key(self, topic: str, key: str, max_messages: int, begin: int, end: int) -> list[StoredMessage]:
         key, max_messages = text("key", key), integer("max_messages", max_messages, 1)
         begin, end = integer("begin", begin), integer("end", end)
         confirm = self.confirm_offset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
@@ -114,9 +114,8 @@ class StoreReader(Opened):
         self.must_be_open()
         timestamp = integer("timestamp", timestamp)
         one_of("boundary", boundary, tuple(Boundary))
-        with self.of_one_life(topic):
-            queue = self._published.of(topic, queue_id)
-            return offset_by_time(self._log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
+        queue = self._published.of(topic, queue_id)
+        return offset_by_time(self._log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
 
     def get_message(
         self,
@@ -154,10 +153,8 @@ class StoreReader(Opened):
             if offset < minimum and not as_records and (log := self._tiered()):
                 own = Bounds(minimum, maximum)
                 return log.get_message(Queue(topic, queue_id), own, offset, max_messages, accept)
-            if minimum <= offset < maximum:
-                self._published.must_be_of_topic(queue, offset)
             return get_message(*where, max_messages, accept, self.config, as_records=as_records)
-        except (CorruptRecord, CorruptSegment, OffsetLost, OffsetNotYet):
+        except (CorruptRecord, CorruptSegment, OffsetLost, OffsetNotYet, UnknownTopic):
             with suppress(UnknownTopic):
                 now = self.offsets(topic, queue_id)
                 if now[0] <= minimum and now[1] >= maximum:
@@ -169,9 +166,8 @@ class StoreReader(Opened):
         """Record sizes (bytes) of messages [start, end), int64, shape (end - start,); raises as `scan`."""
         self.must_be_open()
         start, end = integer("start", start), integer("end", end)
-        with self.of_one_life(topic):
-            queue = self._published.holding(QueueRange(Queue(topic, queue_id), start, end))
-            return queue.entries(start, end)["size"].astype(np.int64)
+        queue = self._published.holding(QueueRange(Queue(topic, queue_id), start, end))
+        return queue.entries(start, end)["size"].astype(np.int64)
 
     def tags_codes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
         """Tags codes of messages [start, end) as their queue has them, int64, shape (end - start,).
@@ -180,8 +176,7 @@ class StoreReader(Opened):
         """
         self.must_be_open()
         start, end = integer("start", start, 0), integer("end", end, 0)
-        with self.of_one_life(topic):
-            return self._published.of(topic, queue_id).entries(start, end)["tags_code"].astype(np.int64)
+        return self._published.of(topic, queue_id).entries(start, end)["tags_code"].astype(np.int64)
 
     def scan(
         self,
@@ -209,7 +204,7 @@ class StoreReader(Opened):
 
         Raises at once `OffsetLost` (start < min), `OffsetNotYet` (end > max), `UnknownTopic`, `InvalidColumns`,
         `FilterError`, `InvalidArgument` (no limit below 1); while iterating `CorruptRecord`, `MessageTooLarge`,
-        `OffsetLost` when retention overtakes the reader, and `UnknownTopic` when the topic is deleted meanwhile.
+        `OffsetLost` when retention overtakes the reader, or the topic is deleted.
         """
         self.must_be_open()
         check_columns(columns)
@@ -239,16 +234,6 @@ class StoreReader(Opened):
                 raise
             return log.scan(wanted, spec)
 
-    def of_one_life(self, topic: str) -> AbstractContextManager[None]:
-        """What is read in here is of the topic that is there now: leaving it raises `UnknownTopic` when it is not."""
-        self.must_be_open()
-        return self._published.of_one_life(topic, self._published.born(topic))
-
-    def each_of(self, topic: str, born: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches, as long as the topic is the one that was `born` there. Raises `UnknownTopic` when it is not."""
-        self.must_be_open()
-        return self._published.each_of(topic, born, batches)
-
     @property
     def kin(self) -> Kin:
         """Tells whether what is archived of a queue is of this store."""
@@ -264,12 +249,8 @@ class StoreReader(Opened):
         """`read` of what the store has itself."""
         self.must_be_open()
         check_columns(spec.columns)
-        born = self._published.born(wanted.queue.topic)
-        with self._published.of_one_life(wanted.queue.topic, born):
-            queue = self._published.holding(wanted)
-        most = self.config.maxDecompressedMessageSize
-        batches = scan_queue(self._log, queue, wanted.start, wanted.end, spec, most)
-        return self._published.each_of(wanted.queue.topic, born, batches)
+        queue, most = self._published.holding(wanted), self.config.maxDecompressedMessageSize
+        return scan_queue(self._log, queue, wanted.start, wanted.end, spec, most)
 
     def to_arrow(
         self,
@@ -288,8 +269,7 @@ class StoreReader(Opened):
         begins.
         """
         self.must_be_open()
-        with self.of_one_life(topic):
-            return to_arrow(self, topic, ranges(self, topic, queues, begin, end), columns, tags)
+        return to_arrow(self, topic, ranges(self, topic, queues, begin, end), columns, tags)
 
     def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:
         """Which message stands at `offset`, below the queue's end; None where it is deleted.
@@ -313,14 +293,13 @@ class StoreReader(Opened):
         return found
 
     def can_have(self, topic: str, queue_id: int, offset: int, was: Fingerprint) -> bool:
-        """Whether the message at `offset` is the one that had the fingerprint `was`; or, if deleted, can have been: not
-        of a topic of that name that was deleted.
+        """Whether the message at `offset` is the one that had the fingerprint `was`; or, if deleted, can have been.
 
-        If not, the topic was created anew, or the store put back from a backup. Raises as `fingerprint`.
+        If not, the store was put back from a backup, or a RocketMQ broker restarted the queue. Raises as `fingerprint`.
         """
         self.must_be_open()
         queue, offset = self._published.of(topic, queue_id), integer("offset", offset, 0)
-        return was.physical_offset >= self._published.born(topic) and can_have(self._log, queue, offset, was)
+        return offset < queue.begin or can_have(self._log, queue, offset, was)
 
     # --- waiting ---------------------------------------------------------------------------------------
 
@@ -364,13 +343,9 @@ class StoreReader(Opened):
         while a broker runs.
         """
         self.must_be_open()
-        groups, place, topics, born = self._groups, self._place, self._topics, self._topics.born(topic)
+        groups, place, topics = self._groups, self._place, self._topics
         for queue_id in offsets:
             topics.check_queue(topic, queue_id)
         with among_groups(self.path, self.config.lockTimeoutMillis / 1000):
             place.check()
-            if topics.born(topic) != born:  # in whose turn this had to wait
-                raise UnknownTopic(
-                    f"{place.path}: topic {topic!r} was deleted meanwhile; read the new one from its first message"
-                )
             groups.commit(group, topic, offsets)

@@ -78,7 +78,7 @@ class Writer:
         directory, config, lock = self._directory, self._config, self._lock
         log, index, queues = self._log, self._index, self._queues
         unflushed = Unflushed(log, queues)
-        self._deletion = Deletion(directory.root, self.published, config.lockTimeoutMillis / 1000)
+        self._deletion = Deletion(directory.root, self.published)
         parts = log, index, queues, unflushed, self._deletion.finish
         self._appender = Appender(lock, self.published, *parts, sync_flush=config.sync_flush)
         interval = config.flushIntervalCommitLog / 1000
@@ -105,7 +105,7 @@ class Writer:
         root = self._directory.root
         self._directory.check_sizes(self._config)
         alone = self._lock.join()
-        finish_deletion(root, self._config.lockTimeoutMillis / 1000)
+        finish_deletion(root)
         if alone:  # or a broker cannot have been here
             remove_what_came_back(root)
         found = QueueEnds.read(root)
@@ -222,15 +222,12 @@ class Writer:
             self._appender.repair()
             yield
 
-    def delete_topic(self, topic: str, forget: Callable[[], None]) -> None:
+    def delete_topic(self, topic: str) -> None:
         """Delete a topic; see `MessageStore.delete_topic`."""
         with self.held():
-            self._topics.known(topic)
-            self._flusher.flush()  # what is said to be deleted must not be appended after a crash of the machine
-            # Whom a memory misleads must find what was deleted in the table: a writer's, or that of the file of ends.
-            noted = QueueEnds.read(self._directory.root)
-            forgotten_to = self._log.min_offset() if self._lock.is_last() else 0
-            self._deletion.delete(topic, min(forgotten_to, noted.at - 1) if noted else forgotten_to, forget)
+            count, end = self._topics.known(topic), self.published.confirm_offset
+            self._flusher.flush()  # a crash of the machine must not undo appends before the deletion
+            self._deletion.delete(topic, [self._queues.of(topic, number).max_offset(end) for number in range(count)])
 
     def begin_log_at(self, offset: int) -> None:
         """Note that what the log has before `offset` is about to be deleted. Raises `FlushFailed`."""

@@ -33,7 +33,7 @@ _WATCH_SECONDS = 60.0
     "--forget",
     multiple=True,
     metavar="TOPIC",
-    help="First take out of the archive what is there of a topic that was deleted; may be repeated.",
+    help="First take out of the archive what is there of a topic that cannot go on; may be repeated.",
 )
 @click.option("--reserved-hours", type=click.IntRange(0), help="Delete from the archive what is older.")
 @click.option("--watch", is_flag=True, help="Go on, and archive once a minute.")

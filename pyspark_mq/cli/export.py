@@ -154,12 +154,11 @@ def export(
         interruptible(lambda: f"nothing was written to {target}"),
         log_at(store).open() as log,
     ):
-        with log.of_one_life(topic):
-            bounds = bounds_of(log, topic, queue)
-            starts, stops = offsets_at(log, bounds, begin), offsets_at(log, bounds, end)
-            parts = [QueueRange(each, *part(has, starts[each], stops[each])) for each, has in bounds.items()]
-            spec = ReadSpec(names, wanted)
-            scans = [log.scan(each, spec) for each in parts]
+        bounds = bounds_of(log, topic, queue)
+        starts, stops = offsets_at(log, bounds, begin), offsets_at(log, bounds, end)
+        parts = [QueueRange(each, *part(has, starts[each], stops[each])) for each, has in bounds.items()]
+        spec = ReadSpec(names, wanted)
+        scans = [log.scan(each, spec) for each in parts]
         total = None if wanted.columns else sum(each.length for each in parts)
         batches = Progress(chain.from_iterable(scans), total)
         with file(output, target, force=force) as out:

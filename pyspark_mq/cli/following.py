@@ -65,17 +65,15 @@ def follow(
     `UnknownTopic`, `UnknownQueue`, `OffsetLost`, `OffsetNotYet`.
     """
     while True:
-        with log.of_one_life(topic):
-            bounds = bounds_of(log, topic, queue)
-            others = strangers(log, begin, last)
-            starts = {
-                each: has.min_offset if each in others else begin.get(each, has.min_offset)
-                for each, has in bounds.items()
-            }
-            end = {each: has.max_offset for each, has in bounds.items()}
-            away = last.keys() - end.keys()  # of which what was true last counts when they are back
-            begin, last = {**begin, **end}, {queue: last[queue] for queue in away} | log.fingerprints(end)
-            rows = between(log, starts, end, spec)
+        bounds = bounds_of(log, topic, queue)
+        others = strangers(log, begin, last)
+        starts = {
+            each: has.min_offset if each in others else begin.get(each, has.min_offset) for each, has in bounds.items()
+        }
+        end = {each: has.max_offset for each, has in bounds.items()}
+        away = last.keys() - end.keys()  # of which what was true last counts when they are back
+        begin, last = {**begin, **end}, {queue: last[queue] for queue in away} | log.fingerprints(end)
+        rows = between(log, starts, end, spec)
         yield rows
         log.wait(end, WAIT_SECONDS)
 

@@ -129,7 +129,7 @@ def reset(
     it = LocalGroup(store, group)
     if not create:
         it.must_exist()
-    with address_at(store).open() as log, log.of_one_life(topic):  # or else the group is to be reset again
+    with address_at(store).open() as log:
         bounds = bounds_of(log, topic, queue)
         before = log.committed(group, bounds)
         rows: list[Cells] = [("queue", "from", "to", "lag")]

@@ -102,7 +102,7 @@ def look(store: MessageStore, before: Look | None) -> Look:
 def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
     """Messages a second that came into a queue between two looks; None where it was not there at the first."""
     earlier = None if before is None else before.queues.get((queue.topic, queue.queue))
-    if before is None or earlier is None or earlier.born != queue.born:
+    if before is None or earlier is None:
         return None
     return max(0, queue.end - earlier.end) / (now.at - before.at)
 

@@ -106,18 +106,17 @@ def tail(
         interruptible(lambda: f"{printer.printed:,} messages of {topic} printed"),
         log_at(store).open() as log,
     ):
-        with log.of_one_life(topic):
-            bounds = bounds_of(log, topic, queue)
-            starts = offsets_at(log, bounds, begin)
-            ends = offsets_at(log, bounds, "latest")
-            stops = ends if end is None else offsets_at(log, bounds, end)
-            stops = {each: max(min(stops[each], last), min(starts[each], last)) for each, last in ends.items()}
-            there: Iterable[Row] = ()
-            if newest_only is not None:
-                there, starts = newest(log, starts, stops, newest_only, spec), stops
-            elif not waits:
-                there = between(log, starts, stops, spec)
-            last = log.fingerprints(starts)
+        bounds = bounds_of(log, topic, queue)
+        starts = offsets_at(log, bounds, begin)
+        ends = offsets_at(log, bounds, "latest")
+        stops = ends if end is None else offsets_at(log, bounds, end)
+        stops = {each: max(min(stops[each], last), min(starts[each], last)) for each, last in ends.items()}
+        there: Iterable[Row] = ()
+        if newest_only is not None:
+            there, starts = newest(log, starts, stops, newest_only, spec), stops
+        elif not waits:
+            there = between(log, starts, stops, spec)
+        last = log.fingerprints(starts)
         printer.write(there)
         for arrived in follow(log, topic, starts, queue, spec, last) if waits else ():
             printer.write(arrived)

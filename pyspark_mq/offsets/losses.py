@@ -17,10 +17,11 @@
     NOT_YET   an option's offset is behind the queue's end  ends    with what comes next
 
 The last two are not lost but not there yet: `SubscriptionError` and `OptionError` instead of `DataLossError`. A topic
-that was created anew, also a store that was put back from a backup, is CUT where it has fewer messages than were read,
-else ANOTHER. An empty range is never missed. Trigger.AvailableNow is no case of its own: where it ends is what there
-was when it began, of the queues that there are. A real-time task that holds a queue which becomes ANOTHER, CUT or GONE
-reads no more of it: with failOnDataLoss=false the next batch goes on as the table has it.
+that was recreated is EXPIRED, if anything is lost at all. A store that was put back from a backup, and a topic that a
+RocketMQ broker restarted at 0, is CUT where it has fewer messages than were read, else ANOTHER. An empty range is never
+missed. Trigger.AvailableNow is no case of its own: where it ends is what there was when it began, of the queues that
+there are. A real-time task that holds a queue which becomes ANOTHER, CUT or GONE reads no more of it: with
+failOnDataLoss=false the next batch goes on as the table has it.
 """
 
 from __future__ import annotations

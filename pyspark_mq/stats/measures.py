@@ -5,8 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from store import MessageStore, OffsetLost, OffsetNotYet, UnknownTopic
-from store.any_log import Queue
+from store import MessageStore, OffsetLost, UnknownTopic
 from store.files.figures import DELIVERS, figures_in
 from store.files.segments import BLOCK_BYTES, list_files
 from store.format.layout import COMMIT_LOG_DIR
@@ -16,17 +15,13 @@ SIZES_AT_ONCE = 1_000_000
 
 
 class Extent(NamedTuple):
-    """Messages [first, end) of a queue, queue offsets; size: the bytes that their records take in the log.
-
-    born: log offset where the topic was deleted last, 0 where it never was: of another one nothing is known.
-    """
+    """Messages [first, end) of a queue, queue offsets; size: the bytes that their records take in the log."""
 
     topic: str
     queue: int
     first: int
     end: int
     size: int
-    born: int
 
     @property
     def messages(self) -> int:
@@ -60,20 +55,15 @@ def extents(store: MessageStore, before: dict[tuple[str, int], Extent]) -> dict[
 def extent(store: MessageStore, topic: str, queue: int, before: Extent | None = None) -> Extent:
     """Of one queue. Raises `UnknownTopic`."""
     while True:
-        born = store.kin.born(Queue(topic, queue))
         first, end = store.offsets(topic, queue)
-        is_known = before is not None and (before.born, before.first) == (born, first) and before.end <= end
+        is_known = before is not None and before.first == first and before.end <= end
         known = before if is_known else None
         start, size = (first, 0) if known is None else (known.end, known.size)
         try:
             size += sum(record_bytes(store, topic, queue, start, end))
-            if store.kin.born(Queue(topic, queue)) == born:
-                return Extent(topic, queue, first, end, size, born)
+            return Extent(topic, queue, first, end, size)
         except OffsetLost:
             if store.min_offset(topic, queue) <= first:  # not by retention
-                raise
-        except OffsetNotYet:
-            if store.max_offset(topic, queue) >= end:  # not because it was created anew
                 raise
 
 

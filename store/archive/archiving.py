@@ -141,7 +141,6 @@ class Archiving:
         Raises `ArchiveOfAnother` where nothing is archived, `QueuesPassedOver` where some of it is, and
         `ObjectsUnavailable`.
         """
-        born = self._born(queues)
         standing = Standing.of(self._kin, self._place, self._catalog, queues)
         there = self._kin, self._place, self._catalog
         is_doubtful = standing.is_doubtful(is_remembered=is_remembered)
@@ -161,7 +160,7 @@ class Archiving:
                 now = replace(now, indexed_from=begin)
             if now != known:
                 self._catalog, changed = self._catalog.having(queue, now), True
-            pieces = self._queue(queue, begin, end, born.get(queue.topic))
+            pieces = self._queue(queue, begin, end)
             while added := self._passing(queue, passed, partial(next, pieces, None)):
                 changed = True
                 done, taken = done + added.messages, taken + added.bytes
@@ -231,28 +230,19 @@ class Archiving:
         self._catalog = replace(self._catalog, index=tuple(kept))
         return lost.stop
 
-    def _born(self, queues: Sequence[Queue]) -> dict[str, int]:
-        """Since when each topic is there."""
-        born: dict[str, int] = {}
-        for topic in {queue.topic for queue in queues}:
-            with suppress(UnknownTopic):  # deleted meanwhile
-                born[topic] = self._published.born(topic)
-        return born
-
-    def _queue(self, queue: Queue, start: int, end: int, born: int | None) -> Iterator[Archived]:
-        """born: as it was when nothing was archived yet. Raises `ArchiveOfAnother` where the topic is deleted
-        meanwhile, and made again."""
+    def _queue(self, queue: Queue, start: int, end: int) -> Iterator[Archived]:
+        """Raises `ArchiveOfAnother` where the store has another message by now."""
         piece: Piece | None = None
         limit = min(_BLOCK_BYTES, self._piece_bytes)
         of_store = self._published.of(queue.topic, queue.queue_id)
         before = self._catalog.queues[queue].last
         for checked in checked_blocks(self._log, of_store, start, end, limit):
-            if before is None or before.physical_offset < self._log.min_offset():
+            if before is None or before.physical_offset < self._log.min_offset() or start <= of_store.begin:
                 known = start, fingerprint_of(checked, 0)
             else:
                 known = start - 1, before
-            if born != self._published.born(queue.topic) or not can_have(self._log, of_store, *known):
-                raise ArchiveOfAnother(f"the topic was deleted, and made again, when offset {start} was to be archived")
+            if not can_have(self._log, of_store, *known):
+                raise ArchiveOfAnother(f"another message stands before offset {start}, which was to be archived")
             if piece is None:
                 piece = self._next_piece(queue, start)
             piece.add(checked, queue, self._catalog.topics[queue.topic])

@@ -1,8 +1,7 @@
-"""Whether what is archived of a queue is the beginning of what the store has under that name: not of another store, and
-not of a topic that was deleted since and made again.
+"""Whether what is archived of a queue is the beginning of what the store has under that name: not of another store.
 
-The metadata says of each queue where the last archived message stands in the store's log (`ArchivedQueue.last`): what
-was put before a topic was deleted stands before that place. What an archive has that does not say so is compared.
+The metadata says of each queue where the last archived message stands in the store's log (`ArchivedQueue.last`). What
+an archive has that does not say so is compared.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ class Kin:
         queue, end, was = it.queue, it.archived.max_offset, it.archived.last
         while True:
             minimum, maximum = self._published.offsets(queue.topic, queue.queue_id)
-            if self.is_of_deleted(it):
-                raise ArchiveOfAnother("what is archived is of a topic of that name that was deleted since")
             if end > maximum:
                 raise ArchiveOfAnother(f"archived up to offset {end}, the store ends at {maximum}")
             if end < minimum:
@@ -62,12 +59,12 @@ class Kin:
     def reaches(self, it: FlatQueue) -> bool:
         """Whether the archive has what the store had of a queue before what it has, without a hole between.
 
-        Raises `ArchiveOfAnother`, but not for a topic that was deleted since: of that nothing counts.
+        Messages of a deleted topic do not count. Raises `ArchiveOfAnother`.
         """
         end = it.archived.max_offset
         while True:
             minimum, maximum = self._published.offsets(it.queue.topic, it.queue.queue_id)
-            if self.is_of_deleted(it) or not it.min_offset() < minimum <= end:
+            if minimum <= self.begin(it.queue) or not it.min_offset() < minimum <= end:
                 return False
             try:
                 if minimum == end:
@@ -83,19 +80,14 @@ class Kin:
             if not is_same:
                 raise ArchiveOfAnother(
                     f"{it.queue}: another message is archived at offset {minimum} than the store has; name the archive "
-                    "of this store (option archive); if the topic was deleted and made again, 'pyspark-mq archive "
+                    "of this store (option archive); if a RocketMQ broker restarted the topic, 'pyspark-mq archive "
                     f"STORE --forget {it.queue.topic}'"
                 )
             return True
 
-    def is_of_deleted(self, it: FlatQueue) -> bool:
-        """Whether the topic was deleted behind what is archived of it. Raises `UnknownTopic`."""
-        last = it.archived.last
-        return last is not None and last.physical_offset < self.born(it.queue)
-
-    def born(self, queue: Queue) -> int:
-        """As `Topics.born`. Raises `UnknownTopic`."""
-        return self._published.born(queue.topic)
+    def begin(self, queue: Queue) -> int:
+        """Queue offset before which messages are of a deleted topic. Raises `UnknownTopic`, `UnknownQueue`."""
+        return self._published.of(queue.topic, queue.queue_id).begin
 
     def has_in_log(self, it: FlatQueue, last: Fingerprint | None) -> bool:
         """Whether the log has the last archived message: that of a topic is there still when the topic is deleted.

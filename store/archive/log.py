@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -97,9 +96,6 @@ class ArchiveLog:
 
     def topics(self) -> Mapping[str, tuple[Queue, ...]]:
         return self._catalog().of_topics()
-
-    def of_one_life(self, topic: str) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         asked = list(queues)

@@ -108,7 +108,7 @@ def of_another(url: str, catalog: Catalog, reasons: Mapping[Queue, StoreError]) 
 
 
 _REMEDY = (
-    "If a topic was deleted and made again, or what is archived of it has a hole behind it: 'pyspark-mq archive STORE "
+    "If what is archived of a topic has a hole behind it, or a RocketMQ broker restarted it: 'pyspark-mq archive STORE "
     "--forget TOPIC' takes that out of the archive, and archives what the store has ('pyspark-mq restore' makes a copy "
     "of it before)"
 )

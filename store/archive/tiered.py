@@ -39,8 +39,6 @@ class Newer(Protocol):
 
     def read_own(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]: ...
 
-    def each_of(self, topic: str, born: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]: ...
-
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary) -> int: ...
 
     def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None: ...
@@ -62,7 +60,7 @@ class TieredLog:
         self._newer = newer
         self._archive = archive
         self._keeps_blocks = keeps_blocks
-        self._joined: dict[Queue, int] = {}  # when the topic was made of which the archive has the older messages
+        self._joined: set[Queue] = set()  # of which the archive has the older messages
 
     @cached_property
     def older(self) -> ArchiveLog:
@@ -82,7 +80,7 @@ class TieredLog:
         Raises `UnknownTopic`, `ArchiveOfAnother`.
         """
         first = self._first(queue, own)
-        if first and first == own.min_offset:  # the archive may have grown since the last look
+        if first == own.min_offset > self._newer.kin.begin(queue):  # the archive may have grown since the last look
             self.older.look_again()
             first = self._first(queue, own)
         return first
@@ -113,8 +111,7 @@ class TieredLog:
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         """As `Log.scan`."""
-        born = self._newer.kin.born(wanted.queue)
-        return self._newer.each_of(wanted.queue.topic, born, self._batches(wanted, spec, self._piece(wanted, spec)))
+        return self._batches(wanted, spec, self._piece(wanted, spec))
 
     def get_message(
         self,
@@ -154,40 +151,42 @@ class TieredLog:
         times: [begin, end] in ms. found: what the store has found, some of which it may have deleted since.
         """
         queues = self.older.topics().get(topic, ())
-        before = dict.fromkeys(queues, 0)
+        before, begins = dict.fromkeys(queues, 0), dict[int, int]()
         for queue, own in self._newer.bounds(queues).items():
-            if own.min_offset and self._joins(queue):
+            begins[queue.queue_id] = begin = self._newer.kin.begin(queue)
+            if own.min_offset > begin and self._joins(queue):
                 before[queue] = own.min_offset
         if not any(before.values()):
             return []
         known = {(message.queue_id, message.queue_offset) for message in found}
         older = self.older.query(topic, key, most + len(known), *times, before)
+        older = [each for each in older if each.queue_offset >= begins[each.queue_id]]
         return [each for each in older if (each.queue_id, each.queue_offset) not in known][-most:]
 
     # --- inside ----------------------------------------------------------------------------------------
 
     def _first(self, queue: Queue, own: Bounds) -> int:
-        if not own.min_offset:
-            return 0
+        begin = self._newer.kin.begin(queue)
+        if own.min_offset <= begin:
+            return own.min_offset
         archived = self.older.bounds([queue]).get(queue)
         if archived is None or not archived.min_offset < own.min_offset <= archived.max_offset:
             return own.min_offset
-        return archived.min_offset if self._joins(queue) else own.min_offset
+        return max(archived.min_offset, begin) if self._joins(queue) else own.min_offset
 
     def _joins(self, queue: Queue) -> bool:
         """Whether the archive has what the store had of the queue before. Raises `UnknownTopic`, `ArchiveOfAnother`."""
-        kin = self._newer.kin
-        born = kin.born(queue)
-        if self._joined.get(queue) != born and self.older.reaches(queue, kin):
-            self._joined[queue] = born
-        return self._joined.get(queue) == born
+        if queue not in self._joined and self.older.reaches(queue, self._newer.kin):
+            self._joined.add(queue)
+        return queue in self._joined
 
     def _lower(self, queue: Queue, timestamp: int, bounds: Bounds) -> int:
         found = self._newer.offset_by_time(queue.topic, queue.queue_id, timestamp, Boundary.LOWER)
         own = self._newer.bounds([queue]).get(queue, bounds)
         if found > own.min_offset or own.min_offset == bounds.min_offset:
             return found
-        return min(found, self.older.offsets_by_time([queue], timestamp, Boundary.LOWER).get(queue, found))
+        archived = self.older.offsets_by_time([queue], timestamp, Boundary.LOWER).get(queue, found)
+        return max(bounds.min_offset, min(found, archived))
 
     def _batches(self, rest: QueueRange, spec: ReadSpec, piece: _Piece) -> Iterator[pa.RecordBatch]:
         """Give all batches, those of `piece` first. What retention deletes before it is read comes from the archive."""
@@ -215,7 +214,7 @@ class TieredLog:
             return _Piece(self._newer.read_own(wanted, spec), wanted.end, is_archived=False)
         except OffsetLost:
             own = self._newer.bounds([wanted.queue]).get(wanted.queue)
-            if own is None or wanted.start >= own.min_offset or self.first(wanted.queue, own) == own.min_offset:
+            if own is None or not self.first(wanted.queue, own) <= wanted.start < own.min_offset:
                 raise
         before = wanted._replace(end=min(wanted.end, own.min_offset))
         return _Piece(self.older.scan(before, spec), before.end, is_archived=True)

@@ -56,7 +56,7 @@ from store.format.layout import (
 )
 from store.format.op_message import op_body
 from store.format.stored_message import decode_record
-from store.integers import LONG_MAX, seconds
+from store.integers import seconds
 from store.publish.putting import Putting, encoding_of
 
 IMMUNITY_SECONDS = 6.0  # transactionTimeOut
@@ -280,29 +280,23 @@ class Transactions:
 
     def _are_there(self, wanted: Iterable[Wanted]) -> bool:
         """True, or raises `UnknownTopic`. Call it under the append lock: till then one may go and come again."""
-        born: dict[str, int] = {}
         for topic, half in wanted:
-            if half.physical_offset < born.setdefault(topic, self._born(topic)):
+            if not self._topics.queue_count(topic):
                 raise UnknownTopic(
                     f"{self._store.path}: no topic {topic!r} any more, as it was when transaction "
                     f"{half.transaction_id} began; roll it back"
                 )
         return True
 
-    def _born(self, topic: str) -> int:
-        """Half messages from this log offset on belong to the topic that is there now."""
-        born = self._topics.born(topic)
-        return LONG_MAX if born is None else born
-
     def _add_again(self, append: Append, half: Half, message: StoredMessage, max_checks: int) -> list[Wanted]:
         """Let it wait on, as a new half message; or no more, as where its topic is gone: it can never be committed."""
         times = number_in(message, PROPERTY_CHECK_TIMES)
-        waits = times < max_checks - 1 and half.physical_offset >= self._born(message.topic)
+        waits = times < max_checks - 1 and self._topics.queue_count(message.topic) > 0
         topic = HALF_TOPIC if waits else made(self._store, UNDECIDED_TOPIC)
         copies = self._store.copies(np.array([half.physical_offset], np.int64))
         counted = {PROPERTY_CHECK_TIMES: texts([str(times + 1)])}
         append.add_copies(copies, Places(topic, np.array([QUEUE]), counted))
-        return [Wanted(message.topic, half)] if waits else []  # or it were of the next topic of that name
+        return [Wanted(message.topic, half)] if waits else []
 
     def _end(self, append: Append, halves: Sequence[Half], wanted: Sequence[Wanted] = ()) -> AppendResult:
         """Publish, with an op message for the halves; unless one of them is ended already, or what is wanted is not

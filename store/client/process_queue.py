@@ -44,7 +44,6 @@ class ProcessQueue:
         """begin: the queue offset to pull from. max_count, max_bytes: see `is_full`."""
         self.queue = queue
         self.pulled = begin  # queue offset up to which this knows all messages that match
-        self.stored_at = 0.0  # ms since 1970: what was stored later is not before `pulled`
         self.sent_to: int | None = None  # queue offset, where the log says to go on there
         self.lost_at: int | None = None  # queue offset, at which a message seemed lost that the queue says is there
         self.is_stopped = False

@@ -90,8 +90,7 @@ class Memory:
         return {topic: last for topic, (last, at) in self._reached.items() if self._is_there(topic, at)}
 
     def _is_there(self, topic: str, at: int) -> bool:
-        born = self._topics.born(topic)
-        return born is not None and born <= at
+        return bool(self._topics.queue_count(topic)) and self._topics.deletions().get(topic, 0) <= at
 
     def note_if_due(self) -> None:
         """Note how far it came, now and then. Raises as `MessageStore.flush`."""

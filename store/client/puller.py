@@ -91,7 +91,7 @@ class Puller:
                 self._answer(held, found)
 
     def _drop_all(self) -> None:
-        """The topic was deleted: its queues are the rebalancer's to begin anew, should they be there again."""
+        """The topic was deleted: its queues are the rebalancer's to take over, should they be there again."""
         for queue in self._waiting.values():
             self._queues.stop(queue)
         self._waiting.clear()
@@ -133,9 +133,7 @@ class Puller:
             end = min(end, queue.pulled + _LOOKED_AT)
         try:
             for columns in self._read(QueueRange(queue.queue, queue.pulled, end)):
-                stored_at = columns.stored_at
-                self._delivered.add_all(np.maximum(time.time() * 1000 - stored_at, 0))
-                queue.stored_at = stored_at.item(-1)
+                self._delivered.add_all(np.maximum(time.time() * 1000 - columns.stored_at, 0))
                 if not self._queues.put(queue, columns):
                     return False
         except (OffsetOutOfRange, UnknownTopic) as error:

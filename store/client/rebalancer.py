@@ -6,29 +6,23 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from store.any_group import ConsumeFromWhere, Member
-from store.any_log import Boundary, Bounds, Log, Positions, Queue, QueueRange, ReadSpec
+from store.any_log import Bounds, Log, Positions, Queue
 from store.broker.allocation import allocate
 from store.broker.group_offsets import first_offsets
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.client.puller import Puller
-from store.errors import CorruptStore, OffsetOutOfRange, StoreFull, UnknownTopic
-from store.read.filters import EVERYTHING
+from store.errors import StoreFull, UnknownTopic
 
-_STORED = ReadSpec(("storeTimestamp",), EVERYTHING)
 _RENEW_SECONDS = 20.0  # rocketmq.client.rebalance.lockInterval
 _LEASE_SECONDS = 30.0  # rocketmq.client.rebalance.lockMaxLiveTime
 _PERSIST_SECONDS = 5.0
 _LOOK_SECONDS = 1.0  # for topics that are new, or have more queues
 _LEAVING_LOOK_SECONDS = 0.01
-_AT_ONCE = 16  # queues that are looked into when they are taken over
 _PATIENCE_SECONDS = 1.0  # with what is in hand of a queue that another member shall have, and may then have twice
 _logger = logging.getLogger("store")
 
@@ -70,7 +64,6 @@ class Rebalancer:
         self._mine: dict[Queue, ProcessQueue] = {}
         self._leaving: dict[Queue, Leaving] = {}
         self._were_gone: set[str] = set()  # topics: what they have now came while this was a member
-        self._gone: dict[Queue, float] = {}  # `stored_at` of those that were not there any more
         self._renewed = -math.inf
         self._persisted = time.monotonic()
 
@@ -98,8 +91,6 @@ class Rebalancer:
         self._correct(now)
         known = self._known()
         wanted = set(allocate(known, self._member.members(), self._member.id))
-        self._gone |= {name: queue.stored_at for name, queue in self._held.items() if name not in known}
-        self._gone = {name: at for name, at in self._gone.items() if name in wanted or name not in known}
         for name in self._mine.keys() - wanted:
             self._leave(name, now)
         self._give_back(now)
@@ -154,31 +145,17 @@ class Rebalancer:
                 self._leaving[name] = leaving._replace(again_at=position)
 
     def _correct(self, now: float) -> None:
-        """Begin those anew that the puller stopped, if they are there: where the log says, or where `_stored_since`."""
+        """Give back the queues that the puller stopped; those that exist are taken over again where the group stands,
+        or where the log sent it.
+        """
         for name, queue in list(self._mine.items()):
             if queue.is_stopped:
-                found: Positions = {} if queue.sent_to is None else {name: queue.sent_to}
-                with suppress(UnknownTopic):
-                    found = found or self._stored_since(name, queue)
-                    if queue.sent_to is not None or found.get(name) != queue.pulled:
-                        self._member.reset(found)
-                if name not in found:
-                    self._queues.remove(queue)
-                    self._member.forget([name])
-                    self._gone[name] = queue.stored_at
-                elif found[name] != queue.pulled:
-                    what = "read up to %d, and going on at %d: an admin tool has reset the group, or the topic was "
-                    what += "deleted and made anew, or messages were lost that were on no device"
-                    _logger.warning(f"%s: {what}", name, queue.pulled, found[name])
+                if queue.sent_to is not None:
+                    with suppress(UnknownTopic):
+                        self._member.reset({name: queue.sent_to})
+                        what = "%s: read up to %d, and going on at %d: an admin tool has reset the group"
+                        _logger.warning(what, name, queue.pulled, queue.sent_to)
                 self._leave(name, now)
-
-    def _stored_since(self, name: Queue, queue: ProcessQueue) -> Positions:
-        """Where to go on in a queue that is stopped, if it is there: where it was, or before that, at what is not what
-        was read. What was pulled, and not handed out, may be there still, and what is in hand may be none of it."""
-        found = self._log.offsets_by_time([name], int(queue.stored_at), Boundary.LOWER)
-        if found.get(name, math.inf) >= queue.pulled:
-            return dict.fromkeys(found, queue.pulled)
-        return {each: min(at, self._member.committed([each]).get(each, at)) for each, at in found.items()}
 
     def _leave(self, queue: Queue, now: float, again_at: int | None = None) -> None:
         leaving = self._mine.pop(queue)
@@ -217,46 +194,16 @@ class Rebalancer:
         bounds, begins = self._log.bounds(got), dict[Queue, int]()
         for queue, position in positions.items():
             if queue in bounds:
-                begin = _within(queue, self._of_this_one(queue, position), bounds[queue])
+                begin = _within(queue, position, bounds[queue])
                 if begin < position:  # or what is done from there on would not count
                     self._member.reset({queue: begin})  # the next step takes it over
                 else:
                     begins[queue] = begin
-        self._add(begins)
+        for queue, position in begins.items():
+            self._mine[queue] = added = self._make(queue, position)
+            self._queues.add(added, self._pullers[queue.topic].pull)
         if gone := set(got) - self._mine.keys():
             self._member.unlock(gone)
-
-    def _of_this_one(self, queue: Queue, position: int) -> int:
-        """Where a queue that was gone is there again, a position may be of the one before: a broker takes what is said
-        late for one in the new one."""
-        if queue not in self._gone:
-            return position
-        stored_since: Positions = {}
-        with suppress(UnknownTopic):
-            stored_since = self._log.offsets_by_time([queue], int(self._gone[queue]), Boundary.LOWER)
-        del self._gone[queue]
-        return min(position, stored_since.get(queue, position))
-
-    def _add(self, begins: Positions) -> None:
-        """Consume queues from there on."""
-        with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(begins)))) as pool:  # a broker may be far away
-            stored = list(pool.map(self._stored_before, begins, begins.values()))
-        for (queue, position), stored_at in zip(begins.items(), stored, strict=True):
-            added = self._make(queue, position)
-            added.stored_at = stored_at
-            self._mine[queue] = added
-            self._queues.add(added, self._pullers[queue.topic].pull)
-
-    def _stored_before(self, queue: Queue, position: int) -> float:
-        """When the message before `position` was stored, ms since 1970, by the clock of who stored it: this one may be
-        ahead, and what is put after the topic was made anew would look older. By this one where that is gone."""
-        if position == 0:
-            return 0.0
-        with suppress(OffsetOutOfRange, UnknownTopic, CorruptStore):
-            for batch in self._log.scan(QueueRange(queue, position - 1, position), _STORED):
-                microseconds: int = batch[0].view(pa.int64()).fill_null(0)[-1].as_py()
-                return microseconds / 1000
-        return time.time() * 1000
 
     def _name_what_hangs(self, now: float) -> None:
         for queue in self._held.values():

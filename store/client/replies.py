@@ -18,7 +18,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from store.any_log import Held, Queue
-from store.errors import InvalidArgument, StoreClosed, StoreError
+from store.errors import InvalidArgument, StoreClosed, StoreError, UnknownTopic
 from store.files.topics import Topics
 from store.format.layout import (
     PROPERTY_CLUSTER,
@@ -71,7 +71,6 @@ class Replies:
             store.create_topic(topic, 1)
         queues = [Queue(topic, queue) for queue in range(store.topics()[topic])]
         self._topic, self._topics = topic, Topics(Path(store.path))
-        self._born = self._topics.born(topic)
         self._client_id = f"{socket.gethostname()}@{os.getpid()}#{time.monotonic_ns()}"
         self._store = store
         self._waiting: dict[str, Future[StoredMessage]] = {}
@@ -83,8 +82,8 @@ class Replies:
 
     @property
     def is_gone(self) -> bool:
-        """Whether no reply comes here any more, for their topic was deleted, and maybe made anew."""
-        return self._topics.born(self._topic) != self._born
+        """Whether no reply comes here any more, for their topic was deleted."""
+        return isinstance(self._error, UnknownTopic) or not self._topics.queue_count(self._topic)
 
     def expect(self, timeout: float) -> tuple[dict[str, str], Future[StoredMessage]]:
         """The properties of a request, and the future of its reply; who does not wait any more has to `forget` it."""

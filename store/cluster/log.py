@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Self
 
@@ -51,9 +50,6 @@ class ClusterLog:
 
     def topics(self) -> Mapping[str, tuple[Queue, ...]]:
         return Topics(self._brokers)
-
-    def of_one_life(self, topic: str) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         wanted = list(queues)

@@ -25,7 +25,6 @@ from store.format.copies import Copies, Places
 from store.format.delayed import WAITING_TOPICS, real_places
 from store.format.layout import MAX_QUEUES, SCHEDULE_DELAYS_MS
 from store.format.records import Encoding, Records
-from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.log.queue_ends import QueueEnds
@@ -178,10 +177,9 @@ class Delivery:
         topics, queue_ids, known = real_places(copies)
         encoded = topics.dictionary_encode()
         each, which = encoded.dictionary.to_pylist(), numbers(encoded.indices)
-        born = np.array([self._born(topic) for topic in each], np.int64)
-        known &= (offsets >= born[which]) & (queue_ids < MAX_QUEUES)
-        # One that was put as its topic was made anew, with fewer queues, comes into one that is there.
-        counts = np.array([self._topics.queue_count(topic) for topic in each], np.int64)
+        counts = np.array([self._queue_count(topic) for topic in each], np.int64)
+        known &= (counts > 0)[which] & (queue_ids < MAX_QUEUES)
+        # The topic may have been recreated with fewer queues.
         queue_ids = queue_ids % np.maximum(counts, 1)[which]
         if not known.all():
             names = ", ".join(sorted(set(topics.filter(arrow(~known)).to_pylist())))
@@ -204,9 +202,8 @@ class Delivery:
         )
         return self._records(copies.take(np.flatnonzero(fits)), offsets[fits])
 
-    def _born(self, topic: str) -> int:
-        born = None if topic in WAITING_TOPICS else self._topics.born(topic)
-        return LONG_MAX if born is None else born
+    def _queue_count(self, topic: str) -> int:
+        return 0 if topic in WAITING_TOPICS else self._topics.queue_count(topic)
 
 
 def _first_waiting(queues: ConsumeQueues, end: int) -> int:

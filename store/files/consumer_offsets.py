@@ -10,7 +10,7 @@ Everything is read anew in every call, for other processes write the files, too.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -137,25 +137,6 @@ class ConsumerOffsets:
             content[_OFFSETS][key] = {str(queue_id): offset for queue_id, offset in sorted(merged.items())}
         next_version(self._offsets, content)
         write_json(self._offsets, content)
-
-    def begin_anew(self, topic: str, remembered: Collection[str]) -> None:
-        """A topic is deleted: groups that read it begin at 0 in one of the same name, wherever a new group begins.
-
-        remembered: topics that are there, or were deleted and may be meant yet. Of others that is dropped again.
-        """
-        content = read_json(self._offsets)
-        before = table(self._offsets, content, _OFFSETS)
-        after = dict(before)
-        for key, said in before.items():
-            of, offsets = key.partition(GROUP_SEPARATOR)[0], self._known(key, said)
-            if of == topic:
-                after[key] = dict.fromkeys(map(str, offsets), 0)
-            elif of not in remembered and not any(offsets.values()):
-                del after[key]
-        if after != before:
-            content[_OFFSETS] = after
-            next_version(self._offsets, content)
-            write_json(self._offsets, content)
 
     def beyond(self, ends: Mapping[tuple[str, int], int]) -> dict[str, Positions]:
         """By group, what it has committed of queues that end before that.

@@ -7,8 +7,9 @@ import os
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,20 +30,38 @@ from store.system_errors import system_errors
 
 _QUEUE_ID = "0|[1-9][0-9]*"
 _TABLE = "topicConfigTable"
-_DELETED = "deletedTopics"  # this project's: topic to log offset
+_DELETED = "deletedTopics"  # this project's: topic to its tombstone; a version before wrote the log offset alone
 _DELETED_CRC = "deletedTopicsCrc"  # this project's: of that table, as `_crc` makes it
+_LOG_OFFSET, _QUEUE_ENDS = "logOffset", "queueEnds"
 _READ_WRITE = 6  # perm bits: 4 read, 2 write
 
 
+class Tombstone(NamedTuple):
+    """What is kept for ever of a topic that was deleted.
+
+    at: log offset of its last deletion. ends: by queue id, queue offset after the last message that the queue ever had.
+    """
+
+    at: int
+    ends: tuple[int, ...] = ()
+
+    def joined(self, other: Tombstone) -> Tombstone:
+        """The tombstone after a later deletion, of which `other` is the one."""
+        return Tombstone(other.at, tuple(map(max, zip_longest(self.ends, other.ends, fillvalue=0))))
+
+
+_NEVER = Tombstone(0)
+
+
 class _Seen(NamedTuple):
-    """What the files said when they were in `state`: number of queues, and where it was deleted last, by topic.
+    """What the files said when they were in `state`: number of queues, and tombstones, by topic.
 
     No counts where nobody has asked for one yet: they take a look at every queue's folder.
     """
 
     state: tuple[int, int] | None
     counts: dict[str, int]
-    deletions: dict[str, int]
+    tombstones: dict[str, Tombstone]
 
 
 class Topics:
@@ -72,34 +91,26 @@ class Topics:
                 self._changed()
             content = read_json(self._path)
             counts = {} if topic is None else self._counted(content)
-            self._seen = seen = _Seen(state, counts, self._deleted(content))
+            self._seen = seen = _Seen(state, counts, self._tombstones(content))
         return seen
 
     def deletions(self) -> dict[str, int]:
-        """Topic to the log offset where it was deleted last: what lies before does not count any more.
+        """Topic to the log offset of its last deletion: earlier records do not count. Includes recreated topics."""
+        return {topic: tombstone.at for topic, tombstone in self._look().tombstones.items()}
 
-        Those that are there again included; not those that are gone for good, and from the log. One that is made when
-        others were deleted may have been one of those: it has the latest of their offsets.
-        """
-        return self._look().deletions
+    def begin(self, topic: str, queue_id: int) -> int:
+        """Queue offset of the first message of a queue: 0, or its end when the topic was deleted last."""
+        tombstone = self._look().tombstones.get(topic)
+        return 0 if tombstone is None or queue_id >= len(tombstone.ends) else tombstone.ends[queue_id]
 
     def must_not_be_deleted(self, topic: str, queue_id: int = 0) -> None:
         """Raises `UnknownTopic` where a topic was deleted and is not there again, or without this queue; as cheap as
         `queue_count`.
         """
         seen = self._look(topic)
-        if seen.counts.get(topic, 0) <= queue_id and topic in seen.deletions:
+        if seen.counts.get(topic, 0) <= queue_id and topic in seen.tombstones:
             what = f"queue {queue_id} of topic {topic!r}" if seen.counts.get(topic) else f"topic {topic!r}"
             raise UnknownTopic(f"{self._root}: no {what} any more: it was deleted; nothing was put into it")
-
-    def born(self, topic: str) -> int | None:
-        """Log offset from which on what was put for a topic belongs to it: one that was deleted here, and is there
-        again, is another one. None where it is not there; as cheap as `queue_count`. Raises `InvalidTopic`.
-        """
-        if not isinstance(topic, str):
-            raise not_a_name(topic)
-        seen = self._look(topic)
-        return seen.deletions.get(topic, 0) if seen.counts.get(topic) else None
 
     def known(self, topic: str) -> int:
         """Number of queues of one topic. Raises `UnknownTopic`, `InvalidTopic`, and `StoreReplaced`."""
@@ -166,7 +177,7 @@ class Topics:
         """A broker lists what it makes again, but for those that need no entry: of them a folder that is there is new,
         once the deletion has taken the old one away.
         """
-        gone = self._deleted(content).keys() - table(self._path, content, _TABLE).keys()
+        gone = self._tombstones(content).keys() - table(self._path, content, _TABLE).keys()
         return {topic for topic in gone if not needs_no_entry(topic) or (self._root / DELETED_DIR / topic).exists()}
 
     def has_queues(self, topic: str) -> bool:
@@ -184,11 +195,12 @@ class Topics:
         a queue's folder; and of one that was deleted here, what came before that does not count. Raises `CorruptStore`.
         """
         content = read_json(self._path)
-        on_disk, listed, deleted = self._on_disk(content), table(self._path, content, _TABLE), self._deleted(content)
+        on_disk, listed = self._on_disk(content), table(self._path, content, _TABLE)
+        tombstones = self._tombstones(content)
 
         def is_there(topic: str, at: int) -> bool:
             known = not listed or topic in listed or bool(on_disk.get(topic)) or needs_no_entry(topic)
-            return known and at >= deleted.get(topic, 0)
+            return known and at >= tombstones.get(topic, _NEVER).at
 
         return is_there
 
@@ -206,10 +218,7 @@ class Topics:
                 f"topic {topic!r}: {queues} queues asked for, but it has {present}; queues can only be added"
             )
         content = read_json(self._path)
-        there, deleted = table(self._path, content, _TABLE), self._deleted(content)
-        if deleted and not present and topic not in there.keys() | deleted.keys():  # it may be forgotten
-            _set_deleted(content, deleted | {topic: max(deleted.values())})
-        config = there.setdefault(topic, _new_topic(topic))
+        config = table(self._path, content, _TABLE).setdefault(topic, _new_topic(topic))
         if config.get("readQueueNums") != queues or config.get("writeQueueNums") != queues:
             config["readQueueNums"] = config["writeQueueNums"] = queues
             next_version(self._path, content)
@@ -223,16 +232,25 @@ class Topics:
         if topic in self.deletions() and topic not in self._table():
             self.create(topic, self.queue_count(topic))
 
-    def forget(self, topic: str, begin: int, end: int) -> None:
-        """Take a topic out of the table: what the log has of it, now in [begin, end), does not count any more.
+    def delete(self, topic: str, tombstone: Tombstone) -> None:
+        """Take a topic out of the table and keep its tombstone, in one write. Call under the store lock.
 
-        Kept in the same file, so that both come at once; RocketMQ passes it over. Call under the store lock.
+        RocketMQ ignores tombstones, and drops them when it writes the file.
         """
         content = read_json(self._path)
-        there = table(self._path, content, _TABLE)
-        there.pop(topic, None)
-        known = {name: at for name, at in self._deleted(content).items() if at > begin or name in there}
-        self._write_deleted(content, known | {topic: end})
+        table(self._path, content, _TABLE).pop(topic, None)
+        tombstones = self._tombstones(content)
+        before = tombstones.get(topic, _NEVER)
+        self._write_tombstones(content, tombstones | {topic: before.joined(tombstone)})
+
+    def restarted(self, queues: Iterable[tuple[str, int]]) -> None:
+        """A RocketMQ broker restarted these queues (topic, queue id) at 0 after the deletion of their topics."""
+        content = read_json(self._path)
+        tombstones = self._tombstones(content)
+        for topic, queue_id in queues:
+            at, ends = tombstones[topic]
+            tombstones[topic] = Tombstone(at, (*ends[:queue_id], 0, *ends[queue_id + 1 :]))
+        self._write_tombstones(content, tombstones)
 
     def deleted_up_to(self, end: int) -> list[str]:
         """The log ends at log offset `end`, and no topic was deleted behind it; those of which the table said so.
@@ -240,32 +258,44 @@ class Topics:
         Call under the store lock.
         """
         content = read_json(self._path)
-        deleted = self._deleted(content)
-        behind = sorted(name for name, at in deleted.items() if at > end)
+        tombstones = self._tombstones(content)
+        behind = sorted(name for name, tombstone in tombstones.items() if tombstone.at > end)
         if behind:
-            self._write_deleted(content, {name: min(at, end) for name, at in deleted.items()})
+            moved = {name: tombstone._replace(at=min(tombstone.at, end)) for name, tombstone in tombstones.items()}
+            self._write_tombstones(content, moved)
         return behind
 
-    def _write_deleted(self, content: dict[str, Any], deleted: dict[str, int]) -> None:
-        _set_deleted(content, deleted)
+    def _write_tombstones(self, content: dict[str, Any], tombstones: dict[str, Tombstone]) -> None:
+        content[_DELETED] = {
+            topic: {_LOG_OFFSET: tombstone.at, _QUEUE_ENDS: list(tombstone.ends)}
+            for topic, tombstone in tombstones.items()
+        }
+        content[_DELETED_CRC] = _crc(content[_DELETED])
         next_version(self._path, content)
         write_json(self._path, content)
 
-    def _deleted(self, content: dict[str, Any]) -> dict[str, int]:
-        """Topic to the log offset where it was deleted last. Raises `CorruptStore` for what is damaged."""
+    def _tombstones(self, content: dict[str, Any]) -> dict[str, Tombstone]:
+        """Topic to tombstone. Raises `CorruptStore` for what is damaged."""
         found = content.get(_DELETED) or {}
         if not isinstance(found, dict):
             raise CorruptStore(f"{self._path}: {_DELETED} is no object; correct the file, or restore it from a copy")
         for name in found:
             if not is_folder_name(name):  # the folder of a deleted topic that came back is removed
                 raise self._no_name(name, _DELETED)
-        deleted = {name: number(self._path, f"{_DELETED} of {name}", at, LONG_MAX) for name, at in found.items()}
-        if deleted and content.get(_DELETED_CRC, crc := _crc(deleted)) != crc:  # a version before wrote none
+        tombstones = {name: self._tombstone(f"{_DELETED} of {name}", said) for name, said in found.items()}
+        if found and content.get(_DELETED_CRC, crc := _crc(found)) != crc:  # a version before wrote none
             raise CorruptStore(
                 f"{self._path}: {_DELETED} is damaged, for {_DELETED_CRC} does not fit: messages before a wrong offset "
                 f"would count as deleted; restore the file from a copy, or correct it and take {_DELETED_CRC} out"
             )
-        return deleted
+        return tombstones
+
+    def _tombstone(self, name: str, said: object) -> Tombstone:
+        at, ends = (said.get(_LOG_OFFSET), said.get(_QUEUE_ENDS)) if isinstance(said, dict) else (said, [])
+        if not isinstance(ends, list) or len(ends) > MAX_QUEUES:
+            raise CorruptStore(f"{self._path}: {_QUEUE_ENDS} in {name} is no list; restore the file from a copy")
+        at = number(self._path, name, at, LONG_MAX)
+        return Tombstone(at, tuple(number(self._path, f"{_QUEUE_ENDS} in {name}", end, LONG_MAX) for end in ends))
 
     def _no_name(self, topic: str, table: str) -> CorruptStore:
         return CorruptStore(f"{self._path}: {topic!r} in {table} is no topic's name; correct the file")
@@ -279,11 +309,7 @@ class Topics:
         return number(self._path, f"readQueueNums of {topic}", config.get("readQueueNums") or 0, MAX_QUEUES)
 
 
-def _set_deleted(content: dict[str, Any], deleted: dict[str, int]) -> None:
-    content[_DELETED], content[_DELETED_CRC] = deleted, _crc(deleted)
-
-
-def _crc(deleted: dict[str, int]) -> int:
+def _crc(deleted: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(deleted, sort_keys=True).encode("ascii"))
 
 

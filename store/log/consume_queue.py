@@ -45,13 +45,16 @@ class ConsumeQueue:
         is_message: IsMessage | None = None,
         files: OpenFiles | None = None,
         least_end: int = 0,
+        begin: int = 0,
     ) -> None:
         """file_size, files: as `Segments` takes them. least_end: it is known to have had so many entries.
+        begin: see `Topics.begin`.
 
         is_message: asked too whether an entry counts, where the confirm offset alone cannot tell.
         """
         self.topic = topic
         self.queue_id = queue_id
+        self.begin = begin
         self._is_message = is_message
         folder = f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}"
         self._segments = Segments(root, folder, file_size, writable=writable, files=files)
@@ -77,18 +80,18 @@ class ConsumeQueue:
         return bool(self._segments.starts())
 
     def first(self) -> int:
-        """Queue offset of the first entry of the first file, 0 without files."""
-        return self._segments.first() // CQ_ENTRY.itemsize
+        """Queue offset of the first entry of the first file that can be a message's; where it begins without files."""
+        return max(self.begin, self._segments.first() // CQ_ENTRY.itemsize)
 
     def check(self) -> int:
         """`first`; raises `CorruptSegment` for a file with a wrong name or length, or one missing in between."""
         starts = self._segments.check(MAKE_ANEW)
-        return starts[0] // CQ_ENTRY.itemsize if starts else 0
+        return max(self.begin, starts[0] // CQ_ENTRY.itemsize if starts else 0)
 
     def max_offset(self, confirm_offset: int) -> int:
         """Queue offset after the last entry that counts. Raises as `check`, and where it knew of more."""
         if not self._found_end and not self._least_end and not self._segments.has_folder:
-            return 0  # as of most queues of a topic with many: one look instead of three
+            return self.begin  # as of most queues of a topic with many: one look instead of three
         start, low = self._found_end, self._end_nearby(confirm_offset)
         if low is None:
             start, low = self._search_end(confirm_offset)
@@ -233,8 +236,9 @@ class ConsumeQueue:
         Raises `StoreFull`, `FlushFailed`.
 
         A file is begun when the one before is on the device: after a crash RocketMQ looks at the last three only.
+        As RocketMQ does, the first entry of the queue gets pre-blank entries before it in its file.
         """
-        is_whole = True
+        is_whole = start != self.begin or self._write_blank(start - start % self.entries_per_file, start)
         data = memoryview(entries if isinstance(entries, bytes) else entries.tobytes())
         while len(data):
             position, index = start * CQ_ENTRY.itemsize, start % self.entries_per_file
@@ -266,7 +270,7 @@ class ConsumeQueue:
 
     def begin_empty(self, start: int) -> None:
         """Leave no entry; `start` gets the next one, before which pre-blank ones stand (see `begin_at`)."""
-        self.truncate(0)
+        self.truncate(self.begin)
         self._write_blank((start - 1) // self.entries_per_file * self.entries_per_file, start)
 
     def truncate(self, max_offset: int) -> None:
@@ -275,8 +279,8 @@ class ConsumeQueue:
         As RocketMQ does: of an empty last file it counts the first entry. From the last file on, each gone on the
         device before the one before it has a hole (see `write`). Call as the only writer. Raises `FlushFailed`.
         """
-        starts, end = self._segments.starts(), max_offset * CQ_ENTRY.itemsize
-        if starts and max_offset and end == starts[0]:  # nothing would be left that says where the queue goes on
+        starts, end = self._segments.starts(), max_offset * CQ_ENTRY.itemsize if max_offset > self.begin else 0
+        if starts and end and end == starts[0]:  # nothing would be left that says where the queue goes on
             self._write_blank(max_offset - self.entries_per_file, max_offset)
         for start in reversed(starts):
             self._segments.zero(max(start, end), start + self._segments.size)
@@ -285,10 +289,11 @@ class ConsumeQueue:
             self._segments.delete(start)
             self._segments.flush_names()
 
-    def _write_blank(self, start: int, end: int) -> None:
+    def _write_blank(self, start: int, end: int) -> bool:
+        """As `write` of pre-blank entries in [start, end)."""
         blank = np.zeros(end - start, CQ_ENTRY)
         blank["size"] = CQ_PRE_BLANK_SIZE
-        self.write(start, blank)
+        return start == end or self.write(start, blank)
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
         """Delete files, never the last, of whose last entries the log has no record any longer.

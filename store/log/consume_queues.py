@@ -30,12 +30,14 @@ class ConsumeQueues:
         writable: bool,
         is_message: IsMessage | None = None,
         noted_ends: Callable[[], Ends] = dict,
+        is_brokers: Callable[[], bool] = lambda: False,
     ) -> None:
         """file_size: as `Segments` takes it. is_message: as `ConsumeQueue` takes it.
 
         noted_ends: how many entries queues had; asked for when the first is opened, and when all were forgotten.
+        is_brokers: whether a RocketMQ broker has the directory, which restarts the queues of recreated topics at 0.
         """
-        self.topics = Topics(root)
+        self.topics = topics = Topics(root)
         self._expected: dict[QueueName, int] = {}
         self._deleted: Mapping[str, int] = {}  # as the topics were when that was learnt
         self._noted_ends = lru_cache(1)(noted_ends)
@@ -48,7 +50,11 @@ class ConsumeQueues:
             is_message=is_message,
             files=self._files,
         )
-        self._opened = lru_cache(_MAX_QUEUES)(partial(_open, queue, self._expected, self._noted_ends))
+
+        def begin(topic: str, queue_id: int) -> int:
+            return 0 if is_brokers() else topics.begin(topic, queue_id)
+
+        self._opened = lru_cache(_MAX_QUEUES)(partial(_open, queue, self._expected, self._noted_ends, begin))
         self._deletions: Callable[[], int] = _never
         self._seen = 0  # of the deletions
 
@@ -115,7 +121,13 @@ def _open_files() -> int:
 
 
 def _open(
-    queue: partial[ConsumeQueue], expected: Ends, noted: Callable[[], Ends], topic: str, queue_id: int
+    queue: partial[ConsumeQueue],
+    expected: Ends,
+    noted: Callable[[], Ends],
+    begin: Callable[[str, int], int],
+    topic: str,
+    queue_id: int,
 ) -> ConsumeQueue:
     name = topic, queue_id
-    return queue(topic, queue_id, least_end=max(ends.get(name, 0) for ends in (expected, noted())))
+    least_end = max(ends.get(name, 0) for ends in (expected, noted()))
+    return queue(topic, queue_id, least_end=least_end, begin=begin(topic, queue_id))

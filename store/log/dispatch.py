@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -230,14 +230,20 @@ def light_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
                 yield topic, queue_id, np.array([offset]), chunk.entries[row : row + 1]
 
 
-def all_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries, bool]]:
-    """`queue_entries` and `light_entries`, each queue's in log order; and whether they are certain, as the former."""
+def all_entries(chunk: LogChunk, deleted: Mapping[str, int]) -> Iterator[tuple[str, int, Ints, Entries, bool]]:
+    """`queue_entries` and `light_entries`, each queue's in log order; and whether they are certain, as the former.
+
+    deleted: see `Topics.deletions`; entries of records before these log offsets are left out.
+    """
     certain, light = ((*piece, True) for piece in queue_entries(chunk)), [*light_entries(chunk)]
-    if not light:
-        yield from certain
-        return
-    pieces = [*certain, *((*piece, False) for piece in light)]
-    yield from sorted(pieces, key=lambda piece: int(piece[3]["physical_offset"][0]))
+    pieces: Iterable[tuple[str, int, Ints, Entries, bool]] = certain
+    if light:
+        both = [*certain, *((*piece, False) for piece in light)]
+        pieces = sorted(both, key=lambda piece: int(piece[3]["physical_offset"][0]))
+    for topic, queue_id, offsets, entries, is_certain in pieces:
+        first = int(np.searchsorted(entries["physical_offset"].astype(np.int64), deleted.get(topic, 0)))
+        if first < len(entries):
+            yield topic, queue_id, offsets[first:], entries[first:], is_certain
 
 
 def with_delivery_times(chunk: LogChunk, topic: str, entries: Entries, found: Entries) -> Entries:

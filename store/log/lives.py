@@ -1,8 +1,8 @@
 """What the log says of its queues: where each ends, and which of several records with one queue offset counts.
 
-A topic that was deleted and created again has records of each of its lives in the log, with the same topic, queue and
-offsets: the newest life counts. It is known by its queue offsets, which go back; and as no checksum covers them, the
-queue's own entries must not say otherwise.
+A RocketMQ broker restarts the queues of a recreated topic at 0, and so did earlier versions. The log then has records
+with the same topic, queue and offsets: those of the newest life count. It is known by its queue offsets, which go back;
+and as no checksum covers them, the queue's own entries must not say otherwise.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class QueueInLog:
 
     max_offset: queue offset after its last record. lives: both numbers of them ascend; none while no record was seen.
     is_cut: the first record that is seen may have any offset, for the log's beginning was deleted. is_remembered: all
-    that is known is its end, and not by its files. born: log offset of the record that went back, 0 while none did.
-    passed_over: queue and log offsets of records that say they stand here, and do not.
+    that is known is its end, and not by its files. restarted_at: log offset of the record that went back, 0 without
+    one. passed_over: queue and log offsets of records that say they stand here, and do not.
     """
 
     max_offset: int
     is_cut: bool
     lives: list[Life] = field(default_factory=list)
     is_remembered: bool = False
-    born: int = 0
+    restarted_at: int = 0
     passed_over: set[tuple[int, int]] = field(default_factory=set)
 
     @property
@@ -83,21 +83,22 @@ class QueuesInLog:
     def begin(self, name: QueueName, max_offset: int) -> QueueInLog:
         """A queue that has `max_offset` entries before the walk's first record.
 
-        Where there are none, and the log has its first byte, it begins at 0, wherever its files do: some are lost.
+        Where there are none, and the log has its first byte, its first files may be lost: it begins at `Topics.begin`.
         """
-        is_bare = max_offset == self._queues.of(*name).first()
-        queue = QueueInLog(max_offset if self._is_cut or not is_bare else 0, self._is_cut and is_bare)
+        of_files = self._queues.of(*name)
+        is_bare = max_offset == of_files.first()
+        queue = QueueInLog(max_offset if self._is_cut or not is_bare else of_files.begin, self._is_cut and is_bare)
         self.found[name] = queue
         return queue
 
     def add(self, name: QueueName, offsets: Ints, entries: Entries) -> bool:
         """Take consecutive records of a queue; whether they may follow those before."""
-        queue = self.found.get(name) or self.begin(name, 0)
+        queue = self.found.get(name) or self.begin(name, self._queues.of(*name).first())
         start, at = int(offsets[0]), int(entries["physical_offset"][0])
         follows = start == queue.max_offset or (not queue.lives and self._begins(name, queue, start, at))
         if not 0 <= start < _MAX_OFFSET or not (follows or self._begins_life(name, queue.max_offset, start, at)):
             return False
-        queue.born = queue.born if follows else at
+        queue.restarted_at = queue.restarted_at if follows else at
         queue.grow(start, at, len(offsets))
         return True
 
@@ -123,13 +124,13 @@ class QueuesInLog:
 
         existing: queues that have one. Call behind the last record.
         """
-        born: dict[str, int] = {}
+        restarts: dict[str, int] = {}
         for (topic, _), queue in self.found.items():
-            if queue.born:
-                born[topic] = min(born.get(topic, queue.born), queue.born)
+            if queue.restarted_at:
+                restarts[topic] = min(restarts.get(topic, queue.restarted_at), queue.restarted_at)
         for name in self.found.keys() - set(existing):
             lives = self.found[name].lives
-            if lives and lives[-1].at < born.get(name[0], 0):
+            if lives and lives[-1].at < restarts.get(name[0], 0):
                 del self.found[name]
 
     def _begins(self, name: QueueName, queue: QueueInLog, start: int, at: int) -> bool:

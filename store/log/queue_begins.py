@@ -90,16 +90,18 @@ def _is_blank(begin: Begin) -> bool:
     return begin.size == CQ_PRE_BLANK_SIZE
 
 
-def _must_have_none(log: CommitLog, chunk: LogChunk, name: QueueName, begin: Begin, born: int) -> None:
+def _must_have_none(log: CommitLog, chunk: LogChunk, name: QueueName, begin: Begin, deleted: int) -> None:
     (topic, queue_id), older = name, list[int]()
     if topic in chunk.topic_names:
         offsets = chunk.records.field("queue_offset")
         rows = (chunk.topic_ids == chunk.topic_names.index(topic)) & (chunk.records.field("queue_id") == queue_id)
-        rows &= (offsets < begin.offset) & (chunk.offsets >= born) & in_own_queue(chunk.records.field("sys_flag"))
+        rows &= (offsets < begin.offset) & (chunk.offsets >= deleted) & in_own_queue(chunk.records.field("sys_flag"))
         older += offsets[rows].tolist()
     if topic.startswith(LIGHT_PREFIX):
         entering = (piece for piece in light_entries(chunk) if piece[:2] == name)
-        older += [int(at[0]) for _, _, at, entry in entering if at < begin.offset and entry["physical_offset"] >= born]
+        older += [
+            int(at[0]) for _, _, at, entry in entering if at < begin.offset and entry["physical_offset"] >= deleted
+        ]
     if older:
         folder = log.segments.directory.parent / CONSUME_QUEUE_DIR / topic / str(queue_id)
         raise CorruptSegment(

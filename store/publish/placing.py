@@ -46,7 +46,7 @@ class NextOffsets(dict[QueueName, int]):
         """
         queue = self._queues.of(*name)
         found = queue.known_end(self._given.get(name, 0), self.confirm_offset)
-        if not found:
+        if found == queue.begin:
             self._queues.topics.must_not_be_deleted(*name)
         self[name] = found
         return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from store.any_log import Bools, Int64s, MessageFilter
-from store.errors import CorruptRecord
+from store.errors import CorruptRecord, OffsetLost
 from store.format.columns import Block, LightBlock
-from store.format.layout import LIGHT_PREFIX, MIN_RECORD_BYTES
+from store.format.layout import CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, MIN_RECORD_BYTES
 from store.format.strings import Bytes
 from store.log.consume_queue import MAKE_ANEW, Entries
 from store.log.sources import EntryQueue, RecordLog
@@ -45,6 +45,11 @@ def _stretch(log: RecordLog, queue: EntryQueue, queue_offsets: Int64s, physical:
     """The log from the first to the last of these records."""
     begin, end = int(physical[0]), int(physical[-1] + sizes[-1])
     ascending = (physical[1:] > physical[:-1]).all()
+    if (sizes == CQ_PRE_BLANK_SIZE).any():
+        raise OffsetLost(
+            f"{queue.topic}, queue {queue.queue_id}: offsets {queue_offsets[0]} to {queue_offsets[-1]} are gone, for "
+            "the topic was deleted"
+        )
     if not ascending or begin < 0 or end > log.next_segment(begin) or sizes.min() < MIN_RECORD_BYTES:
         raise CorruptRecord(
             f"{queue.topic}, queue {queue.queue_id}, offsets {queue_offsets[0]} to {queue_offsets[-1]}: the queue's "

@@ -2,13 +2,12 @@
 
 Store times ascend and keys are in the index from some offset of the log on, which the published end knows; what lies
 before it, as in a directory that was a broker's, stays whole. Only queues and index are read, and a few records.
-Where a topic is deleted meanwhile, what was found is of none that is there: `UnknownTopic`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from itertools import groupby, islice
 
 from store.any_log import QueueRange
@@ -50,8 +49,7 @@ class Narrowing:
             return list(ranges)
         found: list[QueueRange] = []
         for wanted in ranges:
-            with self._of_one_life(wanted.queue.topic):
-                found += self._stored_between(wanted, times_from, begin, end)
+            found += self._stored_between(wanted, times_from, begin, end)
         return found
 
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
@@ -63,15 +61,11 @@ class Narrowing:
                 return ranges
             found: list[QueueRange] = []
             for topic, of_topic in groupby(ranges, lambda wanted: wanted.queue.topic):
-                with self._of_one_life(topic):
-                    found += self._with_keys(topic, list(of_topic), before[0], keys)
+                found += self._with_keys(topic, list(of_topic), before[0], keys)
             is_same = (self._keys_from(), self._index.names()) == before
         except (ConfigError, FileNotFoundError):  # it has other sizes; retention took a file
             return ranges
         return found if is_same else ranges  # or else files went, or are made anew
-
-    def _of_one_life(self, topic: str) -> AbstractContextManager[None]:
-        return self._published.of_one_life(topic, self._published.born(topic))
 
     def _keys_from(self) -> int | None:
         """Log offset from which on the index has all keys, None without one. Raises as `Index.file`."""
@@ -108,8 +102,7 @@ class Narrowing:
             return ranges
         left = set(some)
         pieces = [piece for wanted in ranges for piece in self._holding(wanted, keys_from, sorted(set(some)), left)]
-        known = max(keys_from, self._published.born(topic))  # what is before is whole, or of the topic's older life
-        return ranges if any(at >= known and self._is_in(ranges, at) for at in left) else pieces
+        return ranges if any(at >= keys_from and self._is_in(ranges, at) for at in left) else pieces
 
     def _is_in(self, ranges: Sequence[QueueRange], physical: int) -> bool:
         """Whether the record at a log offset says that it stands in one of `ranges`, of one topic."""

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TypeVar
+from contextlib import suppress
 
 from store.any_log import Bounds, Queue, QueueRange
-from store.errors import CorruptRecord, CorruptSegment, OffsetLost, OffsetNotYet, UnknownTopic
+from store.errors import CorruptSegment, OffsetLost, OffsetNotYet, UnknownTopic
 from store.files.topics import Topics
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import MAKE_ANEW, ConsumeQueue
+from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.queue_begins import Begin, must_begin
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
 
 _LOOKED_AT = 64 << 20  # bytes of log
-_Batch = TypeVar("_Batch")
 
 
 class PublishedQueues:
@@ -33,12 +31,6 @@ class PublishedQueues:
     def of(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue. Raises `UnknownTopic`, `UnknownQueue`."""
         return self._queues.of(topic, self._topics.check_queue(topic, queue_id))
-
-    def born(self, topic: str) -> int:
-        """As `Topics.born`. Raises `UnknownTopic`."""
-        while (born := self._topics.born(topic)) is None:
-            self._topics.known(topic)
-        return born
 
     def there(self, queues: Iterable[Queue]) -> Iterator[tuple[Queue, ConsumeQueue]]:
         """Those of `queues` that are there. Each topic is looked up once: a look is a system call."""
@@ -91,25 +83,20 @@ class PublishedQueues:
             min_offset = queue.min_offset(first, max_offset)
             if min_offset <= max_offset:
                 if min_offset < max_offset and self._begins.get((queue.topic, queue.queue_id)) != min_offset:
-                    self._must_begin(queue, min_offset, max_offset)
+                    self._must_begin(queue, min_offset)
                 return Bounds(min_offset, max_offset)
             first, end = self._log.min_offset(), self._end.confirm_offset  # retention was faster than this
 
-    def _must_begin(self, queue: ConsumeQueue, min_offset: int, max_offset: int) -> None:
+    def _must_begin(self, queue: ConsumeQueue, min_offset: int) -> None:
         """Raises `CorruptSegment` where a queue that begins with `min_offset` had another file before it, or a message
-        that its damaged first entry takes for deleted, or is, or ends with, one of a topic that was deleted, put back
-        from a backup.
+        that its damaged first entry takes for deleted.
 
         Looked at once; where no two entries before it tell, the log's beginning is walked.
         """
-        deleted = self._topics.deletions()
-        born = deleted.get(queue.topic, 0)
-        for offset in (max_offset - 1, min_offset):
-            _must_be_newer(queue, offset, born)
-        if 0 < min_offset <= queue.first() + 1:  # seldom
+        if queue.begin < min_offset <= queue.first() + 1:  # seldom
             at, size, _ = queue.entries(min_offset, min_offset + 1)[0].item()
             begins = {(queue.topic, queue.queue_id): Begin(min_offset, at, size)}
-            must_begin(self._log, begins, deleted, _LOOKED_AT)
+            must_begin(self._log, begins, self._topics.deletions(), _LOOKED_AT)
         self._begins[queue.topic, queue.queue_id] = min_offset
 
     def _count(self, topic: str) -> int:
@@ -117,32 +104,6 @@ class PublishedQueues:
             return self._topics.known(topic)
         except UnknownTopic:
             return 0
-
-    @contextmanager
-    def of_one_life(self, topic: str, born: int) -> Iterator[None]:
-        """What is read in here is of the topic that was `born` there, or `UnknownTopic` is raised: it was deleted
-        meanwhile, and what is in its place may be another's.
-        """
-        try:
-            yield
-        except (OffsetLost, OffsetNotYet, CorruptRecord, CorruptSegment):
-            self._must_be(topic, born)
-            raise
-        self._must_be(topic, born)
-
-    def each_of(self, topic: str, born: int, batches: Iterator[_Batch]) -> Iterator[_Batch]:
-        """The batches, each made in `of_one_life`."""
-        with self.of_one_life(topic, born):
-            for batch in batches:
-                self._must_be(topic, born)
-                yield batch
-
-    def _must_be(self, topic: str, born: int) -> None:
-        if self.born(topic) != born:
-            raise UnknownTopic(
-                f"{self._log.segments.directory.parent}: topic {topic!r} was deleted meanwhile; read the new one from "
-                "its first message"
-            )
 
     def holding(self, wanted: QueueRange) -> ConsumeQueue:
         """The queue, which has the whole range. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
@@ -153,16 +114,7 @@ class PublishedQueues:
             raise OffsetLost(f"{where}: offsets {start} to {min(end, minimum)} are gone, the oldest left is {minimum}")
         if end > maximum:
             raise OffsetNotYet(f"{where}: asked up to offset {end}, but there are messages up to {maximum} only")
-        queue = self._queues.of(wanted.queue.topic, wanted.queue.queue_id)
-        if start < end:
-            self.must_be_of_topic(queue, start)
-        return queue
-
-    def must_be_of_topic(self, queue: ConsumeQueue, offset: int) -> None:
-        """Raises `CorruptSegment` where entry `offset`, which there is, is of a topic that was deleted and created
-        again: a file of the queue was put back from a backup. A range that only ends there does not ascend.
-        """
-        _must_be_newer(queue, offset, self._topics.born(queue.topic) or 0)
+        return self._queues.of(wanted.queue.topic, wanted.queue.queue_id)
 
     def dispatched_offset(self) -> int:
         """Commit log offset (bytes) up to which the queues go; below the log's end where a broker is behind."""
@@ -174,12 +126,3 @@ class PublishedQueues:
     def ever_put(self, topic: str) -> int:
         """How many messages a topic ever had, those that are gone included. Raises `UnknownTopic`."""
         return sum(self.max_offset(topic, number) for number in range(self._topics.known(topic)))
-
-
-def _must_be_newer(queue: ConsumeQueue, offset: int, born: int) -> None:
-    """born: log offset where the topic was deleted last, 0 where it never was."""
-    if born and (at := int(queue.entries(offset, offset + 1)["physical_offset"][0])) < born:
-        raise CorruptSegment(
-            f"{queue}: entry {offset} is of log offset {at}, but the topic was deleted at {born}, and created again; "
-            f"{MAKE_ANEW}"
-        )

@@ -80,6 +80,8 @@ def is_queued(
         if _is_of_older_life(log, known, queue, message):
             return False
         raise
+    if message.queue_offset < own.begin:
+        return False
     try:
         entries = own.entries(message.queue_offset, message.queue_offset + 1)
     except OffsetLost:

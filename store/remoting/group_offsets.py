@@ -34,7 +34,7 @@ class ServedOffsets:
         self._new: dict[tuple[str, Queue], int] = {}
 
     def committed(self, group: str, queue: Queue) -> int | None:
-        """Return the offset to read next, None if the group has none. Raises `UnknownTopic`."""
+        """Return the offset to read next, None if the group has none."""
         with self._lock:
             new = self._new.get((group, queue))
         written = self._store.consumer_offset(group, queue.topic, queue.queue_id)
@@ -47,11 +47,6 @@ class ServedOffsets:
             raise OffsetOutOfRange(f"group {group}, {queue}: {offset} is no offset; they begin at 0")
         with self._lock:
             self._new[group, queue] = offset
-
-    def forget(self, topic: str) -> None:
-        """Drop the commits in a topic that was deleted."""
-        with self._lock:
-            self._new = {key: offset for key, offset in self._new.items() if key[1].topic != topic}
 
     @contextmanager
     def replacing(self, group: str, queues: Iterable[Queue]) -> Iterator[None]:

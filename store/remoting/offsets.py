@@ -13,20 +13,16 @@ from store.remoting.codes import RequestCode
 from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import CommitOffset, GroupQueue, Offset, SearchOffset, Timestamp, TopicQueue
 from store.remoting.older import Older
-from store.remoting.pulling import Pulling
 from store.remoting.request import Answer, Handler, Request, Response, of_json
 
 
 class Offsets:
     """Translates what is asked of queues to the store, of groups to their offsets."""
 
-    def __init__(
-        self, store: MessageStore, clients: Clients, groups: ServedOffsets, older: Older, pulling: Pulling
-    ) -> None:
+    def __init__(self, store: MessageStore, clients: Clients, groups: ServedOffsets, older: Older) -> None:
         self._store = store
         self._clients = clients
         self._groups = groups
-        self._pulling = pulling
         self._older = older
 
     def others(self) -> Mapping[int, Handler]:
@@ -56,12 +52,9 @@ class Offsets:
         return of_json({"offsetTable": ConsumerOffsets(self._store.path).all_offsets()})
 
     def _update(self, request: Request) -> Response:
-        """Who does not know that the topic is another one now is answered as RocketMQ's does who missed a reset."""
         header = CommitOffset.of(request.command.fields)
         group, queue, offset = header.consumer_group, Queue(header.topic, header.queue_id), header.commit_offset
         self._store.max_offset(queue.topic, queue.queue_id)  # or there is no such queue
-        if self._pulling.is_outdated(request.connection, group, queue, offset):
-            return Response(remark=f"not set: {offset} is of another {queue} than there is now")
         self._groups.commit(group, queue, offset)
         if not self._clients.consumers(group):  # others may join beside the server, who go by the files
             self._groups.persist()

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import lru_cache
-from pathlib import Path
-from typing import NamedTuple
 
 from store import FilterError, GetStatus, MessageStore, RequestRefused, TagFilter, message_filter
 from store.any_group import EVERYTHING
 from store.any_log import MessageFilter, Queue
-from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
+from store.broker.hold import HeldRequest, PullRequestHoldService
 from store.broker.pull import PullRequest, PullResponse, answer
 from store.broker.response_codes import ResponseCode
 from store.files.consumer_offsets import check_group_name
 from store.files.figures import HELD, Figure
-from store.files.topics import Topics
 from store.format.layout import MAX_PROPERTIES_BYTES
 from store.remoting.clients import Clients
 from store.remoting.codes import RequestCode
@@ -34,24 +31,6 @@ _MASTER = 0
 _MAX_HOLD_SECONDS = 120.0
 _MAX_TOLD = 16_384  # queues of groups, of one connection: clients may make up any number of groups
 _MAX_CONDITION = MAX_PROPERTIES_BYTES  # characters; it is parsed in the loop's thread
-
-
-class _Waits(NamedTuple):
-    """A pull that is held. figure: where it is counted. born: of its topic, see `Topics.born`."""
-
-    figure: Figure
-    topic: str
-    born: int | None
-
-
-class _Told(NamedTuple):
-    """What a client was told last of a queue. born: of its topic. offsets: where it asked, and where it goes on."""
-
-    born: int | None
-    offsets: tuple[int, int]
-
-
-_ByQueue = dict[tuple[str, Queue], _Told]  # by group and queue
 
 
 class Pulling:
@@ -79,9 +58,7 @@ class Pulling:
         self._figures = store.figures
         self._older = older
         self._max_held = max_held
-        self._topics = Topics(Path(store.path))
-        self._held: dict[Connection, dict[HeldRequest, _Waits]] = {}
-        self._told: dict[Connection, _ByQueue] = {}
+        self._held: dict[Connection, dict[HeldRequest, Figure]] = {}
         self._count = 0
 
     def quick(self) -> Mapping[int, Handler]:
@@ -90,28 +67,11 @@ class Pulling:
 
     def lost(self, connection: Connection) -> None:
         """Whoever asked on this connection is gone."""
-        self._told.pop(connection, None)
         held_by = self._held.pop(connection, {})
         while held_by:
-            held, waits = held_by.popitem()
-            self._forget(waits)
+            held, figure = held_by.popitem()
+            self._forget(figure)
             self._hold.cancel(held)
-
-    def is_outdated(self, connection: Connection, group: str, queue: Queue, offset: int) -> bool:
-        """Whether a client that says this offset read a topic that was deleted, or was told to go back and has not read
-        there yet. From any thread."""
-        told = self._told.get(connection, {}).get((group, queue))
-        if told is None:
-            return False
-        asked, begin = told.offsets
-        return told.born != self._topics.born(queue.topic) or begin < min(asked, offset)
-
-    def look(self) -> None:
-        """Answer who waits in a topic that was deleted: to be called now and then, in the loop's thread."""
-        for held_by in self._held.values():
-            for held in [held for held, waits in held_by.items() if self._is_gone(waits)]:
-                if self._hold.cancel(held):
-                    held.wake(held, Wake.CHECKED)
 
     def _pull(self, request: Request) -> Answer:
         header = PullMessage.of(request.command.fields)
@@ -125,12 +85,11 @@ class Pulling:
             header.max_msg_nums,
             self._filter(header),
         )
-        told = self._told.setdefault(request.connection, {})
         commit_offset = header.commit_offset if header.sys_flag & _COMMIT else 0
-        born, response = self._now(pull, told)
+        response = self._now(pull)
         self._commit(pull, response, commit_offset)
         if _is_before(response):
-            return self._from_before(request.connection, pull, born, told)
+            return self._from_before(request.connection, pull)
         if response.code is not ResponseCode.PULL_NOT_FOUND or not header.sys_flag & _SUSPEND:
             return _answer(response)
         if self._count >= self._max_held:
@@ -138,7 +97,7 @@ class Pulling:
                 ResponseCode.SYSTEM_BUSY, f"{self._max_held:,} pulls are held already; try again later"
             )
         seconds = min(header.suspend_timeout_millis / 1000, _MAX_HOLD_SECONDS)
-        return self._until_arrival(request.connection, pull, seconds, born, told)
+        return self._until_arrival(request.connection, pull, seconds)
 
     def _filter(self, header: PullMessage) -> MessageFilter:
         """What the request, or its group, subscribes to. Raises `RequestRefused`, `FilterError`."""
@@ -146,21 +105,19 @@ class Pulling:
             return _parsed(header.subscription or EVERYTHING, header.expression_type or "TAG")
         return _parsed(*self._clients.subscription(header.consumer_group, header.topic, header.sub_version))
 
-    def _until_arrival(
-        self, connection: Connection, pull: PullRequest, seconds: float, born: int | None, told: _ByQueue
-    ) -> Future[Answer]:
+    def _until_arrival(self, connection: Connection, pull: PullRequest, seconds: float) -> Future[Answer]:
         answered: Future[Answer] = Future()
         held_by = self._held.setdefault(connection, {})
 
         def answer(held: HeldRequest) -> None:
             """A request is held once: what is there now is the answer."""
-            if (waits := held_by.pop(held, None)) is not None:
-                self._forget(waits)
+            if (figure := held_by.pop(held, None)) is not None:
+                self._forget(figure)
             settle(answered, there)
 
         def there() -> Answer:
-            born, response = self._now(pull, told)
-            return self._from_before(connection, pull, born, told) if _is_before(response) else _answer(response)
+            response = self._now(pull)
+            return self._from_before(connection, pull) if _is_before(response) else _answer(response)
 
         held = self._hold.hold(
             pull.topic,
@@ -171,63 +128,32 @@ class Pulling:
             pull.message_filter,
         )
         figure = self._figures.of(HELD, pull.topic, pull.group)
-        held_by[held] = _Waits(figure, pull.topic, born)  # `answer` comes in this thread, later
+        held_by[held] = figure  # `answer` comes in this thread, later
         figure.change(1)
         self._count += 1
         return answered
 
-    def _from_before(
-        self, connection: Connection, pull: PullRequest, born: int | None, told: _ByQueue
-    ) -> Future[Response]:
+    def _from_before(self, connection: Connection, pull: PullRequest) -> Future[Response]:
         """The answer from before what the store has."""
         answered: Future[Response] = Future()
-
-        def answer(done: Future[PullResponse]) -> Response:
-            return _answer(self._noted(pull, told, born, done.result()))
-
         asked = self._older.pulled(connection, pull)
-        asked.add_done_callback(lambda done: self._thread.call(settle, answered, lambda: answer(done)))
+        asked.add_done_callback(lambda done: self._thread.call(settle, answered, lambda: _answer(done.result())))
         return answered
 
     def _commit(self, pull: PullRequest, response: PullResponse, offset: int) -> None:
         """What a pull says beside of how far its group has come; 0: nothing. It counts when it is said: an archive may
-        answer when the topic is another one, or somebody has set the group back."""
+        answer when somebody has set the group back."""
         if offset > 0 and (response.code in _OF_A_QUEUE or _is_before(response)):
             self._offsets.commit(pull.group, Queue(pull.topic, pull.queue_id), offset)
 
-    def _now(self, pull: PullRequest, told: _ByQueue) -> tuple[int | None, PullResponse]:
-        """Where the topic was born, and the answer from what is there."""
-        born = self._topics.born(pull.topic)  # first: what is answered is of this one, or of one that is newer
-        return born, self._noted(pull, told, born, answer(self._store, pull, as_records=True))
+    def _now(self, pull: PullRequest) -> PullResponse:
+        """The answer from what the store has."""
+        return answer(self._store, pull, as_records=True)
 
-    def _noted(self, pull: PullRequest, told: _ByQueue, born: int | None, response: PullResponse) -> PullResponse:
-        """The answer, which is kept in mind; or another one, to who read another topic of that name."""
-        if response.code in (*_OF_A_QUEUE, ResponseCode.PULL_OFFSET_MOVED):
-            name = pull.group, Queue(pull.topic, pull.queue_id)
-            before = told.get(name)
-            if before is not None and before.born != born and pull.offset in before.offsets and pull.offset > 0:
-                response = self._anew(pull, response)
-            if before is None and len(told) >= _MAX_TOLD:  # those that are read are here again with their next pull
-                told.clear()
-            told[name] = _Told(born, (pull.offset, response.next_begin_offset))
-        return response
-
-    def _anew(self, pull: PullRequest, response: PullResponse) -> PullResponse:
-        """To who read a topic that was deleted, and goes on in another of its name: begin there, your offset means
-        nothing. So does the group: what it committed meanwhile was said of the old one."""
-        queue, begin = Queue(pull.topic, pull.queue_id), response.min_offset
-        if self._offsets.committed(pull.group, queue) is not None:
-            self._offsets.commit(pull.group, queue, begin)
-        why = "the topic was deleted, and is another one now"
-        return PullResponse(ResponseCode.PULL_OFFSET_MOVED, why, begin, begin, response.max_offset)
-
-    def _is_gone(self, waits: _Waits) -> bool:
-        return self._topics.born(waits.topic) != waits.born
-
-    def _forget(self, waits: _Waits) -> None:
+    def _forget(self, figure: Figure) -> None:
         """One is held no longer."""
-        if not waits.figure.change(-1):  # clients may make up any number of groups
-            self._figures.drop(waits.figure)
+        if not figure.change(-1):  # clients may make up any number of groups
+            self._figures.drop(figure)
         self._count -= 1
 
 

@@ -84,8 +84,8 @@ class Serving:
             clients,
             locks,
             retries,
-            Offsets(store, clients, offsets, older, pulling),
-            ServedTopics(store, broker, offsets, older),
+            Offsets(store, clients, offsets, older),
+            ServedTopics(store, broker, older),
             Progress(store, broker, clients, offsets, older),
             ServedGroups(store, broker, clients, neighbours, offsets, older),
             Status(store, broker, cluster),
@@ -114,7 +114,6 @@ class Serving:
         self.address = self._server.address
         self._every = [
             self._thread.submit(_every(PERSIST_SECONDS, offsets.persist)),
-            self._thread.submit(_every(_LOOK_SECONDS, lambda: self._thread.call(pulling.look))),
             self._thread.submit(_every(_LOOK_SECONDS, reads.look)),
             self._thread.submit(_every(LOCK_SECONDS, locks.forget)),
             self._thread.submit(_every(checks.interval_seconds, self._transactions.check)),

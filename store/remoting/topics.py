@@ -13,7 +13,6 @@ from store.format.stored_message import decode_record
 from store.format.strict_json import encode
 from store.remoting.bodies import MessageQueue
 from store.remoting.codes import RequestCode
-from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import CreateTopic, Found, QueryMessage, Topic, ViewMessage
 from store.remoting.older import Older
 from store.remoting.request import Answer, Handler, Request, Response, of_json
@@ -25,10 +24,9 @@ _MOST_FOUND = 64  # maxMsgsNumBatch
 class ServedTopics:
     """Makes topics and deletes them, says what is in them, and finds single messages."""
 
-    def __init__(self, store: MessageStore, broker: str, offsets: ServedOffsets, older: Older) -> None:
+    def __init__(self, store: MessageStore, broker: str, older: Older) -> None:
         self._store = store
         self._broker = broker
-        self._offsets_of_groups = offsets
         self._older = older
 
     def others(self) -> Mapping[int, Handler]:
@@ -56,9 +54,7 @@ class ServedTopics:
 
     def _delete(self, request: Request) -> Response:
         topic, _ = self._known(request)
-        self._offsets_of_groups.persist()  # for the groups that read it are to be known
         delete_topic(self._store.path, topic)
-        self._offsets_of_groups.forget(topic)
         return Response()
 
     def _config(self, request: Request) -> Response:

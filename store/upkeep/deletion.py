@@ -1,4 +1,6 @@
-"""Deleting a topic: its queues and its settings go, its groups begin anew, the log stays.
+"""Deleting a topic: its queues and its settings go, the log stays, and so do the offsets of groups.
+
+A topic of the same name goes on behind the old one: the table of topics keeps where each queue ended (see `Tombstone`).
 
 Others may have the store open, to write and to read. What they remember of the topic they forget when the published
 end's number of deletions changes, before they use it again: whoever appends, under the append lock; so nothing is put
@@ -10,19 +12,17 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
 
 from store.files.atomic import make_directory, status_of, sync_directory
-from store.files.consumer_offsets import ConsumerOffsets
 from store.files.reached import check_reached, forget_reached
-from store.files.topics import Topics
+from store.files.topics import Tombstone, Topics
 from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, DELETED_DIR, TOPICS_FILE
 from store.integers import LONG_MAX
-from store.publish.locks import among_groups
 from store.publish.published_end import PublishedEnd, published_end_of
 from store.system_errors import system_errors
 
@@ -32,47 +32,45 @@ _logger = logging.getLogger("store")
 class Deletion:
     """Deletes topics of one store. Call its verbs under the append lock."""
 
-    def __init__(self, root: Path, published: PublishedEnd, timeout: float) -> None:
-        """timeout: how long to wait for a turn among groups, in seconds."""
+    def __init__(self, root: Path, published: PublishedEnd) -> None:
         self._root = root
         self._published_end = published
-        self._timeout = timeout
         self._topics = Topics(root)
 
-    def delete(self, topic: str, forgotten_to: int, forget: Callable[[], None]) -> None:
-        """Delete a topic that is there. What was deleted before the log offset `forgotten_to` nobody asks for any more.
+    def delete(self, topic: str, ends: Sequence[int]) -> None:
+        """Delete a topic that exists. ends: queue offset after the last message of each queue.
 
-        forget: called before, in the turn among groups: they learn of it when the topic is gone. Everything that is
-        published must be on the device, and nothing be there that is not. Raises `StoreBusy`, `StoreLocked` while a
-        broker runs, `CorruptStore`: nothing is deleted then.
+        Everything that is published must be on the device, and no dead append be left. Raises `CorruptStore`.
         """
-        with system_errors(self._root), among_groups(self._root, self._timeout):
-            for offsets in _offsets(self._root):  # what cannot be read would stop who ends this, and all who append
-                offsets.all_offsets()
-            check_reached(self._root)
-            # Who dies behind this leaves members that read a topic anew, not ones that pass over what comes in it.
-            forget()
+        with system_errors(self._root):
+            check_reached(self._root)  # an unreadable file would stop whoever finishes this, and all appends
             self._topics.enter(topic)  # or one that needs no entry counted as deleted before it is
             self._published_end.begin_deletion()
             make_directory(self._root / DELETED_DIR)
             make_directory(self._root / DELETED_DIR / topic)
-            self._topics.forget(topic, forgotten_to, self._published_end.confirm_offset)
-            _finish(self._root)
-        self._published_end.end_deletion()
+            self._topics.delete(topic, Tombstone(self._published_end.confirm_offset, tuple(ends)))
+        self.finish()
 
     def finish(self) -> None:
         """End a deletion of which nothing, or something, is done: by whoever died."""
-        finish_deletion(self._root, self._timeout)
+        finish_deletion(self._root)
         self._published_end.end_deletion()
 
 
-def finish_deletion(root: Path, timeout: float) -> None:
-    """`Deletion.finish`, for who has no published end yet: then nobody else has the store open for writing, or that one
-    is told by the number, which is odd still.
-    """
-    if status_of(root / DELETED_DIR) is not None:
-        with system_errors(root), among_groups(root, timeout):
-            _finish(root)
+def finish_deletion(root: Path) -> None:
+    """`Deletion.finish`, for a writer without a published end: others learn of it by the number, which is odd."""
+    deleted, queues = root / DELETED_DIR, root / CONSUME_QUEUE_DIR
+    if status_of(deleted) is None:
+        return
+    with system_errors(root):
+        gone = Topics(root).gone()
+        for topic in sorted(each.name for each in deleted.iterdir() if each.name in gone):
+            forget_reached(root, topic)
+            with suppress(FileNotFoundError):  # it never had a message, or the dead deletion did this
+                (queues / topic).rename(deleted / topic)  # all at once: a reader must not meet a part of it
+                sync_directory(queues)
+        shutil.rmtree(deleted)
+        sync_directory(root)
 
 
 def remove_what_came_back(root: Path) -> None:
@@ -134,24 +132,3 @@ def _is_before(folder: Path, at: int) -> bool:
         if (entries["physical_offset"][entries["size"] > 0] >= at).any():
             return False
     return folder.exists()
-
-
-def _finish(root: Path) -> None:
-    """Of the topics that the folder names, those that the table has no longer. Call it in the turn among groups."""
-    deleted, queues, topics = root / DELETED_DIR, root / CONSUME_QUEUE_DIR, Topics(root)
-    gone, remembered = topics.gone(), topics.queue_counts().keys() | topics.deletions().keys()
-    for topic in sorted(each.name for each in deleted.iterdir() if each.name in gone):
-        # Before its queues: a broker that comes when this one died begins a topic of the name in those that are there.
-        for offsets in _offsets(root):
-            offsets.begin_anew(topic, remembered)
-        forget_reached(root, topic)
-        with suppress(FileNotFoundError):  # nothing was ever put, or it is done
-            (queues / topic).rename(deleted / topic)  # all at once: a reader must not meet a part of it
-            sync_directory(queues)
-    shutil.rmtree(deleted)
-    sync_directory(root)
-
-
-def _offsets(root: Path) -> Iterator[ConsumerOffsets]:
-    yield ConsumerOffsets(root)
-    yield from ConsumerOffsets.of_instances(root)

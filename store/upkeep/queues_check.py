@@ -7,7 +7,7 @@ each queue.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -52,10 +52,11 @@ class QueuesCheck:
         log: CommitLog,
         report: Report,
         is_compared: Callable[[str, int], bool],
+        deletions: Mapping[str, int],
         patience: float,
     ) -> None:
         """is_compared: whether the record of a topic at a log offset is: not so what deleted topics had, and batch
-        queues. patience: how many seconds to wait in all for a broker's dispatch.
+        queues. deletions: see `Topics.deletions`. patience: how many seconds to wait in all for a broker's dispatch.
 
         Queues whose files have wrong names or lengths, or holes, are a finding, and not compared.
         """
@@ -63,10 +64,11 @@ class QueuesCheck:
         self._log = log
         self._report = report
         self._is_compared = is_compared
+        self._deletions = deletions
         self._patience = patience
         self._queues: dict[QueueName, ConsumeQueue] = {}
         self._life_begins: dict[QueueName, int] = {}
-        self._reborn: dict[str, int] = {}  # log offset where the newest life of a topic begins
+        self._restarted: dict[str, int] = {}  # log offset where the newest life of a topic begins
         self._last_at: dict[QueueName, int] = {}  # log offset of the last record of a queue without folder
         self._begin: dict[QueueName, int] = {}  # queue offset of the first record seen
         self._next: dict[QueueName, int] = {}  # queue offset after the last record seen
@@ -85,7 +87,7 @@ class QueuesCheck:
 
     def compare(self, chunk: LogChunk, end: int) -> None:
         """Compare the entries of a chunk's records, those before log offset `end`."""
-        for topic, queue_id, offsets, entries, is_certain in all_entries(chunk):
+        for topic, queue_id, offsets, entries, is_certain in all_entries(chunk, self._deletions):
             if not (is_certain or self._stands(topic, queue_id, offsets, entries)):
                 continue
             count = int(np.searchsorted(entries["physical_offset"], end))
@@ -121,7 +123,7 @@ class QueuesCheck:
         for (name, what), run in self._runs.items():
             if is_gone(name[0]):
                 continue
-            if name in self._last_at and self._last_at[name] < self._reborn.get(name[0], 0):
+            if name in self._last_at and self._last_at[name] < self._restarted.get(name[0], 0):
                 continue  # the queue ended with an older life of its topic
             example = f"; {run.example}" if run.example else ""
             remedy = COPY if what == _TWICE or (what == _NO_RECORD and is_damaged) else REPAIR
@@ -149,10 +151,10 @@ class QueuesCheck:
     def _compare(self, chunk: LogChunk, name: QueueName, offsets: Ints, entries: Entries) -> None:
         """Compare a queue's consecutive records in a chunk with its entries; without those of an older life."""
         life_begin = self._life_begin(name)
-        born = int(np.searchsorted(entries["physical_offset"].astype(np.int64), life_begin))
-        if born and offsets[born - 1] >= self._queues[name].first():  # it went back; or else a file of it is missing
-            self._reborn[name[0]] = min(life_begin, self._reborn.get(name[0], life_begin))
-            offsets, entries = offsets[born:], entries[born:]
+        newest = int(np.searchsorted(entries["physical_offset"].astype(np.int64), life_begin))
+        if newest and offsets[newest - 1] >= self._queues[name].first():  # it restarted, or lost a file
+            self._restarted[name[0]] = min(life_begin, self._restarted.get(name[0], life_begin))
+            offsets, entries = offsets[newest:], entries[newest:]
             if not len(offsets):
                 return
         first, stop = int(offsets[0]), int(offsets[-1]) + 1

@@ -89,6 +89,7 @@ class Recovery:
         self._index = index
         self._was = published_end_of(root)
         self._is_there = Topics(root).are_there()
+        self._deletions = Topics(root).deletions()
         self._queues = ConsumeQueues(root, queue_file_size, writable=True)
         self._existing_queues = self._queues.existing()
 
@@ -147,7 +148,7 @@ class Recovery:
 
         Raises `CorruptRecord`.
         """
-        for topic, queue_id, offsets, entries, is_certain in all_entries(chunk):
+        for topic, queue_id, offsets, entries, is_certain in all_entries(chunk, self._deletions):
             name, at = (topic, queue_id), int(entries["physical_offset"][0])
             if not self._is_there(topic, at) or queues.add(name, offsets, entries):
                 continue
@@ -238,6 +239,10 @@ class Recovery:
         Entries are written over those that are there, so that readers lose sight of none; what lies behind the log's
         end goes, in all three. Should this die on the way, the same decision is found again.
         """
+        restarted = [name for name, it in decision.queues.items() if it.begin < self._queues.of(*name).begin]
+        if restarted:
+            Topics(self._root).restarted(restarted)
+            self._queues.forget()
         published = published_end_of(self._root, writable=True)
         if published is None:
             self._write(decision)
@@ -259,13 +264,13 @@ class Recovery:
         for name, queue in queues.items():
             if queue.is_remembered:
                 self._queues.of(*name).begin_empty(queue.max_offset)
-            elif queue.begin and (queue.is_cut or decision.begin == first_byte):
+            elif queue.begin > self._queues.of(*name).begin and (queue.is_cut or decision.begin == first_byte):
                 self._queues.of(*name).begin_at(queue.begin, first_byte)
         for chunk in walk(self._log, decision.filed_from, until=decision.begin, check_crc=False):
             self._index.append(*index_keys(chunk, tags=self._index.has_tags))
         for chunk in walk(self._log, decision.begin, until=end, check_crc=False):
             self._index.append(*index_keys(chunk, tags=self._index.has_tags))
-            for topic, queue_id, offsets, entries, _ in all_entries(chunk):
+            for topic, queue_id, offsets, entries, _ in all_entries(chunk, self._deletions):
                 name = topic, queue_id
                 if name not in queues:  # deleted
                     continue

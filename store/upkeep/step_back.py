@@ -64,7 +64,7 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
 def _at_most(
     topics: Topics, batches: Callable[[], set[str]], queues: ConsumeQueues, end: int, queue: Queue, offset: int
 ) -> int:
-    """`offset`, or where the queue ends, if that is less: 0 of one that is not there, for it may be made anew.
+    """`offset`, or where the queue ends, if that is less: its end at deletion, or 0, where it is missing.
 
     batches: topics of which nothing is known here.
     """
@@ -72,7 +72,9 @@ def _at_most(
         return offset
     is_there = 0 <= queue.queue_id < topics.queue_count(queue.topic)
     try:
-        return queues.at_most(queue.topic, queue.queue_id, end, offset) if is_there else 0
+        if not is_there:
+            return min(offset, topics.begin(queue.topic, queue.queue_id))
+        return queues.at_most(queue.topic, queue.queue_id, end, offset)
     except CorruptSegment:  # the others step back all the same
         return offset
 

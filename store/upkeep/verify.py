@@ -106,9 +106,12 @@ class _Verifier:
             if log_end.log_begin is not None and log_end.log_begin < begin:
                 self.add(COMMIT_LOG_DIR, *lost_begin(log_end.log_begin, begin).split("; "))
             size = self._config.mappedFileSizeConsumeQueue
-            queues = ConsumeQueues(self._root, size, writable=False, is_message=log_end.is_message)
+            by_log = log_end.by_log
+            queues = ConsumeQueues(
+                self._root, size, writable=False, is_message=log_end.is_message, is_brokers=lambda: by_log
+            )
             patience = _DISPATCH_SECONDS if log_end.by_log else 0.0
-            queues_check = QueuesCheck(queues, self._log, self.report, self._is_compared, patience)
+            queues_check = QueuesCheck(queues, self._log, self.report, self._is_compared, self._deletions, patience)
             index = Index.of(self._root, self._config, writable=False)
             index_check = IndexCheck(index, self._log, end, is_complete=not log_end.by_log)
             for chunk in self._walk(begin, end, queues_check):

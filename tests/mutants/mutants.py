@@ -61,7 +61,7 @@ MUTANTS = [
     Mutant(
         "messages put into a topic that was deleted since they were made",
         "store/publish/placing.py",
-        "        if not found:\n",
+        "        if found == queue.begin:\n",
         "        if False:\n",
         DELETION,
     ),

@@ -14,6 +14,7 @@ from store.archive.layout import DEFAULT_CLUSTER, cluster_folder
 from store.archive.log import ArchiveAddress
 from store.read.filters import EVERYTHING
 from tests.logs.archives import archived
+from tests.restarted import delete_as_broker
 from tests.rocketmq.golden import records_of
 from tests.rocketmq.harness import RocketMQ
 
@@ -122,7 +123,7 @@ def test_it_finds_by_key_what_we_archived(tmp_path: Path, rocketmq5: RocketMQ) -
     assert len(lines) > 100
 
 
-def test_it_reads_what_we_archived_of_a_topic_that_was_made_again(tmp_path: Path, rocketmq5: RocketMQ) -> None:
+def test_it_reads_what_we_archived_of_a_restarted_topic(tmp_path: Path, rocketmq5: RocketMQ) -> None:
     """What was forgotten of the first one is gone for it, too: where nothing came after it, and by key."""
     url = tmp_path / "archive"
     with archived(tmp_path, str(url)) as it:
@@ -133,7 +134,7 @@ def test_it_reads_what_we_archived_of_a_topic_that_was_made_again(tmp_path: Path
         it.store.put(Message("empty", b"of the first", keys=("k1",)))
         it.archive()
         for topic, queues in (("orders", 2), ("empty", 1)):
-            it.store.delete_topic(topic, lambda: None)
+            delete_as_broker(it.store.path, topic)
             it.store.create_topic(topic, queues)
         put_with_keys(it.store, 10, 100)
         assert it.store.archive(str(url), forget=["orders", "empty"]).forgotten == 41

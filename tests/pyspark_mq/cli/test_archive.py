@@ -84,7 +84,7 @@ def test_watching_waits_for_somebody_else_who_archives(
 
 def test_a_topic_that_was_made_again_is_forgotten_when_asked(filled: Filled, tmp_path: Path) -> None:
     succeed("archive", filled.path, "--to", tmp_path / "archive")
-    filled.store.delete_topic("orders", lambda: None)
+    filled.store.delete_topic("orders")
     filled.store.create_topic("orders", 2)
     filled.put("orders", 0, 4)
     said = run("archive", filled.path).stderr
@@ -100,7 +100,7 @@ def test_watching_goes_on_while_a_queue_is_passed_over(
     filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     succeed("archive", filled.path, "--to", tmp_path / "archive")
-    filled.store.delete_topic("orders", lambda: None)
+    filled.store.delete_topic("orders")
     filled.store.create_topic("orders", 2)
     filled.store.create_topic("more", 1)
     rounds, wait = iter(range(2)), time.sleep

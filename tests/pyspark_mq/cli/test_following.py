@@ -11,11 +11,11 @@ from pyspark_mq.cli.following import Row, between, follow, newest, rows_of
 from store import Message, MessageStore, OffsetLost, OffsetNotYet, TagFilter, message_filter
 from store.any_log import MessageFilter, Queue
 from store.archive.log import ArchiveAddress
-from store.broker.deletion import delete_topic
 from store.local import LocalAddress, LocalLog
 from store.read.filters import EVERYTHING
 from store.through import address_at
 from tests.filled import Filled
+from tests.restarted import delete_as_broker
 
 COLUMNS = ("queueOffset", "body")
 
@@ -45,7 +45,7 @@ def test_what_lies_between_is_of_one_life_of_an_archived_topic(tmp_path: Path) -
         store.archive(url)
         with ArchiveAddress(url).open() as log:
             found = between(log, {QUEUE: 0}, {QUEUE: 5}, spec)
-            delete_topic(filled.path, "t")
+            delete_as_broker(filled.path, "t")
             store.create_topic("t", 1)
             filled.put("t", 0, 7)
             store.archive(forget=["t"])
@@ -94,7 +94,7 @@ def test_who_follows_a_topic_that_is_created_anew_gets_all_of_it(tmp_path: Path,
         filled.put("t", 0, 5)
         rounds = follow(log, "t", {QUEUE: 2}, None, spec, log.fingerprints({QUEUE: 2}))
         assert bodies(next(rounds)) == [row[3] for row in filled.rows[2:]]
-        delete_topic(filled.path, "t")
+        delete_as_broker(filled.path, "t")
         store.create_topic("t", 1)
         filled.put("t", 0, 5 + more)
         assert bodies(next(rounds)) == [row[3] for row in filled.rows[5:]]
@@ -112,7 +112,7 @@ def test_a_topic_that_is_created_anew_where_retention_took_what_is_before(tmp_pa
         assert store.offsets("t", 0) == (5, 5)
         rounds = follow(log, "t", {QUEUE: 5}, None, spec, log.fingerprints({QUEUE: 5}))
         assert bodies(next(rounds)) == []
-        delete_topic(filled.path, "t")
+        delete_as_broker(filled.path, "t")
         store.create_topic("t", 1)
         filled.put("t", 0, 5 + more)
         assert bodies(next(rounds)) == [row[3] for row in filled.rows[305:]]

@@ -18,10 +18,10 @@ from pyspark_mq.source.reading import RangeReader, RangeTask
 from pyspark_mq.source.schema import default_schema
 from store import Message, MessageStore
 from store.any_log import BATCH_ROWS, Bounds, Queue, QueueRange
-from store.broker.deletion import delete_topic
 from store.local import LocalLog
 from tests.filled import Filled
 from tests.pyspark_mq.source.streaming import EARLIEST, first_batch, latest, reader, rows, unknown
+from tests.restarted import delete_as_broker
 
 A0 = Queue("a", 0)
 HAS = Bounds(10, 20)
@@ -119,7 +119,7 @@ class Query:
 
 def delete(filled: Filled, topic: str = "orders") -> None:
     filled.store.close()
-    delete_topic(filled.path, topic)
+    delete_as_broker(filled.path, topic)
     filled.rows = [row for row in filled.rows if row[0] != topic]
     filled.store = MessageStore.open(filled.path)
 

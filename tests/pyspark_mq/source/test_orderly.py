@@ -24,12 +24,12 @@ from pyspark_mq.source.schema import default_schema
 from store import GroupConflict
 from store.any_group import Subscription
 from store.any_log import Queue
-from store.broker.deletion import delete_topic
 from store.errors import CorruptStore
 from store.local_group import LocalGroup
 from tests.filled import Filled
 from tests.members import remote_member
 from tests.pyspark_mq.source.streaming import bare, latest, ranges
+from tests.restarted import delete_as_broker
 from tests.waiting import until
 
 Q0, Q1 = Queue("orders", 0), Queue("orders", 1)
@@ -272,33 +272,13 @@ def test_nothing_is_done_of_a_topic_that_was_created_anew(reader: Readers, fille
     end = latest(it, it.initialOffset())
     assert latest(it, end) == end
     assert group.committed([Q0, Q1]) == {Q0: 3, Q1: 5}
-    delete_topic(filled.path, "orders")
+    delete_as_broker(filled.path, "orders")
     filled.store.create_topic("orders", queues=2)
     filled.put("orders", 0, 1)
     with pytest.raises(DataLossError):
         latest(it, end)
     it.stop()
-    assert set(group.committed([Q0, Q1]).values()) <= {0}
-
-
-@pytest.mark.parametrize("counts", [(2, 1), (9,)])
-def test_where_the_group_was_in_a_topic_that_was_created_anew_counts_no_more(
-    reader: Readers, filled: Filled, group: LocalGroup, counts: tuple[int, ...]
-) -> None:
-    it = reader(failOnDataLoss="false", maxOffsetsPerTrigger="4")
-    start = it.initialOffset()
-    group.create()
-    group.reset({Q0: 3, Q1: 5})
-    assert latest(it, start) == start
-    delete_topic(filled.path, "orders")
-    filled.store.create_topic("orders", queues=2)
-    read = []
-    for count in counts:
-        filled.put("orders", 1, count)
-        while (end := latest(it, start)) != start:
-            read += [range(p.start, p.end) for part in it.partitions(start, end) for p in part.value.ranges]
-            start = end
-    assert [offset for offsets in read for offset in offsets] == list(range(sum(counts)))
+    assert group.committed([Q0, Q1]) == {Q0: 3, Q1: 5}
 
 
 @pytest.mark.parametrize(

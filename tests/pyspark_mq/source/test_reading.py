@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +14,10 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.reading import RangeReader
 from pyspark_mq.source.schema import default_schema
 from store import Message, MessageStore, MessageTooLarge
-from store.any_log import Bounds, Positions, Queue, QueueRange
-from store.broker.deletion import delete_topic
+from store.any_log import Positions, Queue, QueueRange
 from store.local import LocalLog
 from tests.filled import Filled
 from tests.pyspark_mq.source.streaming import unknown
-from tests.pyspark_mq.source.test_stream_losses import fill
 from tests.store.format.test_inflating import mark
 
 
@@ -78,29 +74,6 @@ def test_a_topic_that_is_gone_is_data_loss(filled: Filled) -> None:
     with pytest.raises(DataLossError, match=r"payments/0 \[1, 9\) is lost"):
         offsets(filled, wanted)
     assert offsets(filled, wanted, failOnDataLoss="false") == []
-
-
-class Regrown(LocalLog):
-    """A log whose topic is made again, by another process, as soon as it was seen to be gone."""
-
-    def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        found = super().bounds(queues)
-        if not found:
-            fill(str(self._store.path), 2)
-        return found
-
-
-def test_a_topic_that_is_gone_amid_a_range_and_there_again_is_data_loss(tmp_path: Path) -> None:
-    path, wanted = str(tmp_path / "mq"), QueueRange(Queue("orders", 0), 0, 2)
-    fill(path, 2)
-    reader = RangeReader(SourceOptions.parse({"path": path, "subscribe": "orders"}), default_schema(False))
-    reader._spec = replace(reader._spec, max_rows=1)
-    with Regrown(MessageStore.open(path, read_only=True)) as log:
-        batches = reader.scan(log, wanted, unknown(wanted))
-        next(batches)
-        delete_topic(path, "orders")
-        with pytest.raises(DataLossError, match=r"orders/0 \[0, 2\) is lost: the queue is gone"):
-            list(batches)
 
 
 class Hurried(LocalLog):

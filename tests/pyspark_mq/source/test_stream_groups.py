@@ -9,10 +9,10 @@ import pytest
 from pyspark_mq.errors import DataLossError, OptionError
 from store.any_group import Subscription
 from store.any_log import Queue
-from store.broker.deletion import delete_topic
 from store.local import LocalAddress
 from tests.filled import Filled
 from tests.pyspark_mq.source.streaming import EARLIEST, first_batch, latest, reader
+from tests.restarted import delete_as_broker
 
 
 def group(filled: Filled) -> dict[int, int | None]:
@@ -67,7 +67,7 @@ def test_a_group_is_not_told_of_a_topic_that_was_created_anew(filled: Filled, me
     it = reader(filled, consumerGroup="readers", **EARLIEST)
     end = latest(it, it.initialOffset())
     it.stop()
-    delete_topic(filled.path, "orders")
+    delete_as_broker(filled.path, "orders")
     filled.store.create_topic("orders", queues=2)
     filled.put("orders", 0, messages)
     it = reader(filled, consumerGroup="readers")

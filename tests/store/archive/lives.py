@@ -34,18 +34,14 @@ def named(body: str, count: int) -> list[str]:
     return [f"{body} {n}" for n in range(count)]
 
 
-def made_again(store: MessageStore, queues: int = 1, topic: str = "orders") -> None:
-    store.delete_topic(topic, lambda: None)
-    store.create_topic(topic, queues)
-
-
-def made_again_by_a_broker(store: MessageStore) -> None:
-    """Which leaves no mark where it was deleted."""
-    made_again(store)
+def restarted(store: MessageStore, queues: int = 1, topic: str = "orders") -> None:
+    """As by a RocketMQ broker: the queues of a recreated topic begin at 0, and no tombstone tells of the old one."""
+    store.delete_topic(topic)
     path = store.path / TOPICS_FILE
     content = json.loads(path.read_text())
-    del content["deletedTopics"]
+    del content["deletedTopics"], content["deletedTopicsCrc"]
     path.write_text(json.dumps(content))
+    store.create_topic(topic, queues)
 
 
 def forgets_archive(store: MessageStore) -> None:
@@ -66,6 +62,6 @@ def begin_at(store: MessageStore, count: int) -> None:
 
 
 def anew(store: MessageStore, count: int) -> None:
-    made_again(store)
+    restarted(store)
     put(store, "orders", "new", count)
     store.archive(forget=["orders"])

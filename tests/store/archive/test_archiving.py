@@ -17,6 +17,7 @@ import pytest
 from store import (
     ArchiveOfAnother,
     CorruptSegment,
+    GetStatus,
     Message,
     MessageStore,
     OffsetLost,
@@ -31,6 +32,7 @@ from store.archive.of_store import Remembered, StoreArchive, remembered
 from store.archive.place import Place
 from store.broker.deletion import delete_topic
 from store.read.filters import EVERYTHING
+from store.through import ThroughAddress
 from tests.filled import Filled
 
 ROUNDS = int(os.environ.get("KILLS", "4"))
@@ -79,22 +81,33 @@ def test_more_topics_and_queues_come_with_the_next_time(filled: Filled, tmp_path
 
 
 @pytest.mark.parametrize("count", [1, 60, 61, 200])
-def test_what_comes_in_the_place_of_a_deleted_topic_is_not_archived_yet(tmp_path: Path, count: int) -> None:
-    """So it is not cleaned away, however many of the deleted one's are archived."""
+def test_recreated_topic_goes_on_in_the_archive(tmp_path: Path, count: int) -> None:
+    """Retention keeps what is not archived yet; readers of the store get nothing of the deleted topic."""
     with MessageStore.open(tmp_path / "mq", config=StoreConfig(mappedFileSizeCommitLog=4096)) as store:
         for topic in ("orders", "other"):
             store.create_topic(topic, 1)
-        store.put_many([Message("orders", b"old")] * 60)
+        store.put_many([Message("orders", b"old", keys=("k",))] * 60)
         store.archive(str(tmp_path / "archive"), topics=["orders"])
-        store.delete_topic("orders", lambda: None)
+        store.delete_topic("orders")
         store.create_topic("orders", 1)
-        store.put_many([Message("orders", b"new")] * count)
+        store.put_many([Message("orders", b"new", keys=("k",))] * count)
         store.put_many([Message("other", b"x" * 1000)] * 12)
-        with pytest.raises(QueuesPassedOver, match="orders/0: what is archived is of a topic of that name that was"):
-            store.archive()
         store.clean(forced=True)
-        assert store.offsets("orders", 0) == (0, count)
-        assert store.archive(str(tmp_path / "elsewhere")).messages == count
+        assert store.offsets("orders", 0) == (60, 60 + count)
+        assert store.archive().messages == count
+        with ArchiveAddress(str(tmp_path / "archive")).open() as log:
+            assert log.bounds([Queue("orders", 0)]) == {Queue("orders", 0): (0, 60 + count)}
+        store.put_many([Message("other", b"x" * 1000)] * 12)
+        while store.clean(forced=True).log:
+            pass
+        assert store.min_offset("orders", 0) > 60 or count == 1
+        with ThroughAddress(str(store.path)).open() as through:
+            assert through.bounds([Queue("orders", 0)]) == {Queue("orders", 0): (60, 60 + count)}
+        got = store.get_message("g", "orders", 0, 7)
+        assert (got.status, got.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, 60)
+        with pytest.raises(OffsetLost):
+            list(store.scan("orders", 0, 7, 60 + count))
+        assert {message.body for message in store.query("orders", "k", 500)} == {b"new"}
 
 
 def test_what_is_too_old_is_deleted_from_the_archive(filled: Filled, tmp_path: Path) -> None:
@@ -153,29 +166,6 @@ def test_from_the_first_piece_on_whoever_cleans_waits_for_the_rest(filled: Fille
     filled.store.archive()
     with ArchiveAddress(str(tmp_path / "archive")).open() as log:
         assert [row["body"] for row in rows(log, Queue("orders", 1), 0, len(put))] == put
-
-
-def test_a_topic_that_is_made_again_while_others_are_archived(filled: Filled, tmp_path: Path) -> None:
-    """Its queue began later than at 0, and what stands there now is not archived."""
-    queue, url = Queue("orders", 0), str(tmp_path / "archive")
-    filled.put("orders", 0, 200, 1000)
-    filled.store.create_topic("first", 1)
-    filled.store.put(Message("first", b"x"))
-    assert filled.store.clean(forced=True).log
-    assert filled.store.min_offset(queue.topic, queue.queue_id)
-    store, rounds = filled.store, iter(range(9))
-
-    def progress(done: int, total: int) -> None:
-        if done and not next(rounds):
-            delete_topic(filled.path, "orders")
-            store.create_topic("orders", 2)
-            filled.put("orders", 0, 220)
-
-    with pytest.raises(QueuesPassedOver, match="orders/0: the topic was deleted, and made again"):
-        store.archive(url, topics=["first", "orders"], progress=progress)
-    store.archive()
-    with ArchiveAddress(url).open() as log:
-        assert log.bounds([queue]) == {queue: (0, 220)}
 
 
 def test_what_retention_took_before_is_no_silent_hole(filled: Filled, tmp_path: Path) -> None:

@@ -32,10 +32,9 @@ from tests.store.archive.lives import (
     SPEC,
     anew,
     archived,
-    made_again,
-    made_again_by_a_broker,
     named,
     put,
+    restarted,
 )
 
 
@@ -82,14 +81,11 @@ def test_who_looks_while_a_topic_is_forgotten_sees_what_is_there_then(store: Mes
         assert log.bounds([ORDERS]) == {ORDERS: (0, 30)}
 
 
-@pytest.mark.parametrize("delete", [made_again, made_again_by_a_broker])
 @pytest.mark.parametrize("count", [0, 1, 30, 31, 80])
-def test_the_others_are_archived_and_then_the_new_one(
-    store: MessageStore, url: str, delete: Callable[[MessageStore], None], count: int
-) -> None:
+def test_the_others_are_archived_and_then_the_new_one(store: MessageStore, url: str, count: int) -> None:
     put(store, "orders", "old", 30)
     store.archive(url)
-    delete(store)
+    restarted(store)
     put(store, "orders", "new", count)
     put(store, "other", "other", 7)
     with pytest.raises(QueuesPassedOver, match=re.escape(f"{url} has all now but orders/0: ")) as passed:
@@ -115,8 +111,8 @@ def test_other_queues_of_the_old_one_are_not_taken_for_the_new_ones(store: Messa
     put(store, "wide", "old", 9, queue_id=2)
     put(store, "other", "other", 1)
     store.archive(url)
-    made_again_by_a_broker(store)
-    made_again(store, 2, "wide")
+    restarted(store)
+    restarted(store, 2, "wide")
     put(store, "wide", "new", 3, queue_id=1)
     with pytest.raises(QueuesPassedOver, match="wide/0, wide/1, wide/2: wide/2 is archived, but the topic has no such"):
         store.archive()
@@ -130,7 +126,7 @@ def test_a_topic_that_is_deleted_for_good(store: MessageStore, url: str, tmp_pat
     put(store, "orders", "old", 30)
     put(store, "other", "other", 3)
     store.archive(url)
-    store.delete_topic("orders", lambda: None)
+    store.delete_topic("orders")
     assert store.archive() == (0, 0, 0, 0)
     assert archived(url) == named("old", 30)
     with pytest.raises(UnknownTopic, match=r"no topic nothing to forget .*orders, other"):
@@ -156,7 +152,7 @@ def test_who_is_killed_while_it_forgets_is_called_again(
     """Before each object that it writes or deletes; and whoever has the metadata of before sees no message of after."""
     put(store, "orders", "old", 30)
     store.archive(url)
-    made_again(store)
+    restarted(store)
     put(store, "orders", "new", 50)
     shutil.copytree(url, tmp_path / "before")
     left, verbs = 0, {name: getattr(Directory, name) for name in ("write", "delete")}
@@ -199,10 +195,7 @@ def test_who_is_killed_while_it_forgets_is_called_again(
     assert 4 < moment < 40
 
 
-@pytest.mark.parametrize("delete", [made_again, made_again_by_a_broker])
-def test_a_topic_that_is_deleted_and_made_again_while_it_is_archived(
-    store: MessageStore, url: str, delete: Callable[[MessageStore], None]
-) -> None:
+def test_a_topic_that_is_deleted_and_made_again_while_it_is_archived(store: MessageStore, url: str) -> None:
     put(store, "orders", "old", 300)
     put(store, "other", "other", 3)
     of_store = StoreArchive(store.path, url, "")
@@ -211,11 +204,11 @@ def test_a_topic_that_is_deleted_and_made_again_while_it_is_archived(
     def progress(count: int, total: int) -> None:
         done.append(count)
         if count and done[-2] == 0:
-            delete(store)
+            restarted(store)
             put(store, "orders", "new", 400)
 
     queues = [ORDERS, Queue("other", 0)]
-    with pytest.raises(QueuesPassedOver, match="orders/0: the topic was deleted"):
+    with pytest.raises(QueuesPassedOver, match="orders/0: another message stands before"):
         of_store.run(
             store._log,
             store._published,
@@ -238,7 +231,7 @@ def test_who_reads_the_archive_alone_is_told_that_it_is_another_topic(store: Mes
     with ArchiveAddress(url).open() as log:
         last = log.fingerprints({ORDERS: 20})
         assert log.strangers({ORDERS: 20}, last) == []
-        made_again(store)
+        restarted(store)
         store.archive(forget=["orders"])
         assert log.strangers({ORDERS: 20}, last) == [ORDERS]
         put(store, "orders", "new", 50)
@@ -252,7 +245,7 @@ def test_a_copy_that_is_made_meanwhile_is_of_one_of_the_two(store: MessageStore,
     for queue_id in range(2):
         put(store, "orders", "first", 5, queue_id)
     store.archive(url)
-    made_again(store, 2)
+    restarted(store, 2)
     for queue_id in range(2):
         put(store, "orders", "second", 5, queue_id)
 
@@ -270,7 +263,7 @@ def test_what_was_taken_out_is_not_narrowed_away(store: MessageStore, url: str, 
     put(store, "orders", "first", 5)
     put(store, "other", "kept", 1)
     store.archive(url)
-    made_again(store)
+    restarted(store)
     put(store, "orders", "second", 2 * is_archived_again)
     store.archive(forget=["orders"])
     wanted = QueueRange(ORDERS, 0, 5)

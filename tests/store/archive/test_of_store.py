@@ -81,7 +81,7 @@ def test_topics_may_be_listed_with_blanks(filled: Filled, tmp_path: Path) -> Non
 def test_a_topic_that_was_named_and_deleted_since_stops_nothing(filled: Filled, tmp_path: Path) -> None:
     filled.store.create_topic("more", 1)
     filled.store.archive(str(tmp_path / "archive"), topics=["orders", "more"])
-    filled.store.delete_topic("more", lambda: None)
+    filled.store.delete_topic("more")
     filled.put("orders", 0, 5)
     filled.store.clean(forced=True)
     assert filled.store.archive().messages == 5

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from store import CorruptStore, Message, MessageStore, StoreBusy, StoreConfig, UnknownTopic
-from store.any_group import Subscription
-from store.any_log import Queue
+from store import CorruptStore, Message, MessageStore, StoreConfig, UnknownTopic
 from store.broker.deletion import delete_topic
-from store.files.topics import Topics
+from store.files.topics import Tombstone, Topics
 from store.format.layout import DELETED_DIR, PUBLISHED_END_FILE, TOPICS_FILE
-from store.local_group import LocalGroup
 from store.log.queue_ends import QueueEnds
-from store.publish.locks import among_groups
 from store.upkeep import deletion
-from store.upkeep.deletion import Deletion
 from store.upkeep.verify import verify
 
 ENTRIES = 5  # of a queue's file
@@ -61,7 +52,7 @@ def new(count: int) -> list[bytes]:
 @pytest.mark.parametrize("flushed", [True, False])
 @pytest.mark.parametrize("after", [0, 1, 4, 5, 12, 13, 20])
 @pytest.mark.parametrize("before", [1, 4, 5, 12])
-def test_writers_forget_it_and_begin_anew(
+def test_writers_go_on_at_the_old_end(
     path: Path, stores: tuple[MessageStore, MessageStore], before: int, after: int, flushed: bool
 ) -> None:
     for store in stores:
@@ -81,9 +72,9 @@ def test_writers_forget_it_and_begin_anew(
     stores[0].create_topic("t", 1)
     put(stores[1], "new", after)
     for store in stores:
-        assert store.offsets("t", 0) == (0, after)
+        assert store.offsets("t", 0) == (2 * before, 2 * before + after)
         assert bodies(store) == new(after)
-        assert store.consumer_offset("g", "t", 0) == 0
+        assert store.consumer_offset("g", "t", 0) == 1
         assert len(store.query("t", "k")) == after
     put(stores[0], "more", 1)
     put(stores[1], "more", 1)
@@ -92,7 +83,7 @@ def test_writers_forget_it_and_begin_anew(
         store.close()
     ends = QueueEnds.read(path)
     assert ends is not None
-    assert ends.of == {("t", 0): after + 2, ("other", 0): 1}
+    assert ends.of == {("t", 0): 2 * before + after + 2, ("other", 0): 1}
     assert verify(path).findings == []
     for file in (PUBLISHED_END_FILE, "nothing"):
         (path / file).unlink(missing_ok=True)  # so that all is made anew from the log; or not
@@ -156,7 +147,7 @@ def test_a_writer_that_joins_and_one_that_was_idle(path: Path, stores: tuple[Mes
     idle.close()
     ends = QueueEnds.read(path)
     assert ends is not None
-    assert ends.of == {("t", 0): 6, ("other", 0): 1}
+    assert ends.of == {("t", 0): 12 + 3 + 11 + 4 + 10 + 6, ("other", 0): 1}
 
 
 def test_a_dead_one_is_finished_by_the_next_that_appends_or_opens(tmp_path: Path) -> None:
@@ -169,7 +160,7 @@ def test_a_dead_one_is_finished_by_the_next_that_appends_or_opens(tmp_path: Path
         store.flush()
         end = store.confirm_offset
     (path / DELETED_DIR / "t").mkdir(parents=True)
-    Topics(path).forget("t", 0, end)
+    Topics(path).delete("t", Tombstone(end, (12,)))
     assert Topics(path).queue_counts() == {}
     with (
         MessageStore.open(shutil.copytree(path, tmp_path / "copy"), read_only=True) as reader,
@@ -179,7 +170,7 @@ def test_a_dead_one_is_finished_by_the_next_that_appends_or_opens(tmp_path: Path
     assert verify(path).findings == []
     with MessageStore.open(path) as store:
         assert store.create_topic("t", 1) == 1
-        assert store.consumer_offset("g", "t", 0) == 0
+        assert store.offsets("t", 0) == (12, 12)
         put(store, "new", 1)
         assert bodies(store) == new(1)
     assert not (path / DELETED_DIR).exists()
@@ -197,7 +188,7 @@ def test_a_dead_one_is_finished_by_who_has_the_store_open(
         put(store, "old", 7)
         other.commit_offsets("g", "t", {0: 2})
         with monkeypatch.context() as patch:
-            patch.setattr(deletion, "_finish", die)
+            patch.setattr(deletion, "finish_deletion", die)
             with pytest.raises(KeyboardInterrupt):
                 delete_topic(path, "t")
         assert (path / DELETED_DIR).exists()
@@ -205,8 +196,7 @@ def test_a_dead_one_is_finished_by_who_has_the_store_open(
             other.put(Message("other", b"first"))
             assert not (path / DELETED_DIR).exists()
         other.create_topic("t", 1)
-        assert other.consumer_offset("g", "t", 0) == 0
-        assert store.offsets("t", 0) == (0, 0)
+        assert store.offsets("t", 0) == (7 * (life + 1), 7 * (life + 1))
         assert bodies(other) == []
 
 
@@ -219,119 +209,6 @@ def test_who_joins_where_all_topics_were_deleted(path: Path, stores: tuple[Messa
         joined.create_topic("t", 1)
         put(joined, "new", 3)
         assert bodies(stores[1]) == new(3)
-
-
-def test_an_offset_that_waited_for_its_turn_is_of_the_old_topic(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with MessageStore.open(path) as store:
-        store.create_topic("t", 1)
-        put(store, "old", 7)
-
-        def late(*arguments: Any) -> AbstractContextManager[None]:
-            monkeypatch.undo()
-            delete_topic(path, "t")
-            store.create_topic("t", 1)
-            put(store, "new", 3)
-            return among_groups(*arguments)
-
-        monkeypatch.setattr("store.store_reader.among_groups", late)
-        with pytest.raises(UnknownTopic, match="'t' was deleted meanwhile"):
-            store.commit_offsets("g", "t", {0: 7})
-        assert store.consumer_offset("g", "t", 0) is None
-
-
-@pytest.mark.parametrize("read_only", [True, False])
-def test_a_table_is_of_one_topic(path: Path, read_only: bool) -> None:
-    """Also where the topic is deleted, and is longer again, between the look at its ends and the first batch."""
-    with MessageStore.open(path) as store, MessageStore.open(path, read_only=read_only) as reader:
-        store.create_topic("t", 1)
-        put(store, "old", 7)
-
-        def queues() -> Iterator[int]:
-            yield 0
-            delete_topic(path, "t")
-            store.create_topic("t", 1)
-            put(store, "new", 9)
-
-        with pytest.raises(UnknownTopic, match="'t' was deleted meanwhile"):
-            reader.to_arrow("t", ["body"], queues=queues())
-        assert bodies(reader) == new(9)
-
-
-def test_where_the_groups_are_busy_nothing_is_deleted_and_nobody_waits(path: Path) -> None:
-    """As long as a stopped process has the turn among groups."""
-    taken, over = threading.Event(), threading.Event()
-    with MessageStore.open(path, config=CONFIG) as store, ThreadPoolExecutor(1) as pool:
-        store.create_topic("t", 1)
-        put(store, "old", 7)
-        store.commit_offsets("g", "t", {0: 3})
-
-        def turn() -> None:
-            with among_groups(path, 5.0):
-                taken.set()
-                over.wait()
-
-        busy = pool.submit(turn)
-        assert taken.wait(30)
-        try:
-            with pytest.raises(StoreBusy, match="Nothing of this call is visible"):
-                Deletion(path, store._writer.published, 0.1).delete("t", 0, lambda: None)  # type: ignore[union-attr]
-            put(store, "more", 1)
-            assert store.offsets("t", 0) == (0, 8)
-        finally:
-            over.set()
-            busy.result()
-        assert store.consumer_offset("g", "t", 0) == 3
-        delete_topic(path, "t")
-        assert store.topics() == {}
-
-
-def test_who_dies_while_it_deletes_leaves_no_member_behind_what_comes(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has read seven of the first topic; the next of that name it begins anew."""
-    queue, forget = Queue("t", 0), Topics.forget
-
-    def die(*given: Any) -> None:
-        forget(*given)
-        raise KeyboardInterrupt
-
-    with MessageStore.open(path, config=CONFIG) as store:
-        store.create_topic("t", 1)
-        put(store, "old", 7)
-        member = LocalGroup(path, "g").join({"t": Subscription()})
-        assert member.lock([queue]) == {queue}
-        member.commit({queue: 7})
-        with monkeypatch.context() as patch:
-            patch.setattr(Topics, "forget", die)
-            with pytest.raises(KeyboardInterrupt):
-                delete_topic(path, "t")
-        store.create_topic("t", 1)
-        put(store, "new", 20)
-        assert member.resets() == {queue: 0}
-        member.persist()
-        assert store.consumer_offset("g", "t", 0) == 0
-        member.leave()
-
-
-def test_a_queue_that_comes_while_a_deletion_waits_for_its_turn_goes_as_the_others_do(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue, delete = Queue("t", 1), MessageStore.delete_topic
-    with MessageStore.open(path, config=CONFIG) as store, LocalGroup(path, "g").join({"t": Subscription()}) as member:
-        store.create_topic("t", 1)
-
-        def late(*arguments: Any) -> None:
-            store.create_topic("t", 2)
-            assert member.lock([queue]) == {queue}
-            member.commit({queue: 7})
-            delete(*arguments)
-
-        monkeypatch.setattr(MessageStore, "delete_topic", late)
-        delete_topic(path, "t")
-        store.create_topic("t", 2)
-        member.persist()
-        assert store.consumer_offset("g", queue.topic, queue.queue_id) is None
-        assert member.resets()[queue] == 0
 
 
 def test_a_deletion_touches_nothing_of_those_before(path: Path, stores: tuple[MessageStore, MessageStore]) -> None:
@@ -363,8 +240,8 @@ def test_a_table_of_topics_that_is_older_than_what_was_put_since(path: Path, cap
     for _ in range(2):
         with MessageStore.open(path) as store:
             assert store.topics() == {"t": 3}
-            assert [message.body for message in store.get_message("g", "t", 2, 0).messages] == [b"new"]
-            assert store.max_offset("t", 0) == 0
+            assert bodies(store) == [b"new"]
+            assert store.max_offset("t", 0) == 1
     assert [record.message for record in caplog.records if "has messages since" in record.message] == [
         f"{path}: topic t was deleted, as {TOPICS_FILE} says, and has messages since: the file is older than the log, "
         "and gets the topic again; see what else it lacks"
@@ -372,7 +249,7 @@ def test_a_table_of_topics_that_is_older_than_what_was_put_since(path: Path, cap
     assert verify(path).findings == []
 
 
-@pytest.mark.parametrize("file", ["config/consumerOffset.json", "producers/x/reached.json"])
+@pytest.mark.parametrize("file", ["producers/x/reached.json"])
 def test_where_a_file_cannot_be_read_nothing_is_deleted(
     path: Path, stores: tuple[MessageStore, MessageStore], file: str
 ) -> None:
@@ -387,19 +264,19 @@ def test_where_a_file_cannot_be_read_nothing_is_deleted(
 
 
 def test_ends_that_were_noted_before_a_deletion_that_retention_overtook(path: Path, tmp_path: Path) -> None:
-    """The topic that came in its place begins at 0 also after a crash."""
+    """The topic that came in its place begins at the old end, also after a crash."""
     with MessageStore.open(path, config=CONFIG) as store:
         store.create_topic("t", 1)
         store.create_topic("other", 1)
         put(store, "old", 30)
     with MessageStore.open(path) as store:
-        store.delete_topic("t", lambda: None)
+        store.delete_topic("t")
         store.put_many([Message("other", b"x" * 500)] * 60)
         assert store.clean(forced=True).log
         store.create_topic("more", 1)
-        store.delete_topic("more", lambda: None)
+        store.delete_topic("more")
         store.create_topic("t", 1)
         store.flush()
         crashed = shutil.copytree(path, tmp_path / "crashed")
     with MessageStore.open(crashed) as store:
-        assert store.offsets("t", 0) == (0, 0)
+        assert store.offsets("t", 0) == (30, 30)

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from store import (
-    Append,
     Message,
     MessageRefused,
     MessageStore,
@@ -299,51 +298,15 @@ def test_a_topic_that_was_deleted_meanwhile(tmp_path: Path) -> None:
         assert transactions.open(-1) == []
 
 
-def test_another_topic_of_that_name_gets_nothing(tmp_path: Path) -> None:
+def test_transaction_commits_into_a_recreated_topic(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 2)
-        halves = Transactions(store, "sellers").prepare(orders(1, 2, 3))
+        halves = Transactions(store, "sellers").prepare(orders(1))
     delete_topic(tmp_path, "orders")
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 2)
-        transactions = Transactions(store, "sellers")
-        with pytest.raises(UnknownTopic, match="no topic 'orders' any more, as it was when transaction"):
-            transactions.commit(halves[:1])
-        transactions.roll_back(halves[1:2])
-        transactions.commit(transactions.prepare(orders(4)))
-        assert transactions.check(lambda message: Outcome.COMMIT, -1) == 2
-        assert bodies(store) == [b"4"]
-        assert bodies(store, UNDECIDED_TOPIC) == [b"1", b"3"]
-
-
-@pytest.mark.parametrize("outcome", [Outcome.COMMIT, Outcome.UNKNOWN])
-def test_another_topic_of_that_name_gets_nothing_in_the_last_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Outcome
-) -> None:
-    """It is deleted, and made again, when all is ready to be appended."""
-    publish = Append.publish
-
-    def publish_late(append: Append, **how: Any) -> Any:
-        monkeypatch.undo()
-        delete_topic(tmp_path, "orders")
-        store.create_topic("orders", 2)
-        return publish(append, **how)
-
-    with MessageStore.open(tmp_path) as store:
-        store.create_topic("orders", 2)
-        transactions = Transactions(store, "sellers")
-        (half,) = transactions.prepare(orders(1))
-        monkeypatch.setattr(Append, "publish", publish_late)
-        if outcome is Outcome.COMMIT:
-            with pytest.raises(UnknownTopic, match="no topic 'orders' any more, as it was when transaction"):
-                transactions.commit([half])
-        else:
-            transactions.check(lambda _: outcome, -1)
-        transactions.commit(transactions.prepare(orders(2)))
-        assert transactions.check(lambda _: Outcome.COMMIT, -1) == 1
-        assert transactions.open(-1) == []
-        assert bodies(store) == [b"2"]
-        assert bodies(store, UNDECIDED_TOPIC) == [b"1"]
+        Transactions(store, "sellers").commit(halves)
+        assert bodies(store) == [b"1"]
 
 
 def test_it_does_not_wait_for_a_topic_to_come_back(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -25,7 +24,6 @@ from store import (
 from store.any_log import Queue
 from store.broker.deletion import delete_topic
 from store.client import rebalancer
-from store.client.rebalancer import Rebalancer
 from store.cluster import member
 from store.cluster.address import ClusterAddress
 from store.cluster.credentials import Credentials
@@ -194,7 +192,7 @@ def test_a_cluster_that_is_away_for_too_long(store: MessageStore) -> None:
 
 @pytest.mark.parametrize(("count", "is_served"), [(8, True), (80, True), (8, False)])
 def test_a_topic_that_is_deleted_and_made_anew(store: MessageStore, count: int, is_served: bool) -> None:
-    """Its messages are others, whatever was read before, and however many there are by then."""
+    """The group goes on with its first message."""
     put(store, range(40))
     serving = serve(store, "127.0.0.1:0")
     address = ClusterAddress((serving.address,))
@@ -210,57 +208,9 @@ def test_a_topic_that_is_deleted_and_made_anew(store: MessageStore, count: int, 
             serving = serve(store, serving.address)
         until(lambda: len(seen.numbers) >= 40 + count)
         assert sorted(seen.numbers[40:]) == [*range(100, 100 + count)]
-        until(lambda: has_done(consumer, TOPIC) == {count // QUEUES})
+        until(lambda: has_done(consumer, TOPIC) == {(40 + count) // QUEUES})
     with closing(serving):
-        assert address.group("g").committed(TOPIC) == dict.fromkeys(TOPIC, count // QUEUES)
-
-
-class _Ahead:
-    """The clock of a machine on which it is late."""
-
-    monotonic = staticmethod(time.monotonic)
-
-    @staticmethod
-    def time() -> float:
-        return time.time() + 3600
-
-
-def test_the_clock_of_a_consumer_may_be_ahead(
-    store: MessageStore, cluster: ClusterAddress, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where it has read nothing yet it does not take what is put after its topic was made anew for older."""
-    monkeypatch.setattr(rebalancer, "time", _Ahead)
-    put(store, range(40))
-    with cluster.open() as log:
-        log.commit("g", dict.fromkeys(TOPIC, 10))
-    with Consumer(cluster, "g", "t", seen := Seen(), config=config()) as consumer:
-        until(lambda: {*TOPIC} <= {*consumer.assigned})
-        delete_topic(store.path, "t")
-        store.create_topic("t", QUEUES)
-        put(store, range(100, 108))
-        until(lambda: len(seen.numbers) >= 8)
-    assert sorted(seen.numbers) == [*range(100, 108)]
-
-
-def test_a_topic_that_is_made_anew_while_the_rebalancer_is_in_the_middle_of_a_step(
-    store: MessageStore, cluster: ClusterAddress, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was done in the old one is not said to be done in the new one."""
-    put(store, range(40))
-    seen, known = Seen(), Rebalancer._known
-
-    def late(self: Rebalancer) -> set[Queue]:
-        if len(seen.numbers) == 40:
-            monkeypatch.undo()
-            delete_topic(store.path, "t")
-            store.create_topic("t", QUEUES)
-            put(store, range(100, 108))
-            until(lambda: all(queue.is_stopped for name, queue in self._mine.items() if name.topic == "t"))
-        return known(self)
-
-    monkeypatch.setattr(Rebalancer, "_known", late)
-    with Consumer(cluster, "g", "t", seen, config=config()):
-        until(lambda: {*range(100, 108)} <= {*seen.numbers})
+        assert address.group("g").committed(TOPIC) == dict.fromkeys(TOPIC, (40 + count) // QUEUES)
 
 
 def test_what_is_wrong(cluster: ClusterAddress) -> None:

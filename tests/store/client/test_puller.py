@@ -12,7 +12,7 @@ from weakref import ref
 import pyarrow as pa
 import pytest
 
-from store import Message, MessageStore, TagFilter, delete_topic, message_filter
+from store import Message, MessageStore, TagFilter, message_filter
 from store.any_log import MessageFilter, Positions, Queue, QueueRange, ReadSpec
 from store.broker.hold import HeldRequest
 from store.client import puller
@@ -162,25 +162,6 @@ def requests(pulling: Pulling) -> list[HeldRequest]:
     held = pulling.puller._held
     assert isinstance(held, LocalHeld)
     return list(held._service._all())
-
-
-def test_a_queue_that_was_begun_anew_hears_nothing_of_the_one_before(pulling: Pulling) -> None:
-    """Of a topic that was deleted: which had messages that nobody wants, so that its reader was to look, and go on."""
-    pulling.put(10)
-    queue = pulling.pull(100, 1 << 20, TagFilter.parse("even"))
-    until(lambda: queue.pulled == 10 and requests(pulling))
-    pulling.store.put(Message("t", b"", tags="odd"))
-    until(lambda: [request.noticed for request in requests(pulling)] == [11])
-    delete_topic(pulling.store.path, "t")
-    pulling.store.create_topic("t", 1)
-    pulling.queues.remove(queue)
-    queue = ProcessQueue(QUEUE, 0, 100, 1 << 20)
-    pulling.queues.add(queue, pulling.puller.pull)
-    until(lambda: 0 in [request.offset for request in requests(pulling)])
-    pulling.puller._held._service._check()  # type: ignore[union-attr]
-    pulling.put(3)
-    until(lambda: queue.pulled == 3)
-    assert not queue.is_stopped
 
 
 def test_a_queue_that_has_room_again_too_late_does_not_take_the_place_of_the_next(pulling: Pulling) -> None:

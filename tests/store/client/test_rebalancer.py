@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 from store import Consumer, ConsumerConfig, Message, MessageStore, ReceivedMessage, StoreFull, delete_topic
-from store.any_log import Queue
 from store.client import rebalancer
-from store.client.rebalancer import Rebalancer
 from store.files.consumer_offsets import ConsumerOffsets
 from store.local_group import LocalGroup
 from tests.store.client.consumers import QUEUES, TOPIC, Seen, committed, config, opened, put
-from tests.waiting import PATIENCE, until
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -86,23 +84,6 @@ def test_queues_stay_its_own_while_a_call_is_under_way_that_its_close_waits_for(
         close.join()
 
 
-def test_queues_that_are_taken_over_are_looked_into_at_once(
-    store: MessageStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One after another, hundreds of a broker that is far away took minutes."""
-    met, stored_before = threading.Barrier(QUEUES), Rebalancer._stored_before
-
-    def together(self: Rebalancer, queue: Queue, position: int) -> float:
-        if queue.topic == "t":
-            met.wait(PATIENCE)
-        return stored_before(self, queue, position)
-
-    monkeypatch.setattr(Rebalancer, "_stored_before", together)
-    put(store, range(40))
-    with Consumer(store.path, "g", "t", seen := Seen(), config=config()):
-        until(lambda: len(seen.numbers) == 40)
-
-
 def test_a_topic_that_grows(store: MessageStore) -> None:
     with Consumer(store.path, "g", "t", seen := Seen(), config=config()) as consumer:
         until(lambda: consumer.assigned == TOPIC)
@@ -154,11 +135,10 @@ def test_a_reset_beyond_the_end_while_the_group_consumes(store: MessageStore) ->
     assert committed(store) == dict.fromkeys(TOPIC, 11)
 
 
-@pytest.mark.parametrize("is_deleted", [False, True])
 def test_the_last_reset_counts_also_while_a_call_of_before_the_first_is_under_way(
-    store: MessageStore, is_deleted: bool
+    store: MessageStore,
 ) -> None:
-    """An orderly queue begins anew only when nothing of it is in hand; a deletion of its topic is a reset, too."""
+    """An orderly queue begins anew only when nothing of it is in hand."""
     put(store, range(40))
     began, hold = threading.Event(), threading.Event()
 
@@ -172,15 +152,10 @@ def test_the_last_reset_counts_also_while_a_call_of_before_the_first_is_under_wa
         assert began.wait(60)
         group.reset({TOPIC[1]: 7})
         until(lambda: TOPIC[1] not in consumer.assigned)
-        if is_deleted:
-            delete_topic(store.path, "t")
-            store.create_topic("t", QUEUES)
-            put(store, range(100, 140))
-        else:
-            group.reset({TOPIC[1]: 3})
+        group.reset({TOPIC[1]: 3})
         until(lambda: consumer._member._seat.entry.resets == 2)  # type: ignore[attr-defined]
         hold.set()
-        expected = [n for n in (range(100, 140) if is_deleted else range(13, 40)) if n % QUEUES == 1]
+        expected = [n for n in range(13, 40) if n % QUEUES == 1]
         until(lambda: len(seen.of_queue(1)) > len(expected))
         assert seen.of_queue(1) == [1, *expected]
         until(lambda: consumer.assigned == TOPIC)
@@ -188,7 +163,7 @@ def test_the_last_reset_counts_also_while_a_call_of_before_the_first_is_under_wa
 
 
 @pytest.mark.parametrize("offsets", ["stay", "go", "are said late"])
-def test_a_topic_that_is_made_anew_is_read_from_its_first_message_wherever_a_new_group_begins(
+def test_members_read_a_recreated_topic_from_its_first_message(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch, offsets: str
 ) -> None:
     """What it has came while the group was there. Also where the offsets go with a topic, as with RocketMQ's broker,

@@ -154,26 +154,6 @@ def test_a_group_that_is_deleted(tmp_path: Path) -> None:
     assert groups.all_offsets() == {"t@other": {0: 1}, "u@other": {1: 2}}
 
 
-def test_a_topic_that_begins_anew(tmp_path: Path) -> None:
-    """In all groups, of whatever name: a broker takes one with "@"."""
-    groups = ConsumerOffsets(tmp_path)
-    for group in ("grp", "t", "a@b"):
-        groups.set_positions(group, {Queue("t", 0): 1, Queue("u", 0): 2})
-    for _ in range(2):
-        groups.begin_anew("t", {"t", "u"})
-        others = {"u@grp": {0: 2}, "u@t": {0: 2}, "u@a@b": {0: 2}}
-        assert groups.all_offsets() == {"t@grp": {0: 0}, "t@t": {0: 0}, "t@a@b": {0: 0}} | others
-        assert counter(tmp_path, "consumerOffset.json") == 4
-
-
-def test_what_says_only_that_a_topic_begins_anew_goes_when_nobody_remembers_that_one(tmp_path: Path) -> None:
-    """Or who makes topics and deletes them had ever more to write whenever a group commits."""
-    groups = ConsumerOffsets(tmp_path)
-    groups.set_positions("grp", {Queue("there", 0): 0, Queue("gone", 0): 0, Queue("gone", 1): 0, Queue("theirs", 0): 7})
-    groups.begin_anew("t", {"t", "there"})
-    assert groups.all_offsets() == {"there@grp": {0: 0}, "theirs@grp": {0: 7}}
-
-
 def test_positions_of_groups(tmp_path: Path) -> None:
     groups = ConsumerOffsets(tmp_path)
     assert groups.all_positions() == {}

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -14,7 +15,7 @@ import pytest
 
 from store import CorruptStore, InvalidArgument, InvalidTopic, MessageStore, UnknownQueue, UnknownTopic
 from store.files.admin_files import read_json
-from store.files.topics import Topics
+from store.files.topics import Tombstone, Topics
 from store.format.topic_names import check_topic_name, is_internal_topic
 
 
@@ -182,19 +183,18 @@ def test_queues_that_a_topic_has(tmp_path: Path) -> None:
 
 def test_what_is_known_of_a_topic_that_was_deleted(tmp_path: Path) -> None:
     topics, other = Topics(tmp_path), Topics(tmp_path)
-    assert topics.born("t") is None
     topics.must_not_be_deleted("t")  # it never was there
     topics.create("t", 2)
-    assert topics.born("t") == 0
+    assert topics.begin("t", 1) == 0
     topics.must_not_be_deleted("t")
-    other.forget("t", 0, 100)
-    assert topics.born("t") is None
+    other.delete("t", Tombstone(100, (7, 0)))
+    assert [topics.begin("t", queue_id) for queue_id in range(3)] == [7, 0, 0]
     with pytest.raises(UnknownTopic, match="no topic 't' any more: it was deleted; nothing was put into it"):
         topics.must_not_be_deleted("t")
     other.create("t", 2)
-    assert topics.born("t") == 100
+    assert topics.begin("t", 0) == 7
     topics.must_not_be_deleted("t")
-    other.forget("a broker's, not listed", 0, 120)
+    other.delete("a broker's, not listed", Tombstone(120))
     assert topics.deletions() == {"t": 100, "a broker's, not listed": 120}
 
 
@@ -202,21 +202,20 @@ def test_queues_that_a_broker_makes_are_seen_though_its_table_is_the_same(tmp_pa
     changes: list[None] = []
     topics, other = Topics(tmp_path, lambda: changes.append(None)), Topics(tmp_path)
     other.create("listed", 1)
-    other.forget("%LMQ%light", 0, 100)
-    assert (topics.queue_count("a"), topics.born("b")) == (0, None)
+    other.delete("%LMQ%light", Tombstone(100))
+    assert (topics.queue_count("a"), topics.queue_count("b")) == (0, 0)
     with pytest.raises(UnknownTopic):
         topics.must_not_be_deleted("%LMQ%light")
     asked: list[tuple[str, Callable[[str], object], object]] = [
         ("a", topics.queue_count, 1),
-        ("b", topics.born, 0),
+        ("b", topics.queue_count, 1),
         ("%LMQ%light", topics.must_not_be_deleted, None),
     ]
     for name, ask, answer in asked:
         (tmp_path / "consumequeue" / name / "0").mkdir(parents=True)
         assert ask(name) == answer
-    assert topics.born("%LMQ%light") == 100
     assert len(changes) == 1, "at the first look"
-    other.forget("b", 0, 120)  # its folder is there for a moment more
+    other.delete("b", Tombstone(120))  # its folder is there for a moment more
     assert (topics.gone(), topics.queue_count("b"), sorted(topics.on_disk())) == ({"b"}, 0, ["%LMQ%light", "a"])
     other.create("listed", 2)
     assert (topics.queue_count("listed"), len(changes)) == (2, 3)
@@ -226,7 +225,7 @@ def test_a_log_that_ends_before_a_deletion(tmp_path: Path) -> None:
     topics, file = Topics(tmp_path), tmp_path / "config/topics.json"
     for name, end in (("t", 40), ("u", 100)):
         topics.create(name, 1)
-        topics.forget(name, 0, end)
+        topics.delete(name, Tombstone(end))
     before = file.read_bytes()
     topics.deleted_up_to(100)
     assert file.read_bytes() == before
@@ -234,12 +233,14 @@ def test_a_log_that_ends_before_a_deletion(tmp_path: Path) -> None:
     assert topics.deletions() == {"t": 40, "u": 60}
 
 
-@pytest.mark.parametrize(("said", "damaged"), [("2415", "2515"), ("2415", "999999999999"), ('"t": 2415', '"u": 2415')])
+@pytest.mark.parametrize(
+    ("said", "damaged"), [("2415", "2515"), ("2415", "99999999"), ('"t": {', '"u": {'), ("7", "8")]
+)
 def test_damaged_offsets_of_deleted_topics(tmp_path: Path, said: str, damaged: str) -> None:
     """Messages that are there would count as deleted."""
     topics, file = Topics(tmp_path), tmp_path / "config/topics.json"
     topics.create("t", 1)
-    topics.forget("t", 0, 2415)
+    topics.delete("t", Tombstone(2415, (7,)))
     topics.create("t", 1)
     assert topics.deletions() == {"t": 2415}
     text = file.read_text()
@@ -257,7 +258,7 @@ def test_whose_records_count(tmp_path: Path) -> None:
         topics.create(name, 1)
     for name in ("queue/0", "empty"):
         (tmp_path / "consumequeue" / name).mkdir(parents=True)
-    topics.forget("again", 0, 100)
+    topics.delete("again", Tombstone(100))
     topics.create("again", 1)
     is_there = topics.are_there()
     there = {name for name in ("listed", "again", "queue", "empty", "%LMQ%light", "unknown") if is_there(name, 0)}
@@ -298,7 +299,7 @@ def test_a_thread_goes_by_what_it_saw_itself(tmp_path: Path, monkeypatch: pytest
     early = threading.Thread(target=topics.queue_count, args=("t",))
     early.start()
     read.wait()
-    Topics(tmp_path).forget("t", 0, 1)
+    Topics(tmp_path).delete("t", Tombstone(1))
     sys.settrace(let_it_end)
     try:
         assert topics.queue_count("t") == 0
@@ -328,14 +329,23 @@ def test_topics_of_users(name: str) -> None:
     assert not is_internal_topic(name)
 
 
-def test_since_when_a_topic_is_there_is_known_for_as_long_as_it_is(tmp_path: Path) -> None:
-    """Also when the log has nothing of before: an archive may."""
+def test_tombstones_keep_the_ends_of_all_queues_that_ever_were(tmp_path: Path) -> None:
     topics = Topics(tmp_path)
-    for name in ("again", "gone", "third"):
-        topics.create(name, 1)
-    topics.forget("again", 0, 100)
-    topics.create("again", 1)
-    topics.forget("gone", 0, 200)
-    topics.forget("third", 300, 400)
-    assert topics.deletions() == {"again": 100, "third": 400}
-    assert (topics.born("again"), topics.born("gone")) == (100, None)
+    for at, ends in ((100, (3, 5)), (200, (4,)), (300, (4, 5, 1))):
+        topics.create("t", len(ends))
+        topics.delete("t", Tombstone(at, ends))
+    assert [topics.begin("t", queue_id) for queue_id in range(4)] == [4, 5, 1, 0]
+    assert topics.deletions() == {"t": 300}
+    topics.restarted([("t", 1)])
+    assert [topics.begin("t", queue_id) for queue_id in range(4)] == [4, 0, 1, 0]
+
+
+def test_tombstone_of_an_earlier_version_has_no_ends(tmp_path: Path) -> None:
+    topics, file = Topics(tmp_path), tmp_path / "config/topics.json"
+    topics.create("u", 1)
+    said = {"t": 100}
+    content = json.loads(file.read_text()) | {"deletedTopics": said, "deletedTopicsCrc": zlib.crc32(b'{"t": 100}')}
+    file.write_text(json.dumps(content))
+    assert (topics.deletions(), topics.begin("t", 0)) == (said, 0)
+    topics.delete("u", Tombstone(200, (7,)))
+    assert (topics.deletions(), topics.begin("t", 0), topics.begin("u", 0)) == ({"t": 100, "u": 200}, 0, 7)

@@ -373,7 +373,7 @@ def test_no_offset_is_used_twice_where_the_topic_was_deleted_once(path: Path) ->
         damage_entry(path, offset, b"\xff" * 20)
     with MessageStore.open(path) as store:
         assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 25
-        store.delete_topic("u", lambda: None)
+        store.delete_topic("u")
         assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 26
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from store import CorruptRecord, CorruptSegment, Message, MessageStore, UnknownTopic
 from store.any_log import Bounds, Queue
-from store.broker.deletion import delete_topic
 from store.format.layout import CQ_ENTRY, segment_name
 from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import verify
@@ -137,36 +136,17 @@ def test_ends_of_what_is_not_published_say_nothing(path: Path, damage: Damage) -
 def test_a_reader_that_saw_an_older_life_of_a_topic(path: Path) -> None:
     with MessageStore.open(path, read_only=True) as reader, MessageStore.open(path) as store:
         assert reader.offsets("t", 1) == (0, 25)
-        store.delete_topic("t", lambda: None)
+        store.delete_topic("t")
         with pytest.raises(UnknownTopic):
             reader.offsets("t", 1)
         store.create_topic("t", 3)
-        assert reader.offsets("t", 1) == (0, 0)
+        assert reader.offsets("t", 1) == (25, 25)
         store.put(Message("t", b"new", queue_id=1))
-        assert reader.offsets("t", 1) == (0, 1)
+        assert reader.offsets("t", 1) == (25, 26)
         with MessageStore.open(path, read_only=True) as second:
             assert second.bounds([Queue("t", queue) for queue in range(3)]) == {
-                Queue("t", queue): Bounds(0, int(queue == 1)) for queue in range(3)
+                Queue("t", queue): Bounds(25, 25 + int(queue == 1)) for queue in range(3)
             }
-
-
-def test_a_last_file_that_is_of_an_older_life_of_a_topic(path: Path) -> None:
-    """Put back from a backup, where the new one has a file of that name."""
-    older = (path / "consumequeue/t/1" / segment_name(200)).read_bytes()
-    delete_topic(path, "t")
-    with MessageStore.open(path) as store:
-        store.create_topic("t", 3)
-        store.put_many([Message("t", b"new", queue_id=1)] * 12)
-    (path / "consumequeue/t/1" / segment_name(200)).write_bytes(older)
-    with MessageStore.open(path, read_only=True) as reader:
-        with pytest.raises(CorruptSegment, match=r"entry 19 is of log offset \d+, but the topic was deleted at \d+"):
-            reader.offsets("t", 1)
-        with pytest.raises(CorruptSegment):
-            reader.bounds([Queue("t", 1)])
-    moved_folder(path)
-    with MessageStore.open(path) as store:
-        assert store.offsets("t", 1) == (0, 12)
-        assert {message.body for message in store.get_message("g", "t", 1, 0).messages} == {b"new"}
 
 
 def test_garbage_is_not_taken_for_what_retention_took(path: Path) -> None:

@@ -161,11 +161,3 @@ def test_a_topic_that_is_gone(store: MessageStore, offsets: ServedOffsets) -> No
     offsets.persist()
     assert offsets.committed("g", Queue("nowhere", 0)) is None
     assert store.consumer_offset("g", "orders", 1) == 8
-
-
-def test_a_topic_that_was_deleted(store: MessageStore, offsets: ServedOffsets) -> None:
-    offsets.commit("g", QUEUE, 7)
-    offsets.forget("orders")
-    assert offsets.committed("g", QUEUE) is None
-    offsets.persist()
-    assert store.consumer_offset("g", "orders", 1) is None

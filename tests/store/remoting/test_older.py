@@ -350,22 +350,6 @@ def test_who_was_told_to_ask_again_has_sent_nothing_back(broker: Broker, store: 
 
 
 @pytest.mark.parametrize("url", ["remote"], indirect=True)
-def test_what_a_slow_pull_says_is_not_said_of_another_topic(broker: Broker, store: MessageStore) -> None:
-    """Or else its group would pass over what is there now."""
-    Gated.gate.clear()
-    header = structs.replace(pull(broker, 20), sys_flag=SUBSCRIPTION | COMMIT, commit_offset=17)
-    asked = broker.begin(RequestCode.PULL_MESSAGE, header)
-    until(lambda: Gated.waiting > 0)
-    assert broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("orders")).code == ResponseCode.SUCCESS
-    store.create_topic("orders", 2)
-    put(store, 0, 30)
-    Gated.gate.set()
-    asked.result()
-    committed = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", "orders", 0))
-    assert committed.code == ResponseCode.QUERY_NOT_FOUND or Offset.of(committed.fields).offset == 0
-
-
-@pytest.mark.parametrize("url", ["remote"], indirect=True)
 def test_neighbours_are_read_together(broker: Broker) -> None:
     before = Gated.reads
     assert len(all_of(broker)) == COUNT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 
 import pytest
@@ -15,8 +14,7 @@ from store.files.figures import HELD, figures_in
 from store.format.stored_message import decode_record
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
-from store.remoting.headers import CommitOffset, GroupQueue, Offset, Pulled, PullMessage
-from store.remoting.pulling import _Told
+from store.remoting.headers import Pulled, PullMessage
 from tests.store.remoting.broker import SUBSCRIPTION, SUSPEND, Broker
 from tests.waiting import until
 
@@ -104,20 +102,6 @@ def test_what_is_told_of_groups_that_hold_no_more_is_forgotten(broker: Broker, s
         until(lambda: header.consumer_group not in {group for *_, group in store.figures._figures})  # noqa: B023
 
 
-def test_what_is_noted_of_a_connection_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By who makes up groups it grew for as long as he stayed."""
-    monkeypatch.setattr("store.remoting.pulling._MAX_TOLD", 10)
-
-    def noted() -> list[_Told]:
-        return [each for each in gc.get_objects() if isinstance(each, _Told)]
-
-    before = noted()  # by others, and kept for as long as this counts
-    for number in range(25):
-        header = PullMessage(f"group-{number}", "orders", 0, 0, 32, SUBSCRIPTION, 0, 0, 0, "*")
-        assert broker.ask(RequestCode.PULL_MESSAGE, header).code == ResponseCode.PULL_NOT_FOUND
-        assert len(noted()) - len(before) == number % 10 + 1
-
-
 def test_held_until_its_time_is_over(broker: Broker) -> None:
     began = time.monotonic()
     assert broker.pull(0, seconds=0.3).result().code == ResponseCode.PULL_NOT_FOUND
@@ -142,69 +126,18 @@ def test_who_leaves_holds_nothing(broker: Broker, store: MessageStore) -> None:
     until(lambda: broker.serving.held == 0)
 
 
-@pytest.mark.parametrize(
-    ("how", "count"), [("held", 2), ("held", 8), ("told", 3), ("told", 8), ("between", 2), ("between", 8)]
-)
-def test_a_topic_that_is_made_anew(broker: Broker, store: MessageStore, how: str, count: int) -> None:
-    """Who read the old one begins at the first message of the new one, and so does its group: whether its pull was
-    held, answered that there is no such topic, or comes later. However many messages there are by then."""
+@pytest.mark.parametrize("is_held", [True, False])
+def test_recreated_topic_goes_on_behind_the_old_end(broker: Broker, store: MessageStore, is_held: bool) -> None:
     put(store, 3)
-    assert Pulled.of(broker.pull(0).result().fields).next_begin_offset == 3
     asked = broker.pull(3, seconds=60)
     until(lambda: broker.serving.held == 1)
-    if how == "between":
-        put(store, 1)
-        assert Pulled.of(asked.result().fields).next_begin_offset == 4
-    delete_topic(store.path, "orders")
-    if how == "told":
-        assert asked.result().code == ResponseCode.TOPIC_NOT_EXIST
-    store.create_topic("orders", 2)
-    broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", "orders", 0, 3))
-    put(store, count)
-    answer = (asked if how == "held" else broker.pull(4 if how == "between" else 3)).result()
-    assert (answer.code, Pulled.of(answer.fields).next_begin_offset) == (ResponseCode.PULL_OFFSET_MOVED, 0)
-    committed = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", "orders", 0))
-    assert Offset.of(committed.fields).offset == 0
-    assert len(bodies(bytes(broker.pull(0).result().body))) == count
-    assert broker.pull(count).result().code == ResponseCode.PULL_NOT_FOUND
-
-
-@pytest.mark.parametrize("is_told", [False, True])
-def test_how_far_a_topic_was_read_says_nothing_of_another_one(
-    broker: Broker, store: MessageStore, is_told: bool
-) -> None:
-    """As where a client leaves before it learns of it, or says it once more while it begins anew."""
-
-    def commit(offset: int) -> tuple[str | None, int]:
-        answer = broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", "orders", 0, offset))
-        assert answer.code == ResponseCode.SUCCESS
-        committed = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", "orders", 0))
-        return answer.remark, Offset.of(committed.fields).offset
-
-    put(store, 3)
-    assert broker.pull(0).result().code == ResponseCode.SUCCESS
-    assert commit(3) == (None, 3)
     delete_topic(store.path, "orders")
     store.create_topic("orders", 2)
-    put(store, 8)
-    if is_told:
-        assert broker.pull(3).result().code == ResponseCode.PULL_OFFSET_MOVED
-    assert commit(3) == ("not set: 3 is of another orders/0 than there is now", 0)
-    assert broker.pull(0).result().code == ResponseCode.SUCCESS
-    assert commit(3) == (None, 3)
-
-
-def test_who_did_not_read_the_old_topic_there_reads_the_new_one_where_it_asks(
-    broker: Broker, store: MessageStore
-) -> None:
-    put(store, 3)
-    assert broker.pull(0).result().code == ResponseCode.SUCCESS
-    delete_topic(store.path, "orders")
-    store.create_topic("orders", 2)
-    put(store, 8)
-    with Client() as other:
-        assert bodies(bytes(Broker(broker.serving, other).pull(3).result().body))[0] == b"3"
-    assert bodies(bytes(broker.pull(5).result().body)) == [b"5", b"6", b"7"]
+    put(store, 2)
+    answer = (asked if is_held else broker.pull(3)).result()
+    assert (answer.code, Pulled.of(answer.fields).next_begin_offset) == (ResponseCode.SUCCESS, 5)
+    stale = broker.pull(1).result()
+    assert (stale.code, Pulled.of(stale.fields).next_begin_offset) == (ResponseCode.PULL_OFFSET_MOVED, 3)
 
 
 def test_closing_answers_what_is_held(broker: Broker) -> None:

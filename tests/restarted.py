@@ -1,0 +1,21 @@
+"""Deleting a topic so that one of its name restarts at 0, as of a RocketMQ broker or an earlier version of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from store.broker.deletion import delete_topic
+from store.format.layout import TOPICS_FILE
+
+
+def delete_as_broker(path: str | os.PathLike[str], topic: str) -> None:
+    """Keep no ends of its queues."""
+    delete_topic(path, topic)
+    file = Path(path) / TOPICS_FILE
+    content = json.loads(file.read_text())
+    content["deletedTopics"][topic]["queueEnds"] = []
+    del content["deletedTopicsCrc"]
+    file.with_suffix(".new").write_text(json.dumps(content))
+    file.with_suffix(".new").replace(file)
