@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import pyarrow as pa
 
@@ -192,14 +192,19 @@ class Child(NamedTuple):
 
     def send(self, how: str) -> None:
         """Send a signal until the process reacts."""
-        assert self.hear(b"r"), "it does not begin"
+        if not self.hear(b"r"):
+            self.fail("does not begin")
         time.sleep(chance.uniform(0, _LATEST))
         for _ in range(int(PATIENCE / _AGAIN)):
             os.kill(self.pid, signal.SIGINT if how == "interrupt" else signal.SIGTERM)
             if self.hear(b"c", _AGAIN) if how == "interrupt" else self.has_ended(_AGAIN):
                 return
-        os.kill(self.pid, signal.SIGABRT)  # it says where it hangs
-        raise AssertionError(f"process {self.pid} does not react")
+        self.fail("does not react")
+
+    def fail(self, why: str) -> NoReturn:
+        os.kill(self.pid, signal.SIGABRT)  # faulthandler prints where the process hangs
+        time.sleep(1)
+        raise AssertionError(f"process {self.pid} {why}")
 
 
 def start(name: str, how: str, path: Path, signals: int) -> None:
