@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from uuid import uuid4
 
@@ -149,17 +148,6 @@ def test_a_child_that_outlives_its_parent_holds_nothing(path: Path) -> None:
     parent.stdout.close()
 
 
-_inherited: list[MessageStore] = []
-
-
-def use_inherited(path: Path) -> str:
-    try:
-        _inherited[0].put(Message("t", b"refused"))
-    except StoreForked:
-        return f"refused, then {put_some(path)}"
-    return "accepted"
-
-
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_multiprocessing(path: Path, method: str) -> None:
     context = multiprocessing.get_context(method)
@@ -177,52 +165,6 @@ def test_multiprocessing(path: Path, method: str) -> None:
             with pytest.raises(StoreNotOpen, match=r"cannot be copied or pickled"):
                 context.Process(target=put_some, args=(path, store)).start()
     nothing_is_lost(path, done + PUTS)
-
-
-def test_a_pool_of_processes(path: Path) -> None:
-    with MessageStore.open(path) as store:
-        _inherited[:] = [store]
-        store.put(Message("t", b"before"))
-        with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
-            answers = [pool.submit(use_inherited, path) for _ in range(3)]
-            assert {answer.result(60) for answer in answers} == {f"refused, then {PUTS}"}
-            with pytest.raises(StoreNotOpen):
-                pool.submit(put_some, path, store).result(60)
-        _inherited.clear()
-    nothing_is_lost(path, 3 * PUTS + 1)
-
-
-PREFORK = """
-import os, sys
-from store import Message, MessageStore, StoreForked
-path = sys.argv[1]
-application = MessageStore.open(path)  # at import, as with --preload
-application.put(Message("t", b"master"))
-def serve(worker):
-    global application
-    try:
-        application.put(Message("t", b"refused"))
-    except StoreForked:
-        application = MessageStore.open(path)  # as in a post_fork hook
-    for number in range(300):
-        application.put(Message("t", f"{worker} {number}".encode()))
-    application.close()
-    sys.exit(0)
-for worker in range(3):
-    if os.fork() == 0:
-        serve(worker)
-codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(3)]
-application.put(Message("t", b"master again"))
-application.close()
-print(codes)
-"""
-
-
-def test_workers_of_a_server_that_opened_the_store_before_it_forked(path: Path) -> None:
-    program = [sys.executable, "-c", PREFORK, str(path)]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 0, 0]\n", "")
-    nothing_is_lost(path, 3 * 300 + 2)
 
 
 def test_forked_by_what_makes_a_part_of_an_append(path: Path) -> None:
