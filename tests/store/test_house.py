@@ -13,7 +13,7 @@ import store
 ROOT = Path(store.__file__).parent
 # From the ground up; modules that stand in `store/` itself are below all packages, or above them.
 FLOORS = ("format", "files", "objects", "index", "log", "publish", "read", "archive", "upkeep", "delays", "broker")
-GROUND = ("errors", "system_errors", "integers", "cached", "searching", "any_log")
+GROUND = ("errors", "system_errors", "integers", "searching", "any_log")
 BESIDE = {"any_group": "format"}  # it speaks of messages
 ROOF = ("writer", "store_reader", "store_finder", "append", "message_store", "__init__")
 # Kinds of logs and of groups, and the wire, made of all that is below.
