@@ -133,8 +133,8 @@ class Producer(Opened):
 
         Returns a future of its `PutResult`, done when every reader sees the message; a coroutine may await it. It
         raises what `put` raises: `MessageRefused`, say, for this message alone, `StoreFull` for all that would have
-        been appended together, none of which is published then. `flush` and `close` raise the errors of futures that
-        were not asked.
+        been appended together, none of which is published then. `flush` and `close` raise the errors of batches
+        of which no future has raised it.
 
         sequence: of a producer with a name, and only there. Where the log has one as high of this topic already,
         nothing is appended, and the result's status is ALREADY_STORED. When an append of such a producer fails, all
