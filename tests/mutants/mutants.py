@@ -215,7 +215,7 @@ MUTANTS = [
     Mutant(
         "index files behind the end that come back",
         "store/index/index.py",
-        "        if names:\n            sync_directory(self.directory)\n",
+        "        if names:\n            sync_names(self.directory)\n",
         "",
         (CRASHES,),
     ),
@@ -229,8 +229,8 @@ MUTANTS = [
     Mutant(
         "a new store whose own name is not flushed",
         "store/files/atomic.py",
-        "            sync_directory(folder.parent)\n",
-        "            pass\n",
+        "        sync_directory(folder.parent, if_readable=True)\n",
+        "        pass\n",
         ("tests/device/test_archive.py",),
     ),
     Mutant(
