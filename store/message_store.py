@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +14,7 @@ from store.append import Append
 from store.archive.archiving import Archived
 from store.archive.of_store import StoreArchive, ends, queues_of
 from store.delays.oldest import oldest_waiting
-from store.errors import CorruptSegment, InvalidTopic, ReadOnlyStore
+from store.errors import InvalidTopic, ReadOnlyStore
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.figures import Figures
@@ -36,7 +35,7 @@ from store.publish.results import AppendResult
 from store.publish.watch import Watches
 from store.read.published import PublishedQueues
 from store.store_finder import StoreFinder
-from store.upkeep.directory import Directory, warn_of_lost_begin
+from store.upkeep.directory import Directory
 from store.upkeep.retention import Cleaned, Retention
 from store.writer import Writer
 
@@ -67,7 +66,6 @@ class MessageStore(StoreFinder):
         if read_only:
             self.figures = Figures()
             self._published_end: PublishedEnd | LogEnd = LogEnd(directory.root, self._log)
-            _warn_of_lost_begin(self._log, self._published_end)
             queues = ConsumeQueues(
                 directory.root,
                 queue_file_size,
@@ -234,10 +232,7 @@ class MessageStore(StoreFinder):
         with writer.held():
             decision, used, held = retention.decide(confirm, now, kept_from, asked=asked, forced=forced)
         if decision.starts:  # or else a crash of the machine would take the entries of records that are gone, too
-            until = decision.starts[-1] + self._log.segments.size
             writer.settle()
-            _warn_of_lost_begin(self._log, self._published_end)  # from now on nothing tells of segments lost before
-            writer.begin_log_at(until)
         return retention.clean(decision, used, held, writer.held)
 
     # --- archiving -------------------------------------------------------------------------------------
@@ -347,12 +342,6 @@ def _noted_ends(root: Path, end: LogEnd) -> Ends:
     """
     noted = None if end.by_log or end.has_lost else QueueEnds.read(root)
     return {} if noted is None or noted.at > end.confirm_offset else noted.of
-
-
-def _warn_of_lost_begin(log: CommitLog, end: PublishedEnd | LogEnd) -> None:
-    with suppress(CorruptSegment):  # whoever reads is told
-        first = log.min_offset()  # before the number, which retention sets before it deletes
-        warn_of_lost_begin(log, end.log_begin, first)
 
 
 def _nothing() -> None:

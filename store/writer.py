@@ -129,7 +129,7 @@ class Writer:
         elif ends is not None:
             self._queues.expect(ends.of)
         self._ends = _NotedEnds(ends, root, self._log, self._index)
-        published.begin_to_know(self._log.min_offset())
+        published.begin_to_know()
         if alone:
             step_back(root, self._queues, published.confirm_offset)
             delays_step_back(root, self._log, self._queues, published.confirm_offset)
@@ -228,11 +228,6 @@ class Writer:
             count, end = self._topics.known(topic), self.published.confirm_offset
             self._flusher.flush()  # a crash of the machine must not undo appends before the deletion
             self._deletion.delete(topic, [self._queues.of(topic, number).max_offset(end) for number in range(count)])
-
-    def begin_log_at(self, offset: int) -> None:
-        """Note that what the log has before `offset` is about to be deleted. Raises `FlushFailed`."""
-        with self._lock.held():
-            self.published.begin_log_at(offset)
 
     def must_be_open(self) -> None:
         """Raises `StoreClosed`, `StoreForked`."""

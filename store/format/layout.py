@@ -358,7 +358,7 @@ PUBLISHED_END: Final = np.dtype(
         ("times_from", ">u8"),  # no store time behind here is below one before it; 0 without its check: not known
         ("keys_from", ">u8"),  # every key of a record behind here is in the index; likewise
         ("deletions", ">u8"),  # twice the topics that were deleted here; odd: one is under way, or its process died
-        ("log_begin", ">u8"),  # the log begins here, or retention is about to delete what is before; 0 as above
+        ("unused", ">u8"),  # written by an earlier version, read by none
         ("has_lost", ">u8"),  # 1: a queue lost a file while it was written to; the next recovery makes all anew
     ]
 )

@@ -86,11 +86,6 @@ class LogEnd:
         return self._counting.keys_from if self._counting is not None else None
 
     @property
-    def log_begin(self) -> int | None:
-        """As of `PublishedEnd`; None, not known, of a log that is walked."""
-        return self._counting.log_begin if self._counting is not None else None
-
-    @property
     def has_lost(self) -> bool:
         """As of `PublishedEnd`."""
         return self._published_end is not None and self._published_end.has_lost

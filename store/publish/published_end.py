@@ -53,7 +53,7 @@ class PublishedEnd:
     rest_seconds: without end, for where one of ours may write, nobody else appends (see `watch.Published`).
     Attributes are re-read from the mapping at every access, so they are as fresh as the page cache; they raise
     `CorruptStore` for a number whose check is wrong. Only the holder of the append lock may call `announce`,
-    `publish`, `mark_flushed`, `order_from`, `file_from`, `begin_log_at`, `begin_deletion`, `end_deletion`, `note_loss`.
+    `publish`, `mark_flushed`, `order_from`, `file_from`, `begin_deletion`, `end_deletion`, `note_loss`.
     """
 
     rest_seconds = math.inf
@@ -92,11 +92,10 @@ class PublishedEnd:
         store_timestamp: int = 0,
         times_from: int | None = None,
         keys_from: int | None = None,
-        log_begin: int | None = None,
     ) -> None:
         """Write a clean published end of this boot at `confirm_offset`; into the file that readers have mapped, if any.
 
-        times_from, keys_from: see the properties; by default not known of what is there. log_begin: likewise.
+        times_from, keys_from: see the properties; by default not known of what is there.
         """
         fields = np.zeros(1, PUBLISHED_END)
         fields["magic"], fields["version"] = PUBLISHED_END_MAGIC, PUBLISHED_END_VERSION
@@ -105,7 +104,6 @@ class PublishedEnd:
         fields["store_timestamp"] = checked(store_timestamp)
         fields["times_from"] = checked(confirm_offset if times_from is None else times_from)
         fields["keys_from"] = checked(confirm_offset if keys_from is None else keys_from)
-        fields["log_begin"] = 0 if log_begin is None else checked(log_begin)
         path, data = root / PUBLISHED_END_FILE, fields.tobytes().ljust(PUBLISHED_END_FILE_BYTES, b"\0")
         with system_errors(path):
             try:
@@ -201,14 +199,6 @@ class PublishedEnd:
         return self._number("keys_from") if self._fields["keys_from"][0] else None
 
     @property
-    def log_begin(self) -> int | None:
-        """Commit log offset (bytes) before which retention deleted, or is about to; None where it is not known.
-
-        A log that begins behind it has lost segments, or a broker cleaned up that appended nothing.
-        """
-        return self._number("log_begin") if self._fields["log_begin"][0] else None
-
-    @property
     def numbers(self) -> tuple[int, int, int]:
         """`confirm_offset`, `store_timestamp`, `announced_end`: every append, and its undoing, changes one of them."""
         return self.confirm_offset, self.store_timestamp, self.announced_end
@@ -230,13 +220,8 @@ class PublishedEnd:
         self._set("store_timestamp", checked(store_timestamp))
         self._set("announced_end", checked(end))
 
-    def begin_to_know(self, log_begin: int) -> None:
-        """From here on it is known since when times ascend and keys are filed, and where the log begins.
-
-        Of a file from before that was kept.
-        """
-        if self.log_begin is None:
-            self.begin_log_at(log_begin)
+    def begin_to_know(self) -> None:
+        """Begin to know since when times ascend and keys are in the index, in a file of an older version."""
         if self.times_from is None:
             self.order_from(self.confirm_offset)
         if self.keys_from is None:
@@ -245,15 +230,6 @@ class PublishedEnd:
     def order_from(self, offset: int) -> None:
         """Record that store times may step back at `offset`, before they do."""
         self._set("times_from", checked(offset))
-
-    def begin_log_at(self, offset: int) -> None:
-        """Record that the log is to begin at `offset`, on the device too, before anything is deleted.
-
-        Raises `FlushFailed`.
-        """
-        if offset > (self.log_begin or -1):
-            self._set("log_begin", checked(offset))
-            self.flush()
 
     def file_from(self, offset: int) -> None:
         """Record that keys before `offset` may not be in the index, before they are not."""

@@ -168,12 +168,7 @@ class Directory:
             abort.unlink(missing_ok=True)
 
     def warn_of_missing_segments(self, log: CommitLog) -> None:
-        """Warns where the log has a hole, or lacks first segments that retention of ours did not take, or has something
-        behind its end that no append of ours left.
-
-        Call under the store lock. Who took them may be a broker that cleaned up and appended nothing.
-        """
-        first = log.min_offset()
+        """Warn of a hole in the log, or bytes behind its end that are no append of ours. Call under the store lock."""
         try:
             log.segments.check()
         except CorruptSegment as error:
@@ -184,7 +179,6 @@ class Directory:
         with closing(published):
             if was_overtaken(log, published, abort=(self.root / ABORT_FILE).exists()):
                 return
-            warn_of_lost_begin(log, published.log_begin, first)
             end = published.written_end
             if published.same_boot and is_left(log, end):
                 warnings.warn(
@@ -235,20 +229,6 @@ class Directory:
         topics = self.root / CONSUME_QUEUE_DIR
         sizes = (_file_size(topics / topic / str(queue)) for topic, queue in Topics(self.root).queues_on_disk())
         return next((size for size in sizes if size), None)
-
-
-def warn_of_lost_begin(log: CommitLog, begin: int | None, first: int) -> None:
-    """Warns where a log begins at `first`, and should at `begin`, which may not be known."""
-    if begin is not None and begin < first:
-        warnings.warn(f"{log.segments.directory}: {lost_begin(begin, first)}", RuntimeWarning, stacklevel=2)
-
-
-def lost_begin(begin: int, first: int) -> str:
-    """What is said of a log that should begin at `begin`, and begins at `first`."""
-    return (
-        f"no file for bytes {begin} to {first}, which retention did not delete here, unless a RocketMQ broker's did; "
-        "restore the missing segments from a copy, or go on without them after 'pyspark-mq verify --repair'"
-    )
 
 
 def _file_size(folder: Path) -> int | None:

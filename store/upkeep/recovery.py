@@ -287,7 +287,7 @@ class Recovery:
             self._queues.of(*name).flush(queue.begin, queue.max_offset)
             self._queues.of(*name).expire(first_byte)  # a deletion died; RocketMQ seeks the head in the first file
         self._index.truncate(end)
-        known = decision.times_from, decision.keys_from, first_byte
+        known = decision.times_from, decision.keys_from
         PublishedEnd.create(self._root, end, decision.store_timestamp, *known)
         ends = {name: queue.max_offset for name, queue in queues.items() if queue.max_offset}
         QueueEnds(end, ends).write(self._root, self._index)

@@ -21,7 +21,6 @@ from store.files.topics import Topics
 from store.format.columns import LAST_MS
 from store.format.layout import (
     ABORT_FILE,
-    COMMIT_LOG_DIR,
     CONSUMER_OFFSETS_FILE,
     DELAY_OFFSETS_FILE,
     GROUPS_FILE,
@@ -39,7 +38,7 @@ from store.publish.log_end import LogEnd
 from store.system_errors import system_errors
 from store.upkeep.compressed import broken_bodies
 from store.upkeep.deletion import with_messages_since
-from store.upkeep.directory import Directory, lost_begin
+from store.upkeep.directory import Directory
 from store.upkeep.findings import COPY, REPAIR, Enough, Report
 from store.upkeep.index_check import IndexCheck
 from store.upkeep.queues_check import QueuesCheck
@@ -103,8 +102,6 @@ class _Verifier:
             begin, end = self._log.min_offset(), log_end.confirm_offset
             with suppress(CorruptStore):  # of all that is in the log by now; what is wrong is told already
                 self._look_at_topics(is_told=False)
-            if log_end.log_begin is not None and log_end.log_begin < begin:
-                self.add(COMMIT_LOG_DIR, *lost_begin(log_end.log_begin, begin).split("; "))
             size = self._config.mappedFileSizeConsumeQueue
             by_log = log_end.by_log
             queues = ConsumeQueues(

@@ -185,13 +185,6 @@ MUTANTS = [
         (CRASHES,),
     ),
     Mutant(
-        "retention that notes nothing before it deletes",
-        "store/message_store.py",
-        "            writer.begin_log_at(until)\n",
-        "",
-        ("tests/store/upkeep/test_lost_begin.py",),
-    ),
-    Mutant(
         "readers who do not ask where queues ended",
         "store/message_store.py",
         "    noted = None if end.by_log or end.has_lost else QueueEnds.read(root)\n",
