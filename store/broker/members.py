@@ -1,8 +1,7 @@
 """Who is in a consumer group: a file for each member, and its lock, which the member holds for as long as it lives.
 
-    consumers/{group}/{member id}.member    JSON, see `Entry`
+    consumers/{group}/{member id}.member    JSON behind its CRC32, see `Entry`
     consumers/{group}/done/{member id}      how far it has got in each queue: one `DONE_OFFSET` for each of its slots
-    consumers/{group}/done/{member id}~     an entry of more than a page once more, written before it
 
 The lock goes with the process, however that ends, and the system tells whoever watches the folder that the file was
 closed. So a member that was killed is missed at once, and what it had committed is not lost. One that lives on but is
@@ -25,7 +24,17 @@ from store.any_log import Positions, Queue
 from store.broker.entries import Entry, check_fit
 from store.errors import CorruptStore
 from store.files.atomic import make_folder, open_file, write_at
-from store.files.members_done import DONE_DIR, MAX_BYTES, MEMBER_SUFFIX, done_path, entries, note_at, noted, spare_path
+from store.files.members_done import (
+    DONE_DIR,
+    MAX_BYTES,
+    MEMBER_SUFFIX,
+    done_path,
+    entry_of,
+    note_at,
+    noted,
+    sealed,
+    unsealed,
+)
 from store.files.opened import Descriptor, Opened, Place
 from store.format.layout import CONSUMERS_DIR
 from store.publish.lock_holders import holders
@@ -35,7 +44,6 @@ from store.system_errors import system_errors
 
 _LOOK_SECONDS = 0.5  # a process that is killed closes its files a moment before its locks go
 _LOCK_BYTE = 0
-_PAGE_BYTES = 4096  # that the system writes whole
 _TRIES = 100  # to read an entry while it is written
 
 
@@ -91,8 +99,6 @@ class Seat(Opened):
         self._threads = threading.RLock()  # or what is noted could go to a file that has the descriptor by then
         self._file = Descriptor(path, lambda path: open_file(path, os.O_EXCL))
         self._done_file = Descriptor(done_path(path), lambda path: open_file(path, os.O_TRUNC))
-        with system_errors(path):
-            spare_path(path).unlink(missing_ok=True)
         self._place = Place(path, os.fstat(self._file.fd))
         set_lock(self._file.fd, fcntl.F_WRLCK, _LOCK_BYTE)
         self.claim({})
@@ -114,15 +120,12 @@ class Seat(Opened):
             asks=old.asks if asks is None else tuple(asks),
             slots=old.slots + tuple(queue for queue in claims if queue not in had),
         )
-        text = entry.to_json()
+        text = sealed(entry.to_json())
         try:
             with self._threads:
                 self.must_be_open()
-                padded = text.ljust(self._size)  # what was left of a longer one would not be JSON
-                if len(padded) > _PAGE_BYTES:  # who is killed amid it may leave a part of it
-                    _write(spare_path(self._path), text)
                 with system_errors(self._path):
-                    write_at(self._file.fd, padded, 0)
+                    write_at(self._file.fd, text.ljust(self._size), 0)  # over all of a longer one
         except BaseException as error:
             self._refusal = error if isinstance(error, OSError) else None
             self.drop()
@@ -185,23 +188,17 @@ def _is_alive(path: Path) -> bool:
             os.close(fd)
 
 
-def _write(path: Path, text: bytes) -> None:
-    with system_errors(path), open(open_file(path, os.O_TRUNC), "wb", buffering=0) as file:
-        write_at(file.fileno(), text, 0)
-
-
 def _remove(path: Path) -> None:
     """A member's files, that by which it is known last."""
-    for each in (done_path(path), spare_path(path), path):
+    for each in (done_path(path), path):
         with system_errors(each):
             each.unlink(missing_ok=True)
 
 
 def _last_entry(path: Path) -> Entry | None:
-    """What one that is dead said of itself; None where it was killed while it joined, or this is no member's."""
-    for text in entries(path):
-        with suppress(ValueError):
-            return Entry.of_json(text)
+    """The entry of a member that is dead; None if it was killed while it wrote, or if this is no member's."""
+    with suppress(ValueError):
+        return Entry.of_json(entry_of(path))
     return None
 
 
@@ -218,7 +215,7 @@ def _entry(path: Path) -> Entry | None:
                     return None
                 text = os.pread(fd, min(os.fstat(fd).st_size, MAX_BYTES), 0)
                 try:
-                    return Entry.of_json(text) if text else None
+                    return Entry.of_json(unsealed(text)) if text else None
                 except ValueError:
                     time.sleep(attempt / 1e5)  # it is being written
         finally:

@@ -1,12 +1,13 @@
 """What each member of a consumer group notes of how far it has got, for who inherits it when it dies.
 
-consumers/{group}/{member id}.member    JSON; its `slots` are the queues
+consumers/{group}/{member id}.member    JSON behind its CRC32; its `slots` are the queues
 consumers/{group}/done/{member id}      one `DONE_OFFSET` for each of the slots; 0: nothing
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import starmap
 from pathlib import Path
@@ -23,6 +24,7 @@ from store.system_errors import system_errors
 
 MEMBER_SUFFIX = ".member"
 DONE_DIR = "done"
+_CRC_DIGITS = 8
 MAX_BYTES = 64 << 20  # of a file: a hundred bytes for each of 65,536 queues take a tenth
 
 
@@ -31,18 +33,24 @@ def done_path(member: Path) -> Path:
     return member.parent / DONE_DIR / member.name.removesuffix(MEMBER_SUFFIX)
 
 
-def spare_path(member: Path) -> Path:
-    """What it says of itself once more, where that is long. No member's id has a "~"."""
-    done = done_path(member)
-    return done.with_name(f"{done.name}~")
+def sealed(entry: bytes) -> bytes:
+    """Return an entry behind its checksum: a kill may leave parts of two, which together may be JSON."""
+    return b"%08x" % zlib.crc32(entry) + entry
 
 
-def entries(member: Path) -> Iterator[bytes]:
-    """What a member that may be dead says of itself, as it is written: first that of which a part is no JSON. In its
-    own file a kill may leave the begin of what is new before the rest of what was there, which may be some."""
-    for path in (spare_path(member), member):
-        with suppress(FileNotFoundError, CorruptStore):
-            yield read_file(path, MAX_BYTES)
+def unsealed(text: bytes) -> bytes:
+    """Return the entry in a text. Raises `ValueError` if its checksum does not fit."""
+    entry = text[_CRC_DIGITS:].rstrip()
+    if sealed(entry)[:_CRC_DIGITS] != text[:_CRC_DIGITS]:
+        raise ValueError("not an entry, or parts of two")
+    return entry
+
+
+def entry_of(member: Path) -> bytes:
+    """Return the entry of a member that may be dead, b"" if it is missing or damaged."""
+    with suppress(FileNotFoundError, CorruptStore, ValueError):
+        return unsealed(read_file(member, MAX_BYTES))
+    return b""
 
 
 def noted(member: Path) -> list[int]:
@@ -85,8 +93,7 @@ class _Entry(msgspec.Struct):
 
 
 def _slots(member: Path) -> list[Queue]:
-    """None where no member wrote this, or was killed while it joined: nobody inherits of those."""
-    for text in entries(member):
-        with suppress(ValueError):
-            return list(starmap(Queue, decode(text, _Entry).slots))
+    """Return none if no member wrote this, or one was killed while it wrote: no member inherits from those."""
+    with suppress(ValueError):
+        return list(starmap(Queue, decode(entry_of(member), _Entry).slots))
     return []

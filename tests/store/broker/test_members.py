@@ -39,6 +39,7 @@ from store.broker.group_offsets import GroupOffsets
 from store.broker.members import Roster
 from store.files.atomic import open_file
 from store.files.consumer_offsets import ConsumerOffsets
+from store.files.members_done import sealed, unsealed
 from store.local_group import LocalGroup
 from store.publish.locks import set_lock
 from store.publish.published_end import PublishedEnd
@@ -127,27 +128,8 @@ def test_one_that_was_killed_while_it_wrote_is_buried(group: LocalGroup, tmp_pat
         assert [path.name for path in folder.glob("*.member")] == [f"{one.id}.member"]
 
 
-def test_a_long_entry_that_a_kill_cut_is_inherited_from(tmp_path: Path) -> None:
-    """The system writes page by page."""
-    queues = [Queue("t", number) for number in range(200)]
-    with MessageStore.open(tmp_path) as store:
-        store.create_topic("t", len(queues))
-    group = LocalGroup(tmp_path, "g")
-    with remote_member(group, EVERYTHING) as one:
-        one.call("lock", queues)
-        one.call("commit", dict.fromkeys(queues, 3))
-        one.call("lock", queues[1:])  # a longer entry was there before
-        one.kill()
-    (file,) = tmp_path.glob("consumers/g/*.member")
-    os.truncate(file, 4096)
-    with group.join(EVERYTHING):
-        assert set(ConsumerOffsets(tmp_path).offsets("g", "t").values()) == {3}
-        assert [path.name for path in tmp_path.glob("consumers/g/done/*~")] == []
-    assert [path.name for path in tmp_path.glob("consumers/g/**/*")] == ["done"]
-
-
-def test_what_a_kill_left_of_two_long_entries_says_nothing(tmp_path: Path) -> None:
-    """It may be JSON: each queue was inherited as far as another one had been read."""
+def test_parts_of_two_entries_are_not_inherited_from(tmp_path: Path) -> None:
+    """They may be JSON: each queue would be inherited as far as another one had been read."""
     queues = [Queue("t", number) for number in range(100, 300)]
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 300)
@@ -156,14 +138,13 @@ def test_what_a_kill_left_of_two_long_entries_says_nothing(tmp_path: Path) -> No
         one.call("lock", queues)
         one.call("commit", {queue: queue.queue_id for queue in queues})
         one.kill()
-    (file,), (spare,) = tmp_path.glob("consumers/g/*.member"), tmp_path.glob("consumers/g/done/*~")
-    before = replace(Entry.of_json(file.read_bytes()), heard=9.5, claims=dict.fromkeys(queues, 1.25))
-    after = replace(before, claims=dict.fromkeys(queues[2:], 1.25)).to_json()
-    file.write_bytes(after[:4096] + before.to_json()[4096:])
-    spare.write_bytes(after)
-    assert is_entry(file.read_bytes())
+    (file,) = tmp_path.glob("consumers/g/*.member")
+    before = replace(Entry.of_json(unsealed(file.read_bytes())), heard=9.5, claims=dict.fromkeys(queues, 1.25))
+    after = sealed(replace(before, claims=dict.fromkeys(queues[2:], 1.25)).to_json())
+    file.write_bytes(after[:4096] + sealed(before.to_json())[4096:])
+    assert is_entry(file.read_bytes()[8:])
     with group.join(EVERYTHING):
-        assert ConsumerOffsets(tmp_path).offsets("g", "t") == {queue.queue_id: queue.queue_id for queue in queues[2:]}
+        assert ConsumerOffsets(tmp_path).offsets("g", "t") == {}
 
 
 def test_what_a_full_disk_cut_and_a_pipe_keep_nobody(group: LocalGroup, tmp_path: Path) -> None:
