@@ -130,9 +130,6 @@ class Member(Protocol):
         are others now, or shorter; of a broadcasting one this member alone. It learns it from `resets`. Raises
         `UnknownTopic`."""
 
-    def forget(self, queues: Iterable[Queue]) -> None:
-        """What was committed in these does not count: they are gone, and it would mean others of the same name."""
-
     def send_back(
         self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int | None = None
     ) -> None:

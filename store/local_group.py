@@ -240,10 +240,6 @@ class LocalMember:
             if known := self._known(positions):
                 self._files.reset_by(self._seat.entry, known)
 
-    def forget(self, queues: Iterable[Queue]) -> None:
-        self._seat.must_be_open()
-        self._offsets.forget(queues)
-
     def send_back(
         self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int | None = None
     ) -> None:
@@ -317,7 +313,7 @@ class LocalMember:
         return self._files.resets.since(entry.resets, entry.instance)
 
     def _known(self, positions: Positions) -> Positions:
-        """Without queues that somebody reset since, or deleted: these may be of the topic before. Call it in turn."""
+        """Without queues that somebody reset since. Call it in turn."""
         _, unseen = self._unseen()
         return {queue: offset for queue, offset in positions.items() if queue not in unseen}
 

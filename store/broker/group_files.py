@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Set
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from store.any_group import MessageModel
@@ -12,10 +12,9 @@ from store.any_log import Positions, Queue
 from store.broker.entries import Entry
 from store.broker.group_offsets import ALL, Resets, advance
 from store.broker.members import Roster, Seat
-from store.errors import FlushFailed, InvalidGroup
+from store.errors import FlushFailed
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.files.topics import Topics
-from store.format.layout import CONSUMERS_DIR
 from store.publish.flusher import flush_log
 from store.publish.locks import among_groups
 
@@ -35,13 +34,6 @@ class GroupFiles:
         self.roster = Roster(root, name)
         self.resets = Resets(root, name)
         self._topics = Topics(root)
-
-    @staticmethod
-    def of_all(root: Path, timeout: float) -> Iterator[GroupFiles]:
-        """Of the groups that have, or had, members."""
-        for folder in sorted((root / CONSUMERS_DIR).glob("*")):
-            with suppress(InvalidGroup):  # it is none of ours
-                yield GroupFiles(root, folder.name, timeout)
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
@@ -83,11 +75,6 @@ class GroupFiles:
             self.resets.add(positions, whose, min(known), max(known))
         else:
             self.resets.forget()
-
-    def forget(self, queues: Iterable[Queue]) -> None:
-        """These are deleted: let members begin anew in those that come in their place. In turn."""
-        self.roster.bury(self._inherit)
-        self._tell(dict.fromkeys(queues, 0), ALL)
 
     def offsets_of(self, entry: Entry) -> ConsumerOffsets:
         """Where a member's offsets are: a broadcasting one has its own."""

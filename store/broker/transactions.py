@@ -179,8 +179,8 @@ class Transactions:
     # --- those left open ---------------------------------------------------------------------------------
 
     def open(self, immunity: float = IMMUNITY_SECONDS) -> list[tuple[Half, StoredMessage]]:
-        """The group's half messages that nobody ended for `immunity` seconds since they were born, oldest first, 1,000
-        or 16 MiB at most, and one at least; each with its message, as it would be committed.
+        """The group's half messages that were not ended within `immunity` seconds, oldest first, 1,000 or 16 MiB at
+        most, and one at least; each with its message, as it would be committed.
         """
         now, immunity = time.time(), seconds("immunity", immunity)
         with self._turn:
@@ -219,8 +219,8 @@ class Transactions:
         asked = message.properties.get(PROPERTY_CHECK_IMMUNITY, "")
         least = float(asked) if asked.isdecimal() else immunity
         is_own = message.properties.get(PROPERTY_PRODUCER_GROUP) == self._group
-        born = min(message.born_timestamp, message.store_timestamp)  # a producer elsewhere may be ahead
-        return is_own and abs(now - born / 1000) > least
+        born_ms = min(message.born_timestamp, message.store_timestamp)  # a producer elsewhere may be ahead
+        return is_own and abs(now - born_ms / 1000) > least
 
     def _end_all(self, outcomes: list[tuple[Half, StoredMessage, Outcome]], max_checks: int) -> None:
         """Those that nobody else has ended meanwhile. One that cannot be does not keep the others."""

@@ -165,11 +165,6 @@ class ClusterMember(Opened):
         if positions:
             self._note_resets(positions)
 
-    def forget(self, queues: Iterable[Queue]) -> None:
-        self.must_be_open()
-        with self._threads:
-            self._forget(queues)
-
     def send_back(
         self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int | None = None
     ) -> None:

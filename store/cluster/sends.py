@@ -128,7 +128,7 @@ def _batched(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, 
 
 
 def _single(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, now: int) -> Iterator[_Send]:
-    """A request for each: those of a batch are born together, and come at once."""
+    """A request for each: those of a batch are made together, and come at once."""
     encoded = encoded_properties(messages)
     for row in rows.tolist():
         waits = {
@@ -137,15 +137,15 @@ def _single(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, n
             if values is not None and (value := int(values[row]))
         }
         properties = (encoded[row].as_py() + encode_properties(waits)).decode()
-        born = now if messages.born_timestamps is None else int(messages.born_timestamps[row])
+        born_ms = now if messages.born_timestamps is None else int(messages.born_timestamps[row])
         flag = 0 if messages.flags is None else int(messages.flags[row])
-        header = _header(topic, queue_id, born, flag=flag, properties=properties)
+        header = _header(topic, queue_id, born_ms, flag=flag, properties=properties)
         yield _Send(np.array([row]), RequestCode.SEND_MESSAGE_V2, header, messages.body[row].as_py())
 
 
 def _header(
-    topic: str, queue_id: int, born: int, *, flag: int = 0, properties: str = "", batch: bool = False
+    topic: str, queue_id: int, born_ms: int, *, flag: int = 0, properties: str = "", batch: bool = False
 ) -> SendMessageV2:
     return SendMessageV2(
-        PRODUCER_GROUP, topic, DEFAULT_TOPIC, 0, queue_id, 0, born, flag, properties, reconsume_times=0, batch=batch
+        PRODUCER_GROUP, topic, DEFAULT_TOPIC, 0, queue_id, 0, born_ms, flag, properties, reconsume_times=0, batch=batch
     )

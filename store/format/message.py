@@ -101,11 +101,11 @@ def _encode(message: Message, queue_id: int, encoding: Encoding, now: int) -> Re
     check_body_size(len(body), encoding.max_message_size)
     encoded = encode_properties(properties, _ROOM_FOR_CRC if encoding.with_crc else b"")
     magic = topic_magic(message.topic)
-    born = now if message.born_timestamp is None else message.born_timestamp
+    born_ms = now if message.born_timestamp is None else message.born_timestamp
     check_fits("flag", message.flag, 32)
-    check_fits("born_timestamp", born, 64)
-    if not FIRST_MS <= born <= LAST_MS:
-        raise illegal(f"born_timestamp {born}: outside of the years 1 to 9999, as ms since 1970")
+    check_fits("born_timestamp", born_ms, 64)
+    if not FIRST_MS <= born_ms <= LAST_MS:
+        raise illegal(f"born_timestamp {born_ms}: outside of the years 1 to 9999, as ms since 1970")
     check_tag(tag := tag_of(properties))
     topic_length = len(topic).to_bytes(TOPIC_LENGTH_BYTES[magic], "big")
     rest = b"".join((body, topic_length, topic, len(encoded).to_bytes(PROPERTIES_LENGTH_BYTES, "big"), encoded))
@@ -114,7 +114,7 @@ def _encode(message: Message, queue_id: int, encoding: Encoding, now: int) -> Re
     # fmt: off
     header = [
         size, magic, body_crc(body), queue_id, message.flag, 0, 0, 0,
-        born, host[0], 0, 0, *host, 0, 0, len(body),
+        born_ms, host[0], 0, 0, *host, 0, 0, len(body),
     ]
     # fmt: on
     hashes = []

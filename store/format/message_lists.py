@@ -44,9 +44,9 @@ def _columns(messages: Sequence[Message], now: int) -> tuple[str | pa.StringArra
     """The topic, or that of each, and the other fields; None for those that no message uses."""
     topics = [message.topic for message in messages]
     flags = [message.flag for message in messages]
-    born = [message.born_timestamp for message in messages]
-    _need(_are({str}, topics) and _are({int}, flags) and _are({int, type(None)}, born))
-    _need(_are({type(None)}, born) or all(ms is None or FIRST_MS <= ms <= LAST_MS for ms in born))
+    born_ms = [message.born_timestamp for message in messages]
+    _need(_are({str}, topics) and _are({int}, flags) and _are({int, type(None)}, born_ms))
+    _need(_are({type(None)}, born_ms) or all(ms is None or FIRST_MS <= ms <= LAST_MS for ms in born_ms))
     return topics[0] if len(set(topics)) == 1 else texts(topics), MessageColumns(
         body=_bodies([message.body for message in messages]),
         tags=_texts([message.tags for message in messages]),
@@ -55,8 +55,8 @@ def _columns(messages: Sequence[Message], now: int) -> tuple[str | pa.StringArra
         queue_ids=None,
         sharding_keys=_texts([message.sharding_key for message in messages]),
         flags=np.array(flags, np.int64) if any(flags) else None,
-        born_timestamps=np.array([now if ms is None else ms for ms in born], np.int64)
-        if not _are({type(None)}, born)
+        born_timestamps=np.array([now if ms is None else ms for ms in born_ms], np.int64)
+        if not _are({type(None)}, born_ms)
         else None,
     )
 

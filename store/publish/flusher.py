@@ -53,7 +53,6 @@ class Flusher:
         self._queues = queues
         self._unflushed = unflushed
         self._flushed_to: dict[QueueName, int] = {}
-        self._deletions = 0  # when that was noted
         self._note = note
         self._interval = interval
         self._place = place
@@ -123,13 +122,11 @@ class Flusher:
 
     def _entries(self, begin: int, end: int) -> Ranges:
         ranges = self._unflushed.take(begin, end, self._queues.topics.deletions())
-        if self._deletions != (count := self._published_end.deletions):
-            self._flushed_to, self._deletions = {}, count
         if ranges is None:
             ranges = {}
             for name in self._queues.existing():
                 queue = self._queues.of(*name)
-                if stop := queue.max_offset(end):  # an append that failed leaves a folder
+                if (stop := queue.max_offset(end)) > queue.begin:  # an append that failed leaves a folder
                     ranges[name] = self._flushed_to.get(name) or queue.first(), stop
         return ranges
 

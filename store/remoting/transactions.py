@@ -29,7 +29,7 @@ _COMMIT, _ROLL_BACK, _UNKNOWN = 8, 12, 0
 @dataclass(frozen=True)
 class Checks:
     """How half messages that nobody ends are asked for, with RocketMQ's defaults: every `interval_seconds`, from
-    `immunity_seconds` after they were born on, at most `most` times."""
+    `immunity_seconds` after they were prepared on, at most `most` times."""
 
     interval_seconds: float = 30.0
     immunity_seconds: float = IMMUNITY_SECONDS
