@@ -42,6 +42,7 @@ from store.upkeep.retention import refuse_when_full
 from store.upkeep.step_back import step_back
 
 _logger = logging.getLogger("store")
+_SPACE_SECONDS = 1.0  # between two looks at the space on the device; a few messages take little of it
 
 
 class Writer:
@@ -64,6 +65,7 @@ class Writer:
         self._log = log
         self._index = index
         self._queues = queues
+        self._space_is_known_until = 0.0  # time.perf_counter()
         self._lock = lock = StoreLock(directory.root, config.lockTimeoutMillis / 1000)
         self.place = lock.place
         try:
@@ -193,7 +195,9 @@ class Writer:
         since = time.perf_counter()
         try:
             self._flusher.appending()
-            refuse_when_full(self._directory.root, self._config)
+            if since >= self._space_is_known_until:
+                refuse_when_full(self._directory.root, self._config)
+                self._space_is_known_until = since + _SPACE_SECONDS
             went = self._appender.append_few(records)
         except StoreError:
             self._took(PUT_FAILED, since, [record.queue[0] for record in records])

@@ -206,11 +206,11 @@ class Segments:
 
     def _current(self, start: int) -> SegmentFile:
         """The file as it is on disk: another process may have deleted the one that is open, and made it anew."""
-        file = self._opened(start)
+        file = Segments._opened(self, start)  # a subclass may look whether it is deleted, too
         if not file.is_deleted:
             return file
         self.forget()
-        return self._opened(start)
+        return Segments._opened(self, start)
 
     def _files(self, begin: int, end: int) -> Iterator[tuple[int, SegmentFile]]:
         """The segments of [begin, end) that there are, with their starts; one may go at any moment."""

@@ -152,14 +152,15 @@ class Appender:
         if store_timestamp < last:
             self._published_end.order_from(begin)
         written: list[Placed[Result]] = []
-        for records in pieces:  # outside `recording_failure`: what makes a piece may flush another store
+        recording_failure = self._published_end.recording_failure()
+        for records in pieces:  # outside of `recording_failure`: what makes a piece may flush another store
             placed, stretches = place(self._log, records, end, next_offsets, store_timestamp)
             self._published_end.announce(placed.end, store_timestamp)
-            with self._published_end.recording_failure():
+            with recording_failure:
                 self._log.write(stretches, begin, hidden=placed.head[0] if hidden and end == begin else None)
             written.append(placed)
             end = placed.end
-        with self._published_end.recording_failure():
+        with recording_failure:
             self._finish_records(written, end, flush=flush, hidden=hidden)
             ranges = self._write_entries(written)
         return _Appended(begin, end, ranges, next_offsets, [placed.result for placed in written])

@@ -19,8 +19,6 @@ import math
 import mmap
 import os
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -163,15 +161,9 @@ class PublishedEnd:
         if self.has_failed:
             raise FlushFailed(bytes(self._fields["failure"][0]).decode("utf-8", "replace"))
 
-    @contextmanager
-    def recording_failure(self) -> Iterator[None]:
-        """Tell all that have the directory open of a flush of its files that fails in here."""
-        begin = self.flushed_offset  # a concurrent flush may not hear of the error, and go on
-        try:
-            yield
-        except FlushFailed as failure:
-            self.mark_failed(begin, str(failure))
-            raise
+    def recording_failure(self) -> _RecordingFailure:
+        """Tell all that have the directory open of a flush of its files that fails in a `with` statement of this."""
+        return _RecordingFailure(self)
 
     def mark_failed(self, begin: int, failure: str) -> None:
         """Record that what lies behind `begin` may not be on the device, and why; the first failure's reason stays.
@@ -297,6 +289,23 @@ class PublishedEnd:
             f"{self.path}: {name} is {found:#x}, which fails its check; delete the file and open the store for "
             "writing: it is rebuilt from the log"
         )
+
+
+class _RecordingFailure:
+    """Can be entered several times."""
+
+    __slots__ = ("_begin", "_published_end")
+
+    def __init__(self, published_end: PublishedEnd) -> None:
+        self._published_end = published_end
+        self._begin = published_end.flushed_offset  # a concurrent flush may not hear of the error, and go on
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, FlushFailed):
+            self._published_end.mark_failed(self._begin, str(error))
 
 
 def published_end_of(root: Path, *, writable: bool = False) -> PublishedEnd | None:
