@@ -21,7 +21,10 @@ from store.objects.urls import CREATES_ONCE, scheme_of, secrets_of, without_secr
 
 _MEMORY = "memory"
 _ATOMIC = {"s3", "gs", "gcs", "abfs", "az", _MEMORY}  # their puts are atomic, whether or not they rename
+_NO_LISTINGS_CACHE = {"sftp", "ssh"}  # they have none, and take its option for one of ssh
 _MODIFIED = ("LastModified", "mtime", "last_modified", "created")  # as file systems name it
+_PART, _NEW = ".part", ".new"  # end the names of an object while it is written, and before it replaces the old one
+_LOOKS = 3
 _retrying = Retrying(
     retry=retry_if_exception(is_timeout),
     stop=stop_after_attempt(3),
@@ -35,26 +38,10 @@ Result = TypeVar("Result")
 
 def remote_at(url: str, options: Mapping[str, Any]) -> Remote:
     """Return the objects below a URL. Raises `ObjectsUnavailable`."""
-    shown, scheme = without_secrets(url), scheme_of(url.rpartition("::")[2])
-    with translated(shown, secrets_of(url)):
-        try:
-            kind = fsspec.get_filesystem_class(scheme)
-            if kind.mv is not AbstractFileSystem.mv and not _protocols(kind) & _ATOMIC:
-                raise ObjectsUnavailable(
-                    f"{shown}: {scheme}:// shows files while they are written; use an object store, or mount the file "
-                    "system and name the directory"
-                )
-            files, root = _retrying(fsspec.url_to_fs, url, **{"use_listings_cache": False, **options})
-        except ImportError as error:
-            package = CREATES_ONCE.get(scheme)
-            extra = "'pyspark-mq[s3]'" if package == "s3fs" else package
-            how = f"install it: {error}" if extra is None else f"pip install {extra}"
-            raise ObjectsUnavailable(f"{shown}: what reads {scheme}:// is not installed; {how}") from error
-        except (ValueError, FileNotFoundError) as error:
-            raise ObjectsUnavailable(f"{shown}: no file system that fsspec knows ({type(error).__name__})") from error
-    if "CachingFileSystem" in {kind.__name__ for kind in type(files).__mro__}:
-        raise ObjectsUnavailable(f"{shown}: a cache may give an old copy; name the file system behind it")
-    return Remote(url, files, root.rstrip("/"))
+    files, root = _connected(url, options)
+    if not _renames(files):
+        return Remote(url, files, root)
+    return Renaming(url, files, root, lambda: _connected(url, {**options, "skip_instance_cache": True})[0])
 
 
 class Remote:
@@ -161,9 +148,120 @@ class Remote:
             return _retrying(verb, f"{self._root}/{path}" if path else self._root)
 
 
-def _protocols(kind: Any) -> set[str]:
-    protocol: str | Sequence[str] = kind.protocol
+class Renaming(Remote):
+    """`Objects` on file systems that show a file while it is written, and leave it torn if its writer is killed: sftp,
+    ftp, smb, hdfs.
+
+    So an object is written under another name. Not all of these replace a file by renaming, so the old content is
+    deleted first; until the new content has its name, readers find it under the name it has in between. One request
+    at a time, for some connections take no more.
+    """
+
+    ahead = 1
+
+    def __init__(self, url: str, files: Any, root: str, connected: Callable[[], Any]) -> None:
+        """connected: gives the same file system over a new connection."""
+        super().__init__(url, files, root)
+        self._connected = connected
+        self._turn = threading.Lock()
+
+    def read(self, path: str, begin: int, end: int) -> bytes:
+        read = super().read
+        return self._found(path, lambda name: read(name, begin, end))
+
+    def read_all(self, path: str) -> bytes:
+        return self._found(path, super().read_all)
+
+    def size(self, path: str) -> int:
+        return self._found(path, super().size)
+
+    def names(self, path: str) -> dict[str, float | None]:
+        listed = super().names(path).items()
+        return {name.removesuffix(_NEW): time for name, time in listed if not name.endswith(_PART)}
+
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        part, new = path + _PART, path + _NEW
+        self._make_folder_of(path)
+        super().write(part, data)
+        if self._exists(path):
+            self._remove(new)
+            self._move(part, new)
+            self._remove(path)
+            self._move(new, path)
+        else:  # a killed writer may have left the only content under the other name
+            self._move(part, path)
+            self._remove(new)
+
+    def delete(self, path: str) -> None:
+        for name in (path, path + _NEW, path + _PART):
+            self._remove(name)
+
+    def _found(self, path: str, look: Callable[[str], Result]) -> Result:
+        for name in (path, path + _NEW) * _LOOKS:  # a writer may rename it between two looks
+            with suppress(FileNotFoundError):
+                return look(name)
+        return look(path)
+
+    def _exists(self, path: str) -> bool:
+        with suppress(FileNotFoundError):
+            return super().size(path) >= 0
+        return False
+
+    def _remove(self, path: str) -> None:
+        if self._exists(path):  # ftp does not say why it cannot delete
+            super().delete(path)
+
+    def _try(self, path: str, verb: Callable[[str], Result]) -> Result:
+        with self._turn:
+            try:
+                return super()._try(path, verb)
+            except ObjectsUnavailable:  # a connection that its server has closed stays closed
+                self._files = self._connected()
+                return super()._try(path, verb)
+
+    def _move(self, path: str, to: str) -> None:
+        try:
+            self._try(path, lambda at: self._files.mv(at, f"{self._root}/{to}"))
+        except FileNotFoundError as error:
+            raise ObjectsUnavailable(f"{self.url}/{path}: it is missing; does another process write there?") from error
+
+    def _make_folder_of(self, path: str) -> None:
+        self._try(path.rpartition("/")[0], lambda at: self._files.makedirs(at, exist_ok=True))
+
+
+def _connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return fsspec's file system and the path there. Raises `ObjectsUnavailable`."""
+    scheme, shown = scheme_of(url), without_secrets(url)
+    listings = {} if scheme in _NO_LISTINGS_CACHE else {"use_listings_cache": False}
+    with translated(shown, secrets_of(url)):
+        try:
+            files, root = _retrying(fsspec.url_to_fs, url, **{**listings, **options})  # some connect at once
+        except ImportError as error:
+            package = CREATES_ONCE.get(scheme)
+            extra = "'pyspark-mq[s3]'" if package == "s3fs" else package
+            how = f"install it: {error}" if extra is None else f"pip install {extra}"
+            raise ObjectsUnavailable(f"{shown}: what reads {scheme}:// is not installed; {how}") from error
+        except (ValueError, FileNotFoundError) as error:
+            raise ObjectsUnavailable(f"{shown}: no file system that fsspec knows ({type(error).__name__})") from error
+    if "CachingFileSystem" in {kind.__name__ for kind in type(files).__mro__}:
+        raise ObjectsUnavailable(f"{shown}: a cache may give an old copy; name the file system behind it")
+    return files, root.rstrip("/")
+
+
+def _renames(files: Any) -> bool:
+    """Whether a file system renames: one that copies instead is an object store as a rule, whose puts are atomic."""
+    return not _protocols(files) & _ATOMIC and type(_innermost(files)).mv is not AbstractFileSystem.mv
+
+
+def _protocols(files: Any) -> set[str]:
+    protocol: str | Sequence[str] = _innermost(files).protocol
     return {protocol} if isinstance(protocol, str) else set(protocol)
+
+
+def _innermost(files: Any) -> Any:
+    while isinstance(inner := getattr(files, "fs", None), AbstractFileSystem):
+        files = inner
+    return files
 
 
 def _modified(entry: Mapping[str, Any]) -> float:

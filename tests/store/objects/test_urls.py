@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from store import ConfigError, ObjectsUnavailable
+from store import ConfigError
 from store.objects.any_objects import objects_at
 from store.objects.urls import local_path, why_not_shared, without_secrets
 
@@ -42,9 +42,3 @@ def test_urls_that_cannot_be_shared() -> None:
     for url in ("s3://key:hush@bucket/x", "s3://key:hush@bucket\u2100/x"):
         assert "it has a password" in str(why_not_shared(url))
     assert "names no bucket" in str(why_not_shared("s3:///x"))
-
-
-@pytest.mark.parametrize("url", ["sftp://host/x", "ftp://host/x", "dir::file:///x"])
-def test_file_systems_that_show_torn_files_are_refused(url: str) -> None:
-    with pytest.raises(ObjectsUnavailable, match=r"shows files while they are written|is not installed"):
-        objects_at(url, {})
