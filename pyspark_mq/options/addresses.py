@@ -37,21 +37,6 @@ def address_of(options: Mapping[str, str]) -> LogAddress:
     return _KINDS[named[0]](options)
 
 
-def directory_for(option: str, given: str | None, address: LogAddress, folder: str, why: str) -> str:
-    """What an option gives, else a folder beside the log. why: what it is for.
-
-    Raises `OptionError` where the log has no directory.
-    """
-    if given is not None:
-        return given
-    if address.directory is None:
-        raise OptionError(
-            f"{why}, and {address} has no directory for that: set the option {option} to one that the driver and all "
-            "executors see"
-        )
-    return os.path.join(address.directory, folder)
-
-
 def _directory(options: Mapping[str, str]) -> LogAddress:
     """A store's directory or a `file:` URL of one, or an archive, there or behind another URL; a store together with
     the archive that the option `archive` names, or that it remembers."""

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.options.addresses import address_of, directory_for
+from pyspark_mq.options.addresses import address_of
 from pyspark_mq.options.cluster import CLUSTER_NAMES, ONCE_ON_A_CLUSTER
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, known_options, names_of
 from pyspark_mq.options.values import group, one_of, shared_path
@@ -75,23 +75,18 @@ class WriteOptions:
 
     @property
     def staging_path(self) -> str:
-        """Where tasks keep their rows until the driver appends them: beside the log, if nothing else is said.
-
-        Raises `OptionError` where the log has no directory.
-        """
-        why = "delivery=exactly-once keeps the rows of tasks in files"
-        return directory_for("stagingPath", self.given_staging_path, self.address, STAGING_FOLDER, why)
+        """Where tasks keep their rows until the driver appends them: in the store by default."""
+        return self.given_staging_path or str(self._store / STAGING_FOLDER)
 
     @property
     def commits_path(self) -> Path:
-        """Where it is noted which batches were written (see `commits`). Raises `OptionError` without a directory."""
-        beside = self.address.directory or self.staging_path
-        if "://" in beside:
-            raise OptionError(
-                f"stagingPath {beside}: {self.address} has no directory either, and there has to be one to note which "
-                "batches were written: set stagingPath to one that the driver and all executors see"
-            )
-        return Path(beside, COMMITS_FOLDER)
+        """The folder with the number of the last batch of each query, see `commits`."""
+        return self._store / COMMITS_FOLDER
+
+    @property
+    def _store(self) -> Path:
+        assert self.address.directory is not None  # `parse` refuses exactly-once elsewhere
+        return Path(self.address.directory)
 
     def for_stream(self) -> WriteOptions:
         """Raises `OptionError` for an option of batch writes."""

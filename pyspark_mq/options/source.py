@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -9,7 +10,7 @@ from typing import cast, get_args
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets.limits import EARLIEST, LATEST, Limit, Named, end_of, says, start_of
-from pyspark_mq.options.addresses import address_of, directory_for
+from pyspark_mq.options.addresses import address_of
 from pyspark_mq.options.cluster import CLUSTER_NAMES
 from pyspark_mq.options.subscription import Subscription
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, Given, known_options, names_of
@@ -135,8 +136,14 @@ class SourceOptions:
 
         Raises `OptionError` where the log has no directory.
         """
-        why = "realTime notes what it read, in files or on S3"
-        return directory_for("ledgerPath", self.ledger_path, self.address, LEDGER_DIR, why)
+        if self.ledger_path is not None:
+            return self.ledger_path
+        if self.address.directory is None:
+            raise OptionError(
+                f"realTime notes what it read, in files or on S3, and {self.address} has no directory for that: set "
+                "the option ledgerPath to one that the driver and all executors see"
+            )
+        return os.path.join(self.address.directory, LEDGER_DIR)
 
     def _refuse_limits(self) -> None:
         limits = {

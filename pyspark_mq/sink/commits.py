@@ -6,12 +6,12 @@ there or none. Retention deletes records as all messages; so a small file a quer
     commits/<query>/mark.json    {"batch": 41, "written": false, "since": 7, "rows": {"orders": 3}, "run": "5f0c2b...",
                                   "last": [104857, 1763772000123], "plan": "9a0364...", "consecutive": true}
 
-The folder is in the store, or, where a log has no directory, where rows are staged. The file is on the device, with the
-batch as begun, before that is appended; and again, with it as written, afterwards. So a later batch than the file's was
-never appended; an earlier one was, and is refused; for the file's own, if it is not written for all that the file
-knows, a record counts, which stands at offset `since` of the topic or behind. The query's folder is locked meanwhile:
-a driver that was killed may leave a commit behind which goes on. A log that ends before `since`, or has another message
-before it than `last` says, is an older one, and has not all that this query wrote.
+The folder is in the store. The file is on the device, with the batch as begun, before that is appended; and again, with
+it as written, afterwards. So a later batch than the file's was never appended; an earlier one was, and is refused; for
+the file's own, if it is not written for all that the file knows, a record counts, which stands at offset `since` of the
+topic or behind. The query's folder is locked meanwhile: a driver that was killed may leave a commit behind which goes
+on. A log that ends before `since`, or has another message before it than `last` says, is an older one, and has not all
+that this query wrote.
 
 Spark has every batch of a stream committed, also those without rows, and goes on only behind one that was: so each
 leaves its note ("consecutive"), and one that is older than the batch before says that the store is. What is written in

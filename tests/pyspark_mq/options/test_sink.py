@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.options.sink import Guarantee, WriteOptions, is_for_writing
 from store import ReadOnlyStore
-from store.cluster.address import ClusterAddress
 from store.local import LocalAddress
 
 BASE = {"path": "/data/mq", "topic": "orders"}
@@ -31,15 +29,8 @@ def test_what_lies_beside_the_log() -> None:
     assert (beside.staging_path, str(beside.commits_path)) == ("/data/mq/staging", "/data/mq/commits")
     named = WriteOptions.parse({**BASE, "stagingPath": "/fast"})
     assert (named.staging_path, str(named.commits_path)) == ("/fast", "/data/mq/commits")
-    nowhere = replace(beside, address=ClusterAddress(("a:1",)))
-    with pytest.raises(OptionError, match=r"cluster at a:1 has no directory for that: set the option stagingPath"):
-        _ = nowhere.staging_path
-    elsewhere = replace(named, address=ClusterAddress(("a:1",)))
-    assert (elsewhere.staging_path, str(elsewhere.commits_path)) == ("/fast", "/fast/commits")
     in_a_bucket = WriteOptions.parse({**BASE, "stagingPath": "s3://bucket/x"})
     assert (in_a_bucket.staging_path, str(in_a_bucket.commits_path)) == ("s3://bucket/x", "/data/mq/commits")
-    with pytest.raises(OptionError, match=r"cluster at a:1 has no directory either, .* set stagingPath to one that"):
-        _ = replace(in_a_bucket, address=nowhere.address).commits_path
 
 
 def test_names_are_in_any_case_and_sparks_own_are_passed_over() -> None:

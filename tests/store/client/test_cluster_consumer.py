@@ -78,25 +78,6 @@ def test_each_message_goes_to_the_listener_once(store: MessageStore, cluster: Cl
 TOPIC_IDS = [queue.queue_id for queue in TOPIC]
 
 
-@pytest.mark.parametrize(
-    ("expression", "numbers"),
-    [("odd", [*range(1, 20, 2)]), (Subscription("TAGS = 'even'", "SQL92"), [*range(0, 20, 2)])],
-)
-def test_a_filter(
-    store: MessageStore, cluster: ClusterAddress, expression: str | Subscription, numbers: list[int]
-) -> None:
-    put(store, range(20))
-    with Consumer(cluster, "g", {"t": expression}, seen := Seen(), config=config()):
-        until(lambda: len(seen.numbers) >= len(numbers))
-    assert sorted(seen.numbers) == numbers
-
-
-def test_iterating(store: MessageStore, cluster: ClusterAddress) -> None:
-    put(store, range(10))
-    with Consumer(cluster, "g", "t", config=config()) as consumer:
-        assert sorted(int(message.body) for _, message in zip(range(10), consumer, strict=False)) == [*range(10)]
-
-
 @pytest.mark.parametrize("orderly", [False, True])
 def test_two_share_the_queues(
     store: MessageStore, cluster: ClusterAddress, consumers: ExitStack, orderly: bool
@@ -143,23 +124,6 @@ def _ends(store: MessageStore) -> Iterator[tuple[Queue, int]]:
     retried = Queue("%RETRY%g", 0, broker=BrokerConfig.brokerName)
     for queue in (*TOPIC, retried):
         yield queue, store.max_offset(queue.topic, queue.queue_id)
-
-
-def test_orderly_what_fails_is_tried_in_place_and_a_dead_letter_at_last(
-    store: MessageStore, cluster: ClusterAddress
-) -> None:
-    def fail(message: ReceivedMessage) -> None:
-        if message.body == b"4":
-            raise ValueError("no")
-
-    put(store, range(0, 20, QUEUES))
-    seen = Seen(fail)
-    settings = config(max_reconsume_times=2, suspend_current_queue_time=0.05)
-    with Consumer(cluster, "g", "t", seen, orderly=True, config=settings):
-        until(lambda: 16 in seen.numbers)
-    assert seen.numbers == [0, 4, 4, 4, 8, 12, 16]
-    (dead,) = store.get_message("g", "%DLQ%g", 0, 0).messages
-    assert dead.body == b"4"
 
 
 def test_a_cluster_that_is_away_for_a_while(store: MessageStore, cluster: ClusterAddress, consumers: ExitStack) -> None:
