@@ -52,7 +52,9 @@ OTHERWISE_ON_A_CLUSTER: Mapping[str, str] = {
     f"`{TOOLS_GROUP}`): brokers count them, and access control looks at it. Where an admin tool resets the group a "
     "query goes on from its checkpoint; brokers of 5.3 and later say so, and that is a warning",
     "subExpression": "messages that do not match come over the network, too, and are dropped in the task",
-    "failOnDataLoss": "messages that are gone are noticed; that a topic was created anew, only where it is shorter now",
+    "failOnDataLoss": (
+        "messages that are gone are noticed; that a RocketMQ broker restarted a topic, only where it is shorter now"
+    ),
     "holdTimeoutMs": "an idle query looks at all of its queues as often as that: set `15000` on a cluster with many; "
     "an arrival wakes it at once all the same",
     "ledgerPath": "with `realTime` it is needed: a place that the driver and all executors see",
