@@ -188,8 +188,8 @@ READ_OPTIONS = (
         "true",
         "false",
         "whether messages that are gone before they were read end the query, or are warned about; also where a queue "
-        "has another last message than the one that was read: its topic was created anew, or the store put back from a "
-        "backup",
+        "has another last message than the one that was read: the store was put back from a backup, or a RocketMQ "
+        "broker restarted the topic",
     ),
     Option("includeProperties", "false", "true", "add the column `properties`"),
     Option(
