@@ -98,7 +98,8 @@ class Seat(Opened):
         self._size = 0
         self._threads = threading.RLock()  # or what is noted could go to a file that has the descriptor by then
         self._file = Descriptor(path, lambda path: open_file(path, os.O_EXCL))
-        self._done_file = Descriptor(done_path(path), lambda path: open_file(path, os.O_TRUNC))
+        self._done_path = done_path(path)
+        self._done_file = Descriptor(self._done_path, lambda path: open_file(path, os.O_TRUNC))
         self._place = Place(path, os.fstat(self._file.fd))
         set_lock(self._file.fd, fcntl.F_WRLCK, _LOCK_BYTE)
         self.claim({})
@@ -160,7 +161,7 @@ class Seat(Opened):
         if slot is not None:
             with self._threads:
                 self.must_be_open()
-                note_at(done_path(self._path), self._done_file.fd, slot, offset)
+                note_at(self._done_path, self._done_file.fd, slot, offset)
 
     def leave(self) -> None:
         """With what was noted. Call it in turn, in place."""
