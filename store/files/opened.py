@@ -84,7 +84,7 @@ class Descriptor(Opened):
             os.close(fd)
 
     def __del__(self) -> None:
-        self.close()
+        self.close_only()
 
 
 def _after_fork_in_child() -> None:

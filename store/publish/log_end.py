@@ -46,7 +46,7 @@ class LogEnd:
         self._end = 0  # the last confirm offset
         self._flushed = 0  # up to here log and queues were on the device when the machine went down
         self._next_look = 0.0  # time.monotonic()
-        self._looking = threading.RLock()  # one thread at a time advances the end; a signal's handler may read, too
+        self._looking = threading.RLock()  # one thread at a time advances the end; a signal handler may read, too
         with self._looking:
             self._decide()
             self._look()

@@ -189,7 +189,7 @@ class Watches:
         self._unused: list[Watch] = []
         self._all: WeakSet[Watch] = WeakSet()
         self._closed = False
-        self._lock = threading.RLock()  # a signal's handler may close what this thread waits with
+        self._lock = threading.RLock()  # a signal handler may close what this thread waits with
 
     def new(self) -> Watch:
         """One for the caller, who closes it."""

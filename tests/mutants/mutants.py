@@ -181,7 +181,7 @@ MUTANTS = [
         "retention that deletes what is not yet flushed",
         "store/message_store.py",
         "            writer.settle()\n",
-        "",
+        "            pass\n",
         (CRASHES,),
     ),
     Mutant(
