@@ -39,6 +39,7 @@ class ConsumeQueues:
         """
         self.topics = topics = Topics(root)
         self._expected: dict[QueueName, int] = {}
+        self._deleted: Mapping[str, int] = {}  # as the topics were when that was learnt
         self._noted_ends = lru_cache(1)(noted_ends)
         self._files = OpenFiles(_open_files())
         queue = partial(
@@ -75,6 +76,9 @@ class ConsumeQueues:
 
     def forget(self) -> None:
         """Look at all files anew: a topic may have been deleted and created again."""
+        deleted = self.topics.deletions()
+        for name in [name for name in list(self._expected) if deleted.get(name[0]) != self._deleted.get(name[0])]:
+            self._expected.pop(name, None)
         self._noted_ends.cache_clear()
         self._opened.cache_clear()
         self._files.forget_all()
@@ -85,7 +89,11 @@ class ConsumeQueues:
         self._files.forget_all()
 
     def expect(self, ends: Ends) -> None:
-        """Learn how many entries queues had: one that has fewer when it is opened is damaged."""
+        """Learn how many entries queues had: one that has fewer when it is opened is damaged.
+
+        Unless its topic is deleted after this.
+        """
+        self._deleted = self.topics.deletions()
         self._expected.update(ends)
 
     @property

@@ -74,6 +74,7 @@ class Appender:
         self._seen_end = published.confirm_offset
         self._next_offsets: NextOffsets | None = None
         self._given: dict[QueueName, int] = {}  # what these were, of each queue that was put into here
+        self._deletions = 0  # up to then
         self._together = Together(lock)
 
     def append(
@@ -239,6 +240,8 @@ class Appender:
         deletions = self._published_end.deletions
         if known is not None and (known.confirm_offset, known.deletions) == (confirm, deletions):
             return known
+        if deletions != self._deletions:
+            self._given, self._deletions = {}, deletions
         return NextOffsets(self._queues, confirm, deletions, self._given)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import select
@@ -245,49 +244,9 @@ def test_what_a_dead_member_had_done_says_nothing_of_a_topic_that_is_made_anew(m
         assert one.committed([Q0]) == {Q0: 0}
 
 
-def test_who_is_killed_with_the_first_message_of_a_topic_made_anew_in_hand_leaves_it_to_others(
-    making: LocalMaking,
-) -> None:
-    with making.in_process(EVERYTHING) as other:
-        other.call("lock", [Q0])
-        other.call("begin", {Q0: 3})
-        made_anew(making, "t")
-        assert other.call("resets")[Q0] == 0
-        other.signal(signal.SIGKILL)
-    with making.group.join(EVERYTHING) as one:
-        one.lock([Q0])
-        assert one.committed([Q0]) == {Q0: 0}
-
-
-def test_a_member_begins_anew_in_a_topic_that_is_made_anew(making: LocalMaking) -> None:
-    with making.group.join(EVERYTHING) as one:
-        one.lock([Q0])
-        one.commit({Q0: 9})
-        made_anew(making, "t")
-        one.commit({Q0: 10})
-        assert one.resets()[Q0] == 0
-        assert one.committed([Q0]) == {Q0: 0}
-    assert making.group.committed([Q0]) == {Q0: 0}
-
-
-@pytest.mark.parametrize("verb", ["begin", "reset"])
-def test_a_topic_that_is_made_anew_before_a_member_says_where_it_begins(making: LocalMaking, verb: str) -> None:
-    """It had looked at the one before."""
-    with making.group.join(EVERYTHING) as one:
-        one.lock([Q0])
-        made_anew(making, "t")
-        getattr(one, verb)({Q0: 10})
-        assert not making.group.committed([Q0]).get(Q0)
-        assert one.resets()[Q0] == 0
-        assert one.committed([Q0]) == {Q0: 0}
-        getattr(one, verb)({Q0: 1})
-        assert making.group.committed([Q0]) == {Q0: 1}
-
-
 @pytest.mark.parametrize("is_lost", [False, True])
-@pytest.mark.parametrize("how", ["reset", "made anew"])
 def test_a_reset_reaches_who_consumes_where_the_note_of_those_before_is_lost(
-    making: LocalMaking, how: str, is_lost: bool
+    making: LocalMaking, is_lost: bool
 ) -> None:
     """Or an older one is put back."""
     note = making.path / "consumers/g/resets.json"
@@ -300,33 +259,10 @@ def test_a_reset_reaches_who_consumes_where_the_note_of_those_before_is_lost(
         assert one.resets() == {Q0: 4}
         one.commit({Q0: 9})
         note.unlink() if is_lost else note.write_bytes(older)
-        if how == "reset":
-            making.group.reset({Q0: 0})
-        else:
-            made_anew(making, "t")
+        making.group.reset({Q0: 0})
         one.commit({Q0: 10})
         assert one.resets()[Q0] == 0
     assert making.group.committed([Q0]) == {Q0: 0}
-
-
-def test_the_note_of_resets_has_no_more_than_somebody_does_not_know(making: LocalMaking) -> None:
-    """Or it grew with each topic that is deleted, and all members look at it."""
-    note = making.path / "consumers/g/resets.json"
-
-    def noted() -> list[str]:
-        return sorted(topic for topic, *_ in json.loads(note.read_bytes())["queues"])
-
-    with making.group.join(EVERYTHING) as one, making.group.join(EVERYTHING) as other:
-        for number in range(3):
-            with MessageStore.open(making.path) as store:
-                store.create_topic(f"gone-{number}", 1)
-            delete_topic(making.path, f"gone-{number}")
-            one.resets()
-        assert noted() == ["gone-0", "gone-1", "gone-2"]
-        assert other.resets().keys() == {Queue(f"gone-{number}", 0) for number in range(3)}
-        making.group.reset({Q0: 1})
-        assert noted() == ["t"]
-        assert one.resets() == other.resets() == {Q0: 1}
 
 
 def test_offsets_of_broadcasting_members_go_with_their_group(making: LocalMaking) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from pyspark_mq.cli.export import file
 from store import Message, MessageStore, StoreConfig
-from store.broker.deletion import delete_topic
 from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, started, succeed
+from tests.restarted import delete_as_broker
 from tests.waiting import until
 
 
@@ -180,7 +180,7 @@ def test_two_lives_of_an_archived_topic_are_not_joined(path: Path, tmp_path: Pat
             assert process.stdout is not None
             assert process.stderr is not None
             lines = [process.stdout.readline()]  # more than a pipe holds are about to come
-            delete_topic(str(path), "orders")
+            delete_as_broker(path, "orders")
             store.create_topic("orders", 2)
             put(b"new")
             assert store.archive(forget=["orders"]).forgotten == 100

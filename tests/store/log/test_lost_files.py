@@ -369,12 +369,12 @@ def test_no_offset_is_used_twice_where_the_topic_was_deleted_once(path: Path) ->
         store.create_topic("t", 2)
         store.create_topic("u", 1)
         store.put_many([Message("t", b"x", queue_id=1)] * 25)
-    for offset in range(9):
+    for offset in range(25, 34):
         damage_entry(path, offset, b"\xff" * 20)
     with MessageStore.open(path) as store:
-        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 25
+        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 50
         store.delete_topic("u")
-        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 26
+        assert store.put(Message("t", b"next", queue_id=1)).queue_offset == 51
 
 
 def test_a_first_file_and_the_first_entry_behind_it(path: Path) -> None:
