@@ -8,7 +8,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 CRASHES = "tests/device/test_crashes.py"
-DELETION = ("tests/store/broker/test_deletion_in_use.py", "tests/store/broker/test_killed_deletion.py")
+DELETION = (
+    "tests/store/broker/test_deletion_in_use.py",
+    "tests/store/broker/test_recreated_topics.py",
+    "tests/store/broker/test_killed_deletion.py",
+)
 SYNCED = f"{CRASHES}::test_what_was_promised_is_there[SYNC_FLUSH]"
 
 

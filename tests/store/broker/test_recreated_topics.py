@@ -12,6 +12,7 @@ from store import GetStatus, Message, MessageStore, OffsetLost, StoreConfig, del
 from store.any_log import Fingerprint
 from store.files.topics import Topics
 from store.format.layout import CONSUME_QUEUE_DIR, PUBLISHED_END_FILE, QUEUE_ENDS_FILE, TOPICS_FILE
+from store.log.queue_ends import QueueEnds
 from store.upkeep.verify import verify
 
 CONFIG = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=100)
@@ -161,3 +162,16 @@ def test_table_of_an_earlier_version(path: Path) -> None:
         store.create_topic("t", 1)
         assert put(store, "newer", 1) == [5]
     assert verify(path).findings == []
+
+
+def test_noted_ends_are_of_topics_with_messages(path: Path) -> None:
+    """Or the next opening would miss the files of a topic that has none yet, and rebuild all queues."""
+    filled(path)
+    with MessageStore.open(path) as store:
+        store.put(Message("other", b"x"))
+        store.flush()
+        delete_topic(path, "t")
+        store.create_topic("t", 1)
+    ends = QueueEnds.sound(path)
+    assert ends is not None
+    assert ends.of == {("other", 0): 1}
