@@ -172,10 +172,10 @@ def sync_directory(directory: Path, *, if_readable: bool = False) -> None:
         return
     with system_errors(directory):
         fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 @contextmanager
