@@ -1,11 +1,11 @@
-"""Deleting a topic: its queues and its settings go, the log stays, and so do the offsets of groups.
+"""Deleting a topic: its queues and its settings go; the log and the offsets of groups stay.
 
 A topic of the same name goes on behind the old one: the table of topics keeps where each queue ended (see `Tombstone`).
+The topic is deleted when the table is written without it, in one write. A process killed before has deleted nothing;
+the next writer that appends or opens the store finishes a deletion whose process was killed after.
 
-Others may have the store open, to write and to read. What they remember of the topic they forget when the published
-end's number of deletions changes, before they use it again: whoever appends, under the append lock; so nothing is put
-into a file that is gone. Deleted it is with the table of topics that is written without it, all at once; who dies
-before has deleted nothing, and what is left to do after it is done by the next who appends or opens the store.
+Other processes may have the store open. They drop what they cached of queues when the published end's number of
+deletions changes: readers at their next look, writers under the append lock. So no writer puts into a deleted file.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Deletion:
         self.finish()
 
     def finish(self) -> None:
-        """End a deletion of which nothing, or something, is done: by whoever died."""
+        """Finish a deletion, also of a process that was killed."""
         finish_deletion(self._root)
         self._published_end.end_deletion()
 
