@@ -15,7 +15,12 @@ class Filled:
     def __init__(self, path: Path, topics: dict[str, int]) -> None:
         self.path = str(path)
         self.rows: list[tuple[str, int, int, bytes]] = []
-        config = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=100 * 20)
+        config = StoreConfig(
+            mappedFileSizeCommitLog=64 << 10,
+            mappedFileSizeConsumeQueue=100 * 20,
+            maxHashSlotNum=10_000,
+            maxIndexNum=40_000,
+        )
         self.store = MessageStore.open(path, config=config)
         for topic, queues in topics.items():
             self.store.create_topic(topic, queues)

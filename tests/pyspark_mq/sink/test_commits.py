@@ -24,7 +24,9 @@ QUERY = "9577ed49-f0eb-46cd-854c-2aee57a024df"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[MessageStore]:
-    config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
+    config = StoreConfig(
+        mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=100, maxIndexNum=400
+    )
     with MessageStore.open(tmp_path / "mq", config=config) as it:
         it.create_topic("orders", 1)
         yield it
