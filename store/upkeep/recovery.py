@@ -110,9 +110,10 @@ class Recovery:
         must_reach(self._log, begin)
         queues = QueuesInLog(self._queues, partial(is_message, self._log), first_byte)
         for name in self._existing_queues:
-            self._queues.of(*name).check()
+            queue = self._queues.of(*name)
+            queue.check()
             is_known = plan.begin is Point.FLUSHED and begin > first_byte  # or else a broker's retention went on there
-            queues.begin(name, ends.get(name, 0) if is_known else self._queues.of(*name).max_offset(begin))
+            queues.begin(name, ends.get(name, queue.begin) if is_known else queue.max_offset(begin))
         end, times = begin, _Times(begin)
         store_timestamp = 0 if self._was is None else self._was.store_timestamp
         until = trusted if plan.trusted is Point.CONFIRMED else self._refused_from()
