@@ -19,7 +19,7 @@ def offered(arguments: list[str], incomplete: str) -> list[str]:
     ("arguments", "incomplete", "expected"),
     [
         ([], "ta", ["tail"]),
-        (["groups"], "", ["list", "members", "reset", "show"]),
+        (["groups"], "", ["delete", "list", "members", "reset", "show"]),
         (["tail", "{path}"], "", ["orders", "other"]),
         (["tail", "{path}"], "or", ["orders"]),
         (["groups", "reset", "{path}"], "", ["billing"]),

@@ -66,8 +66,6 @@ def test_an_index_that_goes_while_a_store_is_open_is_made_anew_by_the_next(path:
         damage(path)
         for n in range(75, 200):
             store.put(Message("t", b"%d" % n, keys=(f"k{n}",)))
-        with pytest.raises(CorruptSegment, match="no file has it now"):
-            store.query("t", "k199")
     with MessageStore.open(path) as store:
         assert [store.query("t", f"k{n}")[0].body for n in range(200)] == [b"%d" % n for n in range(200)]
         files = len(list((path / "index").iterdir()))
