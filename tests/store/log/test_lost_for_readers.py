@@ -241,9 +241,9 @@ def test_a_brokers_log_that_ends_with_damage(path: Path, killed: bool) -> None:
         warnings.simplefilter("always")
         with MessageStore.open(path, read_only=True) as reader:
             assert reader.max_offset("t", 0) == 23
-    assert [f"no sound record at log offset {at}, the end of the readable log" in str(warning.message) for warning in told] == [True] * (
-        not killed
-    )
+    assert [
+        f"no sound record at log offset {at}, the end of the readable log" in str(warning.message) for warning in told
+    ] == [True] * (not killed)
 
 
 def test_a_brokers_log_that_is_damaged_before_its_last_segment(path: Path) -> None:
