@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig, StoredMessage
-from store.any_log import Boundary, Fingerprint, Queue, QueueRange
+from store.any_log import Boundary, Queue, QueueRange
 from store.broker.deletion import delete_topic
-from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet, UnknownTopic
+from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.format.key_hashes import key_hash
 from store.format.layout import INDEX_HEADER, field_offset
 from store.index.index import Index
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
 from store.read import query
 from store.read.query import is_queued, message_at, messages_with_key, offset_of_id
@@ -252,51 +251,6 @@ def test_by_key_when_retention_was_at_work(tmp_path: Path, monkeypatch: pytest.M
             assert store.clean(forced=True).log
         found = [message.queue_offset for message in reader.query("t", "k")]
         assert found == list(range(store.min_offset("t", 0), 40))
-
-
-def test_by_key_of_a_topic_that_is_made_anew_amid_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It found the newest messages of the old one only."""
-    filled, message_at = Filled(tmp_path / "mq", {"t": 1}), query.message_at
-
-    def overtaken(log: CommitLog, physical_offset: int, confirm_offset: int) -> StoredMessage:
-        found = message_at(log, physical_offset, confirm_offset)
-        if found.queue_offset == 3:
-            delete_topic(filled.path, "t")
-            filled.store.create_topic("t", 1)
-            filled.put("t", 0, 10)
-        return found
-
-    with filled.store as store, MessageStore.open(filled.path, read_only=True) as reader:
-        store.put_many([Message("t", b"", keys=("k0",)) for _ in range(10)])
-        assert len(reader.query("t", "k0")) == 10
-        monkeypatch.setattr(query, "message_at", overtaken)
-        with pytest.raises(UnknownTopic, match="deleted meanwhile"):
-            reader.query("t", "k0")
-        monkeypatch.undo()
-        assert [message.body for message in reader.query("t", "k0")] == [b"0-0......."]
-
-
-def test_by_time_of_a_topic_that_is_made_anew_amid_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gave an offset of neither: behind messages of the new one that are not older."""
-    filled, fingerprint = Filled(tmp_path / "mq", {"t": 1}), query.fingerprint
-
-    def overtaken(log: CommitLog, queue: ConsumeQueue, offset: int) -> Fingerprint:
-        monkeypatch.setattr(query, "fingerprint", fingerprint)
-        found = fingerprint(log, queue, offset)
-        delete_topic(filled.path, "t")
-        filled.store.create_topic("t", 1)
-        filled.put("t", 0, 40)
-        return found
-
-    with filled.store as store, MessageStore.open(filled.path, read_only=True) as reader:
-        filled.put("t", 0, 30)
-        filled.put("t", 0, 10)
-        time = store.fingerprint("t", 0, 30).store_timestamp  # type: ignore[union-attr]
-        assert reader.offset_by_time("t", 0, time) == 30
-        monkeypatch.setattr(query, "fingerprint", overtaken)
-        with pytest.raises(UnknownTopic, match="deleted meanwhile"):
-            reader.offset_by_time("t", 0, time)
-        assert reader.offset_by_time("t", 0, time) == 0
 
 
 def test_a_search_by_time_over_a_lost_segment_ends(tmp_path: Path) -> None:
