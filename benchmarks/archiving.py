@@ -18,10 +18,10 @@ from typing import Any
 from benchmarks import beside_archiving
 from benchmarks.bench import filled, show, side_by_side
 from store import DEFAULT_COLUMNS, MessageStore
-from store.any_log import Log, LogAddress, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress
+from store.directory.directory_log import LocalAddress
 from store.format.layout import COMMIT_LOG_DIR
-from store.local import LocalAddress
+from store.model.log_protocol import Log, LogAddress, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 
 _DELAY_SECONDS = 0.02

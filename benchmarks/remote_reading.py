@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 from benchmarks.bench import QUEUES, TOPIC, filled, messages, show, side_by_side, spark
 from benchmarks.reading import DEFAULT, SLIM
-from store.any_log import QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
 from store.format.columns import DEFAULT_COLUMNS
+from store.model.log_protocol import QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from tests.rocketmq.harness import RocketMQ, free_ports, unavailable
 

@@ -1,6 +1,6 @@
 """What can go wrong between Spark and the store, as one tree; `losses` decides which losses of data are errors.
 
-    store.errors.StoreError
+    store.model.errors.StoreError
     └── MqSourceError            also a ValueError
         ├── OptionError          an option of `format("mq")`: unknown, missing, or with a wrong value
         ├── SchemaError          a `.schema(...)`, or what is written, with other columns or other types
@@ -19,12 +19,12 @@
             └── JavaMissing      there is no Java that Spark can run on
 
 A PySpark that is too old, or another package named `store` in the way of ours, is an `ImportError`: the tree cannot be
-imported then. Errors of the store itself (`store.errors`) pass through as they are: `StoreError` catches all.
+imported then. Errors of the store itself (`store.model.errors`) pass through as they are: `StoreError` catches all.
 """
 
 from __future__ import annotations
 
-from store.errors import StoreError
+from store.model.errors import StoreError
 
 
 class MqSourceError(StoreError, ValueError):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pyspark_mq.stats.lag import Lag, lags
 from pyspark_mq.stats.measures import Extent, deliverer, extents, log_files
 from store import MessageStore, OffsetLost, OffsetNotYet, UnknownTopic
-from store.any_log import Fingerprint
+from store.directory.directory_log import LocalLog
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.figures import (
     BUCKETS,
@@ -35,7 +35,7 @@ from store.files.figures import (
     figures_in,
 )
 from store.format.layout import DLQ_TOPIC_PREFIX
-from store.local import LocalLog
+from store.model.log_protocol import Fingerprint
 from store.publish.lock_holders import Holder
 
 if TYPE_CHECKING:

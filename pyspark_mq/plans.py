@@ -16,7 +16,7 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.progress import record_bytes
 from pyspark_mq.source.batch_reader import MqBatchReader
 from pyspark_mq.source.schema import default_schema
-from store.any_log import Log, QueueRange
+from store.model.log_protocol import Log, QueueRange
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

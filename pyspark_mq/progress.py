@@ -16,7 +16,7 @@ from pyspark_mq.errors import CheckpointError
 from pyspark_mq.offsets.checkpoint import EpochOffset, StreamOffset
 from pyspark_mq.offsets.positions import positions_from_json
 from store import OffsetLost, OffsetNotYet, UnknownTopic
-from store.any_log import Log, LogAddress, Positions, Queue, QueueRange, ReadSpec
+from store.model.log_protocol import Log, LogAddress, Positions, Queue, QueueRange, ReadSpec
 from store.read.filters import TagFilter
 
 if TYPE_CHECKING:

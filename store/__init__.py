@@ -5,11 +5,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from store.any_group import ConsumeFromWhere, MessageModel, Subscription
-from store.any_log import Boundary
-from store.append import Append
+from store.api.append import Append
+from store.api.group_protocol import ConsumeFromWhere, MessageModel, Subscription
+from store.api.message_store import MessageStore
 from store.archive.archiving import Archived
-from store.errors import (
+from store.files.config import StoreConfig
+from store.files.kinds import UnsupportedWarning
+from store.format.columns import COLUMNS, DEFAULT_COLUMNS
+from store.format.message import Message
+from store.format.stored_message import StoredMessage
+from store.model.errors import (
     ArchiveError,
     ArchiveOfAnother,
     BadFrame,
@@ -18,6 +23,7 @@ from store.errors import (
     CorruptRecord,
     CorruptSegment,
     CorruptStore,
+    FileMissing,
     FilterError,
     FlushFailed,
     GroupConflict,
@@ -57,12 +63,7 @@ from store.errors import (
     UnsupportedStore,
     Untrusted,
 )
-from store.files.config import StoreConfig
-from store.files.kinds import UnsupportedWarning
-from store.format.columns import COLUMNS, DEFAULT_COLUMNS
-from store.format.message import Message
-from store.format.stored_message import StoredMessage
-from store.message_store import MessageStore
+from store.model.log_protocol import Boundary
 from store.publish.putting import PutResult
 from store.publish.results import AppendResult
 from store.read.filters import TagFilter, message_filter
@@ -99,6 +100,7 @@ __all__ = [
     "CorruptRecord",
     "CorruptSegment",
     "CorruptStore",
+    "FileMissing",
     "FilterError",
     "FlushFailed",
     "GetResult",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-from store.any_group import Group, Subscriptions
+from store.api.group_protocol import Group, Subscriptions
 from tests.waiting import PATIENCE
 
 _FORK = multiprocessing.get_context("fork")

@@ -12,7 +12,7 @@ from pyspark_mq.cli.places import age, moment
 from store import Archived, MessageStore, NoArchive, ObjectsUnavailable, QueuesPassedOver, StoreLocked
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import Remembered, is_same_place, remembered
-from store.restoring import restore as restore_store
+from store.directory.restoring import restore as restore_store
 from store.upkeep.directory import Directory
 
 _WATCH_SECONDS = 60.0

@@ -15,15 +15,15 @@ import click
 from click.shell_completion import CompletionItem
 
 from store import FilterError, InvalidArgument, ObjectsUnavailable, StoreError, message_filter
-from store.any_log import LogAddress, MessageFilter
 from store.archive.place import is_archive
 from store.cluster.address import SCHEME, ClusterAddress
 from store.cluster.credentials import Credentials
+from store.directory.through_log import address_at
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
+from store.model.log_protocol import LogAddress, MessageFilter
 from store.objects.urls import local_path
 from store.remoting.tls import Tls
-from store.through import address_at
 from store.upkeep.directory import Directory
 
 

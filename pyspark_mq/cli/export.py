@@ -17,8 +17,8 @@ from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.json_lines import JSON
 from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
 from store import COLUMNS
-from store.any_log import Bounds, QueueRange, ReadSpec
 from store.files.atomic import sync_directory
+from store.model.log_protocol import Bounds, QueueRange, ReadSpec
 
 ROW_GROUP_BYTES = 64 << 20  # Parquet's readers like them large
 STANDARD_OUTPUT = "-"

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark_mq.cli.places import bounds_of
 from pyspark_mq.source.queues import strangers
 from store import OffsetNotYet
-from store.any_log import Fingerprints, Log, MessageFilter, Positions, QueueRange, ReadSpec
+from store.model.log_protocol import Fingerprints, Log, MessageFilter, Positions, QueueRange, ReadSpec
 
 # An arrival ends a wait at once; this only bounds how long a new queue without messages goes unnoticed, or what a
 # broker has in its log, but not yet in its queues; and whether somebody still reads what is printed.

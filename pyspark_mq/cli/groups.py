@@ -13,11 +13,11 @@ from pyspark_mq.cli.commands import YES, must_confirm
 from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
 from pyspark_mq.cli.tables import Cells, aligned, number
 from pyspark_mq.stats.lag import Lag, lags
-from store.any_group import MemberInfo, MessageModel
-from store.any_log import Log, LogAddress, Queue
-from store.local import LocalAddress
-from store.local_group import LocalGroup
-from store.through import address_at
+from store.api.group_protocol import MemberInfo, MessageModel
+from store.directory.directory_group import LocalGroup
+from store.directory.directory_log import LocalAddress
+from store.directory.through_log import address_at
+from store.model.log_protocol import Log, LogAddress, Queue
 
 
 @click.group()

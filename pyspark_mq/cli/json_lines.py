@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark_mq.cli.following import Row
 from store.format.columns import TIMESTAMP
 from store.format.layout import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS
-from store.integers import LONG_MAX
+from store.model.integers import LONG_MAX
 
 _SHOWN = (
     "queueId",

@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from store import UnknownQueue, UnknownTopic
-from store.any_log import Boundary, Bounds, Log, Positions, Queue
+from store.model.log_protocol import Boundary, Bounds, Log, Positions, Queue
 
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _AGE = re.compile(rf"(\d{{1,9}})\s*([{''.join(_UNITS)}])")

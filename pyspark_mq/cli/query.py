@@ -11,7 +11,7 @@ from pyspark_mq.cli.json_lines import BODIES, JSON
 from pyspark_mq.cli.places import Moment, bounds_of, milliseconds, offsets_at
 from store import MessageStore, StoredMessage, UnknownTopic
 from store.archive.log import ArchiveAddress
-from store.through import address_at
+from store.directory.through_log import address_at
 
 
 def time_given(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int | None:

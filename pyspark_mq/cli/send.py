@@ -18,7 +18,7 @@ from pyspark_mq.cli.following import Row
 from pyspark_mq.cli.json_lines import json_object, message, message_table, must_be_text
 from store import MessageStore, StoreError
 from store.format.layout import KEY_SEPARATOR
-from store.integers import INT_MAX
+from store.model.integers import INT_MAX
 
 CHUNK_BYTES = 1 << 20
 

@@ -15,9 +15,9 @@ from pyspark_mq.stats.lag import Lag, lags
 from pyspark_mq.stats.latencies import Clients, clients, held, latencies, refused
 from pyspark_mq.stats.measures import Extent, LogFiles, deliverer, extents, log_files
 from store import MessageStore
-from store.any_log import Queue
+from store.directory.directory_log import LocalLog
 from store.files.figures import HELD
-from store.local import LocalLog
+from store.model.log_protocol import Queue
 from store.publish.lock_holders import Holder
 
 Extents = dict[tuple[str, int], Extent]

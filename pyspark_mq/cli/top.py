@@ -16,7 +16,7 @@ from pyspark_mq.cli.tables import number
 from pyspark_mq.stats.lag import lags
 from pyspark_mq.stats.measures import Extent, LogFiles, extents, log_files
 from store import MessageStore
-from store.local import LocalLog
+from store.directory.directory_log import LocalLog
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -13,9 +13,9 @@ from pyspark_mq.stats.lag import lags
 from pyspark_mq.stats.measures import extent
 from store import InvalidTopic, MessageStore
 from store.broker.deletion import delete_topic
+from store.directory.directory_log import LocalAddress, LocalLog
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.topic_names import is_internal_topic
-from store.local import LocalAddress, LocalLog
 
 
 @click.group()

@@ -47,8 +47,8 @@ from pyspark_mq.offsets.positions import (
     positions_from_json,
     to_json,
 )
-from store.any_log import Bounds, Fingerprints, Positions, Queue, QueueRange
-from store.integers import LONG_MAX
+from store.model.integers import LONG_MAX
+from store.model.log_protocol import Bounds, Fingerprints, Positions, Queue, QueueRange
 
 _START = "$start"
 _LAST = "$last"

@@ -17,8 +17,8 @@ from typing import Literal, Protocol
 from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets.durations import milliseconds_of
 from pyspark_mq.offsets.positions import positions_from_json
-from store.any_log import Boundary, Bounds, Log, Positions, Queue
 from store.format.strict_json import decode_unique
+from store.model.log_protocol import Boundary, Bounds, Log, Positions, Queue
 
 LATEST = -1
 EARLIEST = -2

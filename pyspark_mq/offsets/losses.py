@@ -31,7 +31,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from pyspark_mq.errors import DataLossError, MqSourceError
-from store.any_log import Bounds, Queue, QueueRange
+from store.model.log_protocol import Bounds, Queue, QueueRange
 
 _log = logging.getLogger("pyspark_mq")
 

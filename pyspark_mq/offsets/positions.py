@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from store.any_log import Fingerprint, Fingerprints, Positions, Queue
+from store.model.log_protocol import Fingerprint, Fingerprints, Positions, Queue
 
 T = TypeVar("T")
 OffsetJson = dict[str, dict[str, Any]]

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from pyspark_mq.errors import OptionError
 from pyspark_mq.options.cluster import CLUSTER_NAMES, cluster_of
 from pyspark_mq.options.tables import NO_OPTIONS_OF_TABLES
-from store.any_log import LogAddress
-from store.local import LocalAddress
+from store.directory.directory_log import LocalAddress
+from store.directory.through_log import address_at
+from store.model.log_protocol import LogAddress
 from store.objects.urls import storage_options
-from store.through import address_at
 
 _OF_DATABRICKS = re.compile("^dbfs:/+", re.IGNORECASE)
 

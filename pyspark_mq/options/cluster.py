@@ -9,7 +9,7 @@ from pyspark_mq.options.tables import Option, names_of
 from store.cluster.address import ClusterAddress
 from store.cluster.credentials import Credentials
 from store.cluster.name_servers import TOOLS_GROUP
-from store.errors import InvalidArgument
+from store.model.errors import InvalidArgument
 from store.remoting.tls import Tls
 
 CLUSTER_OPTIONS = (

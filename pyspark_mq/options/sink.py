@@ -12,10 +12,10 @@ from pyspark_mq.options.addresses import address_of
 from pyspark_mq.options.cluster import CLUSTER_NAMES, ONCE_ON_A_CLUSTER
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, known_options, names_of
 from pyspark_mq.options.values import group, one_of, shared_path
-from store.any_log import LogAddress
 from store.archive.log import ArchiveAddress
-from store.errors import InvalidTopic
 from store.format.topic_names import TOPICS_OF_NOTES, check_topic_name
+from store.model.errors import InvalidTopic
+from store.model.log_protocol import LogAddress
 
 _NAMES = names_of(WRITE_OPTIONS)
 STAGING_FOLDER = "staging"  # in the store, unless stagingPath says otherwise

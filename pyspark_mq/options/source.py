@@ -16,8 +16,8 @@ from pyspark_mq.options.subscription import Subscription
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, Given, known_options, names_of
 from pyspark_mq.options.values import boolean, byte_size, duration, group, milliseconds, one_of, positive, shared_path
 from store import FilterError, message_filter
-from store.any_group import Subscription as Expression
-from store.any_log import LogAddress, MessageFilter, Oversized
+from store.api.group_protocol import Subscription as Expression
+from store.model.log_protocol import LogAddress, MessageFilter, Oversized
 
 LEDGER_DIR = "ledger"
 

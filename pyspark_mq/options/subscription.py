@@ -10,10 +10,10 @@ from difflib import get_close_matches
 
 from pyspark_mq.errors import OptionError, SubscriptionError
 from pyspark_mq.offsets.positions import queue_of
-from store.any_log import Queue
-from store.errors import InvalidTopic
 from store.format.strict_json import decode_unique
 from store.format.topic_names import check_topic_name, is_internal_topic
+from store.model.errors import InvalidTopic
+from store.model.log_protocol import Queue
 
 _NAMED = 5  # topics in a text
 _COMPARED = 100  # topics: 40 us each, and a query that waits for a topic may ask at every arrival

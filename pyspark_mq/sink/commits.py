@@ -36,14 +36,14 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_mq.errors import CommitError
-from store.any_log import Bounds, Fingerprint, LogWriter, Queue, QueueRange, ReadSpec
-from store.errors import CorruptStore
 from store.files.atomic import make_directory, read_file, write_file
 from store.files.opened import Descriptor
 from store.format import compute as pc
 from store.format.arrays import arrow, constant, texts
 from store.format.strict_json import Long, decode, encode
 from store.format.topic_names import COMMITS_TOPIC
+from store.model.errors import CorruptStore
+from store.model.log_protocol import Bounds, Fingerprint, LogWriter, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 
 _log = logging.getLogger("pyspark_mq")

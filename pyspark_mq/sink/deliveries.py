@@ -28,8 +28,8 @@ from pyspark_mq.sink.commits import Batch, Commits
 from pyspark_mq.sink.plan import plan_of
 from pyspark_mq.sink.schema import tables_by_topic
 from pyspark_mq.sink.staging import BATCH, Staging, run_of_batch
-from store.any_log import Log, LogAddress, LogWriter
 from store.format.topic_names import COMMITS_TOPIC, is_internal_topic
+from store.model.log_protocol import Log, LogAddress, LogWriter
 
 _log = logging.getLogger("pyspark_mq")
 

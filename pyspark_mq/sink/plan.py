@@ -8,8 +8,8 @@ import errno
 from hashlib import sha256
 from pathlib import Path
 
-from store.errors import StoreUnavailable
 from store.files.atomic import read_file
+from store.model.errors import StoreUnavailable
 
 _NOT_SEEN_HERE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)
 _MAX_BYTES = 1 << 30  # a source may have any number of queues

@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager, suppress
 import pyarrow as pa
 
 from pyspark_mq.errors import StagingError
-from store.errors import ObjectsUnavailable
+from store.model.errors import ObjectsUnavailable
 from store.objects.any_objects import Objects, objects_at
 
 RETENTION_SECONDS = 7 * 24 * 3600.0

@@ -16,7 +16,7 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.pushdown import narrow_by_log, narrow_tags
 from pyspark_mq.source.queues import Queues
 from pyspark_mq.source.reading import RangeReader, partitions_of
-from store.any_log import QueueRange
+from store.model.log_protocol import QueueRange
 
 _logger = logging.getLogger("pyspark_mq")
 if "PYSPARK_SPARK_SESSION_UUID" in os.environ:  # a process of Spark's, which keeps what is logged here for its user

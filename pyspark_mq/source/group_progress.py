@@ -8,10 +8,10 @@ from collections.abc import Collection
 
 from pyspark_mq.source.queues import unchanged
 from store import StoreError
-from store.any_group import MessageModel
-from store.any_log import Fingerprints, Log, LogAddress, Positions
+from store.api.group_protocol import MessageModel
 from store.broker.served_groups import is_served
-from store.local import LocalAddress
+from store.directory.directory_log import LocalAddress
+from store.model.log_protocol import Fingerprints, Log, LogAddress, Positions
 
 _EVERY_SECONDS = 5.0  # RocketMQ's persistConsumerOffsetInterval
 _logger = logging.getLogger("pyspark_mq")

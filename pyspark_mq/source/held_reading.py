@@ -20,7 +20,7 @@ from pyspark_mq.source.reading import RangeReader, RangeTask
 from pyspark_mq.source.slots import task_slots
 from pyspark_mq.worker import spare_what_is_loaded
 from store import UnknownTopic
-from store.any_log import Fingerprints, Log, Positions, QueueRange
+from store.model.log_protocol import Fingerprints, Log, Positions, QueueRange
 from store.publish.published_end import current_boot_id
 
 LEAST_SECONDS = 1.0

@@ -34,10 +34,10 @@ from pyspark_mq.offsets.positions import (
     positions_from_json,
     to_json,
 )
-from store.any_log import Fingerprints, Positions, Queue
-from store.errors import ObjectsUnavailable
 from store.format.strict_json import decode, encode
-from store.integers import LONG_MAX
+from store.model.errors import ObjectsUnavailable
+from store.model.integers import LONG_MAX
+from store.model.log_protocol import Fingerprints, Positions, Queue
 from store.objects.any_objects import Objects, objects_at
 
 RETENTION_SECONDS = 7 * 24 * 3600.0

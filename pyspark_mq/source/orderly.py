@@ -13,8 +13,8 @@ from collections.abc import Collection
 
 from pyspark_mq.errors import OptionError, QueuesTaken
 from pyspark_mq.options.source import WhenLocked
-from store.any_group import Group, HasGroups, Member, Subscriptions
-from store.any_log import LogAddress, Positions, Queue
+from store.api.group_protocol import Group, HasGroups, Member, Subscriptions
+from store.model.log_protocol import LogAddress, Positions, Queue
 
 _RENEW_SECONDS = 5.0  # and persist; RocketMQ's persistConsumerOffsetInterval, its locks are renewed every 20 s
 _GRACE_SECONDS = 3.0  # for a query that is just being killed; RocketMQ's, between two tries to lock

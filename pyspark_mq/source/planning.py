@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from store.any_log import Int64s, QueueRange
+from store.model.log_protocol import Int64s, QueueRange
 
 _SIZES_AT_ONCE = 1 << 14
 _PACKED_MESSAGES = 1 << 16  # of several queues in one partition, about

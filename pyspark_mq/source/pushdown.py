@@ -21,8 +21,8 @@ from pyspark.sql.datasource import (
 )
 
 from store import TagFilter
-from store.any_log import Log, MessageFilter, QueueRange
 from store.format.layout import KEY_SEPARATOR, LIGHT_PREFIX
+from store.model.log_protocol import Log, MessageFilter, QueueRange
 
 _PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

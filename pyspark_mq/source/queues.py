@@ -11,7 +11,7 @@ from pyspark_mq.offsets.checkpoint import BatchStart
 from pyspark_mq.offsets.limits import Limit
 from pyspark_mq.offsets.losses import Case, Loss, lose, loss_before, not_there_yet
 from pyspark_mq.options.source import SourceOptions
-from store.any_log import Bounds, Fingerprints, Log, Positions, Queue, QueueRange
+from store.model.log_protocol import Bounds, Fingerprints, Log, Positions, Queue, QueueRange
 from store.read.conditions import is_never_true
 from store.read.sql_filter import SqlFilter
 

@@ -18,8 +18,8 @@ from pyspark_mq.source.queues import strangers
 from pyspark_mq.source.schema import projection
 from pyspark_mq.worker import spare_what_is_loaded
 from store import UnknownTopic
-from store.any_log import Fingerprints, Log, Positions, Queue, QueueRange, ReadSpec
-from store.errors import OffsetOutOfRange
+from store.model.errors import OffsetOutOfRange
+from store.model.log_protocol import Fingerprints, Log, Positions, Queue, QueueRange, ReadSpec
 
 ARRIVAL_TIMEOUT_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 0.25  # a shared file system does not notify

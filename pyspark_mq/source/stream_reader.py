@@ -29,7 +29,7 @@ from pyspark_mq.source.orderly import OrderlyQueues, group_of
 from pyspark_mq.source.planning import limit_ranges
 from pyspark_mq.source.queues import Queues, are_gone, ends, is_enough, strangers, unchanged
 from pyspark_mq.source.reading import RangeReader, partitions_of
-from store.any_log import Bounds, Fingerprints, Int64s, Log, Positions, Queue, QueueRange
+from store.model.log_protocol import Bounds, Fingerprints, Int64s, Log, Positions, Queue, QueueRange
 
 _NO_LIMIT = (1 << 63) - 1
 

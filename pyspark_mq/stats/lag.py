@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from store.any_log import Log, Queue
+from store.model.log_protocol import Log, Queue
 
 
 class Lag(NamedTuple):

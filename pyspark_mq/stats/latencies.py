@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.any_log import Int64s
 from store.files.figures import BUCKETS, HELD, REFUSED, Figure, figures_in
+from store.model.log_protocol import Int64s
 
 Clients = dict[tuple[str, str, str, str], Figure]  # by client, name, topic and group
 _NOT_YET = (0,) * (1 + max(map(len, BUCKETS.values())))

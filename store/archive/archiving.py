@@ -20,17 +20,17 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from store.any_log import Fingerprint, Queue
 from store.archive.catalog import ArchivedQueue, Catalog, Segment, Segments
 from store.archive.key_index import Filing
 from store.archive.kin import Kin
 from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, NO_TIME, queue_path, segment_path
 from store.archive.place import Place
 from store.archive.standing import Standing, of_another, passed_over
-from store.errors import ArchiveOfAnother, CorruptSegment, CorruptStore, OffsetLost, StoreError, UnknownTopic
 from store.format.layout import CQ_ENTRY
-from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
+from store.model.errors import ArchiveOfAnother, CorruptSegment, CorruptStore, OffsetLost, StoreError, UnknownTopic
+from store.model.integers import LONG_MAX
+from store.model.log_protocol import Fingerprint, Queue
 from store.publish.flusher import flush_log, flushing
 from store.read.checked import Checked, checked_blocks
 from store.read.fingerprint import can_have

@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from store.any_log import Fingerprint, Queue
 from store.archive.layout import (
     COMMIT_LOG,
     CONSUME_QUEUE,
@@ -31,11 +30,12 @@ from store.archive.layout import (
     is_folder,
     queue_path,
 )
-from store.errors import CorruptStore
 from store.files.admin_files import number, table
 from store.format.layout import CQ_ENTRY, MAX_QUEUES
 from store.format.strict_json import decode_fastjson, encode
-from store.integers import LONG_MAX
+from store.model.errors import CorruptStore
+from store.model.integers import LONG_MAX
+from store.model.log_protocol import Fingerprint, Queue
 
 _CRC = b',"metadata.crc32":'  # of all bytes before it; behind it a number and "}". No topic has such a name
 _MOST_BYTES = 1 << 60  # of a file, and of a segment: what comes behind has an offset, too

@@ -10,11 +10,9 @@ from heapq import heappop, heappush
 import numpy as np
 import pyarrow as pa
 
-from store.any_log import Int64s, Queue, QueueRange, ReadSpec
 from store.archive.catalog import Catalog
 from store.archive.flat import FlatQueue
 from store.archive.key_index import Items, KeyIndex
-from store.errors import InvalidMessageId
 from store.format import compute as pc
 from store.format.arrays import constant, numbers
 from store.format.entering import keys_of
@@ -22,6 +20,8 @@ from store.format.key_hashes import key_hash
 from store.format.layout import ARCHIVE_INDEX_ITEM, LIGHT_PREFIX
 from store.format.stored_message import StoredMessage, decode_record
 from store.index.index import END_OF_TIME
+from store.model.errors import InvalidMessageId
+from store.model.log_protocol import Int64s, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.read.narrowing import joined
 from store.read.query import offset_of_id

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from store.any_log import Queue
 from store.archive.catalog import ArchivedQueue, Segments
 from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, segment_path
-from store.errors import CorruptSegment, OffsetLost
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset
 from store.format.strings import Bytes
 from store.log.consume_queue import Entries
+from store.model.errors import CorruptSegment, OffsetLost
+from store.model.log_protocol import Queue
 from store.objects.any_objects import ByteReader
 
 _PIECE_BYTES = 4 << 20  # of the log, a request

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from store.any_log import Queue
 from store.archive.catalog import ArchivedQueue, Catalog
 from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, queue_path, segment_path
 from store.archive.place import Place
 from store.archive.standing import Standing
-from store.errors import UnknownTopic
+from store.model.errors import UnknownTopic
+from store.model.log_protocol import Queue
 
 
 def forget(place: Place, catalog: Catalog, standing: Standing, topics: Mapping[str, Sequence[Queue]]) -> int:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
 
-from store.any_log import Bounds, Positions, Queue, QueueRange
+from store.model.log_protocol import Bounds, Positions, Queue, QueueRange
 
 POLL_SECONDS = 0.5  # between two looks
 

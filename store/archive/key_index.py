@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from store.any_log import Int64s, Queue
 from store.archive.catalog import Catalog, Segment, Segments
 from store.archive.flat import FlatFile
 from store.archive.layout import INDEX, INDEX_SLOTS, index_path, segment_path
-from store.errors import CorruptSegment
 from store.format.key_hashes import key_hashes
 from store.format.layout import (
     ARCHIVE_INDEX_HEADER,
@@ -28,6 +26,8 @@ from store.format.layout import (
     PROPERTY_KEYS,
     PROPERTY_UNIQ_KEY,
 )
+from store.model.errors import CorruptSegment
+from store.model.log_protocol import Int64s, Queue
 from store.objects.any_objects import ByteReader
 from store.read.checked import Checked
 

@@ -10,12 +10,12 @@ from contextlib import suppress
 
 import numpy as np
 
-from store.any_log import Fingerprint, Queue
 from store.archive.flat import FlatQueue
-from store.errors import ArchiveOfAnother, CorruptStore, OffsetLost
 from store.format.layout import CQ_PRE_BLANK_SIZE, PROPERTY_CRC_BYTES, RECORD_HEADER
 from store.format.record_view import RecordView
 from store.log.commit_log import CommitLog
+from store.model.errors import ArchiveOfAnother, CorruptStore, OffsetLost
+from store.model.log_protocol import Fingerprint, Queue
 from store.read.fingerprint import fingerprint
 from store.read.published import PublishedQueues
 

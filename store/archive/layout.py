@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
-from store.any_log import Queue
 from store.format.layout import SEGMENT_NAME_DIGITS, segment_name
+from store.model.log_protocol import Queue
 
 HASH_DIGITS: Final = 8  # of the MD5 of what follows: so neighbours are spread over an object store
 COMMIT_LOG: Final = "COMMIT_LOG"

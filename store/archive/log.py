@@ -1,4 +1,4 @@
-"""An archive as a log of any kind, see `any_log`. It is read only, knows no groups, and whoever waits looks again."""
+"""An archive as a log of any kind, see `log_protocol`. It is read only, has no groups, and waits by looking again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,31 @@ from typing import NoReturn, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from store.any_log import (
+from store.archive.catalog import ArchivedQueue, Catalog
+from store.archive.finding import Finding
+from store.archive.flat import MAX_STRETCH, FlatQueue
+from store.archive.held import POLL_SECONDS, PolledHeld
+from store.archive.kin import Kin
+from store.archive.names import named
+from store.archive.place import Place, StillPlace
+from store.archive.records import Records, records_of
+from store.files.config import StoreConfig
+from store.format.columns import check_columns
+from store.format.layout import CQ_ENTRY
+from store.format.stored_message import StoredMessage, inflated
+from store.format.stored_messages import stored_messages
+from store.index.index import END_OF_TIME
+from store.model.errors import (
+    CorruptRecord,
+    CorruptSegment,
+    NoArchive,
+    OffsetLost,
+    OffsetNotYet,
+    ReadOnlyStore,
+    UnknownTopic,
+)
+from store.model.integers import LONG_MAX
+from store.model.log_protocol import (
     BATCH_BYTES,
     Boundary,
     Bounds,
@@ -25,22 +49,6 @@ from store.any_log import (
     QueueRange,
     ReadSpec,
 )
-from store.archive.catalog import ArchivedQueue, Catalog
-from store.archive.finding import Finding
-from store.archive.flat import MAX_STRETCH, FlatQueue
-from store.archive.held import POLL_SECONDS, PolledHeld
-from store.archive.kin import Kin
-from store.archive.names import named
-from store.archive.place import Place, StillPlace
-from store.archive.records import Records, records_of
-from store.errors import CorruptRecord, CorruptSegment, NoArchive, OffsetLost, OffsetNotYet, ReadOnlyStore, UnknownTopic
-from store.files.config import StoreConfig
-from store.format.columns import check_columns
-from store.format.layout import CQ_ENTRY
-from store.format.stored_message import StoredMessage, inflated
-from store.format.stored_messages import stored_messages
-from store.index.index import END_OF_TIME
-from store.integers import LONG_MAX
 from store.objects.urls import storage_options, without_secrets
 from store.read.checked import Checked, checked_blocks
 from store.read.fingerprint import fingerprint

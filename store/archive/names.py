@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from store.any_log import Int64s
+from store.model.log_protocol import Int64s
 
 _BITS: Final = 63
 _TOPIC_BITS: Final = 12

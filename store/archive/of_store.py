@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from store.any_log import Queue
 from store.archive.archiving import PIECE_BYTES, Archived, Archiving, Progress
 from store.archive.catalog import Catalog
 from store.archive.expiry import expire
@@ -19,15 +18,6 @@ from store.archive.kin import Kin
 from store.archive.layout import DEFAULT_CLUSTER
 from store.archive.place import Place
 from store.archive.standing import Standing
-from store.errors import (
-    ArchiveOfAnother,
-    CorruptSegment,
-    InvalidArgument,
-    NoArchive,
-    QueuesPassedOver,
-    StoreLocked,
-    UnknownTopic,
-)
 from store.files.atomic import make_directory, open_file, write_file
 from store.files.config import REMEMBERED, StoreConfig, settings_text, settings_there, with_settings
 from store.files.opened import Descriptor
@@ -39,10 +29,20 @@ from store.format.layout import (
     SYSTEM_TOPIC_PREFIX,
     SYSTEM_TOPICS,
 )
-from store.integers import seconds
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW
 from store.log.queue_ends import QueueEnds
+from store.model.errors import (
+    ArchiveOfAnother,
+    CorruptSegment,
+    InvalidArgument,
+    NoArchive,
+    QueuesPassedOver,
+    StoreLocked,
+    UnknownTopic,
+)
+from store.model.integers import seconds
+from store.model.log_protocol import Queue
 from store.objects.urls import local_path, without_secrets
 from store.publish.log_end import is_message
 from store.read.published import PublishedQueues

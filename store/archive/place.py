@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from store.any_log import Queue
 from store.archive.catalog import Catalog
 from store.archive.flat import FlatQueue
 from store.archive.key_index import KeyIndex
 from store.archive.layout import METADATA, cluster_folder, index_path, is_cluster_folder, is_folder, queue_path
-from store.errors import ConfigError, NoArchive, ObjectsUnavailable, UnsupportedStore
+from store.model.errors import ConfigError, NoArchive, ObjectsUnavailable, UnsupportedStore
+from store.model.log_protocol import Queue
 from store.objects.any_objects import ByteReader, Objects, objects_at
 from store.objects.urls import without_secrets
 

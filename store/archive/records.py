@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from store.any_log import Int64s, MessageFilter
 from store.archive.flat import FlatQueue
 from store.archive.names import names
 from store.format.arrays import numbers
 from store.format.columns import Block
 from store.format.layout import CQ_ENTRY
+from store.model.log_protocol import Int64s, MessageFilter
 from store.read.blocks import block_of, may_match
 from store.read.scan import batch_bounds
 

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from store.any_log import Fingerprint, Queue
 from store.archive.catalog import Catalog
 from store.archive.flat import FlatQueue
 from store.archive.kin import Kin
 from store.archive.place import Place
-from store.errors import (
+from store.model.errors import (
     ArchiveOfAnother,
     CorruptStore,
     OffsetLost,
@@ -20,6 +19,7 @@ from store.errors import (
     UnknownQueue,
     UnknownTopic,
 )
+from store.model.log_protocol import Fingerprint, Queue
 
 
 class Standing(NamedTuple):

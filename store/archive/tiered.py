@@ -14,16 +14,25 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from store.any_log import Boundary, Bounds, Fingerprint, MessageFilter, Positions, Queue, QueueRange, ReadSpec
 from store.archive.kin import Kin
 from store.archive.log import ArchiveLog
 from store.archive.of_store import StoreArchive
 from store.archive.recent import RecentPlace
-from store.errors import CorruptRecord, MessageTooLarge, OffsetLost, UnknownTopic
 from store.files.config import StoreConfig
 from store.format.columns import check_columns
 from store.format.layout import CQ_ENTRY, LIGHT_PREFIX
 from store.format.stored_message import StoredMessage
+from store.model.errors import CorruptRecord, MessageTooLarge, OffsetLost, UnknownTopic
+from store.model.log_protocol import (
+    Boundary,
+    Bounds,
+    Fingerprint,
+    MessageFilter,
+    Positions,
+    Queue,
+    QueueRange,
+    ReadSpec,
+)
 from store.read.getting import MOST_RECORDS, GetResult, GetStatus
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from store.any_log import Queue
+from store.model.log_protocol import Queue
 
 
 def allocate(queues: Iterable[Queue], members: Sequence[str], member: str) -> list[Queue]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from store import MessageStore
+from store.api.message_store import MessageStore
 
 
 def delete_topic(path: str | os.PathLike[str], topic: str) -> None:

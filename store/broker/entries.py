@@ -13,12 +13,12 @@ from itertools import starmap
 
 from msgspec import Struct, structs
 
-from store.any_group import EVERYTHING, MemberInfo, MessageModel, Subscription, Subscriptions
-from store.any_log import Queue
+from store.api.group_protocol import EVERYTHING, MemberInfo, MessageModel, Subscription, Subscriptions
 from store.broker.queue_locks import held
-from store.errors import GroupConflict, InvalidArgument
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.strict_json import Int, Long, decode, encode
+from store.model.errors import GroupConflict, InvalidArgument
+from store.model.log_protocol import Queue
 
 SILENT_SECONDS = 120.0  # after so long RocketMQ's broker misses a client
 _INSTANCE = r"[a-zA-Z0-9_%|#-][a-zA-Z0-9_%|#.-]{0,99}"

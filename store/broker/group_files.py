@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
-from store.any_group import MessageModel
-from store.any_log import Positions, Queue
+from store.api.group_protocol import MessageModel
 from store.broker.entries import Entry
 from store.broker.group_offsets import ALL, Resets, advance
 from store.broker.members import Roster, Seat
-from store.errors import FlushFailed
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.files.topics import Topics
+from store.model.errors import FlushFailed
+from store.model.log_protocol import Positions, Queue
 from store.publish.flusher import flush_log
 from store.publish.locks import among_groups
 

@@ -16,15 +16,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from store.any_group import ConsumeFromWhere
-from store.any_log import Boundary, Log, Positions, Queue
-from store.errors import CorruptStore
+from store.api.group_protocol import ConsumeFromWhere
 from store.files.admin_files import MAX_BYTES
 from store.files.atomic import make_folder, read_file, write_file
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import CONSUMERS_DIR, RETRY_TOPIC_PREFIX
 from store.format.strict_json import Int, Long, decode, encode
-from store.system_errors import system_errors
+from store.model.errors import CorruptStore
+from store.model.log_protocol import Boundary, Log, Positions, Queue
+from store.model.system_errors import system_errors
 
 ALL = ""  # for every member
 

@@ -11,10 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from store import MessageStore, StoredMessage
-from store.any_log import Queue
+from store.api.message_store import MessageStore
 from store.broker.group_offsets import advance
-from store.errors import CorruptRecord, MessageTooLarge, OffsetLost, StoreError, UnknownTopic
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import (
     HALF_TOPIC,
@@ -26,6 +24,9 @@ from store.format.layout import (
     TRANSACTIONS_GROUP,
 )
 from store.format.op_message import offsets_ended
+from store.format.stored_message import StoredMessage
+from store.model.errors import CorruptRecord, MessageTooLarge, OffsetLost, StoreError, UnknownTopic
+from store.model.log_protocol import Queue
 from store.publish.locks import among_groups
 
 QUEUE = 0  # of both topics, the only one

@@ -13,11 +13,19 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from store import MessageStore, StoreClosed, StoreLocked
-from store.any_log import MessageFilter
-from store.errors import CorruptStore, OffsetOutOfRange, StoreError, StoreUnavailable, UnknownTopic
+from store.api.message_store import MessageStore
 from store.files.opened import Opened
 from store.files.owned import is_owned
+from store.model.errors import (
+    CorruptStore,
+    OffsetOutOfRange,
+    StoreClosed,
+    StoreError,
+    StoreLocked,
+    StoreUnavailable,
+    UnknownTopic,
+)
+from store.model.log_protocol import MessageFilter
 from store.publish.watch import POLL_SECONDS, Watch
 from store.read.arrivals import Arrival
 

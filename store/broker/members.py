@@ -20,9 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from store.any_log import Positions, Queue
 from store.broker.entries import Entry, check_fit
-from store.errors import CorruptStore
 from store.files.atomic import make_folder, open_file, write_at
 from store.files.members_done import (
     DONE_DIR,
@@ -37,10 +35,12 @@ from store.files.members_done import (
 )
 from store.files.opened import Descriptor, Opened, Place
 from store.format.layout import CONSUMERS_DIR
+from store.model.errors import CorruptStore
+from store.model.log_protocol import Positions, Queue
+from store.model.system_errors import system_errors
 from store.publish.lock_holders import holders
 from store.publish.locks import is_held, set_lock
 from store.publish.published_end import current_boot_id
-from store.system_errors import system_errors
 
 _LOOK_SECONDS = 0.5  # a process that is killed closes its files a moment before its locks go
 _LOCK_BYTE = 0

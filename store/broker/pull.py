@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from store import GetResult, GetStatus, MessageStore, StoredMessage, UnknownQueue, UnknownTopic
-from store.any_log import MessageFilter
+from store.api.message_store import MessageStore
 from store.broker.response_codes import ResponseCode
+from store.format.stored_message import StoredMessage
+from store.model.errors import UnknownQueue, UnknownTopic
+from store.model.log_protocol import MessageFilter
+from store.read.getting import GetResult, GetStatus
 
 _CODES = {
     GetStatus.FOUND: ResponseCode.SUCCESS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 
-from store.any_log import Queue
+from store.model.log_protocol import Queue
 
 LOCK_SECONDS = 60.0  # rocketmq.broker.rebalance.lockMaxLiveTime
 

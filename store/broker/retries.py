@@ -12,15 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from store import (
-    AppendResult,
-    CorruptRecord,
-    MessageStore,
-    OffsetLost,
-    OffsetNotYet,
-    StoredMessage,
-    UnknownTopic,
-)
+from store.api.message_store import MessageStore
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.format.arrays import texts
 from store.format.copies import Copies, Places
@@ -34,8 +26,10 @@ from store.format.layout import (
     PROPERTY_WAIT,
     RETRY_TOPIC_PREFIX,
 )
-from store.format.stored_message import decode_record, host_of, offset_msg_id
-from store.integers import integer
+from store.format.stored_message import StoredMessage, decode_record, host_of, offset_msg_id
+from store.model.errors import CorruptRecord, OffsetLost, OffsetNotYet, UnknownTopic
+from store.model.integers import integer
+from store.publish.results import AppendResult
 
 _LEVEL_OF_FIRST = 3  # of a message that failed for the first time
 _TIMES = "reconsume_times"

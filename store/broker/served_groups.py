@@ -15,9 +15,9 @@ from pathlib import Path
 from store.files.atomic import make_folder, open_file
 from store.files.opened import Descriptor
 from store.format.layout import CLIENTS_DIR, SERVED_FILE
+from store.model.system_errors import system_errors
 from store.publish.lock_holders import holders
 from store.publish.locks import is_held, set_lock
-from store.system_errors import system_errors
 
 
 class ServerGroups:

@@ -21,17 +21,9 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from store import Append, AppendResult, Message, MessageStore, StoredMessage
+from store.api.append import Append
+from store.api.message_store import MessageStore
 from store.broker.half_messages import QUEUE, Half, HalfMessages, made, number_in
-from store.errors import (
-    CorruptRecord,
-    MessageRefused,
-    OffsetLost,
-    PutStatus,
-    StoreError,
-    TransactionEnded,
-    UnknownTopic,
-)
 from store.files.consumer_offsets import check_group_name
 from store.files.owned import is_owned
 from store.files.topics import Topics
@@ -54,10 +46,21 @@ from store.format.layout import (
     SYS_TRANSACTION_COMMIT,
     UNDECIDED_TOPIC,
 )
+from store.format.message import Message
 from store.format.op_message import op_body
-from store.format.stored_message import decode_record
-from store.integers import seconds
+from store.format.stored_message import StoredMessage, decode_record
+from store.model.errors import (
+    CorruptRecord,
+    MessageRefused,
+    OffsetLost,
+    PutStatus,
+    StoreError,
+    TransactionEnded,
+    UnknownTopic,
+)
+from store.model.integers import seconds
 from store.publish.putting import Putting, encoding_of
+from store.publish.results import AppendResult
 
 IMMUNITY_SECONDS = 6.0  # transactionTimeOut
 MAX_CHECKS = 15  # transactionCheckMax

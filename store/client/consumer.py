@@ -13,8 +13,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
 
-from store.any_group import Group, HasGroups, MessageModel, Subscription
-from store.any_log import BATCH_BYTES, Log, LogAddress, MessageFilter, Queue
+from store.api.group_protocol import Group, HasGroups, MessageModel, Subscription
 from store.client.consumer_config import DEFAULTS, ConsumerConfig
 from store.client.consuming import Broadcast, Concurrently, ConsumeService, Orderly, consume
 from store.client.listening import Listener, check_listener
@@ -24,7 +23,12 @@ from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller
 from store.client.rebalancer import Rebalancer
 from store.cluster.address import SCHEME, ClusterAddress
-from store.errors import (
+from store.directory.directory_group import LocalGroup
+from store.directory.through_log import address_at
+from store.files.figures import DELIVERED, HELD, Figures
+from store.files.opened import Opened
+from store.format.layout import RETRY_TOPIC_PREFIX
+from store.model.errors import (
     InvalidArgument,
     ObjectsUnavailable,
     StoreBusy,
@@ -33,12 +37,8 @@ from store.errors import (
     UnknownTopic,
     Unreachable,
 )
-from store.files.figures import DELIVERED, HELD, Figures
-from store.files.opened import Opened
-from store.format.layout import RETRY_TOPIC_PREFIX
-from store.local_group import LocalGroup
+from store.model.log_protocol import BATCH_BYTES, Log, LogAddress, MessageFilter, Queue
 from store.read.filters import EVERYTHING, message_filter
-from store.through import address_at
 
 _MIB = 1 << 20
 _MAX_RECONSUME_TIMES = 16
@@ -70,7 +70,7 @@ class Consumer(Opened):
         """Join a group and begin.
 
         log: the path of a store; a cluster, as "rocketmq://host:port" of its name servers, or as a `ClusterAddress`
-        where more is to be said; or any log, which stays the caller's. group: a name, or any group, see `any_group`.
+        where more is to be said; or any log, which stays the caller's. group: a name, or any `Group`.
         topics: one, or several with what to read of each: tags as in "paid || shipped", or a `Subscription`. All
         members of a group have to say the same. listener: called with a sequence of messages of one queue; what it
         raises lets them come again, see `ReconsumeLater`. orderly: a queue's messages in their order, one call at a

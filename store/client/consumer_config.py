@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from store.any_group import ConsumeFromWhere, MessageModel
-from store.integers import integer, one_of, span
+from store.api.group_protocol import ConsumeFromWhere, MessageModel
+from store.model.integers import integer, one_of, span
 
 
 @dataclass(frozen=True, kw_only=True)

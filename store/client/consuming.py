@@ -8,12 +8,12 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-from store.any_group import Member
+from store.api.group_protocol import Member
 from store.client.listening import Listener, Outcome, call
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
-from store.errors import StoreError
 from store.files.figures import PROCESS_FAILED, PROCESSED, Figures
+from store.model.errors import StoreError
 
 _SEND_BACK_AGAIN_SECONDS = 5.0
 _DEAD_LETTERS = -1  # delay level

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 
 from store.broker.retries import first_id
 from store.client.messages import Messages, ReceivedMessage
-from store.errors import InvalidArgument
+from store.model.errors import InvalidArgument
 
 Listener = Callable[[Sequence[ReceivedMessage]], None]
 

@@ -11,7 +11,6 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 import pyarrow as pa
 
-from store.any_log import Int64s, Queue
 from store.files.figures import Floats
 from store.format import compute as pc
 from store.format.arrays import numbers
@@ -25,6 +24,7 @@ from store.format.layout import (
 )
 from store.format.property_columns import dicts
 from store.format.stored_message import StoredMessage, host_of, offset_msg_id
+from store.model.log_protocol import Int64s, Queue
 
 # What is pulled. Tags, keys and ids come out of the properties when somebody asks: of one message alone, each of their
 # columns takes as long as all those that are copied.

@@ -6,8 +6,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from store.any_log import Queue
 from store.client.messages import Columns, Messages
+from store.model.log_protocol import Queue
 
 _NEVER = math.inf
 

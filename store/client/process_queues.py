@@ -12,10 +12,10 @@ from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple
 
-from store.any_log import Positions
 from store.client.messages import Columns
 from store.client.process_queue import Handful, ProcessQueue
 from store.files.owned import is_owned
+from store.model.log_protocol import Positions
 
 
 class Taken(NamedTuple):

@@ -13,18 +13,18 @@ from typing import Any, overload
 
 import pyarrow as pa
 
+from store.api.message_store import MessageStore
 from store.client.producer_buffer import Buffer, Limits
 from store.client.producer_future import Row, SendFuture, already_stored
 from store.client.producer_memory import Memory
 from store.client.producer_sender import Sender
 from store.client.replies import Replies
-from store.errors import InvalidArgument, NoReply
 from store.files.opened import Opened
 from store.format.layout import RECORD_HEADER
 from store.format.message import Message, check_mapping, illegal
 from store.format.stored_message import StoredMessage
-from store.integers import integer, span
-from store.message_store import MessageStore
+from store.model.errors import InvalidArgument, NoReply
+from store.model.integers import integer, span
 
 _NO_MESSAGES = pa.schema([("body", pa.binary())]).empty_table()
 _NO_PROPERTIES: dict[str, str] = {}

@@ -6,8 +6,8 @@ import threading
 from typing import NamedTuple
 
 from store.client.producer_future import WIDTH, Lot, Row, SendFuture
-from store.errors import BufferFull, InvalidArgument, StoreClosed, StoreLocked
 from store.files.owned import is_owned
+from store.model.errors import BufferFull, InvalidArgument, StoreClosed, StoreLocked
 
 
 class Limits(NamedTuple):

@@ -11,10 +11,10 @@ from concurrent.futures import Future
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from store.errors import PutStatus, StoreError, StoreForked
 from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.message import Message
 from store.format.stored_message import offset_msg_ids
+from store.model.errors import PutStatus, StoreError, StoreForked
 from store.publish.putting import PutResult
 from store.publish.results import AppendResult
 

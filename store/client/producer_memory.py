@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from store.errors import InvalidGroup, OffsetLost, StoreLocked
+from store.api.message_store import MessageStore
 from store.files.atomic import make_directory
 from store.files.consumer_offsets import check_group_name
 from store.files.opened import Descriptor
@@ -29,7 +29,7 @@ from store.format.arrays import constant
 from store.format.message import Message
 from store.format.strict_json import decode, encode
 from store.format.topic_names import PRODUCERS_TOPIC
-from store.message_store import MessageStore
+from store.model.errors import InvalidGroup, OffsetLost, StoreLocked
 
 _NOTE_SECONDS = 60.0
 

@@ -10,11 +10,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from store.append import Append
+from store.api.append import Append
+from store.api.message_store import MessageStore
 from store.client.producer_buffer import Buffer
 from store.client.producer_future import Failure, Lot, Outcome, Placed
 from store.client.producer_memory import Memory
-from store.errors import (
+from store.files.figures import SEND_FAILED, SENT
+from store.format.message import Message
+from store.format.message_lists import MANY, NotColumns, table_of
+from store.model.errors import (
     InvalidArgument,
     InvalidColumns,
     MessageRefused,
@@ -23,10 +27,6 @@ from store.errors import (
     UnknownQueue,
     UnknownTopic,
 )
-from store.files.figures import SEND_FAILED, SENT
-from store.format.message import Message
-from store.format.message_lists import MANY, NotColumns, table_of
-from store.message_store import MessageStore
 
 _logger = logging.getLogger("store")
 _REFUSALS = (MessageRefused, InvalidColumns, InvalidArgument, UnknownQueue)  # of a message, whoever sends it and when

@@ -12,13 +12,13 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from store.any_log import Held, Log, MessageFilter, Queue, QueueRange, ReadSpec
 from store.client.messages import COLUMNS, Columns, FewColumns
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues
-from store.errors import OffsetLost, OffsetOutOfRange, UnknownTopic
 from store.files.figures import Figure
 from store.format.stored_message import StoredMessage
+from store.model.errors import OffsetLost, OffsetOutOfRange, UnknownTopic
+from store.model.log_protocol import Held, Log, MessageFilter, Queue, QueueRange, ReadSpec
 
 _IDLE_SECONDS = 60.0
 _FEW = 16

@@ -9,14 +9,14 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from store.any_group import ConsumeFromWhere, Member
-from store.any_log import Bounds, Log, Positions, Queue
+from store.api.group_protocol import ConsumeFromWhere, Member
 from store.broker.allocation import allocate
 from store.broker.group_offsets import first_offsets
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.client.puller import Puller
-from store.errors import StoreFull, UnknownTopic
+from store.model.errors import StoreFull, UnknownTopic
+from store.model.log_protocol import Bounds, Log, Positions, Queue
 
 _RENEW_SECONDS = 20.0  # rocketmq.client.rebalance.lockInterval
 _LEASE_SECONDS = 30.0  # rocketmq.client.rebalance.lockMaxLiveTime

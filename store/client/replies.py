@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
-from store.any_log import Held, Queue
-from store.errors import InvalidArgument, StoreClosed, StoreError, UnknownTopic
+from store.api.message_store import MessageStore
+from store.directory.directory_log import LocalLog
 from store.files.topics import Topics
 from store.format.layout import (
     PROPERTY_CLUSTER,
@@ -31,8 +31,8 @@ from store.format.layout import (
 )
 from store.format.message import Message
 from store.format.stored_message import StoredMessage
-from store.local import LocalLog
-from store.message_store import MessageStore
+from store.model.errors import InvalidArgument, StoreClosed, StoreError, UnknownTopic
+from store.model.log_protocol import Held, Queue
 from store.read.filters import EVERYTHING
 
 _CLUSTER = "DefaultCluster"  # as RocketMQ's conf/broker.conf has it

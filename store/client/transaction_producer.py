@@ -12,15 +12,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+from store.api.message_store import MessageStore
 from store.broker.transactions import IMMUNITY_SECONDS, MAX_CHECKS, Outcome, Transactions
-from store.errors import CorruptStore, FlushFailed, InvalidArgument, PutStatus, StoreError, StoreLocked, StoreNotOpen
 from store.files.atomic import make_folder
 from store.files.opened import Opened
 from store.files.reached import PRODUCERS_FOLDER
 from store.format.message import Message
 from store.format.stored_message import StoredMessage
-from store.integers import integer, seconds
-from store.message_store import MessageStore
+from store.model.errors import (
+    CorruptStore,
+    FlushFailed,
+    InvalidArgument,
+    PutStatus,
+    StoreError,
+    StoreLocked,
+    StoreNotOpen,
+)
+from store.model.integers import integer, seconds
 from store.publish.locks import Turn
 from store.publish.putting import PutResult
 

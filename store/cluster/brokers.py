@@ -7,14 +7,14 @@ from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
-from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
 from store.cluster.copies import Copies
 from store.cluster.name_servers import FIRST_PAUSE_SECONDS, PAUSE_SECONDS, REQUEST_SECONDS, NameServers
 from store.cluster.refusals import explained, may_pass
 from store.cluster.route_table import RouteTable
 from store.cluster.routes import Broker
-from store.errors import RemotingError, Unreachable, Untrusted
+from store.model.errors import RemotingError, Unreachable, Untrusted
+from store.model.log_protocol import Queue
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command

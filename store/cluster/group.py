@@ -1,4 +1,4 @@
-"""Consumer groups of a cluster, see `any_group`: their members are RocketMQ's clients, in any language.
+"""Consumer groups of a cluster, see `group_protocol`: their members are RocketMQ's clients, in any language.
 
 Brokers know who is in a group, by its heart-beats, and keep how far it has read. What they do not keep this refuses.
 """
@@ -11,8 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from store.any_group import MemberInfo, MessageModel, Subscriptions
-from store.any_log import Positions, Queue
+from store.api.group_protocol import MemberInfo, MessageModel, Subscriptions
 from store.broker.entries import Entry, check_fit, client_id
 from store.broker.response_codes import ResponseCode
 from store.cluster.brokers import Brokers
@@ -20,10 +19,11 @@ from store.cluster.member import ClusterMember
 from store.cluster.name_servers import NameServers
 from store.cluster.offsets import committed
 from store.cluster.routes import parse_json
-from store.errors import RequestRefused, UnsupportedStore
 from store.files.consumer_offsets import check_group_name
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.strict_json import encode
+from store.model.errors import RequestRefused, UnsupportedStore
+from store.model.log_protocol import Positions, Queue
 from store.remoting.bodies import SubscriptionData
 from store.remoting.codes import RequestCode
 from store.remoting.headers import Group as GroupHeader

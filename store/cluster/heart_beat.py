@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from store.any_group import Subscription
+from store.api.group_protocol import Subscription
 from store.broker.entries import Entry
 from store.format.java_hash import java_hash_code
 from store.format.layout import RETRY_TOPIC_PREFIX

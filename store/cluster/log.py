@@ -9,16 +9,6 @@ from typing import Self
 
 import pyarrow as pa
 
-from store.any_log import (
-    Boundary,
-    Bounds,
-    Fingerprints,
-    MessageFilter,
-    Positions,
-    Queue,
-    QueueRange,
-    ReadSpec,
-)
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.held import ClusterHeld
 from store.cluster.name_servers import NameServers
@@ -28,9 +18,19 @@ from store.cluster.routes import parse_offsets
 from store.cluster.scan import decoded
 from store.cluster.tails import Tails
 from store.cluster.topics import Topics
-from store.errors import OffsetLost, OffsetNotYet, UnknownTopic
 from store.files.consumer_offsets import check_group_name
 from store.format.columns import check_columns
+from store.model.errors import OffsetLost, OffsetNotYet, UnknownTopic
+from store.model.log_protocol import (
+    Boundary,
+    Bounds,
+    Fingerprints,
+    MessageFilter,
+    Positions,
+    Queue,
+    QueueRange,
+    ReadSpec,
+)
 from store.remoting.codes import RequestCode
 from store.remoting.headers import Offset, SearchOffset
 

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 
-from store.any_log import Positions, Queue
 from store.broker.entries import Entry
 from store.broker.queue_locks import LOCK_SECONDS, Claims, claim
 from store.cluster.brokers import Brokers, answered
@@ -18,11 +17,12 @@ from store.cluster.name_servers import ANSWER_SECONDS, NameServers
 from store.cluster.offsets import commit, committed, resets
 from store.cluster.refusals import may_pass
 from store.cluster.routes import Broker, parse_locked, parse_member_ids, parse_reset
-from store.errors import InvalidArgument, RemotingError, RequestRefused, UnknownTopic, Unreachable
 from store.files.opened import Opened
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.stored_message import StoredMessage
 from store.format.strict_json import encode
+from store.model.errors import InvalidArgument, RemotingError, RequestRefused, UnknownTopic, Unreachable
+from store.model.log_protocol import Positions, Queue
 from store.remoting.bodies import LockRequest, MessageQueue
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from store.cluster.credentials import Credentials
-from store.errors import InvalidArgument
+from store.model.errors import InvalidArgument
 from store.remoting.addresses import host_and_port
 from store.remoting.tls import Tls
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from store.broker.response_codes import ResponseCode
-from store.errors import RemotingError, RequestRefused, Unreachable
+from store.model.errors import RemotingError, RequestRefused, Unreachable
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 

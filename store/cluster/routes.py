@@ -9,10 +9,10 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from store.any_log import Positions, Queue
-from store.errors import BadFrame
 from store.format.layout import GROUP_SEPARATOR
 from store.format.strict_json import decode_fastjson
+from store.model.errors import BadFrame
+from store.model.log_protocol import Positions, Queue
 from store.remoting.bodies import MessageQueue
 
 _READ, _WRITE = 4, 2  # bits of perm

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from store.any_log import QueueRange, ReadSpec
 from store.cluster.pulls import Records
-from store.errors import CorruptRecord, UnsupportedStore
 from store.files.config import StoreConfig
 from store.format.columns import Block
 from store.format.layout import RECORD_HEADER, field_offset
 from store.format.records import gather
 from store.log.dispatch import hop
+from store.model.errors import CorruptRecord, UnsupportedStore
+from store.model.log_protocol import QueueRange, ReadSpec
 from store.read.decoding import Decoding
 from store.read.scan import batch_bounds
 

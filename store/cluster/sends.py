@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.any_log import Int64s, Queue
 from store.broker.response_codes import ResponseCode
 from store.cluster.brokers import Brokers
 from store.cluster.refusals import explained, may_pass
-from store.errors import RemotingError, RequestRefused, UnknownTopic, Unreachable
 from store.format.layout import PROPERTY_DELAY, PROPERTY_DELIVER_AT
 from store.format.message_columns import MessageColumns
 from store.format.properties import encode_properties
 from store.format.strings import flat
 from store.format.tables import encoded_properties
+from store.model.errors import RemotingError, RequestRefused, UnknownTopic, Unreachable
+from store.model.log_protocol import Int64s, Queue
 from store.publish.results import AppendResult
 from store.remoting.batches import batch_entries
 from store.remoting.codes import RequestCode

@@ -7,11 +7,11 @@ import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import NamedTuple
 
-from store.any_log import Positions, Queue, QueueRange
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.name_servers import REQUEST_SECONDS
 from store.cluster.pulls import PULLED, pull_header
 from store.cluster.routes import Broker
+from store.model.log_protocol import Positions, Queue, QueueRange
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 

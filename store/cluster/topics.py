@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 
-from store.any_log import Queue
 from store.cluster.brokers import Brokers
+from store.model.log_protocol import Queue
 
 
 class Topics(Mapping[str, tuple[Queue, ...]]):

@@ -12,13 +12,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from store.any_log import Int64s, Queue
 from store.broker.response_codes import ResponseCode
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.log import ClusterLog
 from store.cluster.name_servers import NameServers
 from store.cluster.sends import send
-from store.errors import (
+from store.format.arrays import constant
+from store.format.entering import check_topic
+from store.format.java_hash import java_hash
+from store.format.message_columns import ANY_QUEUE, MessageColumns, as_table, split
+from store.format.strings import lengths
+from store.format.topic_names import check_topic_name
+from store.model.errors import (
     InvalidColumns,
     RequestRefused,
     StoreClosed,
@@ -27,12 +32,7 @@ from store.errors import (
     UnknownTopic,
     UnsupportedStore,
 )
-from store.format.arrays import constant
-from store.format.entering import check_topic
-from store.format.java_hash import java_hash
-from store.format.message_columns import ANY_QUEUE, MessageColumns, as_table, split
-from store.format.strings import lengths
-from store.format.topic_names import check_topic_name
+from store.model.log_protocol import Int64s, Queue
 from store.publish.results import AppendResult
 from store.remoting.headers import Offset
 from store.remoting.routes import DEFAULT_TOPIC, READ_WRITE

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from store.any_log import Int64s
 from store.log.commit_log import CommitLog
 from store.log.dispatch import walk
+from store.model.log_protocol import Int64s
 
 FIELD = "prepared_transaction_offset"
 

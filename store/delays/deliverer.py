@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from store.delays.delivery import Delivery
-from store.errors import CorruptStore, FlushFailed, StoreError, StoreNotOpen
 from store.format.layout import LOCK_FILE
+from store.model.errors import CorruptStore, FlushFailed, StoreError, StoreNotOpen
 from store.publish.locks import DELIVERY_BYTE, Turn
 from store.publish.watch import Watch
 

@@ -11,14 +11,12 @@ from typing import Protocol
 
 import numpy as np
 
-from store.any_log import Int64s
 from store.delays.delivered import FIELD, delivered_behind, proof
 from store.delays.due import Due
 from store.delays.levels import Levels
 from store.delays.progress import Progress, write_timer_check
 from store.delays.timer_log import write_timer_log
 from store.delays.timers import Timers
-from store.errors import CorruptRecord, OffsetLost
 from store.files.topics import Topics
 from store.format.arrays import arrow, numbers
 from store.format.copies import Copies, Places
@@ -28,6 +26,8 @@ from store.format.records import Encoding, Records
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.log.queue_ends import QueueEnds
+from store.model.errors import CorruptRecord, OffsetLost
+from store.model.log_protocol import Int64s
 from store.publish.published_end import PublishedEnd
 from store.publish.results import AppendResult
 from store.read.taking import taken

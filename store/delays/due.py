@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.any_log import Int64s
+from store.model.log_protocol import Int64s
 
 # Of each queue in a step, which takes some 20 ms, for which others who append wait; and no more memory than this.
 _MOST, _MOST_BYTES = 4096, 8 << 20

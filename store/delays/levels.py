@@ -14,15 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from store.any_log import Int64s
 from store.delays.due import Due
-from store.errors import OffsetLost
 from store.format.delayed import LEVELS
 from store.format.layout import CQ_PRE_BLANK_SIZE, RECORD_HEADER, SCHEDULE_TOPIC, field_offset
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue, Entries
 from store.log.consume_queues import ConsumeQueues, Ends
 from store.log.queue_begins import behind_lost, first_left
+from store.model.errors import OffsetLost
+from store.model.log_protocol import Int64s
 from store.publish.appender import FAR_MS
 
 _logger = logging.getLogger("store")

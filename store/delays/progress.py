@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 
 from store.delays.timers import Known
-from store.errors import CorruptStore
 from store.files.admin_files import next_version, number, offset_table, read_json, write_json
 from store.files.atomic import read_file, write_file
 from store.format.layout import (
@@ -28,7 +27,8 @@ from store.format.layout import (
     TIMER_CHECK_FILE_BYTES,
     TIMER_PRECISION_MS,
 )
-from store.integers import LONG_MAX
+from store.model.errors import CorruptStore
+from store.model.integers import LONG_MAX
 
 _OFFSETS = "offsetTable"
 _DELIVERED = "delivered"

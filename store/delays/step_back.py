@@ -12,17 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from store.any_log import Int64s
 from store.delays.delivered import delivered_behind
 from store.delays.progress import Progress
 from store.delays.timers import Known
-from store.errors import CorruptStore
 from store.files.admin_files import read_json
 from store.format.delayed import WAITING_TOPICS
 from store.format.layout import DELAY_OFFSETS_FILE, SCHEDULE_TOPIC, TIMER_TOPIC
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
+from store.model.errors import CorruptStore
+from store.model.log_protocol import Int64s
 from store.upkeep.step_back import WHY
 
 _AT_ONCE = 1 << 16  # queue entries

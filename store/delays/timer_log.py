@@ -28,7 +28,7 @@ from store.format.layout import (
     TIMER_WHEEL_FILE,
     segment_name,
 )
-from store.system_errors import system_errors
+from store.model.system_errors import system_errors
 
 _UNITS = (TIMER_LOG_FILE_BYTES - TIMER_BLANK.itemsize) // TIMER_UNIT.itemsize  # of a file
 

@@ -15,9 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.any_log import Int64s
 from store.delays.due import Due
-from store.errors import OffsetLost
 from store.format import compute as pc
 from store.format.arrays import constant, numbers
 from store.format.layout import PROPERTY_DELIVER_AT, PROPERTY_TIMER_OUT, TIMER_PRECISION_MS, TIMER_TOPIC
@@ -28,6 +26,8 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queue import Entries
 from store.log.consume_queues import ConsumeQueues, Ends
 from store.log.queue_begins import behind_lost, first_left
+from store.model.errors import OffsetLost
+from store.model.log_protocol import Int64s
 
 _AT_ONCE = 1 << 14
 _logger = logging.getLogger("store")

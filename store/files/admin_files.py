@@ -10,10 +10,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from store.errors import CorruptStore
 from store.files.atomic import make_directory, read_file, write_file
 from store.format.strict_json import decode_fastjson, encode, encode_sorted
-from store.integers import INT_MAX, LONG_MAX
+from store.model.errors import CorruptStore
+from store.model.integers import INT_MAX, LONG_MAX
 
 MAX_BYTES = 256 << 20  # a million queues' offsets take 20 MB
 

@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from store.errors import ConfigError, StoreUnavailable
 from store.files.atomic import read_file
 from store.format.layout import CQ_ENTRY
-from store.system_errors import system_errors
+from store.model.errors import ConfigError, StoreUnavailable
+from store.model.system_errors import system_errors
 
 FLUSH_DISK_TYPES = ("ASYNC_FLUSH", "SYNC_FLUSH")
 

@@ -15,8 +15,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from store.any_log import Positions, Queue
-from store.errors import InvalidGroup, OffsetOutOfRange
 from store.files.admin_files import next_version, number, offset_table, read_json, read_table, table, write_json
 from store.format.layout import (
     CONSUMER_OFFSETS_FILE,
@@ -29,7 +27,9 @@ from store.format.layout import (
     TOPIC_CHARACTERS,
     TRANSACTIONS_GROUP,
 )
-from store.integers import INT_MAX, integer
+from store.model.errors import InvalidGroup, OffsetOutOfRange
+from store.model.integers import INT_MAX, integer
+from store.model.log_protocol import Positions, Queue
 
 _OFFSETS = "offsetTable"
 _GROUPS = "subscriptionGroupTable"

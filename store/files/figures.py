@@ -25,9 +25,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from store.errors import CorruptStore
 from store.files.atomic import make_folder, read_file, replace_file
 from store.format.layout import CLIENTS_DIR
+from store.model.errors import CorruptStore
 
 PUT, PUT_FAILED = "put", "put failed"  # an append: until its messages are visible
 SENT, SEND_FAILED = "sent", "send failed"  # from `send` until visible, of the first message of those sent together

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from store.errors import UnsupportedStore
 from store.files.admin_files import read_table
 from store.format.layout import (
     BATCH_CONSUME_QUEUE_DIR,
@@ -31,7 +30,8 @@ from store.format.layout import (
     TOPIC_QUEUE_TYPE,
     TOPICS_FILE,
 )
-from store.system_errors import system_errors
+from store.model.errors import UnsupportedStore
+from store.model.system_errors import system_errors
 
 _TABLE = "topicConfigTable"
 _MAPPINGS = "topicQueueMappingInfoMap"

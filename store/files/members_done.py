@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from store.any_log import Positions, Queue
-from store.errors import CorruptStore
 from store.files.atomic import open_file, read_file, write_at
 from store.format.layout import CONSUMERS_DIR, DONE_OFFSET
 from store.format.strict_json import Int, decode
-from store.system_errors import system_errors
+from store.model.errors import CorruptStore
+from store.model.log_protocol import Positions, Queue
+from store.model.system_errors import system_errors
 
 MEMBER_SUFFIX = ".member"
 DONE_DIR = "done"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NoReturn
 from weakref import WeakSet
 
-from store.errors import StoreClosed, StoreForked, StoreNotOpen, StoreReplaced, StoreUnavailable
-from store.system_errors import system_errors
+from store.model.errors import StoreClosed, StoreForked, StoreNotOpen, StoreReplaced, StoreUnavailable
+from store.model.system_errors import system_errors
 
 _all: WeakSet[Opened] = WeakSet()
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from store.errors import CorruptStore
 from store.files.atomic import read_file, write_file
 from store.format.strict_json import Long, decode, encode
+from store.model.errors import CorruptStore
 
 PRODUCERS_FOLDER = "producers"  # in the store
 _FILE = "reached.json"

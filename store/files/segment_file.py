@@ -17,12 +17,12 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from store.errors import CorruptSegment, FlushFailed, OffsetLost
 from store.files.atomic import write_at
 from store.files.opened import Descriptor
 from store.format.layout import segment_name
 from store.format.strings import Bytes
-from store.system_errors import raise_translated, system_errors
+from store.model.errors import CorruptSegment, FlushFailed, OffsetLost
+from store.model.system_errors import raise_translated, system_errors
 
 
 def sync(fd: int, path: Path) -> None:

@@ -13,7 +13,6 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from store.errors import CorruptStore, InvalidTopic, UnknownQueue, UnknownTopic, UnsupportedStore
 from store.files.admin_files import next_version, number, read_json, read_table, table, write_json
 from store.files.atomic import status_of
 from store.files.kinds import batch_topics
@@ -25,8 +24,9 @@ from store.format.layout import (
     TOPICS_FILE,
 )
 from store.format.topic_names import check_topic_name, is_folder_name, needs_no_entry, not_a_name
-from store.integers import LONG_MAX, integer
-from store.system_errors import system_errors
+from store.model.errors import CorruptStore, InvalidTopic, UnknownQueue, UnknownTopic, UnsupportedStore
+from store.model.integers import LONG_MAX, integer
+from store.model.system_errors import system_errors
 
 _QUEUE_ID = "0|[1-9][0-9]*"
 _TABLE = "topicConfigTable"

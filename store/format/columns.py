@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.errors import CorruptRecord, InvalidColumns
 from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers, texts
 from store.format.entering import are_wrong_codes, stand_in_light_queue
@@ -29,6 +28,7 @@ from store.format.record_view import Ints, Mask, RecordView
 from store.format.records import gather_rows
 from store.format.stored_message import host_text
 from store.format.strings import Bytes
+from store.model.errors import CorruptRecord, InvalidColumns
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # years 1 to 9999: Spark and Python know no others

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.errors import MessageRefused, PutStatus
 from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers, texts
 from store.format.java_hash import java_hash
@@ -44,6 +43,7 @@ from store.format.layout import (
 )
 from store.format.property_columns import PropertyColumns
 from store.format.topic_names import check_topic_name, is_folder_name
+from store.model.errors import MessageRefused, PutStatus
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

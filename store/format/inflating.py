@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.any_log import Oversized
-from store.errors import CorruptRecord, MessageTooLarge
 from store.format import compute as pc
 from store.format.arrays import arrow, blobs
 from store.format.layout import SYS_COMPRESSED, SYS_COMPRESSION, SYS_COMPRESSION_MASK
+from store.model.errors import CorruptRecord, MessageTooLarge
+from store.model.log_protocol import Oversized
 
 _STEP_BYTES = 256 << 10
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from store.errors import MessageRefused, PutStatus
 from store.format.columns import FIRST_MS, LAST_MS
 from store.format.crc import body_crc
 from store.format.entering import keys_of, tag_of
@@ -32,6 +31,7 @@ from store.format.layout import (
 from store.format.properties import encode_properties
 from store.format.record import Record
 from store.format.records import Encoding
+from store.model.errors import MessageRefused, PutStatus
 
 _ROOM_FOR_CRC = bytes(PROPERTY_CRC_BYTES)
 

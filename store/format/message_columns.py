@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.errors import InvalidColumns
 from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers
 from store.format.columns import are_outside
@@ -19,6 +18,7 @@ from store.format.entering import pairs, without_reserved
 from store.format.layout import KEY_SEPARATOR
 from store.format.message import check_key
 from store.format.strings import flat
+from store.model.errors import InvalidColumns
 
 _TABLE_COLUMNS = {
     "body": "binary or string, no nulls",

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from store.errors import MessageRefused
 from store.format.arrays import arrow, blobs, texts
 from store.format.columns import FIRST_MS, LAST_MS
 from store.format.layout import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS
@@ -18,6 +17,7 @@ from store.format.message_columns import MessageColumns
 from store.format.record import Record
 from store.format.records import Encoding, Records
 from store.format.tables import encode_columns
+from store.model.errors import MessageRefused
 
 MANY = 40  # so many take less time through columns
 _OWN_NAMES = frozenset((PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_SHARDING_KEY))  # those that messages have fields for

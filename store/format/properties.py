@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from store.errors import MessageRefused, PutStatus
 from store.format.layout import (
     MAX_PROPERTIES_BYTES,
     NAME_VALUE_SEPARATOR,
@@ -12,6 +11,7 @@ from store.format.layout import (
     PROPERTY_SEPARATOR,
     SECTOR_BYTES,
 )
+from store.model.errors import MessageRefused, PutStatus
 
 _NAME_VALUE = chr(NAME_VALUE_SEPARATOR)
 _PROPERTY = chr(PROPERTY_SEPARATOR)

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from store.errors import MessageRefused, PutStatus
 from store.format.arrays import blobs
 from store.format.crc import property_crc
 from store.format.layout import CQ_ENTRY, PROPERTY_CRC_BYTES, RECORD_HEADER, struct_of
 from store.format.records import Records
+from store.model.errors import MessageRefused, PutStatus
 
 _MOST_BYTES = (1 << 31) - 1
 _HEADER, _ENTRY = struct_of(RECORD_HEADER), struct_of(CQ_ENTRY)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.errors import CorruptRecord
 from store.format.arrays import texts
 from store.format.crc import body_crc, property_crc
 from store.format.entering import Entry, Place, are_wrong_codes, stands_in
@@ -36,6 +35,7 @@ from store.format.layout import (
     struct_of,
 )
 from store.format.properties import decode_properties
+from store.model.errors import CorruptRecord
 
 
 class StoredMessage(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, overload
 
 import msgspec
 
-from store.integers import INT_MAX, LONG_MAX
+from store.model.integers import INT_MAX, LONG_MAX
 
 T = TypeVar("T")
 Long = Annotated[int, msgspec.Meta(ge=-LONG_MAX - 1, le=LONG_MAX)]

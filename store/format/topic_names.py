@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from store.errors import InvalidTopic
 from store.format.layout import (
     DLQ_TOPIC_PREFIX,
     LIGHT_PREFIX,
@@ -16,6 +15,7 @@ from store.format.layout import (
     SYSTEM_TOPICS,
     TOPIC_CHARACTERS,
 )
+from store.model.errors import InvalidTopic
 
 # Where a sink keeps which batches it appended, each in a message that is published together with the batch's rows.
 # RocketMQ takes any name with this prefix for one of its own: nobody subscribes to it by a pattern, and a broker that

@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 
-from store.errors import ConfigError, ReadOnlyStore
 from store.files.atomic import make_folder, open_file
 from store.files.config import StoreConfig
 from store.files.segment_file import sync_names
@@ -18,7 +17,8 @@ from store.files.segments import BLOCK_BYTES, list_files
 from store.format.key_hashes import key_hash
 from store.format.layout import INDEX_DIR, INDEX_NAME_DIGITS, INDEX_NO_ENTRY, PREALLOCATE_FILE
 from store.index.index_file import IndexFile, KeyColumn, file_bytes
-from store.system_errors import system_errors
+from store.model.errors import ConfigError, ReadOnlyStore
+from store.model.system_errors import system_errors
 
 _OPEN_FILES = 8
 _MS = 1000

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from store.errors import ConfigError
 from store.files.segment_file import SegmentFile
 from store.format.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_NO_ENTRY, INDEX_SLOT, struct_of
 from store.index.index_slots import IndexSlots
-from store.searching import first_not
-from store.system_errors import system_errors
+from store.model.errors import ConfigError
+from store.model.searching import first_not
+from store.model.system_errors import system_errors
 
 Ints = npt.NDArray[np.int64]
 KeyColumn = Sequence[int] | npt.NDArray[np.integer[Any]]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from store.files.segment_file import SegmentFile
 from store.format.layout import INDEX_HEADER, INDEX_SLOT
-from store.system_errors import system_errors
+from store.model.system_errors import system_errors
 
 Ints = npt.NDArray[np.int64]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from store.errors import MessageRefused, OffsetLost, PutStatus
 from store.files.segment_file import OpenFiles, SegmentFile
 from store.files.segments import Segments
 from store.format.layout import (
@@ -21,6 +20,7 @@ from store.format.layout import (
     RECORD_HEADER,
 )
 from store.format.stored_message import adds_up
+from store.model.errors import MessageRefused, OffsetLost, PutStatus
 
 Stretches = Iterable[tuple[int, bytes | memoryview]]  # log offsets, and what is to be written there
 

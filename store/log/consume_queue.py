@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from store.errors import CorruptSegment, OffsetLost
 from store.files.segment_file import OpenFiles
 from store.files.segments import Segments
 from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE
-from store.searching import first_not
+from store.model.errors import CorruptSegment, OffsetLost
+from store.model.searching import first_not
 
 Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
 _NO_ENTRIES = np.empty(0, CQ_ENTRY)

@@ -10,7 +10,6 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from store.errors import OffsetLost
 from store.format.arrays import arrow, numbers
 from store.format.columns import LAST_MS
 from store.format.entering import delivery_times, in_index, in_own_queue, light_places, tags_codes
@@ -35,6 +34,7 @@ from store.format.strings import Bytes
 from store.format.topic_names import is_folder_name
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import Entries
+from store.model.errors import OffsetLost
 
 # Who follows a log finds a record or two behind where it was; who walks all of it wants few and large chunks.
 _FIRST_CHUNK_BYTES = 64 << 10

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.errors import OffsetLost
 from store.format.layout import CQ_ENTRY, CQ_PRE_BLANK_SIZE
 from store.format.record_view import Ints
 from store.log.consume_queue import Entries, IsMessage
 from store.log.consume_queues import ConsumeQueues, QueueName
+from store.model.errors import OffsetLost
 
 _MAX_OFFSET = (1 << 62) // CQ_ENTRY.itemsize  # a queue's file must have a place for it
 

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from store.errors import CorruptSegment, OffsetLost
 from store.format.entering import in_own_queue
 from store.format.layout import CONSUME_QUEUE_DIR, CQ_PRE_BLANK_SIZE, LIGHT_PREFIX
-from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue
 from store.log.consume_queues import QueueName
 from store.log.dispatch import LogChunk, light_entries, walk
 from store.log.unflushed import NOTHING
+from store.model.errors import CorruptSegment, OffsetLost
+from store.model.integers import LONG_MAX
 
 
 class Begin(NamedTuple):

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import msgspec
 
-from store.errors import ConfigError, CorruptSegment, CorruptStore
 from store.files.atomic import read_file, write_file
 from store.files.segments import list_files
 from store.files.topics import Topics
@@ -34,12 +33,13 @@ from store.format.layout import (
 from store.format.strict_json import Long, decode, encode
 from store.format.topic_names import is_folder_name, needs_no_entry
 from store.index.index import Index
-from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import QueueName
 from store.log.queue_begins import Begin, must_begin
 from store.log.unflushed import NOTHING, Ranges, ranges_of
-from store.system_errors import system_errors
+from store.model.errors import ConfigError, CorruptSegment, CorruptStore
+from store.model.integers import LONG_MAX
+from store.model.system_errors import system_errors
 
 _VERSION = 1
 _CRC = b', "crc": '  # of all bytes before it; behind it a number and "}". In no other place: JSON escapes its quotes

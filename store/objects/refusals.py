@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from store.errors import ObjectsUnavailable
+from store.model.errors import ObjectsUnavailable
 
 _GIVE_CREDENTIALS = "give the credentials in the environment, or as storage options"
 

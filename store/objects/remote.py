@@ -15,7 +15,7 @@ import fsspec
 from fsspec import AbstractFileSystem
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from store.errors import ObjectsUnavailable
+from store.model.errors import ObjectsUnavailable
 from store.objects.refusals import is_timeout, translated
 from store.objects.urls import CREATES_ONCE, scheme_of, secrets_of, without_secrets
 

@@ -7,7 +7,7 @@ import os
 import re
 from typing import Any
 
-from store.errors import ConfigError
+from store.model.errors import ConfigError
 
 # Object stores that can make an object only if it is missing, in one request, and the package that speaks to each.
 CREATES_ONCE = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}

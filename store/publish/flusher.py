@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from store.errors import FlushFailed, StoreReplaced, StoreUnavailable
 from store.files.checkpoint import write_checkpoint
 from store.files.opened import Place
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.unflushed import Ranges, Unflushed
+from store.model.errors import FlushFailed, StoreReplaced, StoreUnavailable
 from store.publish.published_end import PublishedEnd, published_end_of
 
 _logger = logging.getLogger("store")

@@ -26,12 +26,12 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from store.errors import StoreBusy, StoreLocked, StoreUnavailable
 from store.files.atomic import open_file, write_at
 from store.files.opened import Descriptor, Opened, Place
 from store.format.layout import LOCK_FILE
+from store.model.errors import StoreBusy, StoreLocked, StoreUnavailable
+from store.model.system_errors import raise_translated, system_errors
 from store.publish.lock_holders import holders
-from store.system_errors import raise_translated, system_errors
 
 _OWNER_BYTE = 0
 _APPEND_BYTE = 1

@@ -24,7 +24,6 @@ from pathlib import Path
 
 import numpy as np
 
-from store.errors import CorruptStore, FlushFailed
 from store.files.atomic import status_of, write_at, write_file
 from store.files.opened import Descriptor
 from store.files.segment_file import sync
@@ -37,7 +36,8 @@ from store.format.layout import (
     PUBLISHED_END_VERSION,
     field_offset,
 )
-from store.system_errors import raise_translated, system_errors
+from store.model.errors import CorruptStore, FlushFailed
+from store.model.system_errors import raise_translated, system_errors
 
 _NUMBER_BYTES = PUBLISHED_END_NUMBER_BITS // 8
 _NUMBER_MASK = (1 << PUBLISHED_END_NUMBER_BITS) - 1

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.errors import PutStatus
 from store.files.config import StoreConfig
 from store.files.topics import Topics
 from store.format.arrays import constant
@@ -29,6 +28,7 @@ from store.format.records import Encoding, Records
 from store.format.stored_message import offset_msg_ids
 from store.format.strings import lengths
 from store.format.tables import encode_columns
+from store.model.errors import PutStatus
 from store.publish.results import Where
 
 ROWS_A_TURN = 16  # more are read no faster

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Protocol
 from weakref import WeakSet, finalize
 
-from store.errors import StoreClosed
 from store.files.opened import Opened
-from store.system_errors import system_errors
+from store.model.errors import StoreClosed
+from store.model.system_errors import system_errors
 
 if sys.platform == "linux":
     import inotify_simple

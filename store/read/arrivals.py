@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from store.errors import CorruptRecord
 from store.format.java_hash import java_hash_code
 from store.format.layout import (
     MAGIC_BLANK,
@@ -21,6 +20,7 @@ from store.format.layout import (
 )
 from store.format.properties import decode_properties
 from store.log.commit_log import CommitLog
+from store.model.errors import CorruptRecord
 
 _MAGIC = field_offset(RECORD_HEADER, "magic")
 _QUEUE_ID = field_offset(RECORD_HEADER, "queue_id")

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.any_log import Int64s
 from store.format.columns import Block
 from store.format.layout import CQ_ENTRY
 from store.log.sources import EntryQueue, RecordLog
+from store.model.log_protocol import Int64s
 from store.read.blocks import block_of
 from store.read.scan import batch_bounds
 

@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from store.any_log import Int64s, ReadSpec
 from store.format.arrays import numbers
 from store.format.columns import COLUMNS, PROPERTY_COLUMNS, Block
 from store.format.inflating import BodyBounds, inflated
+from store.model.log_protocol import Int64s, ReadSpec
 
 
 class Decoding:

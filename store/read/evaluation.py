@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.any_log import Bools, Int64s
 from store.format import compute as pc
 from store.format.arrays import constant
 from store.format.arrays import texts as strings
+from store.model.log_protocol import Bools, Int64s
 from store.read.conditions import (
     COMPARISONS,
     INT_MAX,

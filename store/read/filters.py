@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from store.any_log import Bools, Int64s, MessageFilter
-from store.errors import FilterError
 from store.format import compute as pc
 from store.format.arrays import arrow, texts
 from store.format.java_hash import java_hash_code
+from store.model.errors import FilterError
+from store.model.log_protocol import Bools, Int64s, MessageFilter
 
 _BLANKS = "".join(map(chr, range(ord(" ") + 1)))  # what Java's String.trim takes away
 _SQL = re.compile(r"[<>=]|&&|^['\"]|['\"]$|^not\s|\s(and|or|not|in|is|between|like)\b", re.IGNORECASE)

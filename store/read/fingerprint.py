@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from store.any_log import Fingerprint
-from store.errors import CorruptRecord, OffsetLost
 from store.format.layout import (
     CQ_PRE_BLANK_SIZE,
     LIGHT_PREFIX,
@@ -17,6 +15,8 @@ from store.format.layout import (
     field_offset,
 )
 from store.log.sources import EntryQueue, RecordLog
+from store.model.errors import CorruptRecord, OffsetLost
+from store.model.log_protocol import Fingerprint
 
 _PLACE = tuple(
     slice(at := field_offset(RECORD_HEADER, name), at + RECORD_HEADER[name].itemsize)

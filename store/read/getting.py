@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.any_log import MessageFilter
-from store.errors import CorruptRecord, MessageTooLarge, OffsetLost
 from store.files.config import StoreConfig
 from store.format.entering import Entry
 from store.format.layout import CQ_ENTRY, MIN_RECORD_BYTES, SYS_COMPRESSED
@@ -20,6 +18,8 @@ from store.format.stored_messages import stored_messages
 from store.format.strings import Bytes
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
+from store.model.errors import CorruptRecord, MessageTooLarge, OffsetLost
+from store.model.log_protocol import MessageFilter
 from store.read.blocks import block_of, may_match
 from store.read.slices import slices
 

@@ -10,18 +10,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby, islice
 
-from store.any_log import QueueRange
-from store.errors import ConfigError, CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.format.layout import LIGHT_PREFIX, RECORD_HEADER
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
+from store.model.errors import ConfigError, CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
+from store.model.log_protocol import QueueRange
+from store.model.searching import first_not
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
 from store.read.fingerprint import fingerprint, place_of
 from store.read.published import PublishedQueues
 from store.read.query import message_at, offset_of_id
-from store.searching import first_not
 
 _MOST_SEARCHES = 10_000  # in queues; a key that is so common is read sooner than found
 _NEARBY = 64  # messages between two that are wanted: they are read sooner than a second range is begun

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from store.any_log import Bounds, Queue, QueueRange
-from store.errors import CorruptSegment, OffsetLost, OffsetNotYet, UnknownTopic
 from store.files.topics import Topics
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.queue_begins import Begin, must_begin
+from store.model.errors import CorruptSegment, OffsetLost, OffsetNotYet, UnknownTopic
+from store.model.log_protocol import Bounds, Queue, QueueRange
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
 

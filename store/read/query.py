@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from store.any_log import Boundary
-from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet, UnknownQueue
 from store.format.entering import Entry, keys_of
 from store.format.layout import (
     CQ_ENTRY,
@@ -23,13 +21,15 @@ from store.format.layout import (
 )
 from store.format.stored_message import StoredMessage, decode_record, must_be_entered
 from store.index.index import END_OF_TIME, Index
-from store.integers import LONG_MAX
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.sources import EntryQueue, RecordLog
+from store.model.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet, UnknownQueue
+from store.model.integers import LONG_MAX
+from store.model.log_protocol import Boundary
+from store.model.searching import first_not
 from store.publish.log_end import life_begin
 from store.read.fingerprint import fingerprint
-from store.searching import first_not
 
 _ID_TAIL = struct.Struct(">iq")  # port and commit log offset, after the ip
 _ID_BYTES = (IPV4_BYTES + _ID_TAIL.size, IPV6_BYTES + _ID_TAIL.size)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 
-from store.any_log import Int64s, MessageFilter, ReadSpec
 from store.log.consume_queue import Entries
 from store.log.sources import EntryQueue, RecordLog
+from store.model.log_protocol import Int64s, MessageFilter, ReadSpec
 from store.read.blocks import block_of, may_match
 from store.read.decoding import Decoding
 

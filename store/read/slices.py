@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.any_log import Int64s, MessageFilter
-from store.errors import CorruptRecord
 from store.files.config import StoreConfig
 from store.format.entering import Entry
 from store.format.layout import MIN_RECORD_BYTES
 from store.format.stored_message import decode_record
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
+from store.model.errors import CorruptRecord
+from store.model.log_protocol import Int64s, MessageFilter
 from store.read.blocks import may_match
 
 _BY_TAG = {"tags"}

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken, v_args
 
-from store.errors import FilterError
+from store.model.errors import FilterError
 from store.read.conditions import (
     And,
     Cast,

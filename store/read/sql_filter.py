@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from store.any_log import Bools, Int64s
 from store.format import compute as pc
 from store.format.arrays import arrow, constant
 from store.format.layout import PROPERTY_TAGS
+from store.model.log_protocol import Bools, Int64s
 from store.read.conditions import (
     COMPARISONS,
     INT_MAX,

@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from store.any_log import Int64s
-from store.errors import CorruptRecord, OffsetNotYet
 from store.format.copies import Copies
 from store.format.layout import MIN_RECORD_BYTES, RECORD_HEADER
 from store.format.record_view import RecordView
 from store.log.commit_log import CommitLog
+from store.model.errors import CorruptRecord, OffsetNotYet
+from store.model.log_protocol import Int64s
 
 _RESTORE = "run 'pyspark-mq verify', and restore the segment from a copy"
 

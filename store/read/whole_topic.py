@@ -8,9 +8,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from store.any_log import MessageFilter, Queue
-from store.errors import InvalidArgument, OffsetLost
 from store.format.columns import COLUMNS, check_columns
+from store.model.errors import InvalidArgument, OffsetLost
+from store.model.log_protocol import MessageFilter, Queue
 
 Ranges = dict[int, tuple[int, int]]  # queue id to queue offsets [start, end)
 Part = Iterable[int] | Mapping[int, tuple[int, int]] | None

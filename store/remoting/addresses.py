@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from store.errors import InvalidArgument
+from store.model.errors import InvalidArgument
 
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<host>[^:\[\]\s]*)):(?P<port>\d{1,5})", re.ASCII)
 _MAX_PORT = 65_535

@@ -12,7 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from store import Append, AppendResult, Message, MessageStore, StoreError, UnknownQueue, UnknownTopic
+from store.api.append import Append
+from store.api.message_store import MessageStore
+from store.format.message import Message
+from store.model.errors import StoreError, UnknownQueue, UnknownTopic
+from store.publish.results import AppendResult
 from store.remoting.loop import settle
 
 Fields = Mapping[str, npt.ArrayLike]

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.errors import BadFrame
 from store.format import compute as pc
 from store.format.arrays import constant
 from store.format.records import rows_as_binary
 from store.format.strings import lengths
+from store.model.errors import BadFrame
 
 _HEAD = struct.Struct(">iiiii")  # up to the body's length
 _PROPERTIES = struct.Struct(">h")

@@ -6,10 +6,10 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct, field
 
-from store.any_group import Subscription
-from store.any_log import Queue
-from store.errors import BadFrame
+from store.api.group_protocol import Subscription
 from store.format.strict_json import Int, Long
+from store.model.errors import BadFrame
+from store.model.log_protocol import Queue
 from store.remoting.command import Bytes, parse_json
 
 MAX_BODY_BYTES = 4 << 20

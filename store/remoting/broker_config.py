@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from store import ConfigError
 from store.files.config import entries, parsed
+from store.model.errors import ConfigError
 from store.remoting.transactions import Checks
 
 

@@ -11,8 +11,8 @@ from concurrent.futures import TimeoutError as TimedOut
 from itertools import count
 
 from store.broker.response_codes import ResponseCode
-from store.errors import RequestRefused, StoreError, Unreachable
 from store.files.opened import Opened
+from store.model.errors import RequestRefused, StoreError, Unreachable
 from store.remoting.addresses import host_and_port
 from store.remoting.codes import CommandFlag
 from store.remoting.command import Bytes, Command, encode_head

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from store import RequestRefused, StoreError
-from store.any_group import Subscription
+from store.api.group_protocol import Subscription
 from store.broker.response_codes import ResponseCode
 from store.format.strict_json import encode
+from store.model.errors import RequestRefused, StoreError
 from store.remoting.bodies import MAX_BODY_BYTES, ConsumerData, Heartbeat, SubscriptionData
 from store.remoting.codes import CommandFlag, RequestCode
 from store.remoting.command import Command

@@ -17,9 +17,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from store.errors import BadFrame
 from store.format import strict_json
 from store.format.strict_json import Int
+from store.model.errors import BadFrame
 from store.remoting.codes import VERSION, CommandFlag, Language, Serialization
 
 Bytes = bytes | bytearray | memoryview

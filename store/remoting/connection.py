@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
-from store.errors import BadFrame
+from store.model.errors import BadFrame
 from store.remoting.command import Bytes, Command, decode, encode_head
 from store.remoting.frames import Frames
 

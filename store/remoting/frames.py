@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from store.errors import BadFrame
+from store.model.errors import BadFrame
 from store.remoting.command import LENGTH, MAX_FRAME_BYTES, Bytes
 
 

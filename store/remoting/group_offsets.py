@@ -8,11 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from store import MessageModel, MessageStore, OffsetOutOfRange, StoreError
-from store.any_log import Queue
+from store.api.group_protocol import MessageModel
+from store.api.message_store import MessageStore
 from store.broker.members import Roster
 from store.files.consumer_offsets import ConsumerOffsets, check_may_commit
 from store.files.topics import Topics
+from store.model.errors import OffsetOutOfRange, StoreError
+from store.model.log_protocol import Queue
 from store.publish.locks import among_groups
 
 PERSIST_SECONDS = 5.0  # flushConsumerOffsetInterval

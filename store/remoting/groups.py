@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from store import MessageStore, RequestRefused
-from store.any_log import Positions, Queue
+from store.api.message_store import MessageStore
 from store.broker.response_codes import ResponseCode
+from store.directory.directory_group import LocalGroup
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import MAX_QUEUES
-from store.integers import INT_MAX, integer
-from store.local_group import LocalGroup
+from store.model.errors import RequestRefused
+from store.model.integers import INT_MAX, integer
+from store.model.log_protocol import Positions, Queue
 from store.remoting.clients import Clients
 from store.remoting.codes import CommandFlag, RequestCode
 from store.remoting.command import Command, parse_json

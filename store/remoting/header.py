@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import msgspec
 
-from store.errors import RequestRefused
+from store.model.errors import RequestRefused
 
 _UNREADABLE = 1  # SYSTEM_ERROR, as RocketMQ answers; the codes' own module is above the errors
 

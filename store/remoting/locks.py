@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from store import RequestRefused
 from store.broker.queue_locks import Claims, claim, held
 from store.broker.response_codes import ResponseCode
+from store.model.errors import RequestRefused
 from store.remoting.bodies import LockRequest
 from store.remoting.codes import RequestCode
 from store.remoting.connection import Connection

@@ -11,10 +11,11 @@ import logging
 import threading
 from pathlib import Path
 
-from store import GroupConflict, MessageStore, StoreClosed, StoreError
-from store.any_group import MessageModel
+from store.api.group_protocol import MessageModel
+from store.api.message_store import MessageStore
 from store.broker.served_groups import ServerGroups, server_of
-from store.local_group import LocalGroup
+from store.directory.directory_group import LocalGroup
+from store.model.errors import GroupConflict, StoreClosed, StoreError
 
 _logger = logging.getLogger("store.remoting")
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from store import Boundary, MessageStore, RequestRefused
-from store.any_log import Queue
+from store.api.message_store import MessageStore
 from store.broker.response_codes import ResponseCode
 from store.files.consumer_offsets import ConsumerOffsets
+from store.model.errors import RequestRefused
+from store.model.log_protocol import Boundary, Queue
 from store.remoting.clients import Clients
 from store.remoting.codes import RequestCode
 from store.remoting.group_offsets import ServedOffsets

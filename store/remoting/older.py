@@ -10,14 +10,14 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
-from store import Boundary, MessageStore, OffsetLost, StoredMessage
-from store.any_log import Bounds, Queue, QueueRange
+from store.api.message_store import MessageStore
 from store.archive.names import is_name
 from store.archive.of_store import StoreArchive
 from store.archive.tiered import TieredLog
 from store.broker.pull import PullRequest, PullResponse, answer, response
-from store.errors import CorruptRecord, OffsetNotYet
-from store.format.stored_message import decode_record
+from store.format.stored_message import StoredMessage, decode_record
+from store.model.errors import CorruptRecord, OffsetLost, OffsetNotYet
+from store.model.log_protocol import Boundary, Bounds, Queue, QueueRange
 from store.read.filters import EVERYTHING
 from store.remoting.connection import Connection
 from store.remoting.loop import settle

@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from store import MessageStore, RequestRefused
+from store.api.message_store import MessageStore
 from store.broker.response_codes import ResponseCode
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import GROUPS_FILE
+from store.model.errors import RequestRefused
 from store.remoting.clients import Clients
 
 _ENABLED, _BROADCAST_ENABLED = "consumeEnable", "consumeBroadcastEnable"

@@ -6,7 +6,7 @@ import socket
 import ssl
 from collections.abc import Iterable
 
-from store.errors import Unreachable
+from store.model.errors import Unreachable
 from store.remoting.addresses import host_and_port
 from store.remoting.command import Command, decode, encode
 from store.remoting.frames import Frames

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-from store import ArchiveError, MessageStore, ObjectsUnavailable, RequestRefused
-from store.any_log import Queue
+from store.api.message_store import MessageStore
 from store.broker.response_codes import ResponseCode
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import GROUP_SEPARATOR
 from store.format.strict_json import encode
+from store.model.errors import ArchiveError, ObjectsUnavailable, RequestRefused
+from store.model.log_protocol import Queue
 from store.remoting.clients import Clients, Consumer, Producer
 from store.remoting.codes import Language, RequestCode
 from store.remoting.group_offsets import ServedOffsets

@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import lru_cache
 
-from store import FilterError, GetStatus, MessageStore, RequestRefused, TagFilter, message_filter
-from store.any_group import EVERYTHING
-from store.any_log import MessageFilter, Queue
+from store.api.group_protocol import EVERYTHING
+from store.api.message_store import MessageStore
 from store.broker.hold import HeldRequest, PullRequestHoldService
 from store.broker.pull import PullRequest, PullResponse, answer
 from store.broker.response_codes import ResponseCode
 from store.files.consumer_offsets import check_group_name
 from store.files.figures import HELD, Figure
 from store.format.layout import MAX_PROPERTIES_BYTES
+from store.model.errors import FilterError, RequestRefused
+from store.model.log_protocol import MessageFilter, Queue
+from store.read.filters import TagFilter, message_filter
+from store.read.getting import GetStatus
 from store.remoting.clients import Clients
 from store.remoting.codes import RequestCode
 from store.remoting.connection import Connection

@@ -10,8 +10,8 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from store import ArchiveError, ObjectsUnavailable, RequestRefused, StoreError
 from store.broker.response_codes import ResponseCode
+from store.model.errors import ArchiveError, ObjectsUnavailable, RequestRefused, StoreError
 from store.remoting.connection import Connection
 from store.remoting.turns import LEAVING, Turns
 

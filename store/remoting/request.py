@@ -7,7 +7,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from store import (
+from store.broker.response_codes import ResponseCode
+from store.format.strict_json import encode
+from store.model.errors import (
+    BadFrame,
     FilterError,
     GroupConflict,
     InvalidArgument,
@@ -24,9 +27,6 @@ from store import (
     UnknownQueue,
     UnknownTopic,
 )
-from store.broker.response_codes import ResponseCode
-from store.errors import BadFrame
-from store.format.strict_json import encode
 from store.remoting.command import Bytes, Command
 from store.remoting.connection import Connection
 from store.remoting.header import Header

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
-from store import InvalidMessageId, MessageStore, RequestRefused, StoredMessage
+from store.api.message_store import MessageStore
 from store.broker.response_codes import ResponseCode
 from store.broker.retries import send_back
+from store.directory.directory_group import LocalGroup
 from store.files.consumer_offsets import check_group_name
 from store.format.layout import PROPERTY_UNIQ_KEY, RETRY_TOPIC_PREFIX
-from store.format.stored_message import decode_record
-from store.local_group import LocalGroup
+from store.format.stored_message import StoredMessage, decode_record
+from store.model.errors import InvalidMessageId, RequestRefused
 from store.read.query import offset_of_id
 from store.remoting.codes import RequestCode
 from store.remoting.headers import SendBack

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from store import MessageStore, RequestRefused
+from store.api.message_store import MessageStore
 from store.broker.response_codes import ResponseCode
 from store.format.layout import SYSTEM_TOPICS
+from store.model.errors import RequestRefused
 from store.remoting.codes import RequestCode
 from store.remoting.headers import GetRoute
 from store.remoting.request import Handler, Request, Response, of_json

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from store import AppendResult, Message, MessageStore, RequestRefused
+from store.api.message_store import MessageStore
 from store.broker.half_messages import Half
 from store.broker.response_codes import ResponseCode
 from store.broker.retries import DEAD_LETTER_QUEUES
@@ -28,10 +28,12 @@ from store.format.layout import (
     SYS_COMPRESSED,
     SYS_COMPRESSION_MASK,
 )
-from store.format.message import check_fits
+from store.format.message import Message, check_fits
 from store.format.properties import decode_properties
 from store.format.stored_message import offset_msg_ids
 from store.format.topic_names import TOPICS_OF_NOTES
+from store.model.errors import RequestRefused
+from store.publish.results import AppendResult
 from store.remoting.appending import Appending
 from store.remoting.batches import Batched, decode_batch
 from store.remoting.codes import RequestCode

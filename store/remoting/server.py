@@ -15,9 +15,9 @@ from ssl import SSLContext
 from typing import Any
 
 from store.broker.response_codes import ResponseCode
-from store.errors import BadFrame, RemotingError, StoreError, StoreUnavailable, Unreachable
 from store.files.figures import BAD_FRAME, CROWDED, STUCK, Figures
 from store.files.opened import Opened
+from store.model.errors import BadFrame, RemotingError, StoreError, StoreUnavailable, Unreachable
 from store.remoting.addresses import host_and_port
 from store.remoting.codes import CommandFlag, RequestCode
 from store.remoting.command import Command

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from ssl import SSLContext
 
-from store import MessageStore, StoreError
+from store.api.message_store import MessageStore
 from store.broker.hold import PullRequestHoldService
 from store.broker.queue_locks import LOCK_SECONDS
+from store.model.errors import StoreError
 from store.remoting.access import Access
 from store.remoting.appending import Appending
 from store.remoting.broker_config import BrokerConfig

@@ -6,8 +6,8 @@ import shutil
 import time
 from collections.abc import Mapping
 
-from store import MessageStore
-from store.any_log import Queue
+from store.api.message_store import MessageStore
+from store.model.log_protocol import Queue
 from store.remoting.codes import RequestCode
 from store.remoting.request import Handler, Request, Response, of_json
 

@@ -7,7 +7,7 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from store.errors import InvalidArgument, RemotingError, Unreachable, Untrusted
+from store.model.errors import InvalidArgument, RemotingError, Unreachable, Untrusted
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from store import RequestRefused
 from store.broker.response_codes import ResponseCode
+from store.model.errors import RequestRefused
 from store.remoting.connection import Connection
 from store.remoting.loop import settle
 

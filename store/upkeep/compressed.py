@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.errors import CorruptRecord, MessageTooLarge
 from store.format.inflating import decompress
 from store.format.layout import SYS_COMPRESSED
 from store.log.dispatch import LogChunk
+from store.model.errors import CorruptRecord, MessageTooLarge
 
 
 class Broken(NamedTuple):

@@ -22,9 +22,9 @@ from store.files.atomic import make_directory, status_of, sync_directory
 from store.files.reached import check_reached, forget_reached
 from store.files.topics import Tombstone, Topics
 from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, DELETED_DIR, TOPICS_FILE
-from store.integers import LONG_MAX
+from store.model.integers import LONG_MAX
+from store.model.system_errors import system_errors
 from store.publish.published_end import PublishedEnd, published_end_of
-from store.system_errors import system_errors
 
 _logger = logging.getLogger("store")
 

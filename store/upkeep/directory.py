@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from store.errors import ConfigError, CorruptSegment, NotAStore
 from store.files.atomic import make_directory, make_folder, make_root, sync_directory, write_file
 from store.files.checkpoint import create_checkpoint, read_checkpoint
 from store.files.config import REMEMBERED, SIZES, StoreConfig, settings_text, settings_there, with_settings
@@ -28,9 +27,10 @@ from store.format.layout import (
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.queue_ends import QueueEnds
+from store.model.errors import ConfigError, CorruptSegment, NotAStore
+from store.model.system_errors import system_errors
 from store.publish.log_end import is_left, was_overtaken
 from store.publish.published_end import published_end_of
-from store.system_errors import system_errors
 from store.upkeep.index_tags import tags_are_filed
 from store.upkeep.plans import Evidence
 

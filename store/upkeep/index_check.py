@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from store.errors import ConfigError
 from store.format.key_hashes import KeyHashes
 from store.format.layout import INDEX_DIR, INDEX_NO_ENTRY
 from store.index.index import Index
 from store.index.index_file import Entries, Header, IndexFile, seconds_since
 from store.log.commit_log import CommitLog
+from store.model.errors import ConfigError
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

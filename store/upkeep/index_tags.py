@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from store.errors import ConfigError, CorruptRecord, OffsetLost, OffsetNotYet
 from store.files.config import StoreConfig
 from store.format.key_hashes import key_hash
 from store.format.layout import INDEX_NO_ENTRY, INDEX_TAG_PREFIX
 from store.index.index import Index
 from store.index.index_file import Entries
 from store.log.commit_log import CommitLog
+from store.model.errors import ConfigError, CorruptRecord, OffsetLost, OffsetNotYet
 from store.read.query import message_at
 
 _ENTRIES = 256  # looked at together; whoever files tags files one for each message that has one

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from store.errors import CorruptRecord, CorruptSegment, OffsetLost
 from store.format.stored_message import StoredMessage, decode_record
 from store.format.topic_names import is_folder_name
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues, QueueName
+from store.model.errors import CorruptRecord, CorruptSegment, OffsetLost
 
 
 def misplaced(

@@ -13,16 +13,16 @@ from itertools import islice
 
 import numpy as np
 
-from store.errors import CorruptSegment, CorruptStore, OffsetLost
 from store.format.layout import CQ_EXTENSION_BELOW
 from store.format.record_view import Ints
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue, Entries
 from store.log.consume_queues import ConsumeQueues, Ends, QueueName
 from store.log.dispatch import LogChunk, all_entries, with_delivery_times
+from store.model.errors import CorruptSegment, CorruptStore, OffsetLost
+from store.model.searching import first_not
 from store.publish.log_end import life_begin
 from store.publish.watch import POLL_SECONDS
-from store.searching import first_not
 from store.upkeep.findings import COPY, REPAIR, Report
 from store.upkeep.misplaced import misplaced, place_of
 

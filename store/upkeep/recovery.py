@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.errors import CorruptRecord, CorruptSegment, CorruptStore
 from store.files.checkpoint import read_checkpoint, read_index_checkpoint
 from store.files.topics import Topics
 from store.format.columns import LAST_MS
@@ -30,6 +29,7 @@ from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import LogChunk, all_entries, index_keys, walk, with_delivery_times
 from store.log.lives import QueueInLog, QueuesInLog
 from store.log.queue_ends import QueueEnds
+from store.model.errors import CorruptRecord, CorruptSegment, CorruptStore
 from store.publish.log_end import is_message, last_segment, refused_from
 from store.publish.published_end import PublishedEnd, published_end_of
 from store.upkeep.misplaced import misplaced, place_of

@@ -16,13 +16,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from store.errors import StoreFull
 from store.files.atomic import sync_directory
 from store.files.config import StoreConfig
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
-from store.system_errors import system_errors
+from store.model.errors import StoreFull
+from store.model.system_errors import system_errors
 
 _SECONDS_PER_HOUR = 3600
 Files = list[tuple[str, int]]  # path, and the bytes it took on the device

@@ -12,8 +12,6 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 
-from store.any_log import Positions, Queue
-from store.errors import CorruptSegment, CorruptStore
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.members_done import step_back_done
 from store.files.reached import forget_beyond
@@ -21,6 +19,8 @@ from store.files.topics import Topics
 from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP
 from store.format.topic_names import PRODUCERS_TOPIC
 from store.log.consume_queues import ConsumeQueues
+from store.model.errors import CorruptSegment, CorruptStore
+from store.model.log_protocol import Positions, Queue
 from store.publish.locks import among_groups
 
 WHY = "after a crash of the machine, or from a backup, they may be newer than the log"

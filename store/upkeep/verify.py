@@ -14,7 +14,6 @@ from functools import partial
 
 import numpy as np
 
-from store.errors import CorruptRecord, CorruptStore, OffsetLost
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
@@ -34,8 +33,9 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, Ends
 from store.log.dispatch import LogChunk, index_keys, walk
 from store.log.queue_ends import QueueEnds
+from store.model.errors import CorruptRecord, CorruptStore, OffsetLost
+from store.model.system_errors import system_errors
 from store.publish.log_end import LogEnd
-from store.system_errors import system_errors
 from store.upkeep.compressed import broken_bodies
 from store.upkeep.deletion import with_messages_since
 from store.upkeep.directory import Directory

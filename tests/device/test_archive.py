@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore
-from store.any_log import Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress
+from store.directory.restoring import restore as restore_store
+from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.objects.directory import Directory
 from store.read.filters import EVERYTHING
-from store.restoring import restore as restore_store
 from tests.device.disk import Disk, restore
 from tests.device.life import small
 from tests.device.recorder import Recorder

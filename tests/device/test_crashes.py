@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreError
-from store.any_group import Subscription
-from store.any_log import Queue
+from store.api.group_protocol import Subscription
+from store.directory.directory_group import LocalGroup
 from store.format.layout import (
     CONSUME_QUEUE_DIR,
     CQ_ENTRY,
@@ -26,7 +26,7 @@ from store.format.layout import (
     SCHEDULE_TOPIC,
     field_offset,
 )
-from store.local_group import LocalGroup
+from store.model.log_protocol import Queue
 from store.publish.published_end import PublishedEnd
 from tests.device.disk import Change, Disk, Tree, restore, tree_of
 from tests.device.history import History, everything

@@ -136,7 +136,7 @@ def test_creating_things_on_a_full_device(device: Path) -> None:
 
 
 def test_above_the_warning_level_messages_are_refused(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("store.writer._SPACE_SECONDS", 0.0)
+    monkeypatch.setattr("store.api.writer._SPACE_SECONDS", 0.0)
     with MessageStore.open(device / "mq", config=replace(SIZES, diskSpaceWarningLevelRatio=90)) as store:
         store.create_topic("t", 1)
         store.put(Message("t", b"old"))

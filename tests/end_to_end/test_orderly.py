@@ -13,8 +13,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from store.any_log import Queue
-from store.local_group import LocalGroup
+from store.directory.directory_group import LocalGroup
+from store.model.log_protocol import Queue
 from tests.filled import Filled
 from tests.waiting import until
 

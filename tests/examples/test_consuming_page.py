@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from store import Message, MessageStore, ReceivedMessage
-from store.any_log import Queue
-from store.local_group import LocalGroup
+from store.directory.directory_group import LocalGroup
+from store.model.log_protocol import Queue
 from store.remoting.serving import serve
 from tests.waiting import until
 

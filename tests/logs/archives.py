@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from store import Message, MessageStore, StoreConfig
-from store.any_log import LogAddress, Positions, Queue
 from store.archive.archiving import Archived
 from store.archive.expiry import expire
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import StoreArchive, ends
+from store.model.log_protocol import LogAddress, Positions, Queue
 
 PIECE_BYTES = 32 << 10
 

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import pytest
 
 from store import GroupConflict, OffsetOutOfRange, StoreClosed, UnknownGroup, UnknownTopic
-from store.any_group import Group, MemberInfo, MessageModel, Subscription, Subscriptions
-from store.any_log import Queue
+from store.api.group_protocol import Group, MemberInfo, MessageModel, Subscription, Subscriptions
+from store.model.log_protocol import Queue
 from tests.members import RemoteMember
 from tests.waiting import PATIENCE, until
 

@@ -8,11 +8,8 @@ import time
 
 import pytest
 
-from store import (
-    TagFilter,
-    message_filter,
-)
-from store.any_log import (
+from store import TagFilter, message_filter
+from store.model.log_protocol import (
     Log,
     MessageFilter,
     QueueRange,

@@ -11,10 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from store import (
-    Message,
-)
-from store.any_log import (
+from store import Message
+from store.model.log_protocol import (
     Log,
     LogAddress,
     MessageFilter,

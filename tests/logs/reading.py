@@ -9,16 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from store import (
-    COLUMNS,
-    InvalidColumns,
-    OffsetLost,
-    OffsetNotYet,
-    TagFilter,
-    UnknownTopic,
-    message_filter,
-)
-from store.any_log import (
+from store import COLUMNS, InvalidColumns, OffsetLost, OffsetNotYet, TagFilter, UnknownTopic, message_filter
+from store.model.log_protocol import (
     Boundary,
     Bounds,
     Log,

@@ -12,8 +12,8 @@ from uuid import uuid4
 import pytest
 
 from store import CorruptSegment, NoArchive, ObjectsUnavailable
-from store.any_log import Queue, QueueRange
 from store.archive.log import ArchiveAddress
+from store.model.log_protocol import Queue, QueueRange
 from tests.filled import Filled
 from tests.logs.archives import ArchivedStore, archived
 from tests.logs.conformance import LogTests

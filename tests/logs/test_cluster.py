@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from store import MessageStore, StoreConfig, UnsupportedStore
-from store.any_log import Log, LogWriter, Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
+from store.model.log_protocol import Log, LogWriter, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.remoting.broker_config import BrokerConfig
 from store.remoting.serving import serve

@@ -25,12 +25,12 @@ from store import (
     Unreachable,
     UnsupportedStore,
 )
-from store.any_group import Group, MemberInfo, MessageModel, Subscription, Subscriptions
-from store.any_log import Queue
+from store.api.group_protocol import Group, MemberInfo, MessageModel, Subscription, Subscriptions
 from store.cluster.address import ClusterAddress
 from store.cluster.group import ClusterGroup
+from store.directory.directory_group import LocalGroup
 from store.format.java_hash import java_hash_code
-from store.local_group import LocalGroup
+from store.model.log_protocol import Queue
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.headers import Group as GroupHeader

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig, StoreReplaced
-from store.any_log import Positions, Queue, QueueRange
-from store.local import LocalAddress
+from store.directory.directory_log import LocalAddress
 from store.log.consume_queue import ConsumeQueue
+from store.model.log_protocol import Positions, Queue, QueueRange
 from store.read.filters import EVERYTHING
 from tests.logs.conformance import WriterTests
 from tests.waiting import PATIENCE

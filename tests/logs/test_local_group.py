@@ -26,11 +26,11 @@ from store import (
     StoreForked,
     StoreReplaced,
 )
-from store.any_group import MessageModel, Subscriptions
-from store.any_log import Queue
+from store.api.group_protocol import MessageModel, Subscriptions
 from store.broker.deletion import delete_topic
 from store.broker.members import Roster
-from store.local_group import LocalGroup
+from store.directory.directory_group import LocalGroup
+from store.model.log_protocol import Queue
 from store.publish.published_end import PublishedEnd
 from tests.children import ended, in_a_child
 from tests.logs.group_conformance import ALL, EVERYTHING, Q0, GroupTests

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from store import MessageStore
-from store.any_group import Subscription
-from store.any_log import Positions, Queue
-from store.local_group import LocalGroup, LocalMember
+from store.api.group_protocol import Subscription
+from store.directory.directory_group import LocalGroup, LocalMember
+from store.model.log_protocol import Positions, Queue
 
 STEPS = int(os.environ.get("GROUP_STEPS", "20"))
 ALL = [Queue("t", number) for number in range(3)]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.any_log import Positions
 from store.archive.archiving import Archived
-from store.through import ThroughAddress
+from store.directory.through_log import ThroughAddress
+from store.model.log_protocol import Positions
 from tests.logs.archives import ArchivedStore
 from tests.logs.conformance import LogTests
 from tests.logs.made import A0

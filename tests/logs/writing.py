@@ -10,13 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from store import (
-    InvalidColumns,
-    StoreClosed,
-    TagFilter,
-    UnknownTopic,
-)
-from store.any_log import (
+from store import InvalidColumns, StoreClosed, TagFilter, UnknownTopic
+from store.model.log_protocol import (
     Log,
     LogWriter,
     QueueRange,

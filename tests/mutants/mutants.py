@@ -183,14 +183,14 @@ MUTANTS = [
     ),
     Mutant(
         "retention that deletes what is not yet flushed",
-        "store/message_store.py",
+        "store/api/message_store.py",
         "            writer.settle()\n",
         "            pass\n",
         (CRASHES,),
     ),
     Mutant(
         "readers who do not ask where queues ended",
-        "store/message_store.py",
+        "store/api/message_store.py",
         "    noted = None if end.by_log or end.has_lost else QueueEnds.read(root)\n",
         "    noted = None\n",
         ("tests/store/log/test_lost_for_readers.py",),

@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry
 
 from pyspark_mq.progress import Lag, LagListener, lags, positions, total
 from store import Message, MessageStore
-from store.any_log import Queue
 from store.cluster.address import ClusterAddress
-from store.local import LocalAddress
+from store.directory.directory_log import LocalAddress
+from store.model.log_protocol import Queue
 from store.remoting.serving import serve
 from tests.filled import Filled
 from tests.waiting import until

@@ -14,10 +14,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from store import RequestRefused, Unreachable, Untrusted
-from store.any_log import Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
 from store.cluster.credentials import Credentials
 from store.cluster.name_servers import TOOLS_GROUP
+from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.remoting.tls import Tls
 from tests.certificates import Certificate, certificate

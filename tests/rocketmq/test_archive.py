@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.any_log import Queue, QueueRange, ReadSpec
 from store.archive.layout import DEFAULT_CLUSTER, cluster_folder
 from store.archive.log import ArchiveAddress
+from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from tests.logs.archives import archived
 from tests.restarted import delete_as_broker

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from store import Message
-from store.any_log import Positions, Queue
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.format.properties import encode_properties
+from store.model.log_protocol import Positions, Queue
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.headers import CreateTopic, SendMessageV2, Topic

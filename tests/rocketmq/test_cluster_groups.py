@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from store import Consumer, Message, ReceivedMessage, ReconsumeLater
-from store.any_log import Queue
+from store.model.log_protocol import Queue
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.headers import ResetOffset

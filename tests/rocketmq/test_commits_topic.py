@@ -8,8 +8,8 @@ import pytest
 
 from pyspark_mq.sink.commits import Batch, Commits
 from store import Message, MessageStore, StoreConfig
+from store.directory.directory_log import LocalWriter
 from store.format.topic_names import COMMITS_TOPIC
-from store.local import LocalWriter
 from tests import seen
 from tests.rocketmq.harness import RocketMQ
 from tests.rocketmq.mixes import INDEX

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from store import MessageStore
-from store.any_log import Boundary
 from store.log.commit_log import CommitLog
+from store.model.log_protocol import Boundary
 from store.read.query import message_at, offset_of_id
 from tests import seen
 from tests.rocketmq.golden import GOLDEN, SIZES, config_of

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from store import MessageStore
-from store.any_group import Subscription
-from store.any_log import Queue
+from store.api.group_protocol import Subscription
 from store.broker.deletion import delete_topic
 from store.cluster.address import ClusterAddress
+from store.directory.directory_group import LocalGroup
 from store.files.figures import HELD, figures_in
 from store.format.layout import UNDECIDED_TOPIC
-from store.local_group import LocalGroup
+from store.model.log_protocol import Queue
 from tests.rocketmq.harness import HarnessError, Json, RocketMQ
 from tests.rocketmq.served import Served, committed, consumed, ends, left, mqadmin, rows, until
 

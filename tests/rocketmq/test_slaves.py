@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from store import MessageStore, StoreError
-from store.any_log import Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
+from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from tests.end_to_end.test_stream_query import Sink
 from tests.rocketmq.harness import Broker, RocketMQ, free_port, free_ports

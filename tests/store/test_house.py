@@ -1,8 +1,9 @@
-"""The floor plan: packages know those below them, never those above."""
+"""The floor plan of `store`: a room imports from rooms below it, never from one above or from the package itself."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,42 +12,35 @@ import pytest
 import store
 
 ROOT = Path(store.__file__).parent
-# From the ground up; modules that stand in `store/` itself are below all packages, or above them.
-FLOORS = ("format", "files", "objects", "index", "log", "publish", "read", "archive", "upkeep", "delays", "broker")
-GROUND = ("errors", "system_errors", "integers", "searching", "any_log")
-BESIDE = {"any_group": "format"}  # it speaks of messages
-ROOF = ("writer", "store_reader", "store_finder", "append", "message_store", "__init__")
-# Kinds of logs and of groups, and the wire, made of all that is below.
-ATTIC = ("local", "through", "restoring", "local_group", "remoting", "cluster")
-CLIENT = "client"  # what users hold, made of kinds of logs and of groups; `store` itself offers it by name
-
-
-def floor(module: str) -> int:
-    """How high `store.<module>` lies."""
-    name = module.split(".")[0]
-    name = BESIDE.get(name, name)
-    if name == CLIENT:
-        return len(FLOORS) + 2
-    if name in GROUND:
-        return -1
-    if name in ATTIC:
-        return len(FLOORS) + 1
-    return len(FLOORS) - 1 if name in ROOF else FLOORS.index(name) + (name == "broker")
+# From the ground up. The last one is `store/__init__.py`, the names for users.
+FLOORS = (
+    *("model", "format", "files", "index", "objects", "log", "publish", "read", "archive", "upkeep", "delays", "api"),
+    *("broker", "directory", "remoting", "cluster", "client", "__init__"),
+)
 
 
 def imported(path: Path) -> Iterator[str]:
-    """What of `store` a file imports, as "package.module", or "__init__" for its public names."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """The rooms of `store` that a file imports from."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "store":
-            yield node.module.removeprefix("store").removeprefix(".") or "__init__"
+            rooms = node.module.split(".")[1:]
+            yield from rooms[:1] or [name.name if name.name in FLOORS else "__init__" for name in node.names]
+
+
+def test_architecture_page_lists_the_floors() -> None:
+    page = (ROOT.parent / "docs" / "architecture.md").read_text("utf-8")
+    assert (
+        tuple(re.findall(r"^\| `(\w+)/` \|", page.partition("`pyspark_mq/` has floors")[0], re.MULTILINE))
+        == FLOORS[:-1]
+    )
+
+
+def test_every_module_is_in_a_room() -> None:
+    assert {path.stem for path in ROOT.glob("*.py")} == {"__init__"}
+    assert {path.parent.name for path in ROOT.glob("*/*.py")} == set(FLOORS[:-1])
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_is_imported_from_above(path: Path) -> None:
-    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    above = [
-        other
-        for other in imported(path)
-        if floor(other) > floor(module) and not (module == "__init__" and f"store.{other}" in store._ABOVE.values())
-    ]
-    assert not above
+    floor = FLOORS.index(path.relative_to(ROOT).with_suffix("").parts[0])
+    assert [room for room in imported(path) if FLOORS.index(room) > floor] == []

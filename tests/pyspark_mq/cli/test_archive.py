@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore
-from store.any_log import Queue, QueueRange
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import alone, remembered
+from store.model.log_protocol import Queue, QueueRange
 from tests.filled import Filled
 from tests.pyspark_mq.cli.process import run, succeed
 

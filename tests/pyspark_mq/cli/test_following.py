@@ -9,11 +9,11 @@ import pytest
 
 from pyspark_mq.cli.following import Row, between, follow, newest, rows_of
 from store import Message, MessageStore, OffsetLost, OffsetNotYet, TagFilter, message_filter
-from store.any_log import MessageFilter, Queue
 from store.archive.log import ArchiveAddress
-from store.local import LocalAddress, LocalLog
+from store.directory.directory_log import LocalAddress, LocalLog
+from store.directory.through_log import address_at
+from store.model.log_protocol import MessageFilter, Queue
 from store.read.filters import EVERYTHING
-from store.through import address_at
 from tests.filled import Filled
 from tests.restarted import delete_as_broker
 

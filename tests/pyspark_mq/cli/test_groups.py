@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore
-from store.any_group import Subscription
-from store.any_log import Queue
+from store.api.group_protocol import Subscription
 from store.cluster.address import ClusterAddress
-from store.local_group import LocalGroup
+from store.directory.directory_group import LocalGroup
+from store.model.log_protocol import Queue
 from store.remoting.serving import serve
 from tests.pyspark_mq.cli.process import run, succeed
 

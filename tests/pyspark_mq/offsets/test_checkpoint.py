@@ -20,7 +20,7 @@ from pyspark_mq.offsets.checkpoint import (
     begin_batch,
 )
 from pyspark_mq.offsets.positions import to_json
-from store.any_log import Bounds, Fingerprint, Queue, QueueRange
+from store.model.log_protocol import Bounds, Fingerprint, Queue, QueueRange
 
 RESOURCES = Path(__file__).parents[2] / "resources" / "offsets"
 READER = "5f0c2b9e4d7a41b8a0c3e6f1927d5b84"

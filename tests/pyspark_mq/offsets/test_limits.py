@@ -11,8 +11,8 @@ from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets.checkpoint import StreamOffset
 from pyspark_mq.offsets.limits import EARLIEST, LATEST, LastMessages, Named, OffsetsByQueue, Time, end_of, start_of
 from store import Message, MessageStore
-from store.any_log import Bounds, Log, Positions, Queue
-from store.local import LocalAddress
+from store.directory.directory_log import LocalAddress
+from store.model.log_protocol import Bounds, Log, Positions, Queue
 from tests.waiting import another_millisecond
 
 RESOURCES = Path(__file__).parents[2] / "resources" / "offsets"

@@ -17,8 +17,8 @@ from pyspark_mq.source.queues import Queues
 from pyspark_mq.source.reading import RangeReader, RangeTask
 from pyspark_mq.source.schema import default_schema
 from store import Message, MessageStore
-from store.any_log import BATCH_ROWS, Bounds, Queue, QueueRange
-from store.local import LocalLog
+from store.directory.directory_log import LocalLog
+from store.model.log_protocol import BATCH_ROWS, Bounds, Queue, QueueRange
 from tests.filled import Filled
 from tests.pyspark_mq.source.streaming import EARLIEST, first_batch, latest, reader, rows, unknown
 from tests.restarted import delete_as_broker

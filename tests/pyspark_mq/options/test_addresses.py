@@ -10,8 +10,8 @@ from pyspark_mq.errors import OptionError
 from pyspark_mq.options.addresses import address_of
 from store import ConfigError
 from store.archive.log import ArchiveAddress
-from store.local import LocalAddress
-from store.through import ThroughAddress
+from store.directory.directory_log import LocalAddress
+from store.directory.through_log import ThroughAddress
 from tests.filled import Filled
 
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark_mq.errors import OptionError
 from pyspark_mq.options.sink import Guarantee, WriteOptions, is_for_writing
 from store import ReadOnlyStore
-from store.local import LocalAddress
+from store.directory.directory_log import LocalAddress
 
 BASE = {"path": "/data/mq", "topic": "orders"}
 

@@ -13,9 +13,9 @@ from pyspark_mq.options.sink import WriteOptions
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.options.subscription import Subscription
 from store import TagFilter, message_filter
-from store.any_group import Subscription as Expression
-from store.any_log import Queue
-from store.local import LocalAddress
+from store.api.group_protocol import Subscription as Expression
+from store.directory.directory_log import LocalAddress
+from store.model.log_protocol import Queue
 
 BASE = {"path": "/data/mq", "subscribe": "orders"}
 

@@ -15,8 +15,8 @@ import pytest
 from pyspark_mq.errors import CommitError
 from pyspark_mq.sink.commits import Batch, Commits
 from store import Message, MessageStore, StoreConfig
+from store.directory.directory_log import LocalWriter
 from store.format.topic_names import COMMITS_TOPIC
-from store.local import LocalWriter
 from tests.waiting import PATIENCE
 
 QUERY = "9577ed49-f0eb-46cd-854c-2aee57a024df"

@@ -10,8 +10,8 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.reading import RangeTask
 from pyspark_mq.source.schema import default_schema
 from pyspark_mq.source.stream_reader import MqStreamReader
-from store.any_log import QueueRange
-from store.local import LocalAddress
+from store.directory.directory_log import LocalAddress
+from store.model.log_protocol import QueueRange
 from tests.filled import Filled
 
 EARLIEST = {"startingOffsets": "earliest"}

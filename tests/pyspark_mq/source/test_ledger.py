@@ -14,7 +14,7 @@ import pytest
 
 from pyspark_mq.errors import LedgerError
 from pyspark_mq.source.ledger import Ledger, TaskName, TaskRecord
-from store.any_log import Fingerprint, Queue
+from store.model.log_protocol import Fingerprint, Queue
 from store.objects.any_objects import objects_at
 
 A, B, C, D = (digit * 32 for digit in "abcd")
@@ -88,7 +88,7 @@ def test_one_of_many_at_once_wins_and_all_agree(place: str) -> None:
 RACER = """
 import sys
 from pyspark_mq.source.ledger import Ledger, TaskName, TaskRecord
-from store.any_log import Queue
+from store.model.log_protocol import Queue
 
 ledger, mine, queue = Ledger(sys.argv[1]), int(sys.argv[2]), Queue("orders", 0)
 ledger.any_ended(TaskName("a" * 32, 0, 0))  # connects

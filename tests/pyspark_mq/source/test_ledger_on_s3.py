@@ -13,7 +13,7 @@ import pytest
 
 from pyspark_mq.errors import LedgerError
 from pyspark_mq.source.ledger import Ledger, TaskName, TaskRecord
-from store.any_log import Queue
+from store.model.log_protocol import Queue
 from tests.s3 import SECRET, WSGI, environment, new_bucket, s3_server
 
 READER = "a" * 32

@@ -22,10 +22,10 @@ from pyspark_mq.source.orderly import OrderlyQueues
 from pyspark_mq.source.realtime_reader import RealTimeStreamReader
 from pyspark_mq.source.schema import default_schema
 from store import GroupConflict
-from store.any_group import Subscription
-from store.any_log import Queue
-from store.errors import CorruptStore
-from store.local_group import LocalGroup
+from store.api.group_protocol import Subscription
+from store.directory.directory_group import LocalGroup
+from store.model.errors import CorruptStore
+from store.model.log_protocol import Queue
 from tests.filled import Filled
 from tests.members import remote_member
 from tests.pyspark_mq.source.streaming import bare, latest, ranges

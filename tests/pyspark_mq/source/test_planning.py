@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_mq.source.planning import fit, limit_ranges, pack, share, split
-from store.any_log import Queue, QueueRange
+from store.model.log_protocol import Queue, QueueRange
 
 backlogs = st.lists(st.integers(0, 2**62), max_size=12)
 turns = st.integers(0, 1000)

@@ -32,7 +32,7 @@ from pyspark_mq.source.batch_reader import FilteringBatchReader, MqBatchReader
 from pyspark_mq.source.pushdown import narrow, narrow_by_log, narrow_tags, pushdown_is_on
 from pyspark_mq.source.schema import default_schema
 from store import Message, MessageStore, StoreConfig, TagFilter
-from store.any_log import Log, Queue, QueueRange
+from store.model.log_protocol import Log, Queue, QueueRange
 from store.publish import appender
 
 A0, A1, B0 = QueueRange(Queue("a", 0), 0, 10), QueueRange(Queue("a", 1), 5, 20), QueueRange(Queue("b", 0), 0, 3)

@@ -14,8 +14,8 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.reading import RangeReader
 from pyspark_mq.source.schema import default_schema
 from store import Message, MessageStore, MessageTooLarge
-from store.any_log import Positions, Queue, QueueRange
-from store.local import LocalLog
+from store.directory.directory_log import LocalLog
+from store.model.log_protocol import Positions, Queue, QueueRange
 from tests.filled import Filled
 from tests.pyspark_mq.source.streaming import unknown
 from tests.store.format.test_inflating import mark

@@ -16,7 +16,7 @@ from pyspark_mq.source.held_reading import HeldTask
 from pyspark_mq.source.ledger import Ledger, TaskRecord
 from pyspark_mq.source.realtime_reader import RealTimeStreamReader, pack
 from pyspark_mq.source.schema import default_schema
-from store.any_log import Queue
+from store.model.log_protocol import Queue
 from tests.driven import DrivenQuery
 from tests.filled import Filled
 from tests.pyspark_mq.source.driving import latest, reader, run, task

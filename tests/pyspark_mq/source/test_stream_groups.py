@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.errors import DataLossError, OptionError
-from store.any_group import Subscription
-from store.any_log import Queue
-from store.local import LocalAddress
+from store.api.group_protocol import Subscription
+from store.directory.directory_log import LocalAddress
+from store.model.log_protocol import Queue
 from tests.filled import Filled
 from tests.pyspark_mq.source.streaming import EARLIEST, first_batch, latest, reader
 from tests.restarted import delete_as_broker

@@ -15,9 +15,9 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.schema import default_schema
 from pyspark_mq.source.stream_reader import MqStreamReader
 from store import Message, MessageStore
-from store.any_log import Bounds, Fingerprints, Positions, Queue
 from store.broker.deletion import delete_topic
-from store.local import LocalAddress, LocalLog
+from store.directory.directory_log import LocalAddress, LocalLog
+from store.model.log_protocol import Bounds, Fingerprints, Positions, Queue
 from tests.filled import Filled
 from tests.pyspark_mq.offsets.test_losses import recreate
 from tests.pyspark_mq.source import driving

@@ -13,8 +13,8 @@ from pyspark_mq.source.realtime_reader import RealTimeStreamReader
 from pyspark_mq.source.schema import default_schema
 from pyspark_mq.source.stream_reader import MqStreamReader
 from store import MessageStore, StoreReplaced
-from store.any_log import Queue
-from store.errors import NotAStore
+from store.model.errors import NotAStore
+from store.model.log_protocol import Queue
 from store.publish import log_end
 from tests.filled import Filled
 from tests.pyspark_mq.source.streaming import EARLIEST, bare, first_batch, latest, ranges, reader, rows

@@ -14,7 +14,7 @@ from pyspark_mq.stats.lag import lags
 from pyspark_mq.stats.measures import Extent, extents
 from store import Message, MessageStore
 from store.broker.deletion import delete_topic
-from store.local import LocalLog
+from store.directory.directory_log import LocalLog
 from tests.waiting import PATIENCE
 
 LIVES = 8

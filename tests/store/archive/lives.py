@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from store import Message, MessageStore
-from store.any_log import Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress
 from store.format.layout import TOPICS_FILE
+from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 
 ORDERS = Queue("orders", 0)

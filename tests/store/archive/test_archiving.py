@@ -24,15 +24,15 @@ from store import (
     QueuesPassedOver,
     StoreConfig,
 )
-from store.any_log import Boundary, Queue, QueueRange, ReadSpec
 from store.archive.catalog import Catalog
 from store.archive.expiry import expire
 from store.archive.log import ArchiveAddress, ArchiveLog
 from store.archive.of_store import Remembered, StoreArchive, remembered
 from store.archive.place import Place
 from store.broker.deletion import delete_topic
+from store.directory.through_log import ThroughAddress
+from store.model.log_protocol import Boundary, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
-from store.through import ThroughAddress
 from tests.filled import Filled
 
 ROUNDS = int(os.environ.get("KILLS", "4"))
@@ -312,10 +312,10 @@ with MessageStore.open(sys.argv[1], create=False) as store:
 
 READER = """
 import sys, time
-from store.any_log import Boundary, Queue, QueueRange, ReadSpec
+from store.model.log_protocol import Boundary, Queue, QueueRange, ReadSpec
 from store.broker.deletion import delete_topic
 from store.read.filters import EVERYTHING
-from store.through import address_at
+from store.directory.through_log import address_at
 queues, passes = [Queue("orders", 0), Queue("orders", 1)], 0
 with address_at(sys.argv[1]).open() as log:
     print("begun", flush=True)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from store import CorruptSegment, CorruptStore, StoreError
-from store.any_log import Queue, QueueRange
 from store.archive.catalog import Catalog
 from store.archive.layout import METADATA
 from store.archive.log import ArchiveAddress
+from store.model.log_protocol import Queue, QueueRange
 from tests.filled import Filled
 from tests.store.archive.test_archiving import SPEC, rows, same
 

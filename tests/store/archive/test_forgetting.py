@@ -21,12 +21,12 @@ from store import (
     UnknownTopic,
     message_filter,
 )
-from store.any_log import Bounds, Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import StoreArchive
+from store.directory.restoring import restore
+from store.model.log_protocol import Bounds, Queue, QueueRange, ReadSpec
 from store.objects.directory import Directory
 from store.read.filters import EVERYTHING
-from store.restoring import restore
 from tests.store.archive.lives import (
     ORDERS,
     SPEC,

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import CorruptSegment, Message, MessageStore, OffsetLost, StoreConfig, UnknownTopic
-from store.any_log import Queue, QueueRange, ReadSpec
 from store.archive import finding, key_index
 from store.archive.expiry import expire
 from store.archive.key_index import Items, segment_bytes
 from store.archive.layout import INDEX, INDEX_SLOTS, INDEXED_FROM, SEGMENTS
 from store.archive.log import ArchiveAddress, ArchiveLog
 from store.format.layout import ARCHIVE_INDEX_HEADER, ARCHIVE_INDEX_ITEM, ARCHIVE_INDEX_SLOT
+from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from tests.logs.archives import ArchivedStore, archived
 from tests.store.log.test_light_queues import broker_has_it, made_up

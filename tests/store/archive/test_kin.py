@@ -9,15 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from store import (
-    ArchiveOfAnother,
-    MessageStore,
-    ObjectsUnavailable,
-    QueuesPassedOver,
-)
+from store import ArchiveOfAnother, MessageStore, ObjectsUnavailable, QueuesPassedOver
 from store.archive.log import ArchiveAddress
-from store.restoring import restore
-from store.through import ThroughAddress
+from store.directory.restoring import restore
+from store.directory.through_log import ThroughAddress
 from tests.store.archive.lives import (
     ORDERS,
     archived,

@@ -14,12 +14,12 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from store import ConfigError, NoArchive, ObjectsUnavailable
-from store.any_log import Queue
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import remembered
+from store.directory.through_log import address_at
+from store.model.log_protocol import Queue
 from store.objects.any_objects import objects_at
 from store.objects.urls import local_path
-from store.through import address_at
 from tests.filled import Filled
 
 

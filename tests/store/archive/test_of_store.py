@@ -21,14 +21,14 @@ from store import (
     StoreLocked,
     UnknownTopic,
 )
-from store.any_log import Queue
 from store.archive.layout import METADATA
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import StoreArchive, alone, remembered
+from store.directory.through_log import address_at
 from store.format.layout import CONF_FILE, CQ_ENTRY, segment_name
 from store.log.queue_ends import QueueEnds
+from store.model.log_protocol import Queue
 from store.read.published import PublishedQueues
-from store.through import address_at
 from tests.children import ended
 from tests.filled import Filled
 from tests.store.archive.test_archiving import rows, same

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from store.any_log import Queue
 from store.broker.allocation import allocate
+from store.model.log_protocol import Queue
 
 GIVEN = (Path(__file__).parents[2] / "resources" / "allocations-5.3.txt").read_text().splitlines()
 

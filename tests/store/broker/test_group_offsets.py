@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from store import CorruptStore, Message, MessageStore
-from store.any_group import ConsumeFromWhere, Subscription
-from store.any_log import Queue
+from store.api.group_protocol import ConsumeFromWhere, Subscription
 from store.broker.group_offsets import Resets, first_offsets
-from store.local import LocalLog
-from store.local_group import LocalGroup, LocalMember
+from store.directory.directory_group import LocalGroup, LocalMember
+from store.directory.directory_log import LocalLog
+from store.model.log_protocol import Queue
 
 Q0, Q1, Q2 = (Queue("t", number) for number in range(3))
 LAST, FIRST, TIMESTAMP = (

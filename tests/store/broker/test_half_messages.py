@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from store import CorruptRecord, InvalidGroup, Message, MessageStore, StoreConfig, TransactionEnded
-from store.any_log import Queue
 from store.broker.transactions import Outcome, Transactions
+from store.directory.directory_group import LocalGroup
 from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP
-from store.local_group import LocalGroup
+from store.model.log_protocol import Queue
 from store.publish.published_end import PublishedEnd
 from tests.store.broker.test_transactions import bodies, orders
 from tests.waiting import until

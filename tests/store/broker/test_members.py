@@ -31,16 +31,16 @@ from store import (
     StoreLocked,
     StoreUnavailable,
 )
-from store.any_group import MessageModel, Subscription
-from store.any_log import Queue
+from store.api.group_protocol import MessageModel, Subscription
 from store.broker import members
 from store.broker.entries import Entry, check_fit
 from store.broker.group_offsets import GroupOffsets
 from store.broker.members import Roster
+from store.directory.directory_group import LocalGroup
 from store.files.atomic import open_file
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.members_done import sealed, unsealed
-from store.local_group import LocalGroup
+from store.model.log_protocol import Queue
 from store.publish.locks import set_lock
 from store.publish.published_end import PublishedEnd
 from tests.members import remote_member

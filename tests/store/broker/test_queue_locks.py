@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.any_log import Queue
 from store.broker.queue_locks import LOCK_SECONDS, claim, held
+from store.model.log_protocol import Queue
 
 A, B = Queue("a", 0), Queue("a", 1)
 QUEUES = st.sets(st.sampled_from([Queue("a", number) for number in range(4)]))

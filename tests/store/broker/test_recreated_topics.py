@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from store import GetStatus, Message, MessageStore, OffsetLost, StoreConfig, delete_topic
-from store.any_log import Fingerprint
 from store.files.topics import Topics
 from store.format.layout import CONSUME_QUEUE_DIR, PUBLISHED_END_FILE, QUEUE_ENDS_FILE, TOPICS_FILE
 from store.log.queue_ends import QueueEnds
+from store.model.log_protocol import Fingerprint
 from store.upkeep.verify import verify
 
 CONFIG = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=100)

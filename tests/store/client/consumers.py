@@ -7,17 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from store import (
-    ConsumeFromWhere,
-    Consumer,
-    ConsumerConfig,
-    Message,
-    MessageStore,
-    ReceivedMessage,
-    StoreConfig,
-)
-from store.any_log import Queue
-from store.local_group import LocalGroup
+from store import ConsumeFromWhere, Consumer, ConsumerConfig, Message, MessageStore, ReceivedMessage, StoreConfig
+from store.directory.directory_group import LocalGroup
+from store.model.log_protocol import Queue
 
 QUEUES = 4
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET

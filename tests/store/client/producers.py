@@ -8,11 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from store import (
-    Message,
-    MessageStore,
-    StoreConfig,
-)
+from store import Message, MessageStore, StoreConfig
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[3]

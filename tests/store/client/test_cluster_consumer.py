@@ -21,13 +21,13 @@ from store import (
     UnknownTopic,
     Unreachable,
 )
-from store.any_log import Queue
 from store.broker.deletion import delete_topic
 from store.client import rebalancer
 from store.cluster import member
 from store.cluster.address import ClusterAddress
 from store.cluster.credentials import Credentials
-from store.local_group import LocalGroup
+from store.directory.directory_group import LocalGroup
+from store.model.log_protocol import Queue
 from store.remoting.access import Access
 from store.remoting.broker_config import BrokerConfig
 from store.remoting.serving import serve

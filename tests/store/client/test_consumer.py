@@ -31,8 +31,8 @@ from store import (
 from store.broker import hold
 from store.broker.deletion import delete_topic
 from store.client import rebalancer
+from store.directory.directory_group import LocalGroup
 from store.files.consumer_offsets import ConsumerOffsets
-from store.local_group import LocalGroup
 from tests.store.client.consumers import FIRST, QUEUES, TOPIC, Seen, committed, config, opened, put
 from tests.takeover import broker
 from tests.waiting import PATIENCE, until

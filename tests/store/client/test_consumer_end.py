@@ -13,7 +13,7 @@ from traceback import walk_stack
 import pytest
 
 from store import Consumer, MessageStore, ReceivedMessage, StoreBusy, StoreForked, StoreLocked
-from store.local_group import LocalGroup
+from store.directory.directory_group import LocalGroup
 from store.publish.locks import among_groups
 from tests.children import ended
 from tests.store.client.consumers import TOPIC, Seen, config, has_done, opened, put

@@ -10,12 +10,7 @@ from typing import Any
 
 import pytest
 
-from store import (
-    Consumer,
-    MessageStore,
-    ReceivedMessage,
-    ReconsumeLater,
-)
+from store import Consumer, MessageStore, ReceivedMessage, ReconsumeLater
 from tests.store.client.consumers import QUEUES, TOPIC, Seen, committed, config, has_done, opened, put
 from tests.waiting import until
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from store import Consumer, MessageStore, StoreError, StoreForked
-from store.any_group import MessageModel
-from store.errors import InvalidArgument
+from store.api.group_protocol import MessageModel
+from store.model.errors import InvalidArgument
 from tests.children import ended, in_a_child
 from tests.store.client.consumers import QUEUES, TOPIC, committed, config, opened, put
 from tests.waiting import PATIENCE

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoredMessage
-from store.any_log import Queue, QueueRange, ReadSpec
 from store.client.messages import COLUMNS, Columns, FewColumns, Messages
-from store.local import LocalLog
+from store.directory.directory_log import LocalLog
+from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 
 FIELDS = (*StoredMessage._fields, "tags", "keys")

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from store.any_log import Queue
 from store.client.messages import Columns
 from store.client.process_queue import Handful, OrderlyQueue, ProcessQueue
+from store.model.log_protocol import Queue
 
 QUEUE = Queue("t", 0)
 MAX_COUNT, MAX_BYTES = 20, 60

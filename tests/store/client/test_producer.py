@@ -12,12 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from store import (
-    Message,
-    MessageRefused,
-    MessageStore,
-    Producer,
-)
+from store import Message, MessageRefused, MessageStore, Producer
 from tests.store.client.producers import QUEUES, SMALL, bodies, nobody_appends, rows
 from tests.store.format.test_message import messages
 from tests.store.format.test_message_lists import odd_messages

@@ -9,12 +9,7 @@ from typing import Any
 
 import pytest
 
-from store import (
-    BufferFull,
-    MessageStore,
-    Producer,
-    StoreLocked,
-)
+from store import BufferFull, MessageStore, Producer, StoreLocked
 from store.client.producer_buffer import Buffer, Limits
 from store.client.producer_future import WIDTH, Row
 from tests.store.client.producers import nobody_appends

@@ -9,11 +9,7 @@ from queue import Queue
 
 import pytest
 
-from store import (
-    MessageStore,
-    Producer,
-    StoreForked,
-)
+from store import MessageStore, Producer, StoreForked
 from store.client.producer_future import SendFuture
 from tests.children import in_a_child
 from tests.waiting import PATIENCE

@@ -32,7 +32,7 @@ from store import (
 )
 from store.broker.deletion import delete_topic
 from store.format.topic_names import PRODUCERS_TOPIC
-from store.system_errors import system_errors
+from store.model.system_errors import system_errors
 from tests.children import ended
 from tests.store.client.producers import SMALL, bodies, nobody_appends
 from tests.waiting import PATIENCE

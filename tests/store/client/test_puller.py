@@ -13,14 +13,14 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, TagFilter, message_filter
-from store.any_log import MessageFilter, Positions, Queue, QueueRange, ReadSpec
 from store.broker.hold import HeldRequest
 from store.client import puller
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller
+from store.directory.directory_log import LocalHeld, LocalLog
 from store.files.figures import DELIVERED, HELD, Figures
-from store.local import LocalHeld, LocalLog
+from store.model.log_protocol import MessageFilter, Positions, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from tests.waiting import PATIENCE, until
 

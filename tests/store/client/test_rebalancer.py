@@ -12,8 +12,8 @@ import pytest
 
 from store import Consumer, ConsumerConfig, Message, MessageStore, ReceivedMessage, StoreFull, delete_topic
 from store.client import rebalancer
+from store.directory.directory_group import LocalGroup
 from store.files.consumer_offsets import ConsumerOffsets
-from store.local_group import LocalGroup
 from tests.store.client.consumers import QUEUES, TOPIC, Seen, committed, config, opened, put
 from tests.waiting import until
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig, Unreachable
-from store.any_log import Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
+from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.remoting.serving import Serving, serve
 from tests.store.cluster.test_pulls import Moody

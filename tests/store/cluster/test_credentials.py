@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, RequestRefused
-from store.any_log import Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
 from store.cluster.credentials import Credentials
+from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.remoting.access import Access
 from store.remoting.serving import serve

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, Unreachable
-from store.any_group import Subscription
-from store.any_log import Queue, QueueRange, ReadSpec
+from store.api.group_protocol import Subscription
 from store.cluster.address import ClusterAddress
+from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.remoting.codes import RequestCode
 from store.remoting.request import Request, Response, of_json

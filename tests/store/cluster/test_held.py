@@ -10,9 +10,9 @@ from itertools import count
 from pathlib import Path
 
 from store import Message, MessageStore
-from store.any_log import Queue, QueueRange
 from store.cluster.address import ClusterAddress
 from store.cluster.held import _Pull
+from store.model.log_protocol import Queue, QueueRange
 from store.read.filters import EVERYTHING
 from store.remoting.codes import RequestCode
 from store.remoting.request import Request, Response

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from store.any_log import Queue
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
 from store.cluster.offsets import resets
+from store.model.log_protocol import Queue
 from tests.store.cluster.test_pulls import Moody
 
 QUEUE = Queue("orders", 0, broker="b")

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from store import BadFrame, Message, MessageStore, OffsetLost, RequestRefused, StoreConfig, Unreachable
-from store.any_log import Queue, QueueRange, ReadSpec
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
@@ -22,6 +21,7 @@ from store.cluster.log import ClusterLog
 from store.cluster.pulls import _MOST_UNDER_WAY, _Pulls
 from store.cluster.routes import Broker
 from store.files.figures import Figures
+from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.remoting.codes import RequestCode
 from store.remoting.command import Command

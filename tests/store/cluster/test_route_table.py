@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from store import MessageStore, RequestRefused, UnknownTopic, Unreachable
-from store.any_log import Queue, QueueRange, ReadSpec
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
 from store.cluster.route_table import ROUTE_SECONDS
+from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.remoting.codes import RequestCode
 from store.remoting.request import Request, Response, of_json

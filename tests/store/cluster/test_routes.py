@@ -7,8 +7,8 @@ import pickle
 import pytest
 
 from store import BadFrame
-from store.any_log import Queue
 from store.cluster.routes import Broker, parse_reset, parse_route, parse_topics
+from store.model.log_protocol import Queue
 
 TWO_BROKERS = b"""{"brokerDatas":[{"brokerAddrs":{0:"10.0.0.2:10911"},"brokerName":"broker-b","cluster":"C"},
 {"brokerAddrs":{"1":"10.0.0.3:10911","0":"10.0.0.1:10911"},"brokerName":"broker-a","cluster":"C"}],

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from store import MessageStore, RemotingError, StoreError, Unreachable, Untrusted
-from store.any_log import Queue, QueueRange, ReadSpec
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
 from store.cluster.pulls import pull
+from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.remoting.pipe import Pipe
 from store.remoting.serving import Serving, serve

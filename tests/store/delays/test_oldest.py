@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
+from store.api.writer import Writer
 from store.files.topics import Topics
 from store.format.delayed import WAITING_TOPICS
 from store.format.layout import LOCK_FILE, SCHEDULE_TOPIC, segment_name
 from store.publish.locks import DELIVERY_BYTE, Turn
-from store.writer import Writer
 from tests.store.format.test_delayed import all_of
 from tests.waiting import until
 

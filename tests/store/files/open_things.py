@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from store import Message, MessageStore, StoreError
-from store.any_log import Queue, QueueRange, ReadSpec
 from store.broker.hold import PullRequestHoldService
+from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.publish.watch import Watch
 from store.read.filters import EVERYTHING
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from store.errors import CorruptStore, StoreUnavailable
 from store.files.atomic import create_file, open_file, read_file, write_at, write_file
+from store.model.errors import CorruptStore, StoreUnavailable
 
 ROOT = Path(__file__).parents[3]
 OLD, NEW = b"old" * 10_000, b"new" * 20_000

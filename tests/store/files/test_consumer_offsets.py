@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from store import CorruptStore, InvalidGroup, MessageStore, OffsetOutOfRange, StoreConfig
-from store.any_log import Queue
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
+from store.model.log_protocol import Queue
 from store.publish.locks import StoreLock
 from tests.store.read.test_golden import GOLDEN
 

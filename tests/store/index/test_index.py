@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.errors import ConfigError, ReadOnlyStore
 from store.format.key_hashes import key_hashes
 from store.format.layout import INDEX_HEADER
 from store.index.index import Index
 from store.index.index_file import file_bytes
+from store.model.errors import ConfigError, ReadOnlyStore
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 # directory: slots, entries of its index files

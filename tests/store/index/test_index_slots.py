@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store.errors import CorruptSegment
 from store.files.segment_file import SegmentFile
 from store.index.index_file import file_bytes
 from store.index.index_slots import IndexSlots
+from store.model.errors import CorruptSegment
 
 SLOTS = 10 * mmap.PAGESIZE // 4
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store.errors import CorruptSegment
 from store.format.layout import CQ_ENTRY
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
+from store.model.errors import CorruptSegment
 from tests.descriptors import allowed
 
 SIZE = 10 * CQ_ENTRY.itemsize

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from store import CorruptSegment, Message, MessageStore, StoreConfig
-from store.any_log import Queue, QueueRange
+from store.model.log_protocol import Queue, QueueRange
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
 from tests.store.read.test_golden import GOLDEN

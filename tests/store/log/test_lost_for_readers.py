@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from store import CorruptRecord, CorruptSegment, Message, MessageStore, UnknownTopic
-from store.any_log import Bounds, Queue
 from store.format.layout import CQ_ENTRY, segment_name
+from store.model.log_protocol import Bounds, Queue
 from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import verify
 from tests.store.log.damages import (

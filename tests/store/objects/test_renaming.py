@@ -13,9 +13,9 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from store import MessageStore, NoArchive, ObjectsUnavailable
-from store.any_log import Queue, QueueRange
 from store.archive.log import ArchiveAddress
 from store.format.layout import CONF_FILE
+from store.model.log_protocol import Queue, QueueRange
 from store.objects.any_objects import objects_at
 from tests.children import ended
 from tests.filled import Filled

@@ -10,16 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from store import (
-    Message,
-    MessageRefused,
-    MessageStore,
-    PutStatus,
-    StoreBusy,
-    StoreConfig,
-    StoreFull,
-    StoreLocked,
-)
+from store import Message, MessageRefused, MessageStore, PutStatus, StoreBusy, StoreConfig, StoreFull, StoreLocked
 from store.format.message import encode_messages
 from store.format.record import Record
 from store.format.records import Encoding

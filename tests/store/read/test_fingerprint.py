@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from store import CorruptRecord, Message, MessageStore, StoreConfig
-from store.any_log import Fingerprint
 from store.broker.deletion import delete_topic
 from store.format.layout import CQ_ENTRY, segment_name
+from store.model.log_protocol import Fingerprint
 from tests.store.read.test_golden import GOLDEN, NAMES
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=10 * CQ_ENTRY.itemsize)

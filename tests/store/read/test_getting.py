@@ -23,12 +23,12 @@ from store import (
     TagFilter,
     message_filter,
 )
-from store.any_log import MessageFilter
-from store.errors import CorruptSegment, MessageTooLarge, OffsetLost
 from store.format.entering import Entry
 from store.format.java_hash import java_hash_code
 from store.format.layout import COMMIT_LOG_DIR, CQ_ENTRY, segment_name
 from store.format.stored_message import decode_record, inflated, must_be_entered
+from store.model.errors import CorruptSegment, MessageTooLarge, OffsetLost
+from store.model.log_protocol import MessageFilter
 from store.read import getting
 from store.read.published import PublishedQueues
 

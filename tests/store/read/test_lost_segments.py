@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from store import CorruptSegment, GetStatus, Message, MessageStore, OffsetLost, StoreConfig
+from store.api.store_finder import StoreFinder
 from store.format.layout import CQ_ENTRY, segment_name
-from store.store_finder import StoreFinder
 from tests.store.log.damages import ENTRIES
 
 SIZE = 4096

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from store import Message, MessageStore, StoreConfig, UnknownTopic
-from store.any_log import Queue, QueueRange
 from store.broker.deletion import delete_topic
 from store.format.layout import PUBLISHED_END, field_offset
 from store.index.index import Index
+from store.model.log_protocol import Queue, QueueRange
 from store.publish import appender, published_end
 from store.publish.published_end import PublishedEnd
 from store.read import narrowing

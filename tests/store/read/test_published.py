@@ -6,22 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from store import (
-    GetStatus,
-    Message,
-    MessageStore,
-    OffsetLost,
-    OffsetNotYet,
-    StoreConfig,
-    UnknownQueue,
-    UnknownTopic,
-)
-from store.any_log import Bounds, Queue, QueueRange
+from store import GetStatus, Message, MessageStore, OffsetLost, OffsetNotYet, StoreConfig, UnknownQueue, UnknownTopic
 from store.broker.deletion import delete_topic
 from store.files.topics import Topics
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
+from store.model.log_protocol import Bounds, Queue, QueueRange
 from store.publish.published_end import PublishedEnd
 from store.read.published import PublishedQueues
 

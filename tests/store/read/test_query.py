@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig, StoredMessage
-from store.any_log import Boundary, Queue, QueueRange
 from store.broker.deletion import delete_topic
-from store.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.format.key_hashes import key_hash
 from store.format.layout import INDEX_HEADER, field_offset
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
+from store.model.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
+from store.model.log_protocol import Boundary, Queue, QueueRange
 from store.read import query
 from store.read.query import is_queued, message_at, messages_with_key, offset_of_id
 from tests import seen

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from store import CorruptRecord, Message, MessageStore, StoreConfig, TagFilter, message_filter
-from store.any_log import MessageFilter
 from store.format.layout import RECORD_HEADER
 from store.format.stored_message import decode_record
+from store.model.log_protocol import MessageFilter
 from tests.store.read.test_getting import change_entry
 
 SMALL = StoreConfig(

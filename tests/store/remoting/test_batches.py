@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.errors import BadFrame
 from store.format.properties import decode_properties
+from store.model.errors import BadFrame
 from store.remoting.batches import Batched, batch_entries, decode_batch
 from tests.store.remoting.broker import encode_batch
 from tests.store.remoting.golden import FRAMES

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from store import BadFrame, InvalidGroup, Message, MessageStore
-from store.any_group import Subscription
+from store.api.group_protocol import Subscription
 from store.broker.response_codes import ResponseCode
 from store.broker.served_groups import is_served
 from store.files.consumer_offsets import check_group_name

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.errors import BadFrame
+from store.model.errors import BadFrame
 from store.remoting.command import MAX_FRAME_BYTES
 from store.remoting.frames import Frames
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from store import InvalidGroup, MessageStore, OffsetOutOfRange
-from store.any_log import Queue
+from store.directory.directory_group import LocalGroup
 from store.format.layout import CONSUMER_OFFSETS_FILE, TRANSACTIONS_GROUP
-from store.local_group import LocalGroup
+from store.model.log_protocol import Queue
 from store.remoting.group_offsets import ServedOffsets
 
 QUEUE = Queue("orders", 1)

@@ -8,8 +8,8 @@ import pytest
 
 from store import Message, MessageStore
 from store.broker.response_codes import ResponseCode
+from store.directory.directory_group import LocalGroup
 from store.files.consumer_offsets import ConsumerOffsets
-from store.local_group import LocalGroup
 from store.remoting.codes import RequestCode
 from store.remoting.headers import CommitOffset, DeleteGroup, GroupQueue, Offset, ResetOffset
 from tests.store.remoting.broker import Broker

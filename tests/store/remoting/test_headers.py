@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict
 
 from store.broker.response_codes import ResponseCode
-from store.errors import RequestRefused
+from store.model.errors import RequestRefused
 from store.remoting import headers
 from store.remoting.codes import Language, RequestCode
 from store.remoting.header import Header

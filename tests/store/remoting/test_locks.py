@@ -7,8 +7,8 @@ import json
 import pytest
 
 from store import BadFrame, MessageStore, RequestRefused
-from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
+from store.model.log_protocol import Queue
 from store.remoting.bodies import LockRequest
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from store import GroupConflict, MessageModel, MessageStore
-from store.any_group import Subscription
-from store.any_log import Queue
+from store.api.group_protocol import Subscription
 from store.broker.response_codes import ResponseCode
 from store.broker.served_groups import is_served
-from store.local_group import LocalGroup
+from store.directory.directory_group import LocalGroup
+from store.model.log_protocol import Queue
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
 from store.remoting.group_offsets import ServedOffsets

@@ -14,12 +14,13 @@ import pytest
 from msgspec import structs
 
 from store import Consumer, Message, MessageStore, ReceivedMessage, ReconsumeLater, StoredMessage
-from store.any_log import Boundary, Bounds, Queue, QueueRange, ReadSpec
+from store.api.message_store import StoreConfig
 from store.archive.names import is_name, names
 from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
+from store.directory.through_log import ThroughAddress
 from store.format.stored_message import decode_record, offset_msg_id
-from store.message_store import StoreConfig
+from store.model.log_protocol import Boundary, Bounds, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode
@@ -40,7 +41,6 @@ from store.remoting.headers import (
     TopicQueue,
     ViewMessage,
 )
-from store.through import ThroughAddress
 from tests.gated import Gated, new_url
 from tests.store.client.consumers import Seen, config
 from tests.store.remoting.broker import SUBSCRIPTION, Broker

@@ -8,10 +8,10 @@ import zlib
 import pytest
 
 from store import Message, MessageStore, StoredMessage
-from store.any_log import Queue
 from store.broker.response_codes import ResponseCode
 from store.format.layout import SYS_COMPRESSED
 from store.format.properties import encode_properties
+from store.model.log_protocol import Queue
 from store.remoting.batches import Batched
 from store.remoting.client import Client
 from store.remoting.codes import RequestCode

@@ -8,10 +8,10 @@ from contextlib import suppress
 import pytest
 
 from store import MessageStore
-from store.any_group import Subscription
-from store.any_log import Queue
+from store.api.group_protocol import Subscription
 from store.cluster.address import ClusterAddress
-from store.errors import StoreBusy
+from store.model.errors import StoreBusy
+from store.model.log_protocol import Queue
 from store.remoting.broker_config import BrokerConfig
 from store.remoting.serving import _every, serve
 from tests.children import in_a_child

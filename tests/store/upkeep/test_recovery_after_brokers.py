@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from store import CorruptRecord, Message, MessageStore
-from store.any_log import Queue
 from store.files.checkpoint import write_checkpoint
 from store.format.layout import CQ_ENTRY, segment_name
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.dispatch import index_keys, walk
+from store.model.log_protocol import Queue
 from store.upkeep.plans import Evidence, Filed, Plan, Point, plan_for
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify

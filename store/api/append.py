@@ -9,14 +9,14 @@ from typing import Any, overload
 
 import numpy.typing as npt
 
-from store.errors import StoreClosed
+from store.api.writer import Writer
 from store.format.copies import Copies, Places
 from store.format.message import Message
 from store.format.record import set_field
+from store.model.errors import StoreClosed
 from store.publish.appender import Condition, Piece
 from store.publish.putting import Putting
 from store.publish.results import AppendResult
-from store.writer import Writer
 
 
 class Append:

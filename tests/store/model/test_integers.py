@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from store import InvalidArgument, StoreError
-from store.integers import LONG_MAX, integer
+from store.model.integers import LONG_MAX, integer
 
 
 @pytest.mark.parametrize("value", [5, np.int64(5), np.uint8(5)])

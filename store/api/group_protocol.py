@@ -1,7 +1,7 @@
 """What a consumer needs of its group, whoever keeps it: files beside a directory, or a cluster's broker.
 
 A group reads each message of its topics once: its members share the queues, each queue is one member's at a time, and
-the group's offsets say how far it has read. `store.local_group` is the first kind, `store.cluster.group` the second.
+the group's offsets say how far it has read. Two kinds: `store.directory.directory_group` and `store.cluster.group`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from enum import Enum
 from types import TracebackType
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from store.any_log import Positions, Queue
 from store.format.stored_message import StoredMessage
+from store.model.log_protocol import Positions, Queue
 
 EVERYTHING = "*"
 

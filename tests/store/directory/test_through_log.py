@@ -28,10 +28,10 @@ from store import (
     StoreConfig,
     message_filter,
 )
-from store.any_log import Boundary, Queue, QueueRange, ReadSpec
 from store.archive.kin import Kin
 from store.archive.log import ArchiveLog
 from store.broker.deletion import delete_topic
+from store.directory.through_log import ThroughAddress, ThroughLog, address_at
 from store.format.layout import (
     COMMIT_LOG_DIR,
     CONF_FILE,
@@ -40,9 +40,9 @@ from store.format.layout import (
     field_offset,
     segment_name,
 )
+from store.model.log_protocol import Boundary, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.read.published import PublishedQueues
-from store.through import ThroughAddress, ThroughLog, address_at
 from tests.filled import Filled
 from tests.waiting import PATIENCE, until
 

@@ -1,4 +1,4 @@
-"""Consumer groups of the processes that share a store's directory, see `any_group`."""
+"""Consumer groups of the processes that share a store's directory, see `group_protocol`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from store import GroupConflict, MessageStore, UnknownGroup
-from store.any_group import MemberInfo, MessageModel, Subscriptions
-from store.any_log import Positions, Queue
+from store.api.group_protocol import MemberInfo, MessageModel, Subscriptions
+from store.api.message_store import MessageStore
 from store.broker.entries import Entry, client_id
 from store.broker.group_files import GroupFiles
 from store.broker.group_offsets import GroupOffsets
@@ -22,11 +21,12 @@ from store.broker.members import Seat
 from store.broker.queue_locks import claim, held
 from store.broker.retries import send_back
 from store.broker.served_groups import is_served, server_of
-from store.errors import InvalidArgument, StoreError, StoreNotOpen
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.stored_message import StoredMessage
-from store.integers import integer
+from store.model.errors import GroupConflict, InvalidArgument, StoreError, StoreNotOpen, UnknownGroup
+from store.model.integers import integer
+from store.model.log_protocol import Positions, Queue
 from store.publish.watch import Watch
 from store.upkeep.directory import Directory
 

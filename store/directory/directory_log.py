@@ -1,4 +1,4 @@
-"""A store's directory as a log of any kind, see `any_log`."""
+"""A store's directory as a log of any kind, see `log_protocol`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from store import Append, CorruptRecord, MessageStore, OffsetLost, OffsetNotYet, StoreClosed, UnknownTopic
-from store.any_log import (
+from store.api.append import Append
+from store.api.message_store import MessageStore
+from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
+from store.directory.directory_group import LocalGroup
+from store.files.consumer_offsets import ConsumerOffsets
+from store.format.stored_message import StoredMessage
+from store.model.errors import CorruptRecord, OffsetLost, OffsetNotYet, StoreClosed, UnknownTopic
+from store.model.log_protocol import (
     Boundary,
     Bounds,
     Fingerprint,
@@ -27,10 +33,6 @@ from store.any_log import (
     QueueRange,
     ReadSpec,
 )
-from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
-from store.files.consumer_offsets import ConsumerOffsets
-from store.format.stored_message import StoredMessage
-from store.local_group import LocalGroup
 
 
 @dataclass(frozen=True)

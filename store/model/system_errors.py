@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 
-from store.errors import FileMissing, StoreError, StoreFull, StoreUnavailable
+from store.model.errors import FileMissing, StoreError, StoreFull, StoreUnavailable
 
 _FULL = "nothing of this call is visible. Free some space and repeat it"
 _OWNER = "ask its owner for the right, or open the store with read_only=True if it is the right to write"

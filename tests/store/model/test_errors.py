@@ -11,7 +11,7 @@ from types import ModuleType
 import pyspark_mq
 import pyspark_mq.errors
 import store
-import store.errors
+import store.model.errors
 from store import StoreError
 
 LINE = re.compile(r"^ {4}(?P<indent>[ │├└─]*)(?P<name>[\w.]+)(?: {2,}\S|$)")
@@ -41,7 +41,7 @@ def defined(module: ModuleType) -> dict[str, str | None]:
 
 
 def test_the_drawing_is_true() -> None:
-    assert drawn(store.errors) == defined(store.errors)
+    assert drawn(store.model.errors) == defined(store.model.errors)
     assert drawn(pyspark_mq.errors) == {"StoreError": None, **defined(pyspark_mq.errors)}
 
 
@@ -55,7 +55,7 @@ def test_no_error_stands_outside_the_tree() -> None:
                 for name, kind in inspect.getmembers(module, inspect.isclass)
                 if issubclass(kind, Exception)
                 and kind.__module__.partition(".")[0] == package.__name__
-                and kind.__module__ not in ("store.errors", "pyspark_mq.errors")
+                and kind.__module__ not in ("store.model.errors", "pyspark_mq.errors")
                 and not issubclass(kind, Warning)
                 and not name.startswith("_")  # caught where it is raised
             }
@@ -63,4 +63,4 @@ def test_no_error_stands_outside_the_tree() -> None:
 
 
 def test_every_error_of_the_store_is_public() -> None:
-    assert set(defined(store.errors)) <= set(store.__all__)
+    assert set(defined(store.model.errors)) <= set(store.__all__)

@@ -14,7 +14,6 @@ from typing import overload
 from store.delays.deliverer import Deliverer
 from store.delays.delivery import Delivery
 from store.delays.step_back import delays_step_back
-from store.errors import StoreError, StoreLocked
 from store.files.config import StoreConfig
 from store.files.figures import DELIVERS, PUT, PUT_FAILED, Figures
 from store.files.topics import Topics
@@ -26,6 +25,7 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.log.queue_ends import QueueEnds
 from store.log.unflushed import Ranges, Unflushed
+from store.model.errors import StoreError, StoreLocked
 from store.publish.appender import Appender, Condition, Piece
 from store.publish.flusher import Flusher
 from store.publish.locks import StoreLock

@@ -21,7 +21,7 @@ from store.delays.deliverer import Deliverer
 from store.publish.flusher import Flusher
 from store.publish.published_end import PublishedEnd
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NEVER_FLUSHED = StoreConfig(flushIntervalCommitLog=3_600_000, lockTimeoutMillis=200)
 NEVER_BUSY = StoreConfig(flushIntervalCommitLog=3_600_000, lockTimeoutMillis=3_600_000)
 

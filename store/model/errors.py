@@ -15,6 +15,7 @@
     ├── StoreFull                no space left on the device
     ├── FlushFailed              the device did not take what was to be flushed: appends are refused from then on
     ├── StoreUnavailable         the system refuses: no permission, no descriptor left, a read error, ...
+    │   └── FileMissing          a file of the store is missing
     ├── ArchiveError
     │   ├── NoArchive            nothing is archived there, or only a part of what was begun
     │   ├── ArchiveOfAnother     it holds the messages of another store
@@ -57,7 +58,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from store.any_log import Queue
+    from store.model.log_protocol import Queue
 
 
 class PutStatus(Enum):

@@ -1,7 +1,7 @@
 """What a reader, a writer and a consumer need of a log, whichever kind it is: a directory, a cluster, an archive.
 
-Everything in `pyspark_mq` works on these; `store.local` is the first kind. A log says what it cannot do by what it
-answers (see each verb), so nobody asks of which kind one is.
+Everything in `pyspark_mq` works on these; `store.directory.directory_log` is the first kind. No caller asks for the
+kind of a log: its answers say what it cannot do (see each verb).
 """
 
 from __future__ import annotations

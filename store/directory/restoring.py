@@ -15,16 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
-from store import MessageStore, NotAStore, StoreConfig, StoreLocked, UnknownTopic, UnsupportedStore
-from store.any_log import Boundary, Queue, QueueRange
+from store.api.message_store import MessageStore
 from store.archive.log import ArchiveAddress, ArchiveLog
 from store.files.atomic import make_folder, make_root, sync_directory
+from store.files.config import StoreConfig
 from store.files.opened import Descriptor
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
 from store.log.commit_log import CommitLog
+from store.model.errors import NotAStore, StoreLocked, UnknownTopic, UnsupportedStore
+from store.model.log_protocol import Boundary, Queue, QueueRange
+from store.model.system_errors import system_errors
 from store.read.checked import Checked
-from store.system_errors import system_errors
 from store.upkeep.directory import Directory
 
 _BYTES_AT_ONCE = 8 << 20

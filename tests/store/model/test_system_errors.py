@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 
 from store import InvalidArgument, Message, MessageStore, StoreConfig, StoreError, StoreFull, StoreUnavailable
-from store.errors import FileMissing
-from store.local_group import LocalGroup
-from store.system_errors import system_errors
+from store.directory.directory_group import LocalGroup
+from store.model.errors import FileMissing
+from store.model.system_errors import system_errors
 from store.upkeep.verify import verify
 from tests.descriptors import allowed
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, messageIndexEnable=False)
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # Does something with the store, and says which error came, and what it came from.
 PROGRAM = """
 import errno, os, resource, sys

@@ -19,11 +19,11 @@ from store import (
     UnknownTopic,
     UnsupportedStore,
 )
-from store.any_log import Queue, QueueRange, ReadSpec
 from store.archive.log import ArchiveAddress
+from store.directory.restoring import UNFINISHED, restore
 from store.format.layout import SCHEDULE_TOPIC
+from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
-from store.restoring import UNFINISHED, restore
 from store.upkeep.verify import verify
 from tests.filled import Filled
 from tests.waiting import another_millisecond, until
@@ -31,7 +31,7 @@ from tests.waiting import another_millisecond, until
 SMALL = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=100 * 20)
 COLUMNS = ("queueOffset", "body", "tags", "keys", "properties", "bornTimestamp", "storeTimestamp")
 SPEC = ReadSpec(COLUMNS, EVERYTHING)
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def same(store: MessageStore, address: ArchiveAddress) -> int:

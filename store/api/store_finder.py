@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from store.any_log import Int64s, Queue, QueueRange
+from store.api.store_reader import StoreReader
 from store.format.copies import Copies
 from store.format.stored_message import StoredMessage, inflated
 from store.index.index import END_OF_TIME
-from store.integers import integer, text
+from store.model.integers import integer, text
+from store.model.log_protocol import Int64s, Queue, QueueRange
 from store.read.narrowing import Narrowing
 from store.read.query import is_queued, message_at, messages_with_key, offset_of_id, record_at
 from store.read.taking import sizes_at, taken
-from store.store_reader import StoreReader
 
 
 class StoreFinder(StoreReader):

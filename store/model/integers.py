@@ -8,7 +8,7 @@ import operator
 from collections.abc import Collection
 from typing import Final, SupportsIndex
 
-from store.errors import InvalidArgument
+from store.model.errors import InvalidArgument
 
 INT_MAX: Final = (1 << 31) - 1  # Java's int
 LONG_MAX: Final = (1 << 63) - 1  # and long

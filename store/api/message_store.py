@@ -10,11 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from store.append import Append
+from store.api.append import Append
+from store.api.store_finder import StoreFinder
+from store.api.writer import Writer
 from store.archive.archiving import Archived
 from store.archive.of_store import StoreArchive, ends, queues_of
 from store.delays.oldest import oldest_waiting
-from store.errors import InvalidTopic, ReadOnlyStore
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.figures import Figures
@@ -24,20 +25,19 @@ from store.files.topics import Topics
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.message import Message
 from store.index.index import Index
-from store.integers import seconds
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, Ends
 from store.log.queue_ends import QueueEnds
+from store.model.errors import InvalidTopic, ReadOnlyStore
+from store.model.integers import seconds
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
 from store.publish.putting import PutResult, Putting
 from store.publish.results import AppendResult
 from store.publish.watch import Watches
 from store.read.published import PublishedQueues
-from store.store_finder import StoreFinder
 from store.upkeep.directory import Directory
 from store.upkeep.retention import Cleaned, Retention
-from store.writer import Writer
 
 
 class MessageStore(StoreFinder):

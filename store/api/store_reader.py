@@ -11,7 +11,20 @@ from typing import get_args
 import numpy as np
 import pyarrow as pa
 
-from store.any_log import (
+from store.archive.kin import Kin
+from store.archive.of_store import StoreArchive
+from store.archive.tiered import TieredLog
+from store.files.config import StoreConfig
+from store.files.consumer_offsets import ConsumerOffsets
+from store.files.opened import Opened, Place
+from store.files.topics import Topics
+from store.format.columns import DEFAULT_COLUMNS, check_columns
+from store.index.index import Index
+from store.log.commit_log import CommitLog
+from store.log.consume_queues import ConsumeQueues
+from store.model.errors import CorruptRecord, CorruptSegment, FilterError, OffsetLost, OffsetNotYet, UnknownTopic
+from store.model.integers import integer, one_of, seconds
+from store.model.log_protocol import (
     BATCH_BYTES,
     BATCH_ROWS,
     Boundary,
@@ -24,19 +37,6 @@ from store.any_log import (
     QueueRange,
     ReadSpec,
 )
-from store.archive.kin import Kin
-from store.archive.of_store import StoreArchive
-from store.archive.tiered import TieredLog
-from store.errors import CorruptRecord, CorruptSegment, FilterError, OffsetLost, OffsetNotYet, UnknownTopic
-from store.files.config import StoreConfig
-from store.files.consumer_offsets import ConsumerOffsets
-from store.files.opened import Opened, Place
-from store.files.topics import Topics
-from store.format.columns import DEFAULT_COLUMNS, check_columns
-from store.index.index import Index
-from store.integers import integer, one_of, seconds
-from store.log.commit_log import CommitLog
-from store.log.consume_queues import ConsumeQueues
 from store.publish.locks import among_groups
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd

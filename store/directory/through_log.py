@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from store import MessageStore
-from store.any_log import Boundary, Bounds, Int64s, LogAddress, Positions, Queue, QueueRange, ReadSpec
+from store.api.message_store import MessageStore
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import StoreArchive, remembered
 from store.archive.place import is_archive
 from store.archive.tiered import TieredLog
+from store.directory.directory_log import LocalAddress, LocalLog
 from store.format.layout import COMMIT_LOG_DIR
-from store.local import LocalAddress, LocalLog
+from store.model.log_protocol import Boundary, Bounds, Int64s, LogAddress, Positions, Queue, QueueRange, ReadSpec
+from store.model.system_errors import system_errors
 from store.objects.urls import local_path, storage_options
-from store.system_errors import system_errors
 
 
 def address_at(path: str, archive: str | None = None, options: str = "") -> LogAddress:

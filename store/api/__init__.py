@@ -1,0 +1,1 @@
+"""`MessageStore`, a store directory that is open, composed of the rooms below."""

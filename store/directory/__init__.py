@@ -1,0 +1,1 @@
+"""A directory as a log and as a group of consumers."""
