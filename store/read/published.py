@@ -54,12 +54,15 @@ class PublishedQueues:
 
         Raises as `of`, and `CorruptSegment`, `OffsetLost` where files, or entries, of the queue are missing.
         """
-        queue = self.of(topic, queue_id)
-        try:
-            return self._bounds(queue, self._log.min_offset(), self._end.confirm_offset)
-        except (OffsetLost, CorruptSegment):  # the topic was deleted, and created again; or else the next look says it
-            self._queues.forget()
-        return self._bounds(self.of(topic, queue_id), self._log.min_offset(), self._end.confirm_offset)
+        first = -1
+        while True:
+            before, first = first, self._log.min_offset()
+            try:
+                return self._bounds(self.of(topic, queue_id), first, self._end.confirm_offset)
+            except (OffsetLost, CorruptSegment):
+                if first == before:  # retention deleted nothing since the last look
+                    raise
+            self._queues.forget()  # the topic was recreated, or retention deleted a file during the look
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         """`offsets` of those of `queues` that are there, at one moment: what was appended together is seen together."""

@@ -1,7 +1,7 @@
-"""From topic to topic with everybody killed at random: Python workers, the commit, the driver. Every row once.
+"""From topic to topic while processes are killed at random: Python workers, the commit, the driver. Every row once.
 
 SINK_KILL_ROUNDS says how many drivers are killed, 1 by default, and SINK_KILLS how many other processes of each, 2 by
-default.
+default. SINK_SIGNALS: how many drivers get Ctrl-C or SIGTERM, 2 by default.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -31,6 +32,8 @@ from tests.waiting import QUERY_PATIENCE, until
 ROOT = Path(__file__).parents[2]
 ROUNDS = int(os.environ.get("SINK_KILL_ROUNDS", "1"))
 KILLS = int(os.environ.get("SINK_KILLS", "2"))
+SIGNALS = int(os.environ.get("SINK_SIGNALS", "2"))
+SPARK_ENDS_SECONDS = 20.0
 KEYS = 7
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
@@ -173,6 +176,24 @@ def test_every_row_once_whoever_is_killed(
     copy.drain(spark)
     for pid in sessions:
         kill_tree(pid)
+    check_copies(source, target)
+
+
+def test_every_row_once_after_signals(spark: SparkSession, source: MessageStore, target: Path, tmp_path: Path) -> None:
+    """Ctrl-C at a terminal, and SIGTERM by a supervisor, go to all processes of a program."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    copy = Copy(source, target, tmp_path / "checkpoint")
+    with steadily_put(source):
+        for number in range(SIGNALS):
+            with copy.running(maxOffsetsPerTrigger="60", minPartitions="4") as process:
+                time.sleep(chance.uniform(0, 2))
+                os.killpg(process.pid, signal.SIGTERM if number % 2 else signal.SIGINT)
+                with suppress(subprocess.TimeoutExpired):  # Spark's own end may hang
+                    process.wait(SPARK_ENDS_SECONDS)
+            kill_tree(process.pid)
+    copy.drain(spark)
     check_copies(source, target)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from store import CorruptRecord, Message, MessageStore, StoreConfig
-from store.broker.deletion import delete_topic
 from store.format.layout import CQ_ENTRY, segment_name
 from store.model.log_protocol import Fingerprint
 from tests.store.read.test_golden import GOLDEN, NAMES
@@ -56,18 +55,6 @@ def test_what_retention_took_can_have_been_only_what_the_log_had(path: Path) -> 
             assert store.fingerprint("a", 0, offset) == (before if offset >= first else None)
             assert store.can_have("a", 0, offset, before)
             assert store.can_have("a", 0, offset, there) == (offset == first)
-
-
-def test_what_was_before_a_topic_was_deleted_was_never_in_the_one_that_is_there_now(path: Path) -> None:
-    with MessageStore.open(path) as store:
-        was = store.fingerprint("a", 0, 15)
-        assert was is not None
-        delete_topic(path, "a")
-        store.create_topic("a", 1)
-        put(store, "a", 40)
-        store.clean(forced=True)
-        assert store.offsets("a", 0)[0] > 15
-        assert not store.can_have("a", 0, 15, was)
 
 
 def test_a_store_that_is_another_now(path: Path, tmp_path: Path) -> None:

@@ -6,19 +6,16 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from store import Message, MessageStore, StoreConfig, UnknownTopic
-from store.broker.deletion import delete_topic
+from store import Message, MessageStore, StoreConfig
 from store.format.layout import PUBLISHED_END, field_offset
 from store.index.index import Index
 from store.model.log_protocol import Queue, QueueRange
 from store.publish import appender, published_end
 from store.publish.published_end import PublishedEnd
-from store.read import narrowing
 
 SIZES = {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 100 * 20, "maxHashSlotNum": 50}
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -166,31 +163,6 @@ def test_records_that_retention_took_are_for_the_reader_to_miss(tmp_path: Path) 
         assert with_key(store, "k249") == [(249, 250)]
         just_gone = [QueueRange(Queue("t", 0), store.min_offset("t", 0) - 1, 250)]  # its entry is there still
         assert store.with_keys(just_gone, ["none"]) == just_gone
-
-
-@pytest.mark.parametrize("by", ["time", "key"])
-def test_a_topic_that_is_made_anew_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
-    """What was looked for of the old one says nothing of the new one: it had messages in ranges that were left out."""
-    looks = [(Index, "candidates", Index.candidates), (narrowing, "fingerprint", narrowing.fingerprint)]
-    with opened(tmp_path) as store:
-        put(store, *["a"] * 200)
-        (wanted,) = everything(store)
-        time = store.fingerprint("t", 0, 0).store_timestamp  # type: ignore[union-attr]
-
-        def overtaken(*arguments: Any) -> Any:
-            for place, name, look in looks:
-                monkeypatch.setattr(place, name, look)
-            found = looks[by == "time"][2](*arguments)
-            found = found if by == "time" else iter([*found])
-            delete_topic(tmp_path, "t")
-            store.create_topic("t", 1)
-            put(store, *["a"] * 200)
-            return found
-
-        for place, name, _ in looks:
-            monkeypatch.setattr(place, name, overtaken)
-        with pytest.raises(UnknownTopic, match="deleted meanwhile"):
-            store.stored_between([wanted], 0, time - 1) if by == "time" else store.with_keys([wanted], ["a"])
 
 
 def test_a_brokers_directory_stays_whole(tmp_path: Path) -> None:
