@@ -197,7 +197,7 @@ def test_forked_by_what_makes_a_part_of_an_append(path: Path) -> None:
 
 
 def test_forked_by_what_interrupts_an_append(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal's handler, say, that comes when the device has answered; its child is slow."""
+    """A signal handler, say, that comes when the device has answered; its child is slow."""
     real_flush, child, (waits, goes_on) = os.fdatasync, -1, os.pipe()
 
     def flush(fd: int) -> None:

@@ -1,7 +1,8 @@
 """From topic to topic while processes are killed at random: Python workers, the commit, the driver. Every row once.
 
 SINK_KILL_ROUNDS says how many drivers are killed, 1 by default, and SINK_KILLS how many other processes of each, 2 by
-default. SINK_SIGNALS: how many drivers get Ctrl-C or SIGTERM, 2 by default.
+default. SINK_SIGNALS: how many drivers get Ctrl-C or SIGTERM; none by default, for each takes
+ten seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tests.waiting import QUERY_PATIENCE, until
 ROOT = Path(__file__).parents[2]
 ROUNDS = int(os.environ.get("SINK_KILL_ROUNDS", "1"))
 KILLS = int(os.environ.get("SINK_KILLS", "2"))
-SIGNALS = int(os.environ.get("SINK_SIGNALS", "2"))
+SIGNALS = int(os.environ.get("SINK_SIGNALS", "0"))
 SPARK_ENDS_SECONDS = 20.0
 KEYS = 7
 
@@ -179,6 +180,7 @@ def test_every_row_once_whoever_is_killed(
     check_copies(source, target)
 
 
+@pytest.mark.skipif(not SIGNALS, reason="SINK_SIGNALS is not set")
 def test_every_row_once_after_signals(spark: SparkSession, source: MessageStore, target: Path, tmp_path: Path) -> None:
     """Ctrl-C at a terminal, and SIGTERM by a supervisor, go to all processes of a program."""
     seed = random.randrange(1 << 32)

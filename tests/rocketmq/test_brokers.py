@@ -71,4 +71,4 @@ def test_spark_on_two_brokers(rocketmq5: RocketMQ, spark: SparkSession, tmp_path
         assert sorted(int(row[3]) for row in sink.rows) == [*range(COUNT + 100)]
         with ClusterAddress.parse(name_server).open() as log:
             queues = log.topics()["orders"]
-            until(lambda: {str(q.queue_id): at for q, at in log.committed("billing", queues).items()} == offsets)
+            until(lambda: {q.name: at for q, at in log.committed("billing", queues).items()} == offsets)

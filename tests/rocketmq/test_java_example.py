@@ -68,4 +68,4 @@ def test_and_on_a_cluster_of_two_brokers(rocketmq5: RocketMQ, tmp_path: Path, cl
         count_what_is_sent(tmp_path, classpath, "--nameServer", name_server, name_server=name_server)
         with ClusterAddress.parse(name_server).open() as log:
             bounds = log.bounds(log.topics()["orders"])
-    assert {queue.queue_id.broker for queue, each in bounds.items() if each.max_offset} == {"broker-a", "broker-b"}
+    assert {queue.broker for queue, each in bounds.items() if each.max_offset} == {"broker-a", "broker-b"}

@@ -83,7 +83,7 @@ def test_a_close_that_is_interrupted_leaves_no_thread_behind(path: Path, step: F
 
 
 def test_closing_in_the_middle_of_an_append_in_the_same_thread(path: Path) -> None:
-    """As a signal's handler may: the append would go on without the lock, and others over it."""
+    """As a signal handler may: the append would go on without the lock, and others over it."""
     store, other = MessageStore.open(path), MessageStore.open(path, config=NEVER_FLUSHED)
 
     def bodies() -> Iterator[pa.RecordBatch]:
