@@ -5,12 +5,12 @@ import time
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from difflib import get_close_matches
 from typing import Literal
 
 import click
 from click.shell_completion import CompletionItem
 
+from pyspark_mq.options.subscription import did_you_mean
 from store import UnknownQueue, UnknownTopic
 from store.model.log_protocol import Boundary, Bounds, Log, Positions, Queue
 
@@ -81,9 +81,9 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
         queues = tuple(each for each in queues if each.queue_id == queue) or (Queue(topic, queue),)
     bounds = log.bounds(queues)
     if topic not in topics:
-        near = get_close_matches(topic, topics, n=1)
-        guess = f"did you mean {near[0]!r}? " if near else ""
-        raise UnknownTopic(f"no topic {topic!r}; {guess}there are: {', '.join(topics) or 'none'}")
+        raise UnknownTopic(
+            f"no topic {topic!r}. {did_you_mean([topic], topics)}There are: {', '.join(topics) or 'none'}"
+        )
     numbers = {each.queue_id for each in topics[topic]}
     if queue is not None and queue not in numbers:
         raise UnknownQueue(f"topic {topic!r} has queues 0 to {max(numbers)}, not {queue}")

@@ -80,7 +80,7 @@ def test_with_an_account_by_tls(store: MessageStore, own: Certificate, monkeypat
 def test_what_is_wrong_is_told_in_one_line(serving: Serving) -> None:
     cluster = f"rocketmq://{serving.address}"
     for words, said in (
-        ((cluster, "nowhere"), "no topic 'nowhere'; there are: orders"),
+        ((cluster, "nowhere"), "no topic 'nowhere'. There are: orders"),
         ((cluster, "orders", "--queue", 7), "topic 'orders' has queues 0 to 1, not 7"),
         (("rocketmq://nonsense", "orders"), "address 'nonsense': must be host:port"),
         (

@@ -49,7 +49,10 @@ def test_existing_topic_is_not_created_again(path: Path) -> None:
 
 def test_alter_adds_queues(path: Path) -> None:
     assert succeed("topic", "alter", path, "orders", "--queues", 3) == "orders: 3 queues\n"
-    assert "no topic 'ordrs'; did you mean 'orders'?" in run("topic", "alter", path, "ordrs", "--queues", 3).stderr
+    assert (
+        "no topic 'ordrs'. Did you mean orders? There are: orders"
+        in run("topic", "alter", path, "ordrs", "--queues", 3).stderr
+    )
     assert run("topic", "alter", path, "orders", "--queues", 1).returncode == 1
 
 

@@ -42,6 +42,7 @@ if what == "files":
             break
     act = lambda: MessageStore.open(path, read_only=True)
 elif what == "length":
+    sys.dont_write_bytecode = True  # or what Python compiles is cut short, and others import that
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
     act = lambda: store.put(Message("t", bytes(3000)))
 else:
