@@ -11,9 +11,9 @@ from store.model.errors import RequestRefused
 from store.remoting.codes import RequestCode
 from store.remoting.headers import GetRoute
 from store.remoting.request import Handler, Request, Response, of_json
-from store.remoting.sending import NEW_TOPIC_QUEUES
 
 DEFAULT_TOPIC = "TBW102"  # whose route producers take for topics that are not there yet
+NEW_TOPIC_QUEUES = 8  # at most, of a topic that is created by its first message (defaultTopicQueueNums)
 READ_WRITE = 6
 _INHERIT = 1
 

@@ -40,9 +40,9 @@ from store.remoting.codes import RequestCode
 from store.remoting.headers import SendMessage, SendMessageV2, Sent
 from store.remoting.loop import settle
 from store.remoting.request import Handler, Request, Response
+from store.remoting.routes import NEW_TOPIC_QUEUES
 from store.remoting.transactions import ServedTransactions, is_half
 
-NEW_TOPIC_QUEUES = 8  # of a topic that is made by its first message, at most (defaultTopicQueueNums)
 _KEPT_FLAGS = SYS_COMPRESSED | SYS_COMPRESSION_MASK  # what else a producer may say of a body
 _DELAYS_MS = {"TIMER_DELAY_SEC": 1000, "TIMER_DELAY_MS": 1}
 _NOWHERE = bytes(IPV4_BYTES)

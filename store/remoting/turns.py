@@ -8,16 +8,15 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
 from store.broker.response_codes import ResponseCode
 from store.model.errors import RequestRefused
 from store.remoting.connection import Connection
-from store.remoting.loop import settle
+from store.remoting.loop import Result, settle
 
 LEAVING = "the broker is leaving"
 LEAVE_SECONDS = 5.0  # in which what was asked may still be begun
-Result = TypeVar("Result")
 
 
 class _Work(NamedTuple):
