@@ -21,8 +21,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.bench import QUEUES, TOPIC, show
 from benchmarks.latency import Floats, percentiles, realtime_session, stage_writer, stamped
+from store.model.codes import RequestCode
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.headers import SendMessageV2
 from store.remoting.routes import DEFAULT_TOPIC
 from tests.rocketmq.harness import Json, RocketMQ, free_ports, unavailable

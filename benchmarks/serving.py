@@ -20,8 +20,8 @@ import psutil
 from benchmarks.bench import show
 from store import Message, MessageStore
 from store.format.layout import RECORD_HEADER
+from store.model.codes import RequestCode
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.headers import Pulled, PullMessage, SendMessageV2
 from tests.rocketmq.harness import LINES, RocketMQ, unavailable

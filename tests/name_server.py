@@ -9,8 +9,8 @@ from typing import Any
 
 from store import RequestRefused, Unreachable
 from store.files.figures import Figures
+from store.model.codes import RequestCode
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.loop import LoopThread
 from store.remoting.request import Request, Response, of_json
 from store.remoting.server import Limits, Processors, Server

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pyspark_mq.source.queues import unchanged
 from store import StoreError
 from store.api.group_protocol import MessageModel
-from store.broker.served_groups import is_served
+from store.broker.members import is_served
 from store.directory.directory_log import LocalAddress
 from store.model.log_protocol import Fingerprints, Log, LogAddress, Positions
 

@@ -25,7 +25,7 @@ class MessageModel(Enum):
 
 
 class ConsumeFromWhere(Enum):
-    """Where a group begins in a queue that it has no offset of, see `store.broker.group_offsets.first_offsets`."""
+    """Where a group begins in a queue that it has no offset of, see `store.broker.group_files.first_offsets`."""
 
     CONSUME_FROM_LAST_OFFSET = "last"
     CONSUME_FROM_FIRST_OFFSET = "first"
@@ -103,7 +103,7 @@ class Member(Protocol):
         """Set the offsets of those queues that the group has none of: persisted at once, so that all members agree. Not
         of those that somebody reset, or deleted, meanwhile: see `resets`.
 
-        See `store.broker.group_offsets.first_offsets`. Read what counts by `committed`.
+        See `store.broker.group_files.first_offsets`. Read what counts by `committed`.
         """
 
     def commit(self, positions: Positions) -> None:

@@ -14,7 +14,7 @@ from itertools import starmap
 from msgspec import Struct, structs
 
 from store.api.group_protocol import EVERYTHING, MemberInfo, MessageModel, Subscription, Subscriptions
-from store.broker.queue_locks import held
+from store.broker.allocation import held
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.strict_json import Int, Long, decode, encode
 from store.model.errors import GroupConflict, InvalidArgument

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from store.api.message_store import MessageStore
-from store.broker.group_offsets import advance
+from store.broker.group_files import advance
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import (
     HALF_TOPIC,

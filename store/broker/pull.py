@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from store.api.message_store import MessageStore
-from store.broker.response_codes import ResponseCode
 from store.format.stored_message import StoredMessage
+from store.model.codes import ResponseCode
 from store.model.errors import UnknownQueue, UnknownTopic
 from store.model.log_protocol import MessageFilter
 from store.read.getting import GetResult, GetStatus

@@ -7,19 +7,17 @@ from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
-from store.broker.response_codes import ResponseCode
 from store.cluster.copies import Copies
 from store.cluster.name_servers import FIRST_PAUSE_SECONDS, PAUSE_SECONDS, REQUEST_SECONDS, NameServers
 from store.cluster.refusals import explained, may_pass
 from store.cluster.route_table import RouteTable
 from store.cluster.routes import Broker
+from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RemotingError, Unreachable, Untrusted
 from store.model.log_protocol import Queue
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command
-from store.remoting.header import Header
-from store.remoting.headers import CreateTopic, TopicQueue
+from store.remoting.headers import CreateTopic, Header, TopicQueue
 
 _Key = TypeVar("_Key", bound=Hashable)
 

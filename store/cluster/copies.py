@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from store.broker.response_codes import ResponseCode
 from store.cluster.routes import Broker
+from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import Unreachable
 from store.model.log_protocol import Queue
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.headers import Offset
 

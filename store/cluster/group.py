@@ -13,7 +13,6 @@ import msgspec
 
 from store.api.group_protocol import MemberInfo, MessageModel, Subscriptions
 from store.broker.entries import Entry, check_fit, client_id
-from store.broker.response_codes import ResponseCode
 from store.cluster.brokers import Brokers
 from store.cluster.member import ClusterMember
 from store.cluster.name_servers import NameServers
@@ -22,10 +21,10 @@ from store.cluster.routes import parse_json
 from store.files.consumer_offsets import check_group_name
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.strict_json import encode
+from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RequestRefused, UnsupportedStore
 from store.model.log_protocol import Positions, Queue
 from store.remoting.bodies import SubscriptionData
-from store.remoting.codes import RequestCode
 from store.remoting.headers import Group as GroupHeader
 
 

@@ -10,12 +10,12 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import NamedTuple
 
-from store.broker.response_codes import ResponseCode
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.pulls import Records
 from store.cluster.refusals import may_pass
 from store.cluster.routes import Broker
 from store.cluster.tails import HOLD_SECONDS, held_pull
+from store.model.codes import ResponseCode
 from store.model.errors import RemotingError, StoreClosed
 from store.model.log_protocol import Positions, Queue, QueueRange
 from store.remoting.command import Command

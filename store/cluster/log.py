@@ -20,6 +20,7 @@ from store.cluster.tails import Tails
 from store.cluster.topics import Topics
 from store.files.consumer_offsets import check_group_name
 from store.format.columns import check_columns
+from store.model.codes import RequestCode
 from store.model.errors import OffsetLost, OffsetNotYet, UnknownTopic
 from store.model.log_protocol import (
     Boundary,
@@ -31,7 +32,6 @@ from store.model.log_protocol import (
     QueueRange,
     ReadSpec,
 )
-from store.remoting.codes import RequestCode
 from store.remoting.headers import Offset, SearchOffset
 
 _logger = logging.getLogger("store")

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 
+from store.broker.allocation import LOCK_SECONDS, Claims, claim
 from store.broker.entries import Entry
-from store.broker.queue_locks import LOCK_SECONDS, Claims, claim
 from store.cluster.brokers import Brokers, answered
 from store.cluster.heart_beat import heart_beat
 from store.cluster.name_servers import ANSWER_SECONDS, NameServers
@@ -21,13 +21,12 @@ from store.files.opened import Opened
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.stored_message import StoredMessage
 from store.format.strict_json import encode
+from store.model.codes import RequestCode
 from store.model.errors import InvalidArgument, RemotingError, RequestRefused, UnknownTopic, Unreachable
 from store.model.log_protocol import Positions, Queue
 from store.remoting.bodies import LockRequest, MessageQueue
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command
-from store.remoting.header import Header
-from store.remoting.headers import Group, SendBack, UnregisterClient
+from store.remoting.headers import Group, Header, SendBack, UnregisterClient
 
 _BEAT_SECONDS = 15.0  # RocketMQ's heartbeatBrokerInterval is 30 s; `lock` comes every 20 s
 _LOOK_SECONDS = 10.0  # at the members, though no broker said that they are others; RocketMQ's waitInterval is 20 s

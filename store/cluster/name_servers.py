@@ -8,8 +8,7 @@ from typing import Self
 
 from store.cluster.credentials import Credentials
 from store.model.errors import InvalidArgument
-from store.remoting.addresses import host_and_port
-from store.remoting.tls import Tls
+from store.remoting.tls import Tls, host_and_port
 
 TOOLS_GROUP = "TOOLS_CONSUMER"  # that every broker has from its start; it leaves no trace in statistics
 REQUEST_SECONDS = 10.0

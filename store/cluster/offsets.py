@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from store.broker.response_codes import ResponseCode
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.name_servers import ANSWER_SECONDS
 from store.cluster.tails import held_pull
+from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Positions, Queue
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.headers import CommitOffset, GroupQueue, Offset
 

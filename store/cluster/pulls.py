@@ -7,17 +7,16 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import NamedTuple
 
-from store.broker.response_codes import ResponseCode
 from store.cluster.brokers import Brokers
 from store.cluster.name_servers import REQUEST_SECONDS
 from store.cluster.refusals import explained, may_pass
 from store.cluster.routes import Broker
+from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import BadFrame, OffsetLost, RemotingError, RequestRefused, UnknownTopic, Unreachable, Untrusted
 from store.model.log_protocol import QueueRange
-from store.remoting.codes import RequestCode
+from store.remoting.client import Pipe
 from store.remoting.command import Command
 from store.remoting.headers import Pulled, PullMessage
-from store.remoting.pipe import Pipe
 
 SUSPEND, SUBSCRIPTION = 2, 4  # PullSysFlag
 PULLED = (

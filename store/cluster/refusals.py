@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from store.broker.response_codes import ResponseCode
+from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RemotingError, RequestRefused, Unreachable
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 
 # Those after which RocketMQ's own clients ask again (retryResponseCodes), but for what nobody can tell from a wrong

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterable
 
-from store.broker.response_codes import ResponseCode
 from store.cluster.name_servers import (
     ANSWER_SECONDS,
     FIRST_PAUSE_SECONDS,
@@ -18,13 +17,12 @@ from store.cluster.name_servers import (
 from store.cluster.refusals import explained, may_pass
 from store.cluster.routes import Broker, Route, parse_brokers, parse_route, parse_topics
 from store.format.layout import SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
+from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RequestRefused, Unreachable
 from store.model.log_protocol import Queue
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command
-from store.remoting.header import Header
-from store.remoting.headers import GetRoute
+from store.remoting.headers import GetRoute, Header
 
 ROUTE_SECONDS = 30.0  # pollNameServerInterval
 _REPLY_TOPIC = "_REPLY_TOPIC"

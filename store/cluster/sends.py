@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.broker.response_codes import ResponseCode
 from store.cluster.brokers import Brokers
 from store.cluster.refusals import explained, may_pass
 from store.format.layout import PROPERTY_DELAY, PROPERTY_DELIVER_AT
@@ -17,11 +16,11 @@ from store.format.message_columns import MessageColumns
 from store.format.properties import encode_properties
 from store.format.strings import flat
 from store.format.tables import encoded_properties
+from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RemotingError, RequestRefused, UnknownTopic, Unreachable
 from store.model.log_protocol import Int64s, Queue
 from store.publish.results import AppendResult
-from store.remoting.batches import batch_entries
-from store.remoting.codes import RequestCode
+from store.remoting.bodies import batch_entries
 from store.remoting.headers import SendMessageV2, Sent
 from store.remoting.routes import DEFAULT_TOPIC
 

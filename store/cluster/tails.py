@@ -11,8 +11,8 @@ from store.cluster.brokers import Ask, Brokers
 from store.cluster.name_servers import REQUEST_SECONDS
 from store.cluster.pulls import PULLED, pull_header
 from store.cluster.routes import Broker
+from store.model.codes import RequestCode
 from store.model.log_protocol import Positions, Queue, QueueRange
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 
 HOLD_SECONDS = 15.0  # brokerSuspendMaxTimeMillis

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from store.broker.response_codes import ResponseCode
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.log import ClusterLog
 from store.cluster.name_servers import NameServers
@@ -23,6 +22,7 @@ from store.format.java_hash import java_hash
 from store.format.message_columns import ANY_QUEUE, MessageColumns, as_table, split
 from store.format.strings import lengths
 from store.format.topic_names import check_topic_name
+from store.model.codes import ResponseCode
 from store.model.errors import (
     InvalidColumns,
     RequestRefused,

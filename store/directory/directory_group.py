@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 
 from store.api.group_protocol import MemberInfo, MessageModel, Subscriptions
 from store.api.message_store import MessageStore
+from store.broker.allocation import claim, held
 from store.broker.entries import Entry, client_id
-from store.broker.group_files import GroupFiles
-from store.broker.group_offsets import GroupOffsets
-from store.broker.members import Seat
-from store.broker.queue_locks import claim, held
+from store.broker.group_files import GroupFiles, GroupOffsets
+from store.broker.members import Seat, is_served, server_of
 from store.broker.retries import send_back
-from store.broker.served_groups import is_served, server_of
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.stored_message import StoredMessage

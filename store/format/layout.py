@@ -28,7 +28,7 @@ CHECKPOINT_FILE: Final = "checkpoint"
 PUBLISHED_END_FILE: Final = "watermark"
 QUEUE_ENDS_FILE: Final = "queueends"  # this project's: JSON, whose last field is the CRC of the bytes before
 CONSUMERS_DIR: Final = "consumers"  # this project's: a folder for each group that has, or had, members
-CLIENTS_DIR: Final = "clients"  # this project's: see `store.files.figures` and `store.broker.served_groups`
+CLIENTS_DIR: Final = "clients"  # this project's: see `store.files.figures` and `store.broker.members`
 SERVED_FILE: Final = "served"  # in CLIENTS_DIR
 PREALLOCATE_FILE: Final = "preallocate.tmp"
 

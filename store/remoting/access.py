@@ -26,11 +26,10 @@ from enum import IntFlag
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from store.broker.response_codes import ResponseCode
 from store.format.layout import RETRY_TOPIC_PREFIX
+from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import ConfigError, RequestRefused
 from store.remoting.bodies import Heartbeat
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.request import Request
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from store.api.group_protocol import Subscription
-from store.broker.response_codes import ResponseCode
+from store.api.group_protocol import MessageModel, Subscription
+from store.api.message_store import MessageStore
+from store.broker.members import ServerGroups, server_of
+from store.directory.directory_group import LocalGroup
 from store.format.strict_json import encode
-from store.model.errors import RequestRefused, StoreError
+from store.model.codes import CommandFlag, RequestCode, ResponseCode
+from store.model.errors import GroupConflict, RequestRefused, StoreClosed, StoreError
 from store.remoting.bodies import MAX_BODY_BYTES, ConsumerData, Heartbeat, SubscriptionData
-from store.remoting.codes import CommandFlag, RequestCode
 from store.remoting.command import Command
 from store.remoting.connection import Connection
 from store.remoting.headers import Group, UnregisterClient
@@ -274,3 +278,68 @@ def _size(client_id: str, group: str, data: ConsumerData | None = None) -> int:
 
 def _size_on(connection: Connection, entry: Consumer | Producer | None) -> int:
     return entry.size if entry is not None and entry.connection is connection else 0
+
+
+_logger = logging.getLogger("store.remoting")
+
+
+class Neighbours:
+    """Of one server. Threads may share it."""
+
+    def __init__(self, store: MessageStore) -> None:
+        """Raises `StoreUnavailable`."""
+        self._root = Path(store.path)
+        self._locks = ServerGroups(self._root)
+        self._turn = threading.Lock()
+        self._groups: set[str] = set()
+        self._is_over = False
+
+    def has(self, group: str) -> bool:
+        """Return whether the group has members here."""
+        return group in self._groups
+
+    def admit(self, group: str) -> None:
+        """Lock a group for a client that is about to join it here.
+
+        First this locks, then it looks for consumers; a consumer does likewise, so one of the two sees the other.
+        Raises `GroupConflict`, `StoreClosed`, `StoreUnavailable`.
+        """
+        with self._turn:
+            if self._is_over:
+                raise StoreClosed(f"{self._root}: the server was closed")
+            if group in self._groups:
+                return
+            if not self._locks.enter(group):
+                raise self._conflict(group, f"clients of another server ({server_of(self._root, group)})")
+            try:
+                self._must_have_no_consumers(group)
+            except StoreError:
+                self._locks.leave(group)
+                raise
+            self._groups.add(group)
+
+    def changed(self, group: str, count: int) -> None:
+        """Release a group if it has no members here any more. count: of its members, without broadcasting ones."""
+        with self._turn:
+            if not count and group in self._groups and not self._is_over:
+                self._groups.remove(group)
+                self._locks.leave(group)
+
+    def close(self) -> None:
+        """Release all groups."""
+        with self._turn:
+            self._is_over = True
+            self._locks.close()
+
+    def _must_have_no_consumers(self, group: str) -> None:
+        members = LocalGroup(self._root, group).members()
+        if others := [each.id for each in members if each.model is MessageModel.CLUSTERING]:
+            raise self._conflict(group, f"consumers in processes of the broker's host ({', '.join(others)})")
+
+    def _conflict(self, group: str, others: str) -> GroupConflict:
+        why = (
+            f"group {group}: {others} read its queues, and clients of this broker cannot share them: end those first, "
+            "or consume in a group of another name"
+        )
+        _logger.error("%s", why)
+        return GroupConflict(why)

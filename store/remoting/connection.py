@@ -12,8 +12,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from store.model.errors import BadFrame
-from store.remoting.command import Bytes, Command, decode, encode_head
-from store.remoting.frames import Frames
+from store.remoting.command import Bytes, Command, Frames, decode, encode_head
 
 Secure = Callable[[asyncio.Transport, asyncio.Protocol], Awaitable[asyncio.Transport | None]]
 _logger = logging.getLogger("store.remoting")

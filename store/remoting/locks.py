@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from store.broker.queue_locks import Claims, claim, held
-from store.broker.response_codes import ResponseCode
+from store.broker.allocation import Claims, claim, held
+from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RequestRefused
 from store.remoting.bodies import LockRequest
-from store.remoting.codes import RequestCode
 from store.remoting.connection import Connection
 from store.remoting.request import Handler, Request, Response, of_json
 

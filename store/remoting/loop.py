@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from store.model.codes import ResponseCode
+from store.model.errors import RequestRefused
+from store.remoting.connection import Connection
 
 Result = TypeVar("Result")
 
@@ -59,3 +66,114 @@ class LoopThread:
                 task.cancel()
             self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             self.loop.close()
+
+
+LEAVING = "the broker is leaving"
+LEAVE_SECONDS = 5.0  # in which what was asked may still be begun
+
+
+class _Work(NamedTuple):
+    answered: Future[Any]
+    work: Callable[[], Any]
+    after_others: bool
+
+
+class Turns:
+    """So many threads, made as they are needed, and half of them for one connection at the most. Any thread may call.
+
+    Of a connection whose other end does not read nothing is begun meanwhile: the answers would be kept in memory.
+    """
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._most = threads
+        self._share = max(1, threads // 2)
+        self._name = name
+        self._changed = threading.Condition()
+        self._waiting: dict[Connection, deque[_Work]] = {}  # whose turn is next first
+        self._begun: Counter[Connection] = Counter()  # that are not done
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._is_over = False
+        self._until = math.inf  # time.monotonic(), after which nothing is begun
+
+    def begin(
+        self, connection: Connection, work: Callable[[], Result], *, after_others: bool = False
+    ) -> Future[Result]:
+        """What `work` answers or raises, called in another thread; also where the connection is over by then.
+        after_others: once all is done that the connection asked for before.
+        """
+        answered: Future[Result] = Future()
+        with self._changed:
+            if self._is_over:
+                _leaving()
+            if len(self._threads) < self._most and self._idle <= sum(map(len, self._waiting.values())):
+                name = f"{self._name}-{len(self._threads)}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                thread.start()  # the system may have none, and the next request tries again
+                self._threads.append(thread)
+            self._waiting.setdefault(connection, deque()).append(_Work(answered, work, after_others))
+            self._changed.notify()
+        return answered
+
+    def drop(self, connection: Connection) -> None:
+        """What is not begun yet of a connection is never begun."""
+        with self._changed:
+            self._waiting.pop(connection, None)
+
+    def look(self) -> None:
+        """Whose other end reads again, or is gone, may go on: to be called now and then."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def leave(self) -> None:
+        """Begin nothing more, and wait for nothing."""
+        with self._changed:
+            self._is_over = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def close(self, seconds: float = LEAVE_SECONDS) -> None:
+        """Take no more; all that was asked is done when this returns, or refused where it was not begun in time: a
+        client may have asked for hours of it."""
+        with self._changed:
+            self._is_over = True
+            self._until = time.monotonic() + seconds
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        connection = None
+        while (turn := self._next(connection)) is not None:
+            connection, asked = turn
+            settle(asked.answered, asked.work if time.monotonic() < self._until else _leaving)
+
+    def _next(self, done: Connection | None) -> tuple[Connection, _Work] | None:
+        """done: whose work this thread has done just now."""
+        with self._changed:
+            if done is not None:
+                self._begun -= Counter((done,))  # without those that have none
+            while True:
+                connection = next(filter(self._may_go_on, self._waiting), None)
+                if connection is not None:
+                    waiting = self._waiting.pop(connection)
+                    work = waiting.popleft()
+                    if waiting:
+                        self._waiting[connection] = waiting
+                    self._begun[connection] += 1
+                    return connection, work
+                if self._is_over:
+                    return None
+                self._idle += 1
+                self._changed.wait()
+                self._idle -= 1
+
+    def _may_go_on(self, connection: Connection) -> bool:
+        if self._waiting[connection][0].after_others and self._begun[connection]:  # who leaves does it in order, too
+            return False
+        is_served = connection.is_over or not connection.is_stuck_writing
+        return self._is_over or (is_served and self._begun[connection] < self._share)
+
+
+def _leaving() -> NoReturn:
+    raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, LEAVING)

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from store.broker.response_codes import ResponseCode
 from store.format.strict_json import encode
+from store.model.codes import ResponseCode
 from store.model.errors import (
     BadFrame,
     FilterError,
@@ -29,7 +29,7 @@ from store.model.errors import (
 )
 from store.remoting.command import Bytes, Command
 from store.remoting.connection import Connection
-from store.remoting.header import Header
+from store.remoting.headers import Header
 
 
 class Request(NamedTuple):

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -14,9 +15,9 @@ import numpy.typing as npt
 
 from store.api.message_store import MessageStore
 from store.broker.half_messages import Half
-from store.broker.response_codes import ResponseCode
-from store.broker.retries import DEAD_LETTER_QUEUES
-from store.files.consumer_offsets import ConsumerOffsets
+from store.broker.retries import DEAD_LETTER_QUEUES, send_back
+from store.directory.directory_group import LocalGroup
+from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.format.layout import (
     DLQ_TOPIC_PREFIX,
     IPV4_BYTES,
@@ -30,17 +31,20 @@ from store.format.layout import (
 )
 from store.format.message import Message, check_fits
 from store.format.properties import decode_properties
-from store.format.stored_message import offset_msg_ids
+from store.format.stored_message import StoredMessage, decode_record, offset_msg_ids
 from store.format.topic_names import TOPICS_OF_NOTES
-from store.model.errors import RequestRefused
+from store.model.codes import RequestCode, ResponseCode
+from store.model.errors import InvalidMessageId, RequestRefused
 from store.publish.results import AppendResult
+from store.read.query import offset_of_id
 from store.remoting.appending import Appending
-from store.remoting.batches import Batched, decode_batch
-from store.remoting.codes import RequestCode
-from store.remoting.headers import SendMessage, SendMessageV2, Sent
+from store.remoting.bodies import Batched, decode_batch
+from store.remoting.headers import SendBack, SendMessage, SendMessageV2, Sent
 from store.remoting.loop import settle
-from store.remoting.request import Handler, Request, Response
+from store.remoting.older import Older
+from store.remoting.request import Answer, Handler, Request, Response
 from store.remoting.routes import NEW_TOPIC_QUEUES
+from store.remoting.topics import must_be_of
 from store.remoting.transactions import ServedTransactions, is_half
 
 _KEPT_FLAGS = SYS_COMPRESSED | SYS_COMPRESSION_MASK  # what else a producer may say of a body
@@ -184,3 +188,52 @@ def _fields(request: Request, header: SendMessage) -> Mapping[str, npt.ArrayLike
         "born_ip": np.frombuffer(request.connection.ip or _NOWHERE, np.uint8),
         "born_port": request.connection.port if request.connection.ip else 0,
     }
+
+
+class Retries:
+    """What a group needs for messages to come again."""
+
+    def __init__(self, store: MessageStore, older: Older) -> None:
+        self._store = store
+        self._older = older
+
+    def others(self) -> Mapping[int, Handler]:
+        """Handlers that may wait."""
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back}
+
+    def prepare(self, group: str) -> None:
+        """Make a group, and the topic that its consumers subscribe to beside their own."""
+        check_group_name(group)
+        LocalGroup(self._store.path, group).create()  # which inherits what members beside the server did that died
+        topic = RETRY_TOPIC_PREFIX + group
+        if topic not in self._store.topics():
+            self._store.create_topic(topic, 1)
+
+    def _send_back(self, request: Request) -> Answer:
+        header = SendBack.of(request.command.fields)
+        return self._older.answer_of(request, header.offset, lambda record: self._sent_back(header, record))
+
+    def _sent_back(self, header: SendBack, record: bytes) -> Response:
+        message = decode_record(record, f"commit log offset {header.offset}")
+        _must_be_meant(message, header)
+        most = header.max_reconsume_times
+        send_back(self._store, header.group, [message], level=header.delay_level, max_reconsume_times=most)
+        return Response()
+
+
+def _must_be_meant(message: StoredMessage, header: SendBack) -> None:
+    """Raises `RequestRefused` where a client says by its topic, or by its producer's id, that it means another message;
+    it sends that one back as a new one then."""
+    must_be_of(message, header.origin_topic)
+    own, meant = message.properties.get(PROPERTY_UNIQ_KEY), header.origin_msg_id
+    if own and meant and meant != own and not _is_of_place(meant, header.offset):
+        raise RequestRefused(
+            ResponseCode.QUERY_NOT_FOUND,
+            f"at commit log offset {header.offset} stands message {own}, and not {meant}, which is to be sent back",
+        )
+
+
+def _is_of_place(msg_id: str, physical_offset: int) -> bool:
+    with suppress(InvalidMessageId):
+        return offset_of_id(msg_id) == physical_offset
+    return False

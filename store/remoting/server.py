@@ -14,17 +14,15 @@ from functools import partial
 from ssl import SSLContext
 from typing import Any
 
-from store.broker.response_codes import ResponseCode
 from store.files.figures import BAD_FRAME, CROWDED, STUCK, Figures
 from store.files.opened import Opened
+from store.model.codes import CommandFlag, RequestCode, ResponseCode
 from store.model.errors import BadFrame, RemotingError, StoreError, StoreUnavailable, Unreachable
-from store.remoting.addresses import host_and_port
-from store.remoting.codes import CommandFlag, RequestCode
 from store.remoting.command import Command
 from store.remoting.connection import Connection, Secure
-from store.remoting.loop import LoopThread
+from store.remoting.loop import LEAVE_SECONDS, LoopThread, Turns
 from store.remoting.request import Handler, Request, Response, refusal
-from store.remoting.turns import LEAVE_SECONDS, Turns
+from store.remoting.tls import host_and_port
 
 _logger = logging.getLogger("store.remoting")
 _SWEEP_SECONDS = 1.0

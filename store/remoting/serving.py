@@ -4,37 +4,68 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from ssl import SSLContext
 
 from store.api.message_store import MessageStore
+from store.broker.allocation import LOCK_SECONDS
 from store.broker.hold import PullRequestHoldService
-from store.broker.queue_locks import LOCK_SECONDS
-from store.model.errors import StoreError
+from store.files.config import entries, parsed
+from store.model.errors import ConfigError, StoreError
 from store.remoting.access import Access
 from store.remoting.appending import Appending
-from store.remoting.broker_config import BrokerConfig
-from store.remoting.clients import Clients
+from store.remoting.clients import Clients, Neighbours
 from store.remoting.connection import Connection
-from store.remoting.group_offsets import PERSIST_SECONDS, ServedOffsets
-from store.remoting.groups import ServedGroups
+from store.remoting.group_offsets import PERSIST_SECONDS, Offsets, ServedOffsets
+from store.remoting.groups import Progress, ServedGroups
 from store.remoting.locks import Locks
 from store.remoting.loop import LoopThread
-from store.remoting.neighbours import Neighbours
-from store.remoting.offsets import Offsets
-from store.remoting.older import Older
-from store.remoting.permissions import Permissions
-from store.remoting.progress import Progress
-from store.remoting.pulling import Pulling
-from store.remoting.reads import Reads
-from store.remoting.retries import Retries
-from store.remoting.routes import Routes
-from store.remoting.sending import Sending
+from store.remoting.older import Older, Reads
+from store.remoting.pulling import Permissions, Pulling
+from store.remoting.routes import Routes, Status
+from store.remoting.sending import Retries, Sending
 from store.remoting.server import Limits, Processors, Server
-from store.remoting.status import Status
 from store.remoting.topics import ServedTopics
 from store.remoting.transactions import Checks, ServedTransactions
+
+
+@dataclass(frozen=True)
+class BrokerConfig:
+    """Settings of a served store, with RocketMQ's names and defaults (BrokerConfig). Times are ms."""
+
+    brokerName: str = "broker-a"  # as RocketMQ's conf/broker.conf has them
+    brokerClusterName: str = "DefaultCluster"
+    autoCreateTopicEnable: bool = True
+    transactionTimeOut: int = 6_000
+    transactionCheckInterval: int = 30_000
+    transactionCheckMax: int = 15
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> BrokerConfig:
+        """The settings in a properties file, the defaults for the rest; what is not named here is passed over.
+
+        Raises `ConfigError`, naming file, line and what is wrong.
+        """
+        found = [entry for entry in entries(Path(path)) if entry[1] in BROKER_SETTINGS]
+        values = {key: parsed(where, key, text, BROKER_SETTINGS[key]) for where, key, text in found}
+        for name, value in values.items():
+            if type(value) is int and value < 1:
+                raise ConfigError(f"{path}: {name}={value}: must be 1 at least")
+        return BrokerConfig(**values)
+
+    @property
+    def checks(self) -> Checks:
+        """How transactions that are open are asked for."""
+        interval, immunity = self.transactionCheckInterval / 1000, self.transactionTimeOut / 1000
+        return Checks(interval, immunity, self.transactionCheckMax)
+
+
+BROKER_SETTINGS = {field.name: type(field.default) for field in fields(BrokerConfig)}
+
 
 LISTEN = "127.0.0.1:9876"
 MAX_HELD = 100_000

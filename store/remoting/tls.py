@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,3 +53,15 @@ def not_connected(address: str, error: OSError, hint: str, *, tls: bool) -> Remo
         return Unreachable(f"{address}: it does not answer by TLS{said}; has it TLS at all? (option useTls)")
     why = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or error
     return Unreachable(f"{address}: {why}; {hint}")  # asyncio's own text is another
+
+
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<host>[^:\[\]\s]*)):(?P<port>\d{1,5})", re.ASCII)
+_MAX_PORT = 65_535
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """("127.0.0.1", 9876) of "127.0.0.1:9876", ("::1", 9876) of "[::1]:9876". Raises `InvalidArgument`."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None or int(found["port"]) > _MAX_PORT:
+        raise InvalidArgument(f"address {address!r}: must be host:port, such as 127.0.0.1:9876 or [::1]:9876")
+    return found["v6"] or found["host"], int(found["port"])

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 
 from store.api.message_store import MessageStore
 from store.broker.deletion import delete_topic
-from store.broker.response_codes import ResponseCode
 from store.format.layout import PROPERTY_REAL_TOPIC, PROPERTY_RETRY_TOPIC
 from store.format.stored_message import StoredMessage, decode_record
 from store.format.strict_json import encode
+from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RequestRefused
 from store.model.log_protocol import Queue
 from store.remoting.bodies import MessageQueue
-from store.remoting.codes import RequestCode
 from store.remoting.headers import CreateTopic, Found, QueryMessage, Topic, ViewMessage
 from store.remoting.older import Older
 from store.remoting.request import Answer, Handler, Request, Response, of_json

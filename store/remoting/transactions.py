@@ -11,15 +11,14 @@ from dataclasses import dataclass, replace
 
 from store.api.message_store import MessageStore
 from store.broker.half_messages import Half
-from store.broker.response_codes import ResponseCode
 from store.broker.transactions import IMMUNITY_SECONDS, MAX_CHECKS, Outcome, Transactions, as_committed
 from store.format.layout import HALF_TOPIC, PROPERTY_PRODUCER_GROUP, PROPERTY_TRANSACTION
 from store.format.message import Message
 from store.format.stored_message import StoredMessage, decode_record, offset_msg_id
+from store.model.codes import CommandFlag, RequestCode, ResponseCode
 from store.model.errors import RequestRefused, StoreError, UnknownQueue, UnknownTopic
 from store.remoting.appending import Fields
 from store.remoting.clients import Clients
-from store.remoting.codes import CommandFlag, RequestCode
 from store.remoting.command import Command
 from store.remoting.headers import CheckTransactionState, EndTransaction
 from store.remoting.request import Handler, Request, Response

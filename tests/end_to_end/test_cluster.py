@@ -15,8 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_mq.progress import Lag, lags
 from store import Message, MessageStore
 from store.model.log_protocol import Queue
-from store.remoting.broker_config import BrokerConfig
-from store.remoting.serving import Serving, serve
+from store.remoting.serving import BrokerConfig, Serving, serve
 from tests.end_to_end.test_stream_query import Sink
 from tests.waiting import PATIENCE, until
 

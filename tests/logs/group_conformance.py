@@ -206,7 +206,7 @@ class GroupTests:
     def test_one_that_is_stopped_loses_its_queues(
         self, making: Making, group: Group, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("store.broker.queue_locks.LOCK_SECONDS", 0.2)
+        monkeypatch.setattr("store.broker.allocation.LOCK_SECONDS", 0.2)
         with group.join(EVERYTHING) as one, making.in_process(EVERYTHING) as other:
             other.call("lock", self.ALL)
             other.call("commit", {self.Q0: 5})

@@ -30,9 +30,9 @@ from store.cluster.address import ClusterAddress
 from store.cluster.group import ClusterGroup
 from store.directory.directory_group import LocalGroup
 from store.format.java_hash import java_hash_code
+from store.model.codes import RequestCode
 from store.model.log_protocol import Queue
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.headers import Group as GroupHeader
 from store.remoting.headers import ResetOffset
 from store.remoting.serving import serve
@@ -109,7 +109,7 @@ class TestClusterGroup(GroupTests):
             assert one.wait(PATIENCE)
             assert one.members() == [one.id]
             assert one.lock(ALL) == (set() if orderly else set(ALL))  # for brokers it may be alive
-            monkeypatch.setattr("store.broker.queue_locks.LOCK_SECONDS", 0.0)
+            monkeypatch.setattr("store.broker.allocation.LOCK_SECONDS", 0.0)
             until(lambda: one.lock(ALL) == set(ALL))
 
     def test_orderly_a_queue_is_one_members(self, group: Group, joined: ExitStack) -> None:
@@ -130,7 +130,7 @@ class TestClusterGroup(GroupTests):
         with group.join(EVERYTHING, orderly=True) as one:
             one.lock([Q0, Q1])
             one.commit({Q0: 5})
-            monkeypatch.setattr("store.broker.queue_locks.LOCK_SECONDS", -1.0)
+            monkeypatch.setattr("store.broker.allocation.LOCK_SECONDS", -1.0)
             assert one.lock([Q0]) == set()
             monkeypatch.undo()
             assert one.lock([Q0]) == {Q0}

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from store import Message
-from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.format.properties import encode_properties
+from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Positions, Queue
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.headers import CreateTopic, SendMessageV2, Topic
 from tests.logs.test_cluster import ClusterTests
 from tests.rocketmq.harness import Broker, RocketMQ, free_ports

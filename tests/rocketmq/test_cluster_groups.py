@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from store import Consumer, Message, ReceivedMessage, ReconsumeLater
+from store.model.codes import RequestCode
 from store.model.log_protocol import Queue
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.headers import ResetOffset
 from tests.rocketmq.harness import RocketMQ, free_ports
 from tests.rocketmq.test_cluster import SMALL, Theirs, of_broker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from store.remoting.codes import Language, Serialization
+from store.model.codes import Language, Serialization
 from store.remoting.command import decode, encode
 from tests.rocketmq.harness import RocketMQ
 from tests.store.remoting.golden import LINES

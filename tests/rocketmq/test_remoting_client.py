@@ -10,13 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from store import RequestRefused
-from store.broker.response_codes import ResponseCode
 from store.format.layout import RECORD_HEADER
 from store.format.properties import encode_properties
 from store.format.stored_message import StoredMessage, decode_record
-from store.remoting.batches import Batched
+from store.model.codes import RequestCode, ResponseCode
+from store.remoting.bodies import Batched
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.headers import GetRoute, Offset, Pulled, PullMessage, SendMessageV2, Sent, TopicQueue
 from tests.rocketmq.harness import RocketMQ, free_ports
 from tests.store.remoting.broker import encode_batch

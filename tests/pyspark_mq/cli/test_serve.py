@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from store import MessageStore, RequestRefused, StoreConfig, StoredMessage
-from store.broker.response_codes import ResponseCode
-from store.remoting.broker_config import BROKER_SETTINGS, BrokerConfig
+from store.model.codes import RequestCode, ResponseCode
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.headers import CreateTopic, GetRoute, PullMessage, SendMessageV2, Sent
+from store.remoting.serving import BROKER_SETTINGS, BrokerConfig
 from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, signal_another_thread, started
 
 ROOT = Path(__file__).parents[3]

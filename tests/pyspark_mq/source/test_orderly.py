@@ -236,7 +236,7 @@ def test_one_that_was_stopped_for_long_loses_its_queues(
     reader: Readers, filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyspark_mq.source.orderly._RENEW_SECONDS", 0.05)
-    monkeypatch.setattr("store.broker.queue_locks.LOCK_SECONDS", 1.0)
+    monkeypatch.setattr("store.broker.allocation.LOCK_SECONDS", 1.0)
     with remote_member(LocalGroup(filled.path, "g"), EVERYTHING, orderly=True) as member:
         member.call("lock", [Q0])
         it = reader()

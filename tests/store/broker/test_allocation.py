@@ -8,8 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from store.broker.allocation import allocate
+from store.broker.allocation import LOCK_SECONDS, allocate, claim, held
 from store.model.log_protocol import Queue
 
 GIVEN = (Path(__file__).parents[2] / "resources" / "allocations-5.3.txt").read_text().splitlines()
@@ -34,3 +36,74 @@ def test_each_topic_is_allocated_by_itself() -> None:
 def test_a_stranger_gets_nothing() -> None:
     assert allocate([Queue("a", 0)], ["x"], "y") == []
     assert allocate([], ["x"], "x") == []
+
+
+A, B = Queue("a", 0), Queue("a", 1)
+QUEUES = st.sets(st.sampled_from([Queue("a", number) for number in range(4)]))
+
+
+def test_a_free_queue_is_had_for_a_minute() -> None:
+    claims = claim([A, B], {}, set(), 100.0)
+    assert held(claims, 100.0 + LOCK_SECONDS) == {A, B}
+    assert held(claims, 100.1 + LOCK_SECONDS) == set()
+
+
+def test_what_another_has_is_refused_and_lost() -> None:
+    assert claim([A, B], {}, {A}, 1.0) == {B: 1.0}
+    assert claim([B], {A: 0.5, B: 0.5}, {A}, 1.0) == {B: 1.0}
+
+
+def test_asking_renews_only_what_is_asked_for() -> None:
+    assert claim([B], {A: 1.0, B: 1.0}, set(), 2.0) == {A: 1.0, B: 2.0}
+
+
+def test_an_expired_queue_is_not_had_again_at_once() -> None:
+    claims = claim([A], {}, set(), 0.0)
+    claims = claim([A, B], claims, set(), LOCK_SECONDS + 1)
+    assert claims == {B: LOCK_SECONDS + 1}
+    assert claim([A], claims, set(), LOCK_SECONDS + 2).keys() == {A, B}
+
+
+class LockManager:
+    """RocketMQ's RebalanceLockManager, of one group: queue to its owner, and when that asked last."""
+
+    def __init__(self) -> None:
+        self.table: dict[Queue, tuple[int, float]] = {}
+
+    def lock(self, member: int, queues: set[Queue], now: float) -> set[Queue]:
+        granted = set()
+        for queue in queues:
+            owner, asked = self.table.get(queue, (member, now))
+            if owner == member or now - asked > LOCK_SECONDS:
+                self.table[queue] = (member, now)
+                granted.add(queue)
+        return granted
+
+    def unlock(self, member: int, queues: set[Queue]) -> None:
+        for queue in queues:
+            if self.table.get(queue, (None, 0.0))[0] == member:
+                del self.table[queue]
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 2), st.booleans(), QUEUES, st.floats(0, 40)), max_size=40)
+
+
+@given(STEPS)
+def test_as_rocketmqs_manager_but_for_ones_own_that_expired(steps: list[tuple[int, bool, set[Queue], float]]) -> None:
+    manager, now = LockManager(), 0.0
+    claims: list[dict[Queue, float]] = [{}, {}, {}]
+    for member, locks, queues, later in steps:
+        now += later
+        if locks:
+            expired = claims[member].keys() - held(claims[member], now)
+            others = set().union(*(held(each, now) for other, each in enumerate(claims) if other != member))
+            claims[member] = claim(queues, claims[member], others, now)
+            granted = manager.lock(member, queues, now)
+            assert queues & claims[member].keys() == granted - expired
+            manager.unlock(member, granted & expired)
+        else:
+            for queue in queues:
+                claims[member].pop(queue, None)
+            manager.unlock(member, queues)
+        everybodys = [held(each, now) for each in claims]
+        assert sum(map(len, everybodys)) == len(set().union(*everybodys))

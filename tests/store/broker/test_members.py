@@ -34,7 +34,7 @@ from store import (
 from store.api.group_protocol import MessageModel, Subscription
 from store.broker import members
 from store.broker.entries import Entry, check_fit
-from store.broker.group_offsets import GroupOffsets
+from store.broker.group_files import GroupOffsets
 from store.broker.members import Roster
 from store.directory.directory_group import LocalGroup
 from store.files.atomic import open_file

@@ -9,7 +9,7 @@ import pytest
 
 from store import GetStatus, Message, MessageStore, TagFilter
 from store.broker.pull import PullRequest, answer, response_code
-from store.broker.response_codes import ResponseCode
+from store.model.codes import ResponseCode
 
 
 @pytest.fixture

@@ -29,8 +29,7 @@ from store.cluster.credentials import Credentials
 from store.directory.directory_group import LocalGroup
 from store.model.log_protocol import Queue
 from store.remoting.access import Access
-from store.remoting.broker_config import BrokerConfig
-from store.remoting.serving import serve
+from store.remoting.serving import BrokerConfig, serve
 from tests.name_server import name_server
 from tests.store.client.consumers import QUEUES, Seen, config, has_done, opened, put
 from tests.store.client.consumers import TOPIC as TOPIC_HERE

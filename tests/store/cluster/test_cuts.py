@@ -16,9 +16,9 @@ import pytest
 from store import Message, MessageStore, Unreachable
 from store.api.group_protocol import Subscription
 from store.cluster.address import ClusterAddress
+from store.model.codes import RequestCode
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
-from store.remoting.codes import RequestCode
 from store.remoting.request import Request, Response, of_json
 from store.remoting.serving import serve
 from tests.store.cluster.test_pulls import Moody

@@ -12,9 +12,9 @@ from pathlib import Path
 from store import Message, MessageStore
 from store.cluster.address import ClusterAddress
 from store.cluster.held import _Pull
+from store.model.codes import RequestCode
 from store.model.log_protocol import Queue, QueueRange
 from store.read.filters import EVERYTHING
-from store.remoting.codes import RequestCode
 from store.remoting.request import Request, Response
 from store.remoting.serving import serve
 from tests.store.cluster.test_pulls import Moody

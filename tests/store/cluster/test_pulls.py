@@ -14,16 +14,15 @@ from pathlib import Path
 import pytest
 
 from store import BadFrame, Message, MessageStore, OffsetLost, RequestRefused, StoreConfig, Unreachable
-from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
 from store.cluster.log import ClusterLog
 from store.cluster.pulls import _MOST_UNDER_WAY, _Pulls
 from store.cluster.routes import Broker
 from store.files.figures import Figures
+from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.headers import Offset, Pulled
 from store.remoting.loop import LoopThread

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from store import MessageStore, RequestRefused, UnknownTopic, Unreachable
-from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
 from store.cluster.route_table import ROUTE_SECONDS
+from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
-from store.remoting.codes import RequestCode
 from store.remoting.request import Request, Response, of_json
 from store.remoting.serving import Serving, serve
 from tests.name_server import name_server

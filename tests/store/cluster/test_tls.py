@@ -15,7 +15,7 @@ from store.cluster.brokers import Brokers
 from store.cluster.pulls import pull
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
-from store.remoting.pipe import Pipe
+from store.remoting.client import Pipe
 from store.remoting.serving import Serving, serve
 from store.remoting.tls import Tls
 from tests.certificates import Certificate, certificate

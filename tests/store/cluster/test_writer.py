@@ -8,9 +8,8 @@ import pyarrow as pa
 import pytest
 
 from store import StoreUnavailable, UnknownTopic
-from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
-from store.remoting.codes import RequestCode
+from store.model.codes import RequestCode, ResponseCode
 from store.remoting.headers import Sent
 from store.remoting.request import Request, Response
 from tests.store.cluster.test_pulls import Moody

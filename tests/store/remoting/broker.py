@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from store.remoting.batches import Batched
+from store.model.codes import RequestCode
+from store.remoting.bodies import Batched
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command
-from store.remoting.header import Header
-from store.remoting.headers import PullMessage, SendMessage, SendMessageV2
+from store.remoting.headers import Header, PullMessage, SendMessage, SendMessageV2
 from store.remoting.serving import Serving
 
 SUSPEND, SUBSCRIPTION = 2, 4

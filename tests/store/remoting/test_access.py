@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from store import ConfigError, MessageStore
-from store.broker.response_codes import ResponseCode
+from store.model.codes import RequestCode, ResponseCode
 from store.remoting.access import Access, signature
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command
-from store.remoting.header import Header
-from store.remoting.headers import CommitOffset, CreateTopic, GetRoute, PullMessage, SendMessage, SendMessageV2
+from store.remoting.headers import CommitOffset, CreateTopic, GetRoute, Header, PullMessage, SendMessage, SendMessageV2
 from store.remoting.serving import serve
 from tests.store.remoting.broker import SUBSCRIPTION, Broker, send
 

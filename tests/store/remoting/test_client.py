@@ -8,12 +8,11 @@ import socket
 import pytest
 
 from store import BadFrame, InvalidArgument, RequestRefused, StoreClosed, Unreachable
-from store.broker.response_codes import ResponseCode
-from store.remoting.addresses import host_and_port
+from store.model.codes import CommandFlag, RequestCode, ResponseCode
 from store.remoting.client import Client
-from store.remoting.codes import CommandFlag, RequestCode
 from store.remoting.command import LENGTH, MAX_FRAME_BYTES, Command, decode, encode
 from store.remoting.headers import GetRoute, TopicQueue
+from store.remoting.tls import host_and_port
 from tests.store.remoting.broker import Broker
 
 

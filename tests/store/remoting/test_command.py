@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from store.model.codes import Language, Serialization
 from store.model.errors import BadFrame
-from store.remoting.codes import Language, Serialization
 from store.remoting.command import MAX_FRAME_BYTES, MAX_HEADER_BYTES, Command, decode, encode, encode_head, parse_json
 from tests.store.remoting.golden import FRAMES, name_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from store.remoting.codes import RequestCode
+from store.model.codes import RequestCode
 from store.remoting.command import Bytes, Command
 from store.remoting.connection import Connection
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.model.errors import BadFrame
-from store.remoting.command import MAX_FRAME_BYTES
-from store.remoting.frames import Frames
+from store.remoting.command import MAX_FRAME_BYTES, Frames
 
 FRAMES = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
 

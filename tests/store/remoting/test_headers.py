@@ -9,12 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import asdict
 
-from store.broker.response_codes import ResponseCode
+from store.model.codes import Language, RequestCode, ResponseCode
 from store.model.errors import RequestRefused
 from store.remoting import headers
-from store.remoting.codes import Language, RequestCode
-from store.remoting.header import Header
-from store.remoting.headers import CommitOffset, EndTransaction, GetRoute, PullMessage, SendMessage, SendMessageV2
+from store.remoting.headers import (
+    CommitOffset,
+    EndTransaction,
+    GetRoute,
+    Header,
+    PullMessage,
+    SendMessage,
+    SendMessageV2,
+)
 from tests.store.remoting.golden import CODES, FRAMES
 
 OF_CODE: dict[int, type[Header]] = {

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from store.remoting.codes import RequestCode
-from store.remoting.header import Header
+from store.model.codes import RequestCode
 from store.remoting.headers import (
     CommitOffset,
     ConsumeStats,
@@ -22,6 +21,7 @@ from store.remoting.headers import (
     Group,
     GroupQueue,
     GroupSettings,
+    Header,
     ProducerGroup,
     PullMessage,
     QueryMessage,

@@ -18,11 +18,9 @@ import psutil
 import pytest
 
 from store import MessageStore
-from store.broker.response_codes import ResponseCode
+from store.model.codes import CommandFlag, RequestCode, ResponseCode, Serialization
 from store.remoting.client import Client
-from store.remoting.codes import CommandFlag, RequestCode, Serialization
-from store.remoting.command import Command, decode, encode
-from store.remoting.frames import Frames
+from store.remoting.command import Command, Frames, decode, encode
 from store.remoting.headers import (
     CommitOffset,
     ConsumeStats,

@@ -7,11 +7,10 @@ import json
 import pytest
 
 from store import BadFrame, MessageStore, RequestRefused
-from store.broker.response_codes import ResponseCode
+from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Queue
 from store.remoting.bodies import LockRequest
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.connection import Connection
 from store.remoting.locks import Locks
@@ -68,7 +67,7 @@ def test_who_is_cut_off_keeps_what_it_has(broker: Broker, monkeypatch: pytest.Mo
     until(lambda: broker.serving.connections == 1)
     assert ask(broker, RequestCode.LOCK_BATCH_MQ, "b", 0, 1, 2) == [2]
     assert ask(broker, RequestCode.LOCK_BATCH_MQ, "a", 0) == [0]
-    monkeypatch.setattr("store.broker.queue_locks.LOCK_SECONDS", -1.0)
+    monkeypatch.setattr("store.broker.allocation.LOCK_SECONDS", -1.0)
     assert ask(broker, RequestCode.LOCK_BATCH_MQ, "c", 0, 1) == [0, 1]
 
 
@@ -86,7 +85,7 @@ def test_who_is_gone_is_forgotten_when_it_has_nothing(monkeypatch: pytest.Monkey
     gone.connection_lost(None)
     locks.forget()
     assert not claim(here, MADE.replace(b"127.0.0.1@1", b"127.0.0.1@2"))
-    monkeypatch.setattr("store.broker.queue_locks.LOCK_SECONDS", -1.0)
+    monkeypatch.setattr("store.broker.allocation.LOCK_SECONDS", -1.0)
     locks.forget()
     assert claim(here)
     locks.forget()

@@ -16,19 +16,18 @@ from msgspec import structs
 from store import Consumer, Message, MessageStore, ReceivedMessage, ReconsumeLater, StoredMessage
 from store.api.message_store import StoreConfig
 from store.archive.names import is_name, names
-from store.broker.response_codes import ResponseCode
 from store.cluster.address import ClusterAddress
 from store.directory.through_log import ThroughAddress
 from store.format.stored_message import decode_record, offset_msg_id
+from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Boundary, Bounds, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
-from store.remoting.header import Header
 from store.remoting.headers import (
     CommitOffset,
     ConsumeStats,
     GroupQueue,
+    Header,
     Offset,
     Pulled,
     PullMessage,

@@ -9,11 +9,10 @@ from msgspec.structs import replace
 
 from store import Message, MessageStore
 from store.broker.deletion import delete_topic
-from store.broker.response_codes import ResponseCode
 from store.files.figures import HELD, figures_in
 from store.format.stored_message import decode_record
+from store.model.codes import RequestCode, ResponseCode
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.headers import Pulled, PullMessage
 from tests.store.remoting.broker import SUBSCRIPTION, SUSPEND, Broker
 from tests.waiting import until

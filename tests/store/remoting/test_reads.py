@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from store import ObjectsUnavailable, RequestRefused
-from store.broker.response_codes import ResponseCode
+from store.model.codes import ResponseCode
 from store.remoting.connection import Connection
-from store.remoting.reads import Reads
+from store.remoting.older import Reads
 from tests.waiting import until
 
 

@@ -6,9 +6,8 @@ import json
 from typing import Any
 
 from store import MessageStore
-from store.broker.response_codes import ResponseCode
+from store.model.codes import RequestCode, ResponseCode
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.headers import GetRoute
 from store.remoting.serving import serve

@@ -17,12 +17,10 @@ from pathlib import Path
 import pytest
 
 from store import InvalidArgument, Message, MessageStore, StoreUnavailable
-from store.broker.response_codes import ResponseCode
 from store.files.figures import BAD_FRAME, CROWDED, REFUSED, STUCK
+from store.model.codes import CommandFlag, RequestCode, ResponseCode
 from store.remoting.client import Client
-from store.remoting.codes import CommandFlag, RequestCode
-from store.remoting.command import MAX_FRAME_BYTES, Command, decode, encode
-from store.remoting.frames import Frames
+from store.remoting.command import MAX_FRAME_BYTES, Command, Frames, decode, encode
 from store.remoting.headers import GetRoute, PullMessage
 from store.remoting.server import Limits
 from store.remoting.serving import serve

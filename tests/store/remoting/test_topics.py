@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from store import Message, MessageStore
-from store.broker.response_codes import ResponseCode
 from store.format.stored_message import decode_record
-from store.remoting.codes import RequestCode
+from store.model.codes import RequestCode, ResponseCode
 from store.remoting.headers import CommitOffset, CreateTopic, GroupQueue, Offset, QueryMessage, Sent, Topic, ViewMessage
 from tests.store.remoting.broker import Broker
 

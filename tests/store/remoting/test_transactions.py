@@ -8,10 +8,9 @@ import threading
 import pytest
 
 from store import MessageStore
-from store.broker.response_codes import ResponseCode
 from store.format.layout import HALF_TOPIC
+from store.model.codes import RequestCode, ResponseCode
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command, encode
 from store.remoting.headers import EndTransaction, Sent
 from store.remoting.serving import serve

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from store.format.properties import decode_properties
 from store.model.errors import BadFrame
-from store.remoting.batches import Batched, batch_entries, decode_batch
+from store.remoting.bodies import Batched, batch_entries, decode_batch
 from tests.store.remoting.broker import encode_batch
 from tests.store.remoting.golden import FRAMES
 

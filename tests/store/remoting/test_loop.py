@@ -11,14 +11,13 @@ import pytest
 
 from store import RequestRefused
 from store.files.figures import Figures
+from store.model.codes import RequestCode
 from store.remoting.client import Client
-from store.remoting.codes import RequestCode
 from store.remoting.command import Command
 from store.remoting.connection import Connection
-from store.remoting.loop import LoopThread
+from store.remoting.loop import LoopThread, Turns
 from store.remoting.request import Request, Response
 from store.remoting.server import Limits, Processors, Server
-from store.remoting.turns import Turns
 from tests.waiting import PATIENCE, until
 
 THREADS = 8

@@ -7,7 +7,7 @@ import pytest
 
 from store import CorruptStore, Message, MessageStore
 from store.api.group_protocol import ConsumeFromWhere, Subscription
-from store.broker.group_offsets import Resets, first_offsets
+from store.broker.group_files import Resets, first_offsets
 from store.directory.directory_group import LocalGroup, LocalMember
 from store.directory.directory_log import LocalLog
 from store.model.log_protocol import Queue
