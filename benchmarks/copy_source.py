@@ -17,8 +17,8 @@ from pyspark.sql.types import StructType
 from benchmarks.bench import TOPIC
 from benchmarks.null_source import NullReader, NullSource, NullStreamReader
 from store import MessageStore
+from store.format.arrays import cut
 from store.format.layout import RECORD_HEADER
-from store.format.strings import cut
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 

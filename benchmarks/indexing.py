@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.bench import TOPIC, show
-from store.format.key_hashes import key_hash, key_hashes
+from store.format.hashes import key_hash, key_hashes
 from store.index.index import Index
 
 _SLOTS, _ENTRIES = 5_000_000, 20_000_000  # RocketMQ's defaults

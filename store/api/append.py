@@ -12,7 +12,7 @@ import numpy.typing as npt
 from store.api.writer import Writer
 from store.format.copies import Copies, Places
 from store.format.message import Message
-from store.format.record import set_field
+from store.format.records import set_field
 from store.model.errors import StoreClosed
 from store.publish.appender import Condition, Piece
 from store.publish.putting import Putting

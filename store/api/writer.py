@@ -18,8 +18,7 @@ from store.files.config import StoreConfig
 from store.files.figures import DELIVERS, PUT, PUT_FAILED, Figures
 from store.files.topics import Topics
 from store.format.delayed import WAITING_TOPICS
-from store.format.record import Record
-from store.format.records import Records
+from store.format.records import Record, Records
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues

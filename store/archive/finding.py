@@ -16,7 +16,7 @@ from store.archive.key_index import Items, KeyIndex
 from store.format import compute as pc
 from store.format.arrays import constant, numbers
 from store.format.entering import keys_of
-from store.format.key_hashes import key_hash
+from store.format.hashes import key_hash
 from store.format.layout import ARCHIVE_INDEX_ITEM, LIGHT_PREFIX
 from store.format.stored_message import StoredMessage, decode_record
 from store.index.index import END_OF_TIME

@@ -10,8 +10,8 @@ import numpy as np
 
 from store.archive.catalog import ArchivedQueue, Segments
 from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, segment_path
+from store.format.arrays import Bytes
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset
-from store.format.strings import Bytes
 from store.log.consume_queue import Entries
 from store.model.errors import CorruptSegment, OffsetLost
 from store.model.log_protocol import Queue

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from store.archive.catalog import Catalog, Segment, Segments
 from store.archive.flat import FlatFile
 from store.archive.layout import INDEX, INDEX_SLOTS, index_path, segment_path
-from store.format.key_hashes import key_hashes
+from store.format.hashes import key_hashes
 from store.format.layout import (
     ARCHIVE_INDEX_HEADER,
     ARCHIVE_INDEX_ITEM,

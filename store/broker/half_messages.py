@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from store.api.message_store import MessageStore
@@ -16,6 +16,7 @@ from store.broker.group_files import advance
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import (
     HALF_TOPIC,
+    OP_SEPARATOR,
     OP_TOPIC,
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_REAL_QUEUE,
@@ -23,11 +24,23 @@ from store.format.layout import (
     PROPERTY_TRANSACTION_ID,
     TRANSACTIONS_GROUP,
 )
-from store.format.op_message import offsets_ended
 from store.format.stored_message import StoredMessage
 from store.model.errors import CorruptRecord, MessageTooLarge, OffsetLost, StoreError, UnknownTopic
 from store.model.log_protocol import Queue
 from store.publish.locks import among_groups
+
+_OFFSET = re.compile(rb"[0-9]{1,18}")
+
+
+def op_body(offsets: Iterable[int]) -> str:
+    """As RocketMQ's TransactionalMessageBridge writes it."""
+    return "".join(f"{offset}{OP_SEPARATOR}" for offset in offsets)
+
+
+def offsets_ended(body: bytes) -> list[int]:
+    """What is no offset there ends nothing: anybody may have put it."""
+    return [int(each) for each in body.split(OP_SEPARATOR.encode()) if _OFFSET.fullmatch(each)]
+
 
 QUEUE = 0  # of both topics, the only one
 _AT_ONCE = 32  # messages that are read

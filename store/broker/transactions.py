@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from store.api.append import Append
 from store.api.message_store import MessageStore
-from store.broker.half_messages import QUEUE, Half, HalfMessages, made, number_in
+from store.broker.half_messages import QUEUE, Half, HalfMessages, made, number_in, op_body
 from store.files.consumer_offsets import check_group_name
 from store.files.owned import is_owned
 from store.files.topics import Topics
@@ -47,7 +47,6 @@ from store.format.layout import (
     UNDECIDED_TOPIC,
 )
 from store.format.message import Message
-from store.format.op_message import op_body
 from store.format.stored_message import StoredMessage, decode_record
 from store.model.errors import (
     CorruptRecord,

@@ -22,7 +22,7 @@ from store.format.layout import (
     PROPERTY_UNIQ_KEY,
     RETRY_TOPIC_PREFIX,
 )
-from store.format.property_columns import dicts
+from store.format.properties import dicts
 from store.format.stored_message import StoredMessage, host_of, offset_msg_id
 from store.model.log_protocol import Int64s, Queue
 

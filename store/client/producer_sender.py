@@ -16,8 +16,8 @@ from store.client.producer_buffer import Buffer
 from store.client.producer_future import Failure, Lot, Outcome, Placed
 from store.client.producer_memory import Memory
 from store.files.figures import SEND_FAILED, SENT
+from store.format.encoding import MANY, NotColumns, table_of
 from store.format.message import Message
-from store.format.message_lists import MANY, NotColumns, table_of
 from store.model.errors import (
     InvalidArgument,
     InvalidColumns,

@@ -6,7 +6,7 @@ import time
 
 from store.api.group_protocol import Subscription
 from store.broker.entries import Entry
-from store.format.java_hash import java_hash_code
+from store.format.hashes import java_hash_code
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.strict_json import encode
 from store.remoting.bodies import ConsumerData, Heartbeat, SubscriptionData

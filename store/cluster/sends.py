@@ -11,11 +11,11 @@ import numpy as np
 
 from store.cluster.brokers import Brokers
 from store.cluster.refusals import explained, may_pass
+from store.format.arrays import flat
+from store.format.encoding import encoded_properties
 from store.format.layout import PROPERTY_DELAY, PROPERTY_DELIVER_AT
 from store.format.message_columns import MessageColumns
 from store.format.properties import encode_properties
-from store.format.strings import flat
-from store.format.tables import encoded_properties
 from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RemotingError, RequestRefused, UnknownTopic, Unreachable
 from store.model.log_protocol import Int64s, Queue

@@ -16,11 +16,10 @@ from store.cluster.brokers import Ask, Brokers
 from store.cluster.log import ClusterLog
 from store.cluster.name_servers import NameServers
 from store.cluster.sends import send
-from store.format.arrays import constant
+from store.format.arrays import constant, lengths
 from store.format.entering import check_topic
-from store.format.java_hash import java_hash
+from store.format.hashes import java_hash
 from store.format.message_columns import ANY_QUEUE, MessageColumns, as_table, split
-from store.format.strings import lengths
 from store.format.topic_names import check_topic_name
 from store.model.codes import ResponseCode
 from store.model.errors import (

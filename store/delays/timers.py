@@ -17,11 +17,10 @@ import pyarrow as pa
 
 from store.delays.due import Due
 from store.format import compute as pc
-from store.format.arrays import constant, numbers
+from store.format.arrays import Bytes, constant, numbers
 from store.format.layout import PROPERTY_DELIVER_AT, PROPERTY_TIMER_OUT, TIMER_PRECISION_MS, TIMER_TOPIC
-from store.format.property_columns import PropertyColumns
+from store.format.properties import PropertyColumns
 from store.format.record_view import RecordView
-from store.format.strings import Bytes
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import Entries
 from store.log.consume_queues import ConsumeQueues, Ends

@@ -19,8 +19,8 @@ import numpy as np
 
 from store.files.atomic import write_at
 from store.files.opened import Descriptor
+from store.format.arrays import Bytes
 from store.format.layout import segment_name
-from store.format.strings import Bytes
 from store.model.errors import CorruptSegment, FlushFailed, OffsetLost
 from store.model.system_errors import raise_translated, system_errors
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from store.files.atomic import make_folder, open_file, status_of, write_at
 from store.files.segment_file import OpenFiles, SegmentFile, sync, sync_names
+from store.format.arrays import Bytes
 from store.format.layout import PREALLOCATE_FILE, SEGMENT_NAME_DIGITS, segment_name
-from store.format.strings import Bytes
 from store.model.errors import CorruptSegment, OffsetLost, ReadOnlyStore
 from store.model.system_errors import raise_translated, system_errors
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from store.format import compute as pc
-from store.format.arrays import arrow, constant, numbers, texts
+from store.format.arrays import Bytes, arrow, constant, numbers, texts
 from store.format.entering import are_wrong_codes, stand_in_light_queue
 from store.format.layout import (
     IPV4_BYTES,
@@ -23,11 +23,10 @@ from store.format.layout import (
     SYS_COMPRESSED,
     SYS_STORE_HOST_V6,
 )
-from store.format.property_columns import PropertyColumns
+from store.format.properties import PropertyColumns
 from store.format.record_view import Ints, Mask, RecordView
 from store.format.records import gather_rows
 from store.format.stored_message import host_text
-from store.format.strings import Bytes
 from store.model.errors import CorruptRecord, InvalidColumns
 
 TIMESTAMP = pa.timestamp("us", "UTC")

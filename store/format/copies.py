@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from store.format import compute as pc
-from store.format.arrays import arrow, constant, numbers
-from store.format.crc import body_crc
+from store.format.arrays import arrow, constant, flat, lengths, numbers
+from store.format.encoding import Topics, encode_property
 from store.format.entering import tags_codes
-from store.format.key_hashes import key_hashes
+from store.format.hashes import body_crc, key_hashes
 from store.format.layout import (
     IPV4_BYTES,
     IPV6_BYTES,
@@ -33,13 +33,10 @@ from store.format.layout import (
     SYS_BORN_HOST_V6,
     SYS_STORE_HOST_V6,
 )
-from store.format.properties import join_properties, properties_too_large
-from store.format.property_columns import PropertyColumns
+from store.format.properties import PropertyColumns, join_properties, properties_too_large
 from store.format.record_view import RecordView
 from store.format.records import Encoding, Records, gather_rows, rows_as_binary
 from store.format.stored_message import StoredMessage, host_of
-from store.format.strings import flat, lengths
-from store.format.tables import Topics, encode_property
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers, texts
-from store.format.java_hash import java_hash
+from store.format.hashes import java_hash
 from store.format.layout import (
     CQ_EXTENSION_BELOW,
     KEY_SEPARATOR,
@@ -41,7 +41,7 @@ from store.format.layout import (
     SYSTEM_TOPIC_PREFIX,
     TIMER_TOPIC,
 )
-from store.format.property_columns import PropertyColumns
+from store.format.properties import PropertyColumns
 from store.format.topic_names import check_topic_name, is_folder_name
 from store.model.errors import MessageRefused, PutStatus
 

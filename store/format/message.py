@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from store.format.columns import FIRST_MS, LAST_MS
-from store.format.crc import body_crc
 from store.format.entering import keys_of, tag_of
-from store.format.java_hash import java_hash_code
-from store.format.key_hashes import key_hash
+from store.format.hashes import body_crc, java_hash_code, key_hash
 from store.format.layout import (
     INDEX_TAG_PREFIX,
     KEY_SEPARATOR,
@@ -29,8 +27,7 @@ from store.format.layout import (
     TOPIC_LENGTH_BYTES,
 )
 from store.format.properties import encode_properties
-from store.format.record import Record
-from store.format.records import Encoding
+from store.format.records import Encoding, Record
 from store.model.errors import MessageRefused, PutStatus
 
 _ROOM_FOR_CRC = bytes(PROPERTY_CRC_BYTES)

@@ -12,12 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from store.format import compute as pc
-from store.format.arrays import arrow, constant, numbers
+from store.format.arrays import arrow, constant, flat, numbers
 from store.format.columns import are_outside
 from store.format.entering import pairs, without_reserved
 from store.format.layout import KEY_SEPARATOR
 from store.format.message import check_key
-from store.format.strings import flat
 from store.model.errors import InvalidColumns
 
 _TABLE_COLUMNS = {

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from itertools import islice
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from store.format import compute as pc
+from store.format.arrays import arrow, constant, cut, flat, numbers, texts
 from store.format.layout import (
     MAX_PROPERTIES_BYTES,
     NAME_VALUE_SEPARATOR,
@@ -85,3 +93,151 @@ def decode_properties(encoded: bytes) -> dict[str, str]:
             properties[name] = value
     properties.pop(PROPERTY_CRC, None)
     return properties
+
+
+Ints = npt.NDArray[np.int64]
+
+_END = constant(bytes([PROPERTY_SEPARATOR]))
+
+
+class PropertyColumns:
+    """The encoded properties of n messages, cut into pieces once.
+
+    A piece is `name 0x01 value`, ended by 0x02 or by the end of the message's string. As RocketMQ's parser does:
+    pieces without a name or a value do not count, and of a name that stands twice the last one wins.
+    """
+
+    def __init__(self, encoded: pa.BinaryArray) -> None:
+        """`encoded`: length n, no nulls."""
+        self._count = len(encoded)
+        data, bounds = flat(encoded)
+        if len(data) and (data[bounds[1:] - 1] != PROPERTY_SEPARATOR).any():  # the last separator may be missing
+            data, bounds = flat(pc.binary_join_element_wise(encoded, constant(b""), _END))
+        self._bounds, self._data = bounds, data
+        self._separators = ends = (data == PROPERTY_SEPARATOR).nonzero()[0]
+        starts = np.empty_like(ends)
+        starts[:1], starts[1:] = 0, ends[:-1] + 1
+        splits = (data == NAME_VALUE_SEPARATOR).nonzero()[0]
+        if len(splits) != len(ends) or not ((splits > starts) & (splits + 1 < ends)).all():
+            splits = np.append(splits, len(data))[np.searchsorted(splits, starts)]  # the first one of each piece
+        self._good = good = (splits > starts) & (splits + 1 < ends)
+        if not good.all():
+            starts, splits, ends = starts[good], splits[good], ends[good]
+        self._starts, self._splits, self._ends = starts, splits, ends
+
+    def value(self, name: str) -> pa.StringArray:
+        """The value of property `name` in every message, length n, null where there is none."""
+        if self._layout is not None:
+            return self._column(self._layout, name.encode())
+        pieces = self._named(name.encode())
+        if not len(pieces):
+            return pa.nulls(self._count, pa.string())
+        rows = self._rows[pieces]
+        last = np.full(self._count, -1)
+        last[rows] = np.arange(len(rows))  # of equal rows the last one stays
+        present = last >= 0
+        kept = pieces[last[present]]
+        index = arrow(np.cumsum(present) - 1, nulls=~present)
+        return _strings(self._data, self._splits[kept] + 1, self._ends[kept]).take(index)
+
+    def _column(self, layout: list[bytes], name: bytes) -> pa.StringArray:
+        if name not in layout:
+            return pa.nulls(self._count, pa.string())
+        last = max(column for column, other in enumerate(layout) if other == name)
+        pieces = slice(last, None, len(layout))
+        return _strings(self._data, self._splits[pieces] + 1, self._ends[pieces])
+
+    def maps(self) -> pa.MapArray:
+        """All properties, map<string, string>, length n; messages without any have an empty map.
+
+        The checksum that a record may end with is none of them.
+        """
+        keep = ~self._overridden
+        keep[self._named(PROPERTY_CRC.encode())] = False
+        offsets = np.searchsorted(self._rows[keep], np.arange(self._count + 1)).astype(np.int32)
+        names = _strings(self._data, self._starts[keep], self._splits[keep])
+        values = _strings(self._data, self._splits[keep] + 1, self._ends[keep])
+        return pa.MapArray.from_arrays(arrow(offsets), names, values)
+
+    def without(self, names: Iterable[str]) -> pa.BinaryArray:
+        """The encoded properties but for these, length n; all else as it stands."""
+        pieces = np.concatenate([self._named(name.encode()) for name in names])
+        edges = np.zeros(len(self._data) + 1, np.int64)
+        edges[self._starts[pieces]] += 1
+        edges[self._ends[pieces] + 1] -= 1  # behind the separator
+        kept = np.cumsum(edges[:-1]) == 0
+        bounds = np.concatenate([[0], np.cumsum(kept)])[self._bounds].astype(np.int32)
+        data = self._data[kept]
+        return pa.BinaryArray.from_buffers(pa.binary(), self._count, [None, pa.py_buffer(bounds), pa.py_buffer(data)])
+
+    @cached_property
+    def _layout(self) -> list[bytes] | None:
+        """The names of every message's pieces, when all messages have the same ones in the same order, as is usual.
+
+        Then the pieces are a matrix with a column for each name.
+        """
+        width, left = divmod(len(self._ends), max(1, self._count))
+        if not width or left or (self._ends[width - 1 :: width] + 1 != self._bounds[1:]).any():
+            return None
+        layout = [
+            self._data[start:split].tobytes()
+            for start, split in zip(self._starts[:width].tolist(), self._splits[:width].tolist(), strict=True)
+        ]
+        lengths = self._splits - self._starts
+        for column, name in enumerate(layout):
+            if (lengths[column::width] != len(name)).any() or not self._is(self._starts[column::width], name).all():
+                return None
+        return layout
+
+    @cached_property
+    def _rows(self) -> Ints:
+        """The message of each piece."""
+        pieces = np.diff(np.searchsorted(self._separators, self._bounds))
+        rows: Ints = np.repeat(np.arange(self._count), pieces)[self._good]
+        return rows
+
+    def _named(self, name: bytes) -> Ints:
+        """Pieces whose name is `name`."""
+        pieces = (self._splits - self._starts == len(name)).nonzero()[0]
+        named: Ints = pieces[self._is(self._starts[pieces], name)]
+        return named
+
+    def _is(self, starts: Ints, name: bytes) -> npt.NDArray[np.bool_]:
+        """Where `name` stands at `starts`; as many bytes must be there."""
+        # Names of four and eight bytes, the usual ones, are compared as integers: that is faster.
+        kind = {4: "<u4", 8: "<u8"}.get(len(name), f"S{len(name)}")
+        names = np.ndarray((max(0, len(self._data) - len(name) + 1),), kind, buffer=self._data, strides=(1,))
+        found: npt.NDArray[np.bool_] = names[starts] == np.frombuffer(name, kind)
+        return found
+
+    @cached_property
+    def _overridden(self) -> npt.NDArray[np.bool_]:
+        """Pieces that a later one of the same name and message replaces."""
+        overridden = np.zeros(len(self._rows), np.bool_)
+        if len(self._rows):
+            names = _strings(self._data, self._starts, self._splits).dictionary_encode()
+            group = self._rows * len(names.dictionary) + numbers(names.indices).astype(np.int64)
+            order = np.argsort(group, kind="stable")
+            overridden[order[:-1]] = group[order[:-1]] == group[order[1:]]
+        return overridden
+
+
+def dicts(maps: pa.MapArray) -> list[dict[str, str]]:
+    """map<string, string>, length n, without nulls, as Python has them."""
+    first = numbers(maps.offsets)
+    pairs_of_all = slice(int(first[0]), int(first[-1]))
+    names = maps.keys[pairs_of_all].dictionary_encode()  # a text that is there once is hashed once
+    named = map(names.dictionary.to_pylist().__getitem__, names.indices.to_pylist())
+    pairs = zip(named, maps.items[pairs_of_all].to_pylist(), strict=True)
+    return [dict(islice(pairs, count)) for count in np.diff(first).tolist()]
+
+
+def _strings(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> pa.StringArray:
+    """data[start:end] as strings; starts ascend and do not overlap. Bytes that are not UTF-8 are replaced."""
+    if not len(starts):
+        return texts([])
+    taken = cut(data, starts, ends - starts)
+    try:
+        return taken.cast(pa.string())
+    except pa.ArrowInvalid:
+        return texts([value.decode("utf-8", "replace") for value in taken.to_pylist()])

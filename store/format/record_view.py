@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.format.crc import body_crcs, crcs_between, crcs_of_digits
+from store.format.arrays import Bytes, cut, flat
+from store.format.hashes import body_crcs, crcs_between, crcs_of_digits
 from store.format.layout import (
     IPV6_EXTRA,
     MAGIC_V1,
@@ -29,7 +30,6 @@ from store.format.layout import (
     field_offset,
 )
 from store.format.records import gather, gather_rows, write_crcs
-from store.format.strings import Bytes, cut, flat
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

@@ -11,10 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from store.format.arrays import texts
-from store.format.crc import body_crc, property_crc
 from store.format.entering import Entry, Place, are_wrong_codes, stands_in
+from store.format.hashes import body_crc, java_hash_code, property_crc
 from store.format.inflating import decompress
-from store.format.java_hash import java_hash_code
 from store.format.layout import (
     KEY_SEPARATOR,
     MIN_RECORD_BYTES,

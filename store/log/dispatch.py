@@ -10,10 +10,10 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from store.format.arrays import arrow, numbers
+from store.format.arrays import Bytes, arrow, numbers
 from store.format.columns import LAST_MS
 from store.format.entering import delivery_times, in_index, in_own_queue, light_places, tags_codes
-from store.format.key_hashes import KeyHashes, key_hashes
+from store.format.hashes import KeyHashes, key_hashes
 from store.format.layout import (
     BLANK,
     CQ_ENTRY,
@@ -28,9 +28,8 @@ from store.format.layout import (
     SCHEDULE_TOPIC,
     SECTOR_BYTES,
 )
-from store.format.property_columns import PropertyColumns
+from store.format.properties import PropertyColumns
 from store.format.record_view import Ints, Mask, RecordView
-from store.format.strings import Bytes
 from store.format.topic_names import is_folder_name
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import Entries

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from store.format.strings import Bytes
+from store.format.arrays import Bytes
 from store.log.consume_queue import Entries
 
 

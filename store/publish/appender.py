@@ -18,8 +18,7 @@ from itertools import chain, islice
 from typing import Generic, NamedTuple, TypeVar
 
 from store.format.layout import CQ_ENTRY
-from store.format.record import Record, as_columns
-from store.format.records import Records
+from store.format.records import Record, Records, as_columns
 from store.index.index import Index
 from store.log.commit_log import CommitLog, Stretches
 from store.log.consume_queues import ConsumeQueues, QueueName

@@ -11,8 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from store.format.record import Record, as_columns
-from store.format.records import Records
+from store.format.records import Record, Records, as_columns
 from store.index.index_file import KeyColumn
 from store.log.commit_log import CommitLog, Stretches
 from store.log.consume_queues import ConsumeQueues, QueueName

@@ -14,20 +14,17 @@ import pyarrow as pa
 
 from store.files.config import StoreConfig
 from store.files.topics import Topics
-from store.format.arrays import constant
+from store.format.arrays import constant, lengths
 from store.format.copies import Copies, Places
 from store.format.delayed import Waits, waiting
+from store.format.encoding import encode_columns, encode_list
 from store.format.entering import RESERVED, check_topic
-from store.format.java_hash import java_hash, java_hash_code
+from store.format.hashes import java_hash, java_hash_code
 from store.format.layout import END_FILE_MIN_BLANK_BYTES, MAX_TOPIC_BYTES, PROPERTY_CRC_BYTES, PROPERTY_UNIQ_KEY
 from store.format.message import Message, check_mapping, illegal, whole_number
 from store.format.message_columns import ANY_QUEUE, WAITING_COLUMNS, MessageColumns, as_table, split
-from store.format.message_lists import encode_list
-from store.format.record import Record, as_columns
-from store.format.records import Encoding, Records
+from store.format.records import Encoding, Record, Records, as_columns
 from store.format.stored_message import offset_msg_ids
-from store.format.strings import lengths
-from store.format.tables import encode_columns
 from store.model.errors import PutStatus
 from store.publish.results import Where
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from store.format.record import Record
+from store.format.records import Record
 from store.model.errors import MessageRefused, UnknownTopic
 from store.publish.locks import StoreLock
 from store.publish.results import Where

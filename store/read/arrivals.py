@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from store.format.java_hash import java_hash_code
+from store.format.hashes import java_hash_code
 from store.format.layout import (
     MAGIC_BLANK,
     MIN_RECORD_BYTES,

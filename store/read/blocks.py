@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from store.format.arrays import Bytes
 from store.format.columns import Block, LightBlock
 from store.format.layout import CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, MIN_RECORD_BYTES
-from store.format.strings import Bytes
 from store.log.consume_queue import MAKE_ANEW, Entries
 from store.log.sources import EntryQueue, RecordLog
 from store.model.errors import CorruptRecord, OffsetLost

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from store.format import compute as pc
 from store.format.arrays import arrow, texts
-from store.format.java_hash import java_hash_code
+from store.format.hashes import java_hash_code
 from store.model.errors import FilterError
 from store.model.log_protocol import Bools, Int64s, MessageFilter
 

@@ -12,10 +12,9 @@ from msgspec import Meta, Struct, field
 
 from store.api.group_protocol import Subscription
 from store.format import compute as pc
-from store.format.arrays import constant
+from store.format.arrays import constant, lengths
 from store.format.records import rows_as_binary
 from store.format.strict_json import Int, Long
-from store.format.strings import lengths
 from store.model.errors import BadFrame
 from store.model.log_protocol import Queue
 from store.remoting.command import Bytes, parse_json

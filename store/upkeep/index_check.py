@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from store.format.key_hashes import KeyHashes
+from store.format.hashes import KeyHashes
 from store.format.layout import INDEX_DIR, INDEX_NO_ENTRY
 from store.index.index import Index
 from store.index.index_file import Entries, Header, IndexFile, seconds_since

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from store.files.config import StoreConfig
-from store.format.key_hashes import key_hash
+from store.format.hashes import key_hash
 from store.format.layout import INDEX_NO_ENTRY, INDEX_TAG_PREFIX
 from store.index.index import Index
 from store.index.index_file import Entries

@@ -29,7 +29,7 @@ from store.api.group_protocol import Group, MemberInfo, MessageModel, Subscripti
 from store.cluster.address import ClusterAddress
 from store.cluster.group import ClusterGroup
 from store.directory.directory_group import LocalGroup
-from store.format.java_hash import java_hash_code
+from store.format.hashes import java_hash_code
 from store.model.codes import RequestCode
 from store.model.log_protocol import Queue
 from store.remoting.client import Client

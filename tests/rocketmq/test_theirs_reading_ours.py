@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.format.key_hashes import key_hashes
+from store.format.hashes import key_hashes
 from store.index.index import Index
 from tests import seen
 from tests.rocketmq.golden import GOLDEN, config_of

@@ -34,7 +34,7 @@ from store import (
     UnknownQueue,
     UnknownTopic,
 )
-from store.format.java_hash import java_hash_code
+from store.format.hashes import java_hash_code
 from store.format.stored_message import offset_msg_id
 from tests import seen
 from tests.store.read.test_golden import GOLDEN

@@ -7,8 +7,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from store import CorruptRecord, InvalidGroup, Message, MessageStore, StoreConfig, TransactionEnded
+from store.broker.half_messages import offsets_ended, op_body
 from store.broker.transactions import Outcome, Transactions
 from store.directory.directory_group import LocalGroup
 from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP
@@ -143,3 +146,17 @@ def test_how_far_the_topics_are_done_never_goes_back(tmp_path: Path) -> None:
             seller.join()
     for one in zip(*found, strict=True):
         assert list(one) == sorted(one)
+
+
+@given(st.lists(st.integers(0, 10**18 - 1)))
+def test_it_says_what_was_written(offsets: list[int]) -> None:
+    assert offsets_ended(op_body(offsets).encode()) == offsets
+
+
+def test_it_is_rocketmqs() -> None:
+    assert op_body([0, 1]) == "0,1,"
+
+
+@pytest.mark.parametrize("text", [b"", b",", b"x", b"-1", b"1.5", "٣".encode(), b"\xff", b" 7", b"9" * 5000])
+def test_what_is_no_offset_ends_nothing(text: bytes) -> None:
+    assert offsets_ended(b"3," + text + b",5,") == [3, 5]

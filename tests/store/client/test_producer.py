@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from store import Message, MessageRefused, MessageStore, Producer
 from tests.store.client.producers import QUEUES, SMALL, bodies, nobody_appends, rows
+from tests.store.format.test_encoding import odd_messages
 from tests.store.format.test_message import messages
-from tests.store.format.test_message_lists import odd_messages
 from tests.waiting import PATIENCE, until
 
 

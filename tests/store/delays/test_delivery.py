@@ -18,10 +18,9 @@ import pytest
 from store import Message, MessageRefused, MessageStore, StoreBusy, StoreConfig
 from store.broker.deletion import delete_topic
 from store.format.delayed import Waits, waiting
+from store.format.encoding import encode_list
 from store.format.layout import DELAY_OFFSETS_FILE
-from store.format.message_lists import encode_list
-from store.format.record import as_columns
-from store.format.records import Records
+from store.format.records import Records, as_columns
 from store.publish.appender import Appender
 from store.publish.putting import encoding_of
 from store.upkeep.retention import Decision, Reason, Retention

@@ -15,10 +15,9 @@ import pytest
 from store import Message, MessageStore
 from store.delays.oldest import oldest_waiting
 from store.format.delayed import Waits, waiting
+from store.format.encoding import encode_list
 from store.format.layout import DELAY_OFFSETS_FILE, LOCK_FILE, SCHEDULE_TOPIC, TIMER_TOPIC
-from store.format.message_lists import encode_list
-from store.format.record import as_columns
-from store.format.records import Records
+from store.format.records import Records, as_columns
 from store.log.consume_queue import MAKE_ANEW
 from store.model.errors import CorruptSegment
 from store.publish.locks import DELIVERY_BYTE, Turn

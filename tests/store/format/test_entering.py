@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from store import InvalidTopic, Message, MessageRefused, MessageStore, StoreConfig, StoreError
 from store.format.entering import Place, in_own_queue, light_places, stand_in_light_queue, stands_in, without_reserved
-from store.format.properties import decode_properties
-from store.format.property_columns import PropertyColumns
+from store.format.properties import PropertyColumns, decode_properties
 from store.upkeep.verify import verify
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 14, mappedFileSizeConsumeQueue=400, maxHashSlotNum=50, maxIndexNum=100)

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from store import Message, MessageRefused, PutStatus, StoredMessage
 from store.format.columns import FIRST_MS, LAST_MS
-from store.format.java_hash import java_hash_code
+from store.format.encoding import encode_columns
+from store.format.hashes import java_hash_code
 from store.format.layout import PROPERTY_CRC_BYTES, RECORD_HEADER, field_offset
 from store.format.message import encode_messages, topic_magic
 from store.format.message_columns import MessageColumns, split
-from store.format.record import as_columns
-from store.format.records import Encoding, Records
+from store.format.records import Encoding, Records, as_columns
 from store.format.stored_message import decode_record
-from store.format.tables import encode_columns
 from tests.store.golden_bytes import PROPERTY_CRC, V1
 
 HOST = (bytes([127, 0, 0, 1]), 10911)

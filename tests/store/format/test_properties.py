@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from store import MessageRefused, PutStatus
-from store.format.properties import decode_properties, encode_properties
+from store.format.properties import PropertyColumns, decode_properties, encode_properties
 
 TEXT = st.text(st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), min_size=1, max_size=8)
 
@@ -59,3 +60,35 @@ def test_32767_bytes_fit_and_one_more_does_not() -> None:
     with pytest.raises(MessageRefused, match=r"32768 bytes of properties .* at most 32767") as refused:
         encode_properties({"a": "v" * 32765})
     assert refused.value.status is PutStatus.PROPERTIES_SIZE_EXCEEDED
+
+
+NAMES = ("TAGS", "KEYS", "a", "ab", "é")
+# every separator, letters of the names, half a character, a byte that is never UTF-8
+PIECES = st.sampled_from(
+    [b"\x01", b"\x02", b"a", b"b", b"ab", b"TAGS", b"KEYS", "é".encode(), b"\xc3", b"\xff", b"\xe6\xbc", "漢".encode()]
+)
+STRINGS = st.lists(PIECES, max_size=12).map(b"".join)
+
+
+@given(st.lists(STRINGS, max_size=6))
+@example([b"a\x01b\x02a\x01c\x02"])
+@example([b"a\x01b", b"ab\x01c"])
+@example([b"", b"TAGS\x01x\x02", b""])
+@example([b"a\x01", b"\x02"])
+def test_same_as_one_by_one(strings: list[bytes]) -> None:
+    columns = PropertyColumns(pa.array(strings, pa.binary()))
+    expected = [decode_properties(string) for string in strings]
+    for name in NAMES:
+        assert columns.value(name).to_pylist() == [properties.get(name) for properties in expected], name
+    assert [dict(row) for row in columns.maps().to_pylist()] == expected
+
+
+@given(st.lists(st.binary(max_size=20), max_size=6))
+def test_arbitrary_bytes(strings: list[bytes]) -> None:
+    columns = PropertyColumns(pa.array(strings, pa.binary()))
+    assert [dict(row) for row in columns.maps().to_pylist()] == [decode_properties(string) for string in strings]
+
+
+def test_a_name_stands_once_in_the_map() -> None:
+    columns = PropertyColumns(pa.array([b"a\x01b\x02c\x01d\x02a\x01e\x02"], pa.binary()))
+    assert sorted(columns.maps().to_pylist()[0]) == [("a", "e"), ("c", "d")]

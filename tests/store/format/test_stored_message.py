@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from store import CorruptRecord, StoredMessage
 from store.format.entering import Entry
-from store.format.java_hash import java_hash_code
+from store.format.hashes import java_hash_code
 from store.format.layout import PROPERTY_CRC_BYTES, PROPERTY_CRC_NAME
 from store.format.stored_message import decode_record, host_text, must_be_entered, offset_msg_id, offset_msg_ids
 from tests.store.golden_bytes import PROPERTY_CRC, V1, V1_BORN_V6

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.format.key_hashes import key_hashes
+from store.format.hashes import key_hashes
 from store.format.layout import INDEX_HEADER
 from store.index.index import Index
 from store.index.index_file import file_bytes

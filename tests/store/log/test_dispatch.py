@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import Message, MessageRefused, MessageStore, StoreConfig
-from store.format.java_hash import java_hash_code
+from store.format.hashes import java_hash_code
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, SECTOR_BYTES, field_offset, segment_name
 from store.format.record_view import RecordView
 from store.log.commit_log import CommitLog

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from store import Message, MessageRefused
 from store.format.message import encode_messages
-from store.format.record import Record, as_columns, set_field
-from store.format.records import Encoding
+from store.format.records import Encoding, Record, as_columns, set_field
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.publish.placing import NextOffsets, place_few, place_many

@@ -12,8 +12,7 @@ import pytest
 
 from store import Message, MessageRefused, MessageStore, PutStatus, StoreBusy, StoreConfig, StoreFull, StoreLocked
 from store.format.message import encode_messages
-from store.format.record import Record
-from store.format.records import Encoding
+from store.format.records import Encoding, Record
 from store.log.unflushed import Ranges, Unflushed
 from store.publish.locks import StoreLock
 from store.publish.results import Where

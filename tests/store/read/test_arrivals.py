@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from store import CorruptRecord, Message, MessageStore, StoreConfig
-from store.format.java_hash import java_hash_code
+from store.format.hashes import java_hash_code
 from store.format.layout import segment_name
 from store.read.arrivals import Arrival
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import FilterError, TagFilter, message_filter
-from store.format.java_hash import java_hash, java_hash_code
+from store.format.hashes import java_hash, java_hash_code
 from store.read.sql92 import parse
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -24,7 +24,7 @@ from store import (
     message_filter,
 )
 from store.format.entering import Entry
-from store.format.java_hash import java_hash_code
+from store.format.hashes import java_hash_code
 from store.format.layout import COMMIT_LOG_DIR, CQ_ENTRY, segment_name
 from store.format.stored_message import decode_record, inflated, must_be_entered
 from store.model.errors import CorruptSegment, MessageTooLarge, OffsetLost

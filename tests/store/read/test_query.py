@@ -10,7 +10,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig, StoredMessage
 from store.broker.deletion import delete_topic
-from store.format.key_hashes import key_hash
+from store.format.hashes import key_hash
 from store.format.layout import INDEX_HEADER, field_offset
 from store.index.index import Index
 from store.log.commit_log import CommitLog
