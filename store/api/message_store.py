@@ -15,7 +15,7 @@ from store.api.store_finder import StoreFinder
 from store.api.writer import Writer
 from store.archive.archiving import Archived
 from store.archive.of_store import StoreArchive, ends, queues_of
-from store.delays.oldest import oldest_waiting
+from store.delays.delivery_progress import oldest_waiting
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.figures import Figures

@@ -13,7 +13,7 @@ from typing import overload
 
 from store.delays.deliverer import Deliverer
 from store.delays.delivery import Delivery
-from store.delays.step_back import delays_step_back
+from store.delays.delivery_progress import delays_step_back
 from store.files.config import StoreConfig
 from store.files.figures import DELIVERS, PUT, PUT_FAILED, Figures
 from store.files.topics import Topics

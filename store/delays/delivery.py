@@ -11,12 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from store.delays.delivered import FIELD, delivered_behind, proof
-from store.delays.due import Due
+from store.delays.delivery_progress import FIELD, DeliveryProgress, delivered_behind, proof, write_timer_check
 from store.delays.levels import Levels
-from store.delays.progress import Progress, write_timer_check
-from store.delays.timer_log import write_timer_log
-from store.delays.timers import Timers
+from store.delays.timers import Due, Timers, write_timer_log
 from store.files.topics import Topics
 from store.format.arrays import arrow, numbers
 from store.format.copies import Copies, Places
@@ -37,7 +34,7 @@ _logger = logging.getLogger("store")
 _LEVELS_SECONDS = SCHEDULE_DELAYS_MS[0] / 1000 / 5  # between two looks at the levels, which wait longer than that
 
 
-class Append(Protocol):
+class DelayedAppend(Protocol):
     """`Appender.append`."""
 
     def __call__(self, pieces: Iterable[Records], *, unless: Callable[[], bool]) -> AppendResult | None: ...
@@ -58,7 +55,7 @@ class Delivery:
         queues: ConsumeQueues,
         published: PublishedEnd,
         encoding: Encoding,
-        append: Append,
+        append: DelayedAppend,
     ) -> None:
         """Writes nothing. Raises `CorruptStore`."""
         self._root = root
@@ -67,7 +64,7 @@ class Delivery:
         self._encoding = encoding
         self._append = append
         self._topics = Topics(root)
-        progress = Progress.read(root)
+        progress = DeliveryProgress.read(root)
         ends = QueueEnds.known(root, log, published.confirm_offset, progress.delivered_to or 0)
         confirm = ends.at
         self._delivered = np.empty(0, np.int64)
@@ -143,7 +140,7 @@ class Delivery:
             if self._timers.is_all(known):
                 before, delivered_to = known, confirm
             # Otherwise what is behind the last that could be said proves itself.
-            self._said = Progress(self._levels.offsets, before, delivered_to)
+            self._said = DeliveryProgress(self._levels.offsets, before, delivered_to)
             self._noted, self._moved = confirm, False
 
     def hand_over(self, now: int) -> None:

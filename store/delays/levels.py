@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from store.delays.due import Due
+from store.delays.timers import Due
 from store.format.delayed import LEVELS
 from store.format.layout import CQ_PRE_BLANK_SIZE, RECORD_HEADER, SCHEDULE_TOPIC, field_offset
 from store.log.commit_log import CommitLog

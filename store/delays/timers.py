@@ -7,18 +7,36 @@ by time, which are merged as they grow.
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.delays.due import Due
+from store.files.atomic import make_directory, open_file, sync_directory
 from store.format import compute as pc
 from store.format.arrays import Bytes, constant, numbers
-from store.format.layout import PROPERTY_DELIVER_AT, PROPERTY_TIMER_OUT, TIMER_PRECISION_MS, TIMER_TOPIC
+from store.format.delayed import timer_slots
+from store.format.layout import (
+    PROPERTY_DELIVER_AT,
+    PROPERTY_TIMER_OUT,
+    TIMER_BLANK,
+    TIMER_LOG_DIR,
+    TIMER_LOG_FILE_BYTES,
+    TIMER_MAGIC,
+    TIMER_MAGIC_BLANK,
+    TIMER_MAGIC_ROLL,
+    TIMER_PRECISION_MS,
+    TIMER_ROLL_WINDOW_MS,
+    TIMER_TOPIC,
+    TIMER_UNIT,
+    TIMER_WHEEL_FILE,
+    segment_name,
+)
 from store.format.properties import PropertyColumns
 from store.format.record_view import RecordView
 from store.log.commit_log import CommitLog
@@ -27,12 +45,52 @@ from store.log.consume_queues import ConsumeQueues, Ends
 from store.log.queue_begins import behind_lost, first_left
 from store.model.errors import OffsetLost
 from store.model.log_protocol import Int64s
+from store.model.system_errors import system_errors
+
+# Of each queue in a step, which takes some 20 ms, for which others who append wait; and no more memory than this.
+_MOST, _MOST_BYTES = 4096, 8 << 20
+
+
+class Due(NamedTuple):
+    """n messages, each of shape (n,), int64.
+
+    times: when they were due, ms since 1970. physical_offsets, sizes: their records in the log.
+    """
+
+    times: Int64s
+    physical_offsets: Int64s
+    sizes: Int64s
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @staticmethod
+    def in_order(parts: Sequence[Due]) -> Due:
+        """All of them by their times; equal ones in the order in which they were put."""
+        columns = [np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*parts, strict=True)]
+        times, physical_offsets, sizes = columns or [np.empty(0, np.int64)] * 3
+        order = np.lexsort((physical_offsets, times))
+        return Due(times[order], physical_offsets[order], sizes[order])
+
+    @staticmethod
+    def at_once(sizes: Int64s) -> int:
+        """How many messages of these sizes one step takes of a queue, from the first on; one, if there is any."""
+        ends = np.cumsum(sizes[:_MOST])
+        return min(len(ends), max(1, int(np.searchsorted(ends, _MOST_BYTES, side="right"))))
+
+    def without(self, physical_offsets: Int64s, before: int) -> Due:
+        """Those that are not at one of these log offsets, nor before that one."""
+        at = self.physical_offsets
+        is_before = (at >= 0) & (at < before) & (self.sizes > 0)  # or else their entry is damaged, which is to be told
+        left = ~np.isin(at, physical_offsets) & ~is_before
+        return Due(self.times[left], self.physical_offsets[left], self.sizes[left])
+
 
 _AT_ONCE = 1 << 14
 _logger = logging.getLogger("store")
 
 
-class Waiting(NamedTuple):
+class WaitingMessages(NamedTuple):
     """n messages that wait, int64, shape (n,) each; times, when they are due, ms, ascending."""
 
     times: Int64s
@@ -44,14 +102,14 @@ class Waiting(NamedTuple):
         return len(self.times)
 
     @staticmethod
-    def sorted(parts: Sequence[Waiting]) -> Waiting:
+    def sorted(parts: Sequence[WaitingMessages]) -> WaitingMessages:
         """All of the parts."""
         columns = [np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*parts, strict=True)]
         order = np.argsort(columns[0], kind="stable")
-        return Waiting(*(column[order] for column in columns))
+        return WaitingMessages(*(column[order] for column in columns))
 
-    def rows(self, rows: slice | npt.NDArray[np.bool_] | Int64s) -> Waiting:
-        return Waiting(*(column[rows] for column in self))
+    def rows(self, rows: slice | npt.NDArray[np.bool_] | Int64s) -> WaitingMessages:
+        return WaitingMessages(*(column[rows] for column in self))
 
 
 class Known(NamedTuple):
@@ -76,7 +134,7 @@ class Timers:
         self._latest = known.until  # when the one was due that was due last of those that are delivered
         self._least = ends.get((TIMER_TOPIC, 0), 0)  # it had so many entries
         self._end = 0  # queue offset that was looked at
-        self._runs: list[Waiting] = []
+        self._runs: list[WaitingMessages] = []
 
     def look(self, confirm_offset: int) -> None:
         """Notice what was put since. What the commit log has no longer is passed over, and it is told, unless retention
@@ -121,11 +179,11 @@ class Timers:
         left = (times > self._known.until) | (places >= self._known.end)
         gone = left & np.isin(offsets, self._delivered)
         self._latest = max(self._latest, int(times[gone].max(initial=0)))
-        found = Waiting.sorted([Waiting(times, places, offsets, sizes).rows(left & ~gone)])
+        found = WaitingMessages.sorted([WaitingMessages(times, places, offsets, sizes).rows(left & ~gone)])
         if len(found):
             self._runs.append(found)
         while len(self._runs) > 1 and 2 * len(self._runs[-1]) > len(self._runs[-2]):
-            self._runs[-2:] = [Waiting.sorted(self._runs[-2:])]
+            self._runs[-2:] = [WaitingMessages.sorted(self._runs[-2:])]
 
     def next_time(self) -> int | None:
         """When the next message is due, ms since 1970; None where none waits."""
@@ -158,9 +216,11 @@ class Timers:
         return known.until >= self._latest
 
     @property
-    def waiting(self) -> Waiting:
+    def waiting(self) -> WaitingMessages:
         """All that waits."""
-        return Waiting.sorted(self._runs or [Waiting(*[np.empty(0, np.int64)] * len(Waiting._fields))])
+        return WaitingMessages.sorted(
+            self._runs or [WaitingMessages(*[np.empty(0, np.int64)] * len(WaitingMessages._fields))]
+        )
 
     @property
     def newest(self) -> tuple[int, int] | None:
@@ -202,3 +262,59 @@ def _numbers(texts: pa.StringArray) -> Int64s:
     digits = pc.match_substring_regex(texts.fill_null(constant("")), "^[0-9]{1,15}$")
     found: Int64s = numbers(pc.if_else(digits, texts, constant("0")).cast(pa.int64()))
     return found
+
+
+_UNITS = (TIMER_LOG_FILE_BYTES - TIMER_BLANK.itemsize) // TIMER_UNIT.itemsize  # of a file
+
+
+def write_timer_log(root: Path, waiting: WaitingMessages, newest: tuple[int, int], until: int, now: int) -> None:
+    """Replace the broker's timer log, and its wheel, which it makes anew.
+
+    newest: log offset and size of the newest message of TIMER_TOPIC. until: what was due then is delivered. now: ms.
+    """
+    units = _units(waiting, newest, until // TIMER_PRECISION_MS * TIMER_PRECISION_MS, now)
+    folder, making = root / TIMER_LOG_DIR, root / f"{TIMER_LOG_DIR}.tmp"
+    shutil.rmtree(making, ignore_errors=True)
+    make_directory(making)
+    for number, first in enumerate(range(0, len(units), _UNITS)):
+        blank = np.zeros(1, TIMER_BLANK)
+        blank["length"] = TIMER_LOG_FILE_BYTES - _UNITS * TIMER_UNIT.itemsize
+        blank["magic"] = TIMER_MAGIC_BLANK
+        path = making / segment_name(number * TIMER_LOG_FILE_BYTES)
+        with system_errors(path), open(open_file(path), "wb") as file:
+            file.write(units[first : first + _UNITS].tobytes())
+            if first + _UNITS < len(units):
+                file.write(blank.tobytes())
+            file.truncate(TIMER_LOG_FILE_BYTES)
+    with system_errors(folder):
+        (root / TIMER_WHEEL_FILE).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        making.rename(folder)
+    sync_directory(root)
+
+
+def _units(waiting: WaitingMessages, newest: tuple[int, int], read_time: int, now: int) -> npt.NDArray[np.void]:
+    waiting = waiting.rows(np.argsort(waiting.queue_offsets))
+    written = now // TIMER_PRECISION_MS * TIMER_PRECISION_MS
+    slots = timer_slots(waiting.times)
+    units = np.zeros(len(waiting) + 1, TIMER_UNIT)
+    alike = {"unit_size": TIMER_UNIT.itemsize, "magic": TIMER_MAGIC, "written": written, "previous": -1}
+    for name, value in alike.items():
+        units[name] = value
+    own = units[:-1]
+    beyond = slots - written - TIMER_ROLL_WINDOW_MS
+    own["magic"][beyond >= 0] |= TIMER_MAGIC_ROLL
+    soon = np.where(beyond < TIMER_ROLL_WINDOW_MS // 3, TIMER_ROLL_WINDOW_MS // 2, TIMER_ROLL_WINDOW_MS)
+    slots = np.where(beyond >= 0, written + soon, slots)
+    own["delay"] = slots - written
+    own["physical_offset"], own["size"] = waiting.physical_offsets, waiting.sizes
+    files, places = np.divmod(np.arange(len(own)), _UNITS)
+    positions = files * TIMER_LOG_FILE_BYTES + places * TIMER_UNIT.itemsize
+    order = np.argsort(slots, kind="stable")
+    same = np.diff(slots[order]) == 0
+    own["previous"][order[1:]] = np.where(same, positions[order[:-1]], -1)
+    if len(own) and own["physical_offset"][-1] == newest[0]:
+        return own
+    units[-1]["physical_offset"], units[-1]["size"] = newest
+    units[-1]["delay"] = read_time - TIMER_PRECISION_MS - written
+    return units

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from store import Message, MessageStore
-from store.delays.oldest import oldest_waiting
+from store.delays.delivery_progress import oldest_waiting
 from store.format.delayed import Waits, waiting
 from store.format.encoding import encode_list
 from store.format.layout import DELAY_OFFSETS_FILE, LOCK_FILE, SCHEDULE_TOPIC, TIMER_TOPIC

@@ -1,0 +1,202 @@
+"""How far the delivery of delayed messages is, in RocketMQ's own files, and as exactly as only this project needs it.
+
+    delayOffset.json  {"offsetTable": {delay level: next queue offset in SCHEDULE_TOPIC},
+                       "delivered": {"to": log offset, "until": ms, "timers": queue offset in TIMER_TOPIC}}
+    timercheck        TIMER_CHECK
+
+"delivered" is this project's; a broker passes it over, and does not keep it. It says what the table says of the levels,
+of the timers (see `Known`), and up to which log offset both count what was delivered. What lies behind it proves itself
+(see `delivered`). It is written when the log is on the device up to there: never may a file know more than the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from store.delays.levels import Levels
+from store.delays.timers import Known, Timers
+from store.files.admin_files import next_version, number, offset_table, read_json, write_json
+from store.files.atomic import read_file, write_file
+from store.format.delayed import WAITING_TOPICS
+from store.format.layout import (
+    DELAY_OFFSETS_FILE,
+    SCHEDULE_TOPIC,
+    TIMER_CHECK,
+    TIMER_CHECK_FILE,
+    TIMER_CHECK_FILE_BYTES,
+    TIMER_PRECISION_MS,
+    TIMER_TOPIC,
+)
+from store.log.commit_log import CommitLog
+from store.log.consume_queue import ConsumeQueue
+from store.log.consume_queues import ConsumeQueues
+from store.log.dispatch import walk
+from store.log.queue_ends import QueueEnds
+from store.model.errors import CorruptStore
+from store.model.integers import LONG_MAX
+from store.model.log_protocol import Int64s
+from store.upkeep.step_back import WHY
+
+_OFFSETS = "offsetTable"
+_DELIVERED = "delivered"
+
+
+class DeliveryProgress(NamedTuple):
+    """levels: delay level to the next queue offset. delivered_to: log offset, None where a broker delivered."""
+
+    levels: Mapping[int, int]
+    timers: Known
+    delivered_to: int | None
+
+    @staticmethod
+    def read(root: Path) -> DeliveryProgress:
+        """Raises `CorruptStore`."""
+        path = root / DELAY_OFFSETS_FILE
+        content = read_json(path)
+        levels = offset_table(path, _OFFSETS, content.get(_OFFSETS))
+        own = content.get(_DELIVERED)
+        if own is None:
+            return DeliveryProgress(levels, _brokers(root / TIMER_CHECK_FILE), None)
+        if not isinstance(own, dict):
+            raise CorruptStore(f"{path}: {_DELIVERED} is no object; correct the file, or restore it from a copy")
+        until, timers, to = (number(path, f"{_DELIVERED}[{key!r}]", own.get(key), LONG_MAX) for key in _KEYS)
+        return DeliveryProgress(levels, Known(until, timers), to)
+
+    def write(self, root: Path) -> None:
+        """On the device when this returns."""
+        path = root / DELAY_OFFSETS_FILE
+        content = read_json(path)
+        content[_OFFSETS] = {str(level): offset for level, offset in sorted(self.levels.items())}
+        content[_DELIVERED] = dict(zip(_KEYS, (self.timers.until, self.timers.end, self.delivered_to), strict=True))
+        next_version(path, content)
+        write_json(path, content)
+
+
+_KEYS = ("until", "timers", "to")
+
+
+def _brokers(path: Path) -> Known:
+    """What a broker says of its timers: slots before its read time are delivered."""
+    try:
+        data = read_file(path, TIMER_CHECK_FILE_BYTES)
+    except FileNotFoundError:
+        return Known(0, 0)
+    if len(data) < TIMER_CHECK.itemsize:
+        raise CorruptStore(f"{path}: {len(data)} bytes, expected {TIMER_CHECK_FILE_BYTES}; restore it from a copy")
+    check = np.frombuffer(data, TIMER_CHECK, 1)[0]
+    return Known(max(0, int(check["read_time"])), max(0, int(check["queue_offset"])))
+
+
+def write_timer_check(root: Path, timers: Known, first_waiting: int) -> None:
+    """Tell a broker, on the device: which slots are delivered, and which messages it finds in its timer log, where that
+    was written; or else, from which on it has to look at them itself.
+    """
+    path = root / TIMER_CHECK_FILE
+    check = np.zeros(1, TIMER_CHECK)
+    check["read_time"] = timers.until // TIMER_PRECISION_MS * TIMER_PRECISION_MS
+    check["queue_offset"], check["master_queue_offset"] = first_waiting, timers.end
+    write_file(path, check.tobytes().ljust(TIMER_CHECK_FILE_BYTES, b"\0"))
+
+
+FIELD = "prepared_transaction_offset"
+
+
+def proof(physical_offsets: Int64s) -> Int64s:
+    """What messages say, shape (n,), that are delivered from these log offsets."""
+    return ~physical_offsets
+
+
+def delivered_behind(log: CommitLog, begin: int, end: int) -> Int64s:
+    """The log offsets of those that were delivered by messages in [begin, end), both record boundaries."""
+    found = [np.empty(0, np.int64)]
+    for chunk in walk(log, max(begin, log.min_offset()), until=end, check_crc=False):
+        said = chunk.records.field(FIELD)
+        found.append(~said[said < 0])
+    return np.concatenate(found)
+
+
+_AT_ONCE = 1 << 16  # queue entries
+_logger = logging.getLogger("store")
+
+
+def delays_step_back(root: Path, log: CommitLog, queues: ConsumeQueues, end: int) -> None:
+    """The log ends at log offset `end`; `queues` expect what they had then, or less. Call as the only writer, under
+    the store lock, before anything is appended.
+    """
+    try:
+        said = DeliveryProgress.read(root)
+    except CorruptStore:  # whoever needs it is told
+        return
+    why = f"says of more than the log has what is delivered; {WHY}"
+    if said.delivered_to is not None and said.delivered_to > end:
+        true = _proven(log, queues, end)
+    else:
+        true = _within(said, queues, end)
+        if not read_json(root / DELAY_OFFSETS_FILE) and any(map(queues.topics.has_queues, WAITING_TOPICS)):
+            true, why = (
+                _proven(log, queues, end)._replace(timers=true.timers),
+                "is lost: what is delivered is what the log says",
+            )
+    if true != said:
+        true.write(root)
+        _logger.warning("%s %s", root / DELAY_OFFSETS_FILE, why)
+
+
+def _within(said: DeliveryProgress, queues: ConsumeQueues, end: int) -> DeliveryProgress:
+    """As it was said, of messages that are there."""
+    levels = {level: queues.at_most(SCHEDULE_TOPIC, level - 1, end, at) for level, at in said.levels.items()}
+    timers = said.timers._replace(end=queues.at_most(TIMER_TOPIC, 0, end, said.timers.end))
+    if (levels, timers) == (said.levels, said.timers):
+        return said
+    return DeliveryProgress(levels, timers, end if said.delivered_to is None else said.delivered_to)
+
+
+def _proven(log: CommitLog, queues: ConsumeQueues, end: int) -> DeliveryProgress:
+    """What the log says: levels go on behind the last that is delivered, each of the timers tells for itself."""
+    delivered = np.sort(delivered_behind(log, 0, end))
+    levels = [
+        (queue_id + 1, queues.of(topic, queue_id)) for topic, queue_id in queues.existing() if topic == SCHEDULE_TOPIC
+    ]
+    offsets = {level: _behind_last(queue, log.min_offset(), end, delivered) for level, queue in levels}
+    return DeliveryProgress(offsets, Known(0, 0), log.min_offset())
+
+
+def _behind_last(queue: ConsumeQueue, log_begin: int, end: int, delivered: Int64s) -> int:
+    """Queue offset behind the last of these that is in the queue; where it begins without one. Delivered: ascending."""
+    last = queue.max_offset(end)
+    first = queue.min_offset(log_begin, last)
+    while last > first:
+        start = max(first, last - _AT_ONCE)
+        found = np.flatnonzero(np.isin(queue.entries_left(start, last)["physical_offset"].astype(np.int64), delivered))
+        if len(found):
+            return start + int(found[-1]) + 1
+        last = start
+    return first
+
+
+def oldest_waiting(
+    root: Path, log: CommitLog, queues: ConsumeQueues, confirm_offset: int, *, is_brokers: bool = False
+) -> int | None:
+    """Log offset of the first record before `confirm_offset` that is to be delivered still, due or not; None without.
+
+    As files and log say it, whoever delivers. is_brokers: its queues may follow the log later. Raises `CorruptStore`
+    where nobody can tell, `CorruptSegment` where a queue has not what the log says that it had.
+    """
+    progress, delivered = DeliveryProgress.read(root), np.empty(0, np.int64)
+    ends = QueueEnds(confirm_offset, {})
+    if not is_brokers and any(map(queues.topics.queue_count, WAITING_TOPICS)):
+        ends = QueueEnds.known(root, log, confirm_offset)
+        confirm_offset = ends.at  # others may have noted more
+    if progress.delivered_to is not None and progress.delivered_to <= confirm_offset:
+        delivered = delivered_behind(log, progress.delivered_to, confirm_offset)
+    levels = Levels(log, queues, progress.levels, confirm_offset, delivered, ends.of)
+    by_level = levels.oldest(log.min_offset(), delivered)
+    timers = Timers(log, queues, progress.timers, delivered, ends.of)
+    timers.look(confirm_offset)
+    waiting = timers.waiting.physical_offsets.tolist()
+    return min([*([] if by_level is None else [by_level]), *waiting], default=None)
