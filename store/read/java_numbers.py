@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers, texts
+from store.model.log_protocol import Bools, Int64s
 
-Int64s = npt.NDArray[np.int64]
 Float64s = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
+
 
 _BLANKS = "".join(map(chr, range(ord(" ") + 1)))  # what Java's String.trim takes away
 _INTEGER = r"^[+-]?[0-9]+$"
