@@ -13,7 +13,7 @@ from store import Archived, MessageStore, NoArchive, ObjectsUnavailable, QueuesP
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import Remembered, is_same_place, remembered
 from store.directory.restoring import restore as restore_store
-from store.upkeep.directory import Directory
+from store.upkeep.directory import StoreDirectory
 
 _WATCH_SECONDS = 60.0
 
@@ -56,7 +56,7 @@ def archive(
     """
     if topics and all_topics:
         raise click.UsageError("--topic and --all-topics: give one of them")
-    chosen, before = () if all_topics else topics or None, remembered(Directory.at(store).root)
+    chosen, before = () if all_topics else topics or None, remembered(StoreDirectory.at(store).root)
     with interruptible(lambda: "what was archived counts; the next 'archive' goes on"):
         try:
             _archive(store, url, older_than, chosen, reserved_hours, forget)
@@ -77,7 +77,7 @@ def archive(
 
 def _say_what_changed(store: str, url: str | None, before: Remembered) -> bool:
     """Whether it was a copy that was made, beside the archive that the store remembers."""
-    now = remembered(Directory.at(store).root)
+    now = remembered(StoreDirectory.at(store).root)
     if url is not None and not is_same_place(url, now.url):
         if now.url:  # or else there was nothing to archive
             click.echo(f"a copy: readers of {store} go on in {now.url}, and 'clean' waits for that one", err=True)
@@ -125,7 +125,7 @@ def restore(archive: str, store: str, topics: tuple[str, ...], begin: int | None
     ARCHIVE is a directory, or a URL such as s3://bucket/mq. The new store has the same topics, queues, offsets and
     times; of a range of times the messages keep their queue offsets. A RocketMQ broker may run on it, too.
     """
-    root = Directory.at(store).root
+    root = StoreDirectory.at(store).root
     with (
         interruptible(lambda: f"all of it is in {store}" if root.exists() else f"nothing is in {store}"),
         tqdm(unit="msg", unit_scale=True, desc="restored", delay=0.5, disable=None) as bar,

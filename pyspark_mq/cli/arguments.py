@@ -24,7 +24,7 @@ from store.files.topics import Topics
 from store.model.log_protocol import LogAddress, MessageFilter
 from store.objects.urls import local_path
 from store.remoting.tls import Tls
-from store.upkeep.directory import Directory
+from store.upkeep.directory import StoreDirectory
 
 
 def topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -53,7 +53,7 @@ def _has_only_archive(place: str) -> bool:
     if local is None:
         return True
     with suppress(ObjectsUnavailable, OSError):  # for who opens a store there to say
-        return is_archive(local) and not Directory.at(local).is_store()
+        return is_archive(local) and not StoreDirectory.at(local).is_store()
     return False
 
 

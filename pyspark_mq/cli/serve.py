@@ -16,7 +16,7 @@ from store.remoting.access import Access
 from store.remoting.serving import BROKER_SETTINGS, LISTEN, BrokerConfig
 from store.remoting.serving import serve as serving_of
 from store.remoting.tls import host_and_port
-from store.upkeep.directory import Directory
+from store.upkeep.directory import StoreDirectory
 
 FILE = click.Path(exists=True, dir_okay=False)
 
@@ -75,7 +75,7 @@ def serve(
 
 def _configuration(store: str, listen: str, path: str | None) -> StoreConfig:
     """Of the file, or the store's own; but ids of messages name where it listens: admin tools ask there for them."""
-    directory = Directory.at(store)
+    directory = StoreDirectory.at(store)
     directory.create()
     config = directory.configuration(None if path is None else StoreConfig.load(path, BROKER_SETTINGS))
     host, port = host_and_port(listen)

@@ -36,7 +36,7 @@ from store.publish.putting import PutResult, Putting
 from store.publish.results import AppendResult
 from store.publish.watch import Watches
 from store.read.published import PublishedQueues
-from store.upkeep.directory import Directory
+from store.upkeep.directory import StoreDirectory
 from store.upkeep.retention import Cleaned, Retention
 
 
@@ -50,7 +50,7 @@ class MessageStore(StoreFinder):
     `ResourceWarning`, and as if killed.
     """
 
-    def __init__(self, directory: Directory, config: StoreConfig, *, read_only: bool) -> None:
+    def __init__(self, directory: StoreDirectory, config: StoreConfig, *, read_only: bool) -> None:
         super().__init__(str(directory.root), f"MessageStore.open({str(directory.root)!r})")
         self.path = directory.root
         self.config = config
@@ -113,7 +113,7 @@ class MessageStore(StoreFinder):
         `CorruptStore`; as every verb `StoreUnavailable` for what the system refuses. Warns `UnsupportedWarning` of
         topics that RocketMQ's consumer sees otherwise.
         """
-        directory = Directory.at(path)
+        directory = StoreDirectory.at(path)
         if read_only or not create:
             directory.must_be_store(writing=not read_only)
         else:

@@ -34,7 +34,7 @@ from store.publish.putting import encoding_of
 from store.publish.results import AppendResult, Where
 from store.publish.watch import Watch
 from store.upkeep.deletion import Deletion, finish_deletion, remove_what_came_back
-from store.upkeep.directory import Directory
+from store.upkeep.directory import StoreDirectory
 from store.upkeep.plans import plan_for
 from store.upkeep.recovery import Recovery, must_reach
 from store.upkeep.retention import refuse_when_full
@@ -49,7 +49,7 @@ class Writer:
 
     def __init__(
         self,
-        directory: Directory,
+        directory: StoreDirectory,
         config: StoreConfig,
         log: CommitLog,
         index: Index,

@@ -24,7 +24,7 @@ from store.archive.catalog import ArchivedQueue, Catalog, Segment, Segments
 from store.archive.key_index import Filing
 from store.archive.kin import Kin
 from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, NO_TIME, queue_path, segment_path
-from store.archive.place import Place
+from store.archive.place import ArchivePlace
 from store.archive.standing import Standing, of_another, passed_over
 from store.format.layout import CQ_ENTRY
 from store.log.commit_log import CommitLog
@@ -95,7 +95,7 @@ class Piece:
         self.begin = min(self.begin, int(times.min()))
         self.end = max(self.end, int(times.max())) if known else int(times.max())
 
-    def write(self, place: Place, queue: str, *, sealed: bool) -> tuple[Segment, Segment, Fingerprint]:
+    def write(self, place: ArchivePlace, queue: str, *, sealed: bool) -> tuple[Segment, Segment, Fingerprint]:
         """Write both, read them back, and give what the metadata is to say of them, and of the last message."""
         log, entries = b"".join(self._log), b"".join(self._entries)
         for kind, base, data in ((COMMIT_LOG, self.base, log), (CONSUME_QUEUE, self.entries_base, entries)):
@@ -112,7 +112,9 @@ def fingerprint_of(checked: Checked, row: int) -> Fingerprint:
 class Archiving:
     """One store on its way into its archive. Call under its lock, see `of_store`."""
 
-    def __init__(self, log: CommitLog, published: PublishedQueues, place: Place, broker: str, piece_bytes: int) -> None:
+    def __init__(
+        self, log: CommitLog, published: PublishedQueues, place: ArchivePlace, broker: str, piece_bytes: int
+    ) -> None:
         self._log = log
         self._published = published
         self._place = place

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from store.archive.catalog import Catalog, Segment
 from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, INDEX, index_path, queue_path, segment_path
-from store.archive.place import Place
+from store.archive.place import ArchivePlace
 from store.format.layout import CQ_ENTRY
 
 
-def expire(place: Place, before: int) -> int:
+def expire(place: ArchivePlace, before: int) -> int:
     """Delete the segments whose messages were all stored before a time (ms since 1970), and tell how many.
 
     The last one of a queue stays. Call under the store's lock, see `of_store`. Who is killed meanwhile leaves objects

@@ -37,7 +37,7 @@ _KEYS = ReadSpec(("msgId", "keys"), EVERYTHING)
 FlatQueues = Callable[[Queue], FlatQueue | None]
 
 
-class Finding:
+class KeySearch:
     """Of one catalog. What a broker archived has an index, too, but nobody knows how far it goes."""
 
     def __init__(self, catalog: Catalog, index: KeyIndex, flat: FlatQueues) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from store.archive.catalog import ArchivedQueue, Catalog
 from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, queue_path, segment_path
-from store.archive.place import Place
+from store.archive.place import ArchivePlace
 from store.archive.standing import Standing
 from store.model.errors import UnknownTopic
 from store.model.log_protocol import Queue
 
 
-def forget(place: Place, catalog: Catalog, standing: Standing, topics: Mapping[str, Sequence[Queue]]) -> int:
+def forget(place: ArchivePlace, catalog: Catalog, standing: Standing, topics: Mapping[str, Sequence[Queue]]) -> int:
     """Take out what is not the beginning of what the store has, and tell how many messages that were.
 
     standing: of the queues that the topics have in the store; a topic without any is taken out as a whole. Call under
@@ -40,7 +40,7 @@ def forget(place: Place, catalog: Catalog, standing: Standing, topics: Mapping[s
     return forgotten
 
 
-def _unnamed(place: Place, catalog: Catalog, queue: Queue) -> Iterable[str]:
+def _unnamed(place: ArchivePlace, catalog: Catalog, queue: Queue) -> Iterable[str]:
     """Objects of a queue that the metadata does not name."""
     archived, path = catalog.queues.get(queue, ArchivedQueue()), queue_path(catalog.broker, queue)
     for kind, segments in ((COMMIT_LOG, archived.log), (CONSUME_QUEUE, archived.entries)):

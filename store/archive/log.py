@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from store.archive.catalog import ArchivedQueue, Catalog
-from store.archive.finding import Finding
+from store.archive.finding import KeySearch
 from store.archive.flat import MAX_STRETCH, FlatQueue
 from store.archive.held import POLL_SECONDS, PolledHeld
 from store.archive.kin import Kin
 from store.archive.names import named
-from store.archive.place import Place, StillPlace
-from store.archive.records import Records, records_of
+from store.archive.place import ArchivePlace, StillPlace
+from store.archive.records import ServedRecords, records_of
 from store.files.config import StoreConfig
 from store.format.columns import check_columns
 from store.format.layout import CQ_ENTRY
@@ -82,12 +82,12 @@ class ArchiveAddress:
 
     def open(self) -> ArchiveLog:
         """Raises `NoArchive`, `UnsupportedStore`, `ObjectsUnavailable`."""
-        return ArchiveLog(Place.at(self.url, storage_options(self.options)))
+        return ArchiveLog(ArchivePlace.at(self.url, storage_options(self.options)))
 
     def open_still(self) -> ArchiveLog:
         """`open` of what is archived at the first look. What goes meanwhile is `OffsetLost`, also where something else
         has its queue offsets by then."""
-        return ArchiveLog(StillPlace(Place.at(self.url, storage_options(self.options))))
+        return ArchiveLog(StillPlace(ArchivePlace.at(self.url, storage_options(self.options))))
 
     def open_writer(self) -> NoReturn:
         raise ReadOnlyStore(f"{self}: {_READ_ONLY}")
@@ -98,7 +98,7 @@ class ArchiveLog:
 
     is_ordered = False  # each queue has a log of its own
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ArchivePlace) -> None:
         self._place = place
         self._queues: tuple[Catalog | None, dict[Queue, FlatQueue]] = (None, {})
 
@@ -165,7 +165,7 @@ class ArchiveLog:
         it. Raises `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`, `CorruptSegment`, `ObjectsUnavailable`.
         """
 
-        def newest(finding: Finding, catalog: Catalog) -> list[StoredMessage]:
+        def newest(finding: KeySearch, catalog: Catalog) -> list[StoredMessage]:
             queues = catalog.of_topics().get(topic)
             if queues is None:
                 raise UnknownTopic(f"{self._place.url}: topic {topic!r}: not archived")
@@ -183,9 +183,9 @@ class ArchiveLog:
         pieces = self.with_keys(there, [msg_id])
         return [message for piece in pieces for message in self.messages(piece) if message.msg_id == msg_id]
 
-    def _looked_up(self, look: Callable[[Finding, Catalog], Found]) -> Found:
+    def _looked_up(self, look: Callable[[KeySearch, Catalog], Found]) -> Found:
         return self._steady(
-            lambda catalog: look(Finding(catalog, self._place.index(catalog), partial(self._flat, catalog)), catalog)
+            lambda catalog: look(KeySearch(catalog, self._place.index(catalog), partial(self._flat, catalog)), catalog)
         )
 
     def _steady(self, look: Callable[[Catalog], Found]) -> Found:
@@ -277,11 +277,11 @@ class ArchiveLog:
             yield from self.messages(rest._replace(end=middle))
             yield from self.messages(rest._replace(start=middle))
 
-    def records(self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int) -> Records:
+    def records(self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int) -> ServedRecords:
         """The first records of a range that match, at most `most` and `max_bytes`, the first always; as clients of a
         server get them, see `archive.names`. Raises as `scan`; where one is damaged some of those before it come."""
 
-        def first(catalog: Catalog) -> Records:
+        def first(catalog: Catalog) -> ServedRecords:
             it = self._holding(catalog, wanted)
             number = catalog.topics[wanted.queue.topic]
             return records_of(it, number, wanted.start, wanted.end, message_filter, most, max_bytes)

@@ -25,7 +25,7 @@ NAMELESS: Final = (1 << _BITS) - 1  # of a message whose numbers are too large
 assert 1 + _TOPIC_BITS + _QUEUE_BITS + _OFFSET_BITS == _BITS
 
 
-class Named(NamedTuple):
+class NamedMessage(NamedTuple):
     """topic_number: in the archive, see `Catalog.topics`."""
 
     topic_number: int
@@ -46,9 +46,9 @@ def is_name(physical_offset: int) -> bool:
     return physical_offset >= _ARCHIVED
 
 
-def named(physical_offset: int) -> Named | None:
+def named(physical_offset: int) -> NamedMessage | None:
     """Which message is meant; None where nothing says it."""
     if not is_name(physical_offset) or physical_offset >= NAMELESS:
         return None
     rest, queue_offset = divmod(physical_offset - _ARCHIVED, 1 << _OFFSET_BITS)
-    return Named(*divmod(rest, 1 << _QUEUE_BITS), queue_offset)
+    return NamedMessage(*divmod(rest, 1 << _QUEUE_BITS), queue_offset)

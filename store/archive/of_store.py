@@ -16,7 +16,7 @@ from store.archive.expiry import expire
 from store.archive.forgetting import forget
 from store.archive.kin import Kin
 from store.archive.layout import DEFAULT_CLUSTER
-from store.archive.place import Place
+from store.archive.place import ArchivePlace
 from store.archive.standing import Standing
 from store.files.atomic import make_directory, open_file, write_file
 from store.files.config import REMEMBERED, StoreConfig, settings_text, settings_there, with_settings
@@ -90,9 +90,9 @@ class StoreArchive:
         url, names = self.url if url is None else url, self._names if names is None else names
         return StoreArchive(self._root, url, self._broker, names, self._options)
 
-    def place(self) -> Place:
+    def place(self) -> ArchivePlace:
         """Raises `ObjectsUnavailable`."""
-        return Place.of_broker(self.url, self._options, DEFAULT_CLUSTER, self._broker)
+        return ArchivePlace.of_broker(self.url, self._options, DEFAULT_CLUSTER, self._broker)
 
     def is_remembered(self) -> bool:
         """Whether it is the one that the store's settings name."""
@@ -154,7 +154,7 @@ class StoreArchive:
 
     def _forget(
         self,
-        place: Place,
+        place: ArchivePlace,
         log: CommitLog,
         published: PublishedQueues,
         queues: Sequence[Queue],

@@ -1,4 +1,4 @@
-"""`Place`: the archive of one broker, and its metadata: the object that names all others."""
+"""`ArchivePlace`: the archive of one broker, and its metadata: the object that names all others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMPARED_AT_ONCE = 8 << 20
 _REMEDY = "archive a store there ('pyspark-mq archive STORE --to URL')"
 
 
-class _Seen(NamedTuple):
+class _SeenMetadata(NamedTuple):
     """The metadata as it was read or written. mark: of the object, taken before; see `Objects.mark`."""
 
     data: bytes = b""
@@ -26,7 +26,7 @@ class _Seen(NamedTuple):
     mark: Hashable = None
 
 
-class Place:
+class ArchivePlace:
     """url: for errors. folder: the cluster's. metadata: the path of that object. Both are below the URL."""
 
     def __init__(self, url: str, objects: Objects, folder: str, metadata: str) -> None:
@@ -35,18 +35,18 @@ class Place:
         self._reader: ByteReader = objects
         self.folder = folder
         self.metadata = metadata
-        self._seen = _Seen()
+        self._seen = _SeenMetadata()
 
     @staticmethod
-    def of_broker(url: str, options: Mapping[str, Any], cluster: str, broker: str) -> Place:
+    def of_broker(url: str, options: Mapping[str, Any], cluster: str, broker: str) -> ArchivePlace:
         """Return the place that a broker archives to. Raises `ConfigError`, `ObjectsUnavailable`."""
         if not is_folder(broker):
             raise ConfigError(f"brokerName={broker!r} is no name of a folder in an archive; set another one")
         folder = cluster_folder(cluster)
-        return Place(without_secrets(url), objects_at(url, options), folder, f"{folder}/{broker}/{METADATA}")
+        return ArchivePlace(without_secrets(url), objects_at(url, options), folder, f"{folder}/{broker}/{METADATA}")
 
     @staticmethod
-    def at(url: str, options: Mapping[str, Any]) -> Place:
+    def at(url: str, options: Mapping[str, Any]) -> ArchivePlace:
         """Return the only archive below a URL, or that of the broker whose folder the URL names.
 
         Raises `NoArchive`, `UnsupportedStore` where there are several, `ObjectsUnavailable`.
@@ -55,7 +55,9 @@ class Place:
         above, _, broker = url.rpartition("/")
         base, _, cluster = above.rpartition("/")
         if is_cluster_folder(cluster) and base:
-            return Place(without_secrets(base), objects_at(base, options), cluster, f"{cluster}/{broker}/{METADATA}")
+            return ArchivePlace(
+                without_secrets(base), objects_at(base, options), cluster, f"{cluster}/{broker}/{METADATA}"
+            )
         objects, shown = objects_at(url, options), without_secrets(url)
         found = list(_places(shown, objects))
         if not found:
@@ -76,11 +78,11 @@ class Place:
             try:
                 data = self.objects.read_all(self.metadata)
             except FileNotFoundError:
-                seen = _Seen()
+                seen = _SeenMetadata()
             else:
                 is_same = data == seen.data
                 parsed = seen.catalog if is_same else Catalog.parse(f"{self.url}/{self.metadata}", data)
-                seen = _Seen(seen.data if is_same else data, parsed, mark)
+                seen = _SeenMetadata(seen.data if is_same else data, parsed, mark)
             self._seen = seen
         return seen.catalog
 
@@ -94,7 +96,7 @@ class Place:
                 "give one of them another brokerName"
             )
         self.objects.write(self.metadata, text)
-        self._seen = _Seen(text, catalog)
+        self._seen = _SeenMetadata(text, catalog)
 
     def write(self, path: str, data: bytes) -> None:
         """Write an object below the cluster's folder, read it back and compare.
@@ -131,10 +133,10 @@ class Place:
         return FlatQueue(self._reader, self.folder, queue_path(catalog.broker, queue), queue, archived)
 
 
-class StillPlace(Place):
+class StillPlace(ArchivePlace):
     """The archive as the first look finds it. Later messages are not in it, and deleted ones are missing."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ArchivePlace) -> None:
         super().__init__(place.url, place.objects, place.folder, place.metadata)
 
     def load(self) -> Catalog | None:
@@ -153,14 +155,14 @@ def _clusters(objects: Objects) -> list[str]:
     return [name for name in objects.names("") if is_cluster_folder(name)]
 
 
-def _places(url: str, objects: Objects) -> Iterator[Place]:
+def _places(url: str, objects: Objects) -> Iterator[ArchivePlace]:
     """A RocketMQ broker keeps its metadata at the root of the archive, this project in the folder of the store."""
     folder, _, name = METADATA.rpartition("/")
     clusters = _clusters(objects)
     if len(clusters) == 1 and name in objects.names(folder):
-        yield Place(url, objects, clusters[0], METADATA)
+        yield ArchivePlace(url, objects, clusters[0], METADATA)
         return
     for cluster in clusters:
         for broker in objects.names(cluster):
             if name in objects.names(f"{cluster}/{broker}/{folder}"):
-                yield Place(url, objects, cluster, f"{cluster}/{broker}/{METADATA}")
+                yield ArchivePlace(url, objects, cluster, f"{cluster}/{broker}/{METADATA}")

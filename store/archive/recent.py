@@ -7,7 +7,7 @@ import time
 from concurrent.futures import Future
 
 from store.archive.catalog import Catalog
-from store.archive.place import Place
+from store.archive.place import ArchivePlace
 from store.objects.any_objects import ByteReader
 
 _LOOK_SECONDS = 1.0
@@ -15,10 +15,10 @@ _BLOCK_BYTES = 1 << 20  # a request
 _BLOCKS = 64  # that are kept
 
 
-class RecentPlace(Place):
+class RecentPlace(ArchivePlace):
     """Looks at the metadata at most once a second, unless `look_again` is called. Threads may share it."""
 
-    def __init__(self, place: Place, *, keeps_blocks: bool) -> None:
+    def __init__(self, place: ArchivePlace, *, keeps_blocks: bool) -> None:
         super().__init__(place.url, place.objects, place.folder, place.metadata)
         self._blocks = RecentBlocks(place.objects) if keeps_blocks and place.objects.ahead else None
         self._reader = self._blocks or place.objects

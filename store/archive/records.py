@@ -22,7 +22,7 @@ _STRETCH_BYTES = 1 << 20  # of the log, looked at together
 _MOST_BYTES = 16 << 20  # that are looked at for one pull
 
 
-class Records(NamedTuple):
+class ServedRecords(NamedTuple):
     """records: pieces, each of whole records. next_begin: the queue offset behind what was looked at."""
 
     records: list[memoryview]
@@ -43,7 +43,7 @@ class _Entries(NamedTuple):
 
 def records_of(
     it: FlatQueue, topic_number: int, start: int, end: int, message_filter: MessageFilter, most: int, max_bytes: int
-) -> Records:
+) -> ServedRecords:
     """Of messages [start, end), one at least, those that match: at most `most`, and `max_bytes`, the first always.
 
     By tags as a broker: the hash decides here, and the client compares the tags themselves. topic_number: see `names`.
@@ -64,7 +64,7 @@ def records_of(
     pieces = []
     for first, last, block in _blocks(it, entries.at(chosen)):
         pieces.append(block.naming(offsets[first:last]).data)
-    return Records(pieces, end)
+    return ServedRecords(pieces, end)
 
 
 def _blocks(it: FlatQueue, entries: _Entries) -> Iterator[tuple[int, int, Block]]:

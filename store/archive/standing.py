@@ -9,7 +9,7 @@ from typing import NamedTuple
 from store.archive.catalog import Catalog
 from store.archive.flat import FlatQueue
 from store.archive.kin import Kin
-from store.archive.place import Place
+from store.archive.place import ArchivePlace
 from store.model.errors import (
     ArchiveOfAnother,
     CorruptStore,
@@ -32,7 +32,7 @@ class Standing(NamedTuple):
     passed: dict[Queue, StoreError]
 
     @staticmethod
-    def of(kin: Kin, place: Place, catalog: Catalog, queues: Sequence[Queue]) -> Standing:
+    def of(kin: Kin, place: ArchivePlace, catalog: Catalog, queues: Sequence[Queue]) -> Standing:
         """queues: all those of a topic, or none. Raises `ObjectsUnavailable`."""
         last: dict[Queue, Fingerprint | None] = {}
         passed: dict[Queue, StoreError] = {}
@@ -69,7 +69,7 @@ class Standing(NamedTuple):
         has_others = any(isinstance(reason, ArchiveOfAnother) for reason in self.passed.values())
         return has_others or not (self.begins or self.passed) or (bool(self.passed) and not is_remembered)
 
-    def shows_ours(self, kin: Kin, place: Place, catalog: Catalog, *, is_remembered: bool = False) -> bool:
+    def shows_ours(self, kin: Kin, place: ArchivePlace, catalog: Catalog, *, is_remembered: bool = False) -> bool:
         """Whether anything shows that the archive is of this store, or nothing is archived yet; or if `is_remembered`,
         and all its topics are others, whether retention took what would show it: they may be deleted.
 
@@ -81,7 +81,7 @@ class Standing(NamedTuple):
         return is_remembered and not self.passed and all(map(kin.may_be_gone, there))
 
 
-def _archived(place: Place, catalog: Catalog) -> Iterator[FlatQueue]:
+def _archived(place: ArchivePlace, catalog: Catalog) -> Iterator[FlatQueue]:
     for queue, archived in catalog.queues.items():
         if archived.entries and (it := place.queue(catalog, queue)):
             yield it

@@ -53,7 +53,7 @@ class Newer(Protocol):
     def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None: ...
 
 
-class _Piece(NamedTuple):
+class _Part(NamedTuple):
     """Batches of one of the two, up to queue offset `end`."""
 
     batches: Iterator[pa.RecordBatch]
@@ -197,7 +197,7 @@ class TieredLog:
         archived = self.older.offsets_by_time([queue], timestamp, Boundary.LOWER).get(queue, found)
         return max(bounds.min_offset, min(found, archived))
 
-    def _batches(self, rest: QueueRange, spec: ReadSpec, piece: _Piece) -> Iterator[pa.RecordBatch]:
+    def _batches(self, rest: QueueRange, spec: ReadSpec, piece: _Part) -> Iterator[pa.RecordBatch]:
         """Give all batches, those of `piece` first. What retention deletes before it is read comes from the archive."""
         while True:
             batches, end, is_archived = piece
@@ -214,19 +214,19 @@ class TieredLog:
                 return
             piece = self._piece(rest, spec)
 
-    def _piece(self, wanted: QueueRange, spec: ReadSpec) -> _Piece:
+    def _piece(self, wanted: QueueRange, spec: ReadSpec) -> _Part:
         """Return as much from the beginning of a range as one of the two has; its batches have their offsets."""
         if "queueOffset" not in spec.columns:
             check_columns(spec.columns)
             spec = replace(spec, columns=(*spec.columns, "queueOffset"))
         try:
-            return _Piece(self._newer.read_own(wanted, spec), wanted.end, is_archived=False)
+            return _Part(self._newer.read_own(wanted, spec), wanted.end, is_archived=False)
         except OffsetLost:
             own = self._newer.bounds([wanted.queue]).get(wanted.queue)
             if own is None or not self.first(wanted.queue, own) <= wanted.start < own.min_offset:
                 raise
         before = wanted._replace(end=min(wanted.end, own.min_offset))
-        return _Piece(self.older.scan(before, spec), before.end, is_archived=True)
+        return _Part(self.older.scan(before, spec), before.end, is_archived=True)
 
     def _messages(
         self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int

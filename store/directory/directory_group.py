@@ -26,7 +26,7 @@ from store.model.errors import GroupConflict, InvalidArgument, StoreError, Store
 from store.model.integers import integer
 from store.model.log_protocol import Positions, Queue
 from store.publish.watch import Watch
-from store.upkeep.directory import Directory
+from store.upkeep.directory import StoreDirectory
 
 _DEFAULT_INSTANCE = "DEFAULT"
 _SHOWN_GROUPS = 10
@@ -40,7 +40,7 @@ class LocalGroup:
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str) -> None:
-        directory = Directory.at(path)
+        directory = StoreDirectory.at(path)
         directory.must_be_store()
         self.path = directory.root
         self.name = name

@@ -27,7 +27,7 @@ from store.model.errors import NotAStore, StoreLocked, UnknownTopic, Unsupported
 from store.model.log_protocol import Boundary, Queue, QueueRange
 from store.model.system_errors import system_errors
 from store.read.checked import Checked
-from store.upkeep.directory import Directory
+from store.upkeep.directory import StoreDirectory
 
 _BYTES_AT_ONCE = 8 << 20
 _SHOWN = 3  # light queues that an error names
@@ -57,7 +57,7 @@ def restore(
     light queues would be others than they were, `StoreFull`, `StoreUnavailable`, and as reading an archive does:
     `OffsetLost` where some of it is taken out meanwhile.
     """
-    path = Directory.at(path).root
+    path = StoreDirectory.at(path).root
     unfinished = path.parent / (path.name + UNFINISHED)
     with system_errors(unfinished), archive.open_still() as log:
         _must_be_free(path)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from store.objects.directory import Directory
+from store.objects.directory import LocalObjects
 from store.objects.urls import local_path
 
 
@@ -74,7 +74,7 @@ def objects_at(url: str, options: Mapping[str, Any]) -> Objects:
     """
     local = local_path(url)
     if local is not None:
-        return Directory(Path(local))
+        return LocalObjects(Path(local))
     from store.objects.remote import remote_at  # imports tenacity and fsspec: 100 ms, for remote objects only
 
     return remote_at(url, options)

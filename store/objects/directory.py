@@ -1,4 +1,4 @@
-"""`Directory`: objects in a local or mounted directory."""
+"""`LocalObjects`: objects in a local or mounted directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from store.files.atomic import create_file, make_folder, open_file, sync_directo
 from store.objects.refusals import translated
 
 
-class Directory:
+class LocalObjects:
     """`Objects` in a directory. The system reads ahead. Files are not mapped: a page that cannot be read, as on a
     network's file system or a bad disk, would kill the process."""
 

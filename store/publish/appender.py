@@ -28,7 +28,7 @@ from store.publish.locks import StoreLock
 from store.publish.placing import NextOffsets, Placed, Result, place_few, place_many
 from store.publish.published_end import PublishedEnd
 from store.publish.results import AppendResult, Where
-from store.publish.together import Together, Waiting
+from store.publish.together import Together, WaitingAppend
 
 FAR_MS = 3_600_000  # more than clocks are set back as a rule
 Condition = Callable[[], bool]
@@ -115,7 +115,7 @@ class Appender:
         """
         return self._together.append(records, self._append_together)
 
-    def _append_together(self, waiting: list[Waiting]) -> None:
+    def _append_together(self, waiting: list[WaitingAppend]) -> None:
         """Append what several threads wait for, and give them their results. Call under the lock. Raises as `append`.
 
         Who is interrupted behind the publication tells the others all the same: they would append theirs again.
@@ -130,7 +130,7 @@ class Appender:
             if self._published_end.confirm_offset == appended.end:
                 self._tell(waiting, appended.results[0])
 
-    def _tell(self, waiting: list[Waiting], results: list[Where]) -> None:
+    def _tell(self, waiting: list[WaitingAppend], results: list[Where]) -> None:
         first = 0
         for each in waiting:
             last = first + len(each.records)

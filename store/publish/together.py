@@ -16,7 +16,7 @@ from store.publish.results import Where
 
 
 @dataclass(eq=False, slots=True)
-class Waiting:
+class WaitingAppend:
     """What one thread appends. result: set when, and only when, readers see it."""
 
     records: Sequence[Record]
@@ -28,15 +28,15 @@ class Together:
 
     def __init__(self, lock: StoreLock) -> None:
         self._lock = lock
-        self._waiting: dict[Waiting, None] = {}  # in their order; each step at it is one of the dictionary
+        self._waiting: dict[WaitingAppend, None] = {}  # in their order; each step at it is one of the dictionary
 
-    def append(self, records: Sequence[Record], append: Callable[[list[Waiting]], None]) -> list[Where]:
+    def append(self, records: Sequence[Record], append: Callable[[list[WaitingAppend]], None]) -> list[Where]:
         """Append records, in this thread's turn or in another's. Raises as `StoreLock.held`, and `append`.
 
         append: the same in all calls. Called under the lock; gives each its result, or raises and gives none to any.
         """
         self._lock.must_be_open()  # not later: another thread may append these before it closes the store
-        own = Waiting(records)
+        own = WaitingAppend(records)
         self._waiting[own] = None
         try:
             with self._lock.among_threads() as since:
@@ -48,7 +48,7 @@ class Together:
         assert own.result is not None
         return own.result
 
-    def _lead(self, own: Waiting, append: Callable[[list[Waiting]], None]) -> None:
+    def _lead(self, own: WaitingAppend, append: Callable[[list[WaitingAppend]], None]) -> None:
         self._withdraw(own)
         taken = [own, *(each for each in list(self._waiting) if self._withdraw(each))]
         try:
@@ -58,6 +58,6 @@ class Together:
                 raise
             append([own])
 
-    def _withdraw(self, own: Waiting) -> bool:
+    def _withdraw(self, own: WaitingAppend) -> bool:
         """Let it wait no longer; whether it still did."""
         return self._waiting.pop(own, own) is None

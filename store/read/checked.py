@@ -14,7 +14,7 @@ from store.model.log_protocol import Int64s
 from store.read.blocks import block_of
 from store.read.scan import batch_bounds
 
-_ENTRIES_AT_ONCE = 1 << 15
+_CHECKED_AT_ONCE = 1 << 15
 
 
 class Checked(NamedTuple):
@@ -31,7 +31,7 @@ def checked_blocks(log: RecordLog, queue: EntryQueue, start: int, end: int, max_
     The range must be published. Raises `CorruptRecord`, `OffsetLost`.
     """
     while start < end:
-        stop = min(end, start + _ENTRIES_AT_ONCE)
+        stop = min(end, start + _CHECKED_AT_ONCE)
         entries = queue.entries(start, stop)
         physical, sizes, codes = (entries[name].astype(np.int64) for name in CQ_ENTRY.names or ())
         offsets = np.arange(start, stop)

@@ -63,7 +63,7 @@ class Ordered:
 
 
 @dataclass(frozen=True)
-class Member:
+class OneOf:
     """`property IN (texts)`."""
 
     operands: tuple[Property]
@@ -102,7 +102,7 @@ class Or:
     operands: tuple[Node, ...]
 
 
-Condition = Equal | Ordered | Member | Contains | Cast | Not | And | Or
+Condition = Equal | Ordered | OneOf | Contains | Cast | Not | And | Or
 Node = Constant | Property | Negative | Condition
 
 

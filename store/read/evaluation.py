@@ -22,10 +22,10 @@ from store.read.conditions import (
     Constant,
     Contains,
     Equal,
-    Member,
     Negative,
     Node,
     Not,
+    OneOf,
     Or,
     Ordered,
     Part,
@@ -108,7 +108,7 @@ def _value(node: Node, texts: _Texts) -> _Value:
             return _equal(_value(left, texts), _value(right, texts))
         case Ordered(symbol, (left, right)):
             return _ordered(COMPARISONS[symbol], _value(left, texts), _value(right, texts))
-        case Member((property,), members):
+        case OneOf((property,), members):
             values = texts[property.name].values
             found = pc.is_in(values, strings(members))
             null = texts[property.name].null

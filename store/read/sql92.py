@@ -17,10 +17,10 @@ from store.read.conditions import (
     Constant,
     Contains,
     Equal,
-    Member,
     Negative,
     Node,
     Not,
+    OneOf,
     Or,
     Ordered,
     Part,
@@ -219,7 +219,7 @@ class _Builder(Transformer[Token, Node]):
     def member(self, operand: Node, negated: Token | None, word: Token, *texts: Token) -> Node:
         if not isinstance(operand, Property):
             raise _Fault(_at(word), "IN takes a property on its left; for its negation write NOT IN")
-        member = Member((operand,), tuple(map(_text, texts)))
+        member = OneOf((operand,), tuple(map(_text, texts)))
         return Not((member,)) if negated else member
 
     def contains(self, operand: Node, negated: Token | None, word: Token, text: Token) -> Node:

@@ -22,10 +22,10 @@ from store.read.conditions import (
     Constant,
     Contains,
     Equal,
-    Member,
     Negative,
     Node,
     Not,
+    OneOf,
     Or,
     Ordered,
     Part,
@@ -100,7 +100,7 @@ def _value(node: Node, properties: Mapping[str, str]) -> _Value:
             if (left := _value(first, properties)) is None or (right := _value(second, properties)) is None:
                 return None
             return bool(COMPARISONS[symbol](*_numbers(left, right)))
-        case Member((property,), texts):
+        case OneOf((property,), texts):
             text = properties.get(property.name)
             return None if text is None else text in texts
         case Contains(part, (operand,), text, negated):

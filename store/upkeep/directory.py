@@ -38,7 +38,7 @@ _URL = r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://(?P<host>[^/]*)(?P<path>.*)"
 _MARKS = (PUBLISHED_END_FILE, COMMIT_LOG_DIR, TOPICS_FILE)
 
 
-class Directory:
+class StoreDirectory:
     """A path that is, or becomes, a store."""
 
     def __init__(self, root: Path) -> None:
@@ -46,7 +46,7 @@ class Directory:
         self._conf = root / CONF_FILE
 
     @staticmethod
-    def at(path: str | os.PathLike[str]) -> Directory:
+    def at(path: str | os.PathLike[str]) -> StoreDirectory:
         """The directory that a path or a `file:` URL names. Raises `NotAStore` for another file system's URL."""
         text = os.fsdecode(path)
         url = re.fullmatch(_URL, text, re.DOTALL)
@@ -59,7 +59,7 @@ class Directory:
             raise NotAStore(f"{text}: a store lies on a local disk, for its locks and mappings{remedy}")
         if "\0" in local:
             raise NotAStore(f"{text!r}: no path has a zero byte")
-        return Directory(Path(local).expanduser().absolute())
+        return StoreDirectory(Path(local).expanduser().absolute())
 
     def is_store(self) -> bool:
         """Whether any of a store's own files is there."""

@@ -40,7 +40,7 @@ _SLOT_BEHIND = "{count} slots name an entry that there is not; the first is slot
 _WHEN_AT_REST = (_BEHIND, _SLOT_BEHIND)
 
 
-class _Piece(NamedTuple):
+class _Entries(NamedTuple):
     """Consecutive entries of one file, in the order of the log."""
 
     file: str
@@ -48,7 +48,7 @@ class _Piece(NamedTuple):
     numbers: Ints
     entries: Entries
 
-    def rows(self, start: int, end: int) -> _Piece:
+    def rows(self, start: int, end: int) -> _Entries:
         return self._replace(numbers=self.numbers[start:end], entries=self.entries[start:end])
 
 
@@ -111,7 +111,7 @@ class IndexCheck:
 
     # --- entries and the log ---------------------------------------------------------------------------
 
-    def _check_times(self, piece: _Piece, timestamps: Ints) -> None:
+    def _check_times(self, piece: _Entries, timestamps: Ints) -> None:
         """A file begins with the time of its first entry, whose own says something else (see `IndexFile.append`)."""
         begin, numbers = piece.header["begin_timestamp"], piece.numbers
         expected = seconds_since(begin, timestamps)
@@ -130,7 +130,7 @@ class IndexCheck:
             inside |= (begin <= offsets) & (offsets < end)
         return there & inside
 
-    def _until(self, end: int) -> Iterator[_Piece]:
+    def _until(self, end: int) -> Iterator[_Entries]:
         """The entries of records before log offset `end` that were not looked at yet."""
         while self._piece is not None:
             piece = self._piece
@@ -144,7 +144,7 @@ class IndexCheck:
 
     # --- the files -------------------------------------------------------------------------------------
 
-    def _read_files(self) -> Iterator[_Piece]:
+    def _read_files(self) -> Iterator[_Entries]:
         """All entries of records before the end, without those that are out of order; each file is checked."""
         reached = -1
         for name in self._index.names():
@@ -164,7 +164,7 @@ class IndexCheck:
                 self._add(where, _ORDER, piece.numbers[~in_order])
                 yield piece._replace(numbers=piece.numbers[in_order], entries=piece.entries[in_order])
 
-    def _read(self, where: str, file: IndexFile) -> Iterator[_Piece]:
+    def _read(self, where: str, file: IndexFile) -> Iterator[_Entries]:
         header = _steady_header(file)
         limit = last = header["next_entry"]
         if header["end_offset"] >= self._end:
@@ -180,7 +180,7 @@ class IndexCheck:
             previous = _chain(newest, file.slots_of(entries), numbers)
             used += int(np.count_nonzero(previous == INDEX_NO_ENTRY))
             self._add(where, _CHAIN, numbers[entries["previous"] != previous])
-            yield _Piece(where, header, numbers, entries)
+            yield _Entries(where, header, numbers, entries)
         if _FIRST < limit == last:
             self._check_header(where, file, header, used)
         self._check_slots(where, file, newest, limit)

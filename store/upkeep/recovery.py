@@ -38,7 +38,7 @@ from store.upkeep.plans import Filed, Plan, Point
 _REMEDY = "restore the segment from a copy, or read what is left with read_only=True"
 
 
-class Decision(NamedTuple):
+class RecoveryDecision(NamedTuple):
     """What a recovery writes: nothing is changed yet, and nothing is wrong.
 
     begin, end: log offsets of the records that were walked. queues: what they make of each queue; its entries from
@@ -93,7 +93,7 @@ class Recovery:
         self._queues = ConsumeQueues(root, queue_file_size, writable=True)
         self._existing_queues = self._queues.existing()
 
-    def decide(self, plan: Plan, ends: Mapping[QueueName, int] = MappingProxyType({})) -> Decision:
+    def decide(self, plan: Plan, ends: Mapping[QueueName, int] = MappingProxyType({})) -> RecoveryDecision:
         """Look at everything that the plan names, and change nothing.
 
         ends: queue offset after the last entry of each queue at `Point.FLUSHED`, where the plan begins there: no search
@@ -142,7 +142,7 @@ class Recovery:
         queues.leave_out_deleted(self._existing_queues)
         index_files, filed_from = self._decide_index(plan, begin, end)
         known = self._known(begin, end, times.ascend_from(end, store_timestamp), index_files, filed_from)
-        return Decision(begin, end, store_timestamp, queues.found, index_files, filed_from, *known)
+        return RecoveryDecision(begin, end, store_timestamp, queues.found, index_files, filed_from, *known)
 
     def _follow(self, queues: QueuesInLog, chunk: LogChunk, *, is_all: bool) -> bool:
         """Take a chunk's records; whether that can be, for entries before them may be missing. is_all: none are.
@@ -234,7 +234,7 @@ class Recovery:
             if name[0] in topics and (queue is None or (queue.max_offset < end and not queue.lives)):
                 found[name] = QueueInLog(end, is_cut=True, is_remembered=True)
 
-    def carry_out(self, decision: Decision) -> None:
+    def carry_out(self, decision: RecoveryDecision) -> None:
         """Write what was decided, and a clean published end at last. Raises `StoreFull`.
 
         Entries are written over those that are there, so that readers lose sight of none; what lies behind the log's
@@ -258,7 +258,7 @@ class Recovery:
             published.file_from(decision.end)  # readers shall not search an index that is being made
             self._write(decision)
 
-    def _write(self, decision: Decision) -> None:
+    def _write(self, decision: RecoveryDecision) -> None:
         segments, end, queues, first_byte = self._log.segments, decision.end, decision.queues, self._log.min_offset()
         self._index.keep(decision.index_files)
         files_end = max(segments.starts(), default=0) + segments.size

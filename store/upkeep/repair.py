@@ -16,7 +16,7 @@ from store.log.commit_log import CommitLog
 from store.log.queue_ends import QueueEnds
 from store.model.system_errors import system_errors
 from store.publish.locks import alone
-from store.upkeep.directory import Directory
+from store.upkeep.directory import StoreDirectory
 from store.upkeep.plans import Filed, Plan, Point, plan_for
 from store.upkeep.recovery import Recovery
 
@@ -27,7 +27,7 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
     Raises `StoreLocked` while others write here, `CorruptStore` for what cannot be repaired, `ConfigError` for a
     broker's index of other sizes than those of `config`; then nothing was changed.
     """
-    directory = Directory.at(path)
+    directory = StoreDirectory.at(path)
     directory.must_be_store(writing=True)
     root, settings = directory.root, directory.configuration(config)
     log = CommitLog(root, settings.mappedFileSizeCommitLog, writable=True)

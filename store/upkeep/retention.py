@@ -44,7 +44,7 @@ class Reason(Enum):
         return self in (Reason.DISK_FULL, Reason.FORCED)
 
 
-class Moment(NamedTuple):
+class CleanMoment(NamedTuple):
     """What a decision depends on besides the files."""
 
     now: float  # seconds since 1970
@@ -61,27 +61,27 @@ class LogSegment(NamedTuple):
     modified: float  # seconds since 1970
 
 
-class Decision(NamedTuple):
+class CleanDecision(NamedTuple):
     """The segments to delete, oldest first."""
 
     reason: Reason
     starts: list[int]
 
 
-def decide(config: StoreConfig, moment: Moment, segments: list[LogSegment]) -> Decision:
+def decide(config: StoreConfig, moment: CleanMoment, segments: list[LogSegment]) -> CleanDecision:
     """What goes in one step: at most `deleteFileBatchMax` of `segments`, which ascend and lack the last. Pure.
 
     The first one that is too young ends the list, as in RocketMQ.
     """
     reason = _reason(config, moment)
     if reason is Reason.NOT_NOW:
-        return Decision(reason, [])
+        return CleanDecision(reason, [])
     kept_since = moment.now - config.fileReservedTime * _SECONDS_PER_HOUR
     expired = takewhile(lambda each: reason.whatever_age or each.modified <= kept_since, segments)
-    return Decision(reason, [each.start for each in expired][: config.deleteFileBatchMax])
+    return CleanDecision(reason, [each.start for each in expired][: config.deleteFileBatchMax])
 
 
-def _reason(config: StoreConfig, moment: Moment) -> Reason:
+def _reason(config: StoreConfig, moment: CleanMoment) -> Reason:
     if config.cleanFileForciblyEnable and moment.used_percent > config.diskSpaceCleanForciblyRatio:
         return Reason.DISK_FULL
     if moment.forced:
@@ -130,13 +130,13 @@ class Retention:
 
     def decide(
         self, confirm_offset: int, now: float | None, kept_from: int | None = None, *, asked: bool, forced: bool
-    ) -> tuple[Decision, int, int]:
+    ) -> tuple[CleanDecision, int, int]:
         """The decision for the files as they are; how full the device is, in percent; and `Cleaned.kept`.
 
         kept_from: log offset from which on everything stays, for it is to be archived, or delivered, still.
         """
         used, now = used_percent(self._root), time.time() if now is None else now
-        moment = Moment(now, time.localtime(now).tm_hour, used, asked, forced)
+        moment = CleanMoment(now, time.localtime(now).tm_hour, used, asked, forced)
         segments, size = list(self._candidates(confirm_offset)), self._log.segments.size
         free = [each for each in segments if kept_from is None or each.start + size <= kept_from]
         decision = decide(self._config, moment, free)
@@ -150,13 +150,13 @@ class Retention:
                 with suppress(FileNotFoundError):  # somebody else cleans, too
                     yield LogSegment(start, segments.modified(start))
 
-    def preview(self, decision: Decision, used: int, kept: int) -> Cleaned:
+    def preview(self, decision: CleanDecision, used: int, kept: int) -> Cleaned:
         """What `clean` would delete of the log; the queue files that would follow are not looked for."""
         paths, taken = self._of_log(decision, self._log.segments.taken)
         return Cleaned(decision.reason, self._log.min_offset(), used, taken, paths, kept=kept)
 
     def clean(
-        self, decision: Decision, used: int, kept: int, held: Callable[[], AbstractContextManager[None]]
+        self, decision: CleanDecision, used: int, kept: int, held: Callable[[], AbstractContextManager[None]]
     ) -> Cleaned:
         """Carry out a decision; queue files that an earlier step left behind go, too.
 
@@ -177,7 +177,7 @@ class Retention:
         queue_files = [file for name in self._queues.existing() for file in self._queues.of(*name).expire(minimum)]
         return minimum, queue_files, self._index.expire(minimum)
 
-    def _of_log(self, decision: Decision, take: Callable[[int], int]) -> tuple[list[str], int]:
+    def _of_log(self, decision: CleanDecision, take: Callable[[int], int]) -> tuple[list[str], int]:
         """Paths of the segments that are still there, and the sum of what `take` says of each."""
         paths, taken = [], 0
         for start in decision.starts:

@@ -38,7 +38,7 @@ from store.model.system_errors import system_errors
 from store.publish.log_end import LogEnd
 from store.upkeep.compressed import broken_bodies
 from store.upkeep.deletion import with_messages_since
-from store.upkeep.directory import Directory
+from store.upkeep.directory import StoreDirectory
 from store.upkeep.findings import COPY, REPAIR, Enough, Report
 from store.upkeep.index_check import IndexCheck
 from store.upkeep.queues_check import QueuesCheck
@@ -69,7 +69,7 @@ def verify(
     config: as `MessageStore.open` takes it; for the directory of a broker whose index has other sizes than RocketMQ's
     defaults. Raises `NotAStore` and `ConfigError`; whatever else is wrong is a finding.
     """
-    directory = Directory.at(path)
+    directory = StoreDirectory.at(path)
     directory.must_be_store()
     verifier = _Verifier(directory, directory.configuration(config), progress)
     with suppress(Enough), system_errors(directory.root):
@@ -81,7 +81,7 @@ def verify(
 
 
 class _Verifier:
-    def __init__(self, directory: Directory, config: StoreConfig, progress: Progress) -> None:
+    def __init__(self, directory: StoreDirectory, config: StoreConfig, progress: Progress) -> None:
         self.report = Report()
         self._root = directory.root
         self._directory = directory

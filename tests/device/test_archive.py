@@ -13,7 +13,7 @@ from store import Message, MessageStore
 from store.archive.log import ArchiveAddress
 from store.directory.restoring import restore as restore_store
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
-from store.objects.directory import Directory
+from store.objects.directory import LocalObjects
 from store.read.filters import EVERYTHING
 from tests.device.disk import Disk, restore
 from tests.device.life import small
@@ -101,10 +101,10 @@ def test_a_store_in_folders_that_were_not_there(tmp_path: Path, *, is_restored: 
 def test_a_new_archive_is_on_the_device_with_the_folders_above_it(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "live")
     with recorder.recording():
-        archive = Directory(tmp_path / "live" / "new" / "archive")
+        archive = LocalObjects(tmp_path / "live" / "new" / "archive")
         archive.write("of/one", b"object")
         changes = recorder.changes[: recorder.look()]
     for number in range(CUTS):
         chance = random.Random(number)
         restore(Disk({}, changes, chance).after_power_loss(chance), tmp_path / f"crash{number}")
-        assert Directory(tmp_path / f"crash{number}" / "new" / "archive").read_all("of/one") == b"object"
+        assert LocalObjects(tmp_path / f"crash{number}" / "new" / "archive").read_all("of/one") == b"object"

@@ -28,7 +28,7 @@ from store.archive.catalog import Catalog
 from store.archive.expiry import expire
 from store.archive.log import ArchiveAddress, ArchiveLog
 from store.archive.of_store import Remembered, StoreArchive, remembered
-from store.archive.place import Place
+from store.archive.place import ArchivePlace
 from store.broker.deletion import delete_topic
 from store.directory.through_log import ThroughAddress
 from store.model.log_protocol import Boundary, Queue, QueueRange, ReadSpec
@@ -396,7 +396,7 @@ def test_segments_that_go_while_somebody_asks_where_queues_begin(
 ) -> None:
     """He has the metadata of before, and looks again."""
     url, queue, store = tmp_path / "archive", Queue("orders", 0), filled.store
-    of_store, load, rounds = StoreArchive(store.path, str(url), ""), Place.load, iter(range(12))
+    of_store, load, rounds = StoreArchive(store.path, str(url), ""), ArchivePlace.load, iter(range(12))
 
     def archive() -> None:
         filled.put("orders", 0, 100)
@@ -405,11 +405,11 @@ def test_segments_that_go_while_somebody_asks_where_queues_begin(
             store._log, store._published, [queue], lambda it: end_of(it.queue_id), lambda done, total: None, 4096
         )
 
-    def loaded_and_then_gone(place: Place) -> Catalog | None:
+    def loaded_and_then_gone(place: ArchivePlace) -> Catalog | None:
         catalog = load(place)
         if next(rounds, 0) % 2:
             with monkeypatch.context() as patched:
-                patched.setattr(Place, "load", load)
+                patched.setattr(ArchivePlace, "load", load)
                 archive()
                 assert expire(of_store.place(), int(time.time() * 1000) + 1) > 0
         return catalog
@@ -418,7 +418,7 @@ def test_segments_that_go_while_somebody_asks_where_queues_begin(
     archive()
     expire(of_store.place(), int(time.time() * 1000) + 1)
     with ArchiveAddress(str(url)).open() as log:
-        monkeypatch.setattr(Place, "load", loaded_and_then_gone)
+        monkeypatch.setattr(ArchivePlace, "load", loaded_and_then_gone)
         for _ in range(2):
             first = log.bounds([queue])[queue].min_offset
             assert first > 0

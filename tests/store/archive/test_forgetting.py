@@ -25,7 +25,7 @@ from store.archive.log import ArchiveAddress
 from store.archive.of_store import StoreArchive
 from store.directory.restoring import restore
 from store.model.log_protocol import Bounds, Queue, QueueRange, ReadSpec
-from store.objects.directory import Directory
+from store.objects.directory import LocalObjects
 from store.read.filters import EVERYTHING
 from tests.store.archive.lives import (
     ORDERS,
@@ -155,7 +155,7 @@ def test_who_is_killed_while_it_forgets_is_called_again(
     restarted(store)
     put(store, "orders", "new", 50)
     shutil.copytree(url, tmp_path / "before")
-    left, verbs = 0, {name: getattr(Directory, name) for name in ("write", "delete")}
+    left, verbs = 0, {name: getattr(LocalObjects, name) for name in ("write", "delete")}
 
     def counted(name: str) -> Callable[..., None]:
         def verb(*given: object) -> None:
@@ -168,7 +168,7 @@ def test_who_is_killed_while_it_forgets_is_called_again(
         return verb
 
     for name in verbs:
-        monkeypatch.setattr(Directory, name, counted(name))
+        monkeypatch.setattr(LocalObjects, name, counted(name))
     for moment in range(40):
         shutil.rmtree(url)
         shutil.copytree(tmp_path / "before", url)

@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.archive.names import NAMELESS, Named, is_name, named, names
+from store.archive.names import NAMELESS, NamedMessage, is_name, named, names
 
 
 @given(st.integers(0, 4094), st.integers(0, 1023), st.lists(st.integers(0, (1 << 40) - 1), min_size=1))
 def test_it_is_found_again(topic: int, queue: int, offsets: list[int]) -> None:
     given = names(topic, queue, np.array(offsets, np.int64)).tolist()
-    assert [named(each) for each in given] == [Named(topic, queue, offset) for offset in offsets]
+    assert [named(each) for each in given] == [NamedMessage(topic, queue, offset) for offset in offsets]
     assert all(map(is_name, given))
 
 

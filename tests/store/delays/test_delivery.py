@@ -23,7 +23,7 @@ from store.format.layout import DELAY_OFFSETS_FILE
 from store.format.records import Records, as_columns
 from store.publish.appender import Appender
 from store.publish.putting import encoding_of
-from store.upkeep.retention import Decision, Reason, Retention
+from store.upkeep.retention import CleanDecision, Reason, Retention
 from tests.children import in_a_child
 from tests.store.delays.dying_deliverers import QUEUES, TOPIC
 from tests.store.delays.test_deliverer import SMALL, bodies, opened, threads
@@ -167,7 +167,7 @@ def test_retention_takes_what_waits(tmp_path: Path, caplog: pytest.LogCaptureFix
         assert not store.clean(forced=True).log
         retention = Retention(tmp_path, config, store._log, store._index, store._queues)
         starts = store._log.segments.starts()[:-1]
-        assert retention.clean(Decision(Reason.FORCED, starts), 0, 0, store._writing().held).queues
+        assert retention.clean(CleanDecision(Reason.FORCED, starts), 0, 0, store._writing().held).queues
         store.put_many([Message(TOPIC, b"new", delay_level=1) for _ in range(5)])
         until(lambda: bodies(store)[b"new"] == 5)
         assert bodies(store)[b"old"] == 0

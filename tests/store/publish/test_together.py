@@ -16,7 +16,7 @@ from store.format.records import Encoding, Record
 from store.log.unflushed import Ranges, Unflushed
 from store.publish.locks import StoreLock
 from store.publish.results import Where
-from store.publish.together import Together, Waiting
+from store.publish.together import Together, WaitingAppend
 from tests.waiting import until
 
 THREADS = 6
@@ -28,11 +28,11 @@ def records(number: int) -> list[Record]:
     return encode_messages([Message("t", str(number).encode())], [number], ENCODING, 0)
 
 
-def number_of(each: Waiting) -> int:
+def number_of(each: WaitingAppend) -> int:
     return each.records[0].queue[1]
 
 
-def tell(each: Waiting) -> None:
+def tell(each: WaitingAppend) -> None:
     number = number_of(each)
     each.result = [Where(number, number, number)]
 
@@ -46,7 +46,7 @@ class Log:
         self.lock = StoreLock(root, timeout)
         self.together = Together(self.lock)
 
-    def append(self, waiting: list[Waiting]) -> None:
+    def append(self, waiting: list[WaitingAppend]) -> None:
         numbers = [number_of(each) for each in waiting]
         if error := self.fail(numbers):
             raise error

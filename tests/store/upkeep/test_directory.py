@@ -12,7 +12,7 @@ import pytest
 
 from store import ConfigError, CorruptSegment, Message, MessageStore, NotAStore, OffsetLost, StoreConfig
 from store.format.layout import segment_name
-from store.upkeep.directory import Directory
+from store.upkeep.directory import StoreDirectory
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
 
@@ -70,7 +70,7 @@ def test_sizes_are_those_of_the_first_opening(tmp_path: Path) -> None:
 
 def test_two_that_make_a_store_at_the_same_moment_with_other_sizes(tmp_path: Path) -> None:
     """The second looked for sizes before there were any."""
-    directory = Directory.at(tmp_path)
+    directory = StoreDirectory.at(tmp_path)
     directory.create()
     small = directory.configuration(SMALL)
     with MessageStore.open(tmp_path) as first:
@@ -214,21 +214,21 @@ def test_a_segment_missing_in_the_middle(three_segments: Path) -> None:
 
 def test_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in (f"file://{tmp_path}/store", f"file:{tmp_path}/store", f"file://localhost{tmp_path}/store/"):
-        assert Directory.at(text).root == tmp_path / "store"
+        assert StoreDirectory.at(text).root == tmp_path / "store"
     for url in ("s3://bucket/store", "hdfs://name/store"):
         with pytest.raises(NotAStore, match=rf"{url}: a store lies on a local disk, .*copy it"):
-            Directory.at(url)
+            StoreDirectory.at(url)
     with pytest.raises(NotAStore, match=r"file://tmp/store: a store lies on .* local file begins with file:///"):
-        Directory.at("file://tmp/store")
+        StoreDirectory.at("file://tmp/store")
 
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
     for name in ("store", "a::b", "a b%20c#d?e", "x:y"):
-        assert Directory.at(name).root == tmp_path / name
-        assert Directory.at(tmp_path / name).root == tmp_path / name
-        assert Directory.at(os.fsencode(name)).root == tmp_path / name  # type: ignore[arg-type]
-    assert Directory.at("~/store").root == Path("/home/me/store")
+        assert StoreDirectory.at(name).root == tmp_path / name
+        assert StoreDirectory.at(tmp_path / name).root == tmp_path / name
+        assert StoreDirectory.at(os.fsencode(name)).root == tmp_path / name  # type: ignore[arg-type]
+    assert StoreDirectory.at("~/store").root == Path("/home/me/store")
     with pytest.raises(NotAStore, match="no path has a zero byte"):
-        Directory.at("a\0b")
+        StoreDirectory.at("a\0b")

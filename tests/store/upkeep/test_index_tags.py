@@ -9,7 +9,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.index.index import Index
-from store.upkeep.directory import Directory
+from store.upkeep.directory import StoreDirectory
 from store.upkeep.index_tags import tags_are_filed
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
@@ -38,7 +38,7 @@ def put(path: Path, topic: str) -> None:
 
 
 def test_are_filed_where_a_broker_files_them(theirs: Path) -> None:
-    assert Directory.at(theirs).configuration(SIZES).tagIndexEnable
+    assert StoreDirectory.at(theirs).configuration(SIZES).tagIndexEnable
     put(theirs, "Plain")
     assert filed(theirs, "Plain", "mine") == 3
     put(theirs, "Plain")  # by our own settings now

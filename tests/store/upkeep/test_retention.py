@@ -19,7 +19,7 @@ from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.publish.published_end import PublishedEnd
-from store.upkeep.retention import LogSegment, Moment, Reason, Retention, decide, used_percent
+from store.upkeep.retention import CleanMoment, LogSegment, Reason, Retention, decide, used_percent
 
 HOUR = 3600
 DAYS = 24 * HOUR
@@ -54,7 +54,7 @@ SMALL = StoreConfig(
     ],
 )
 def test_what_goes_when(hour: int, used: int, asked: bool, forced: bool, reason: Reason, starts: list[int]) -> None:
-    assert decide(StoreConfig(), Moment(NOW, hour, used, asked, forced), SEGMENTS) == (reason, starts)
+    assert decide(StoreConfig(), CleanMoment(NOW, hour, used, asked, forced), SEGMENTS) == (reason, starts)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_what_goes_when(hour: int, used: int, asked: bool, forced: bool, reason:
     ],
 )
 def test_settings(settings: dict[str, int], used: int, starts: list[int]) -> None:
-    assert decide(StoreConfig(**settings), Moment(NOW, 4, used), SEGMENTS).starts == starts
+    assert decide(StoreConfig(**settings), CleanMoment(NOW, 4, used), SEGMENTS).starts == starts
 
 
 def test_a_young_segment_keeps_the_older_ones_behind_it() -> None:
     segments = [LogSegment(0, NOW - 5 * DAYS), LogSegment(100, NOW), LogSegment(200, NOW - 5 * DAYS)]
-    assert decide(StoreConfig(), Moment(NOW, 4, 10), segments).starts == [0]
+    assert decide(StoreConfig(), CleanMoment(NOW, 4, 10), segments).starts == [0]
 
 
 def test_used_percent_is_what_df_says(tmp_path: Path) -> None:
