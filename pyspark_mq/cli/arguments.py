@@ -16,8 +16,7 @@ from click.shell_completion import CompletionItem
 
 from store import FilterError, InvalidArgument, ObjectsUnavailable, StoreError, message_filter
 from store.archive.place import is_archive
-from store.cluster.address import SCHEME, ClusterAddress
-from store.cluster.credentials import Credentials
+from store.cluster.address import SCHEME, ClusterAddress, Credentials
 from store.directory.through_log import address_at
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.options.tables import Option, names_of
-from store.cluster.address import ClusterAddress
-from store.cluster.credentials import Credentials
-from store.cluster.name_servers import TOOLS_GROUP
+from store.cluster.address import TOOLS_GROUP, ClusterAddress, Credentials
 from store.model.errors import InvalidArgument
 from store.remoting.tls import Tls
 

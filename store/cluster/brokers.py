@@ -5,19 +5,47 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from store.cluster.copies import Copies
-from store.cluster.name_servers import FIRST_PAUSE_SECONDS, PAUSE_SECONDS, REQUEST_SECONDS, NameServers
-from store.cluster.refusals import explained, may_pass
-from store.cluster.route_table import RouteTable
-from store.cluster.routes import Broker
+from store.cluster.address import FIRST_PAUSE_SECONDS, PAUSE_SECONDS, REQUEST_SECONDS, NameServers
+from store.cluster.broker_refusals import explained, may_pass
+from store.cluster.route_table import Broker, RouteTable
 from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RemotingError, Unreachable, Untrusted
 from store.model.log_protocol import Queue
 from store.remoting.client import Client
 from store.remoting.command import Command
-from store.remoting.headers import CreateTopic, Header, TopicQueue
+from store.remoting.headers import CreateTopic, Header, Offset, TopicQueue
+
+_FURTHER = {RequestCode.GET_MIN_OFFSET: min, RequestCode.GET_MAX_OFFSET: max}
+_NOT_THERE = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.QUERY_NOT_FOUND})
+
+
+class CopyAnswers:
+    """Which of their answers count, after what was heard before. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Queue, RequestCode], int] = {}  # as a master told last, or a copy that was further
+
+    def heard(self, broker: Broker, queue: Queue, code: RequestCode, answer: Command) -> Command:
+        """An answer of `broker`, as it counts: for a copy that has less no queue ends before where it was known to end,
+        nor begins behind where it was known to begin. Raises `Unreachable` for a copy that does not know what was asked
+        for: that is for its master to say.
+        """
+        if broker.is_copy and answer.code in _NOT_THERE:
+            raise Unreachable(
+                f"broker {broker.name} at {broker.readable}, {code.name} of {queue}: it is a copy and does not know of "
+                "it, and its master, which may, does not answer"
+            )
+        if code not in _FURTHER or answer.code != ResponseCode.SUCCESS:
+            return answer
+        offset = Offset.of(answer.fields).offset
+        if broker.is_copy:
+            offset = _FURTHER[code](offset, self._known.get((queue, code), offset))
+        self._known[queue, code] = offset
+        return replace(answer, fields=Offset(offset).texts())
+
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -50,7 +78,7 @@ class Brokers:
         self._client = Client(REQUEST_SECONDS, address.tls, heard)
         self.tls = None if address.tls is None else address.tls.context()
         self.routes = RouteTable(address, self._client)
-        self._copies = Copies()
+        self._copies = CopyAnswers()
 
     def ask(self, asks: Mapping[_Key, Ask], patience: float | None = None) -> dict[_Key, Command]:
         """What brokers answer about those queues that are there, in order; all are asked at once. patience: seconds;
@@ -88,7 +116,7 @@ class Brokers:
         return self._begin(broker.readable, ask.code, ask.header.texts(), timeout=ask.timeout)
 
     def take(self, answer: Future[Command], broker: Broker, ask: Ask) -> Command | None:
-        """The answer as it counts, see `Copies`; None where there is no such topic.
+        """The answer as it counts, see `CopyAnswers`; None where there is no such topic.
 
         Raises `Unreachable`, `Untrusted`, `RequestRefused`.
         """

@@ -13,11 +13,11 @@ import msgspec
 
 from store.api.group_protocol import MemberInfo, MessageModel, Subscriptions
 from store.broker.entries import Entry, check_fit, client_id
+from store.cluster.address import NameServers
 from store.cluster.brokers import Brokers
+from store.cluster.committed_offsets import committed
 from store.cluster.member import ClusterMember
-from store.cluster.name_servers import NameServers
-from store.cluster.offsets import committed
-from store.cluster.routes import parse_json
+from store.cluster.route_table import parse_json
 from store.files.consumer_offsets import check_group_name
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.strict_json import encode

@@ -11,12 +11,12 @@ from types import TracebackType
 
 from store.broker.allocation import LOCK_SECONDS, Claims, claim
 from store.broker.entries import Entry
+from store.cluster.address import ANSWER_SECONDS, NameServers
+from store.cluster.broker_refusals import may_pass
 from store.cluster.brokers import Brokers, answered
+from store.cluster.committed_offsets import commit, committed, resets
 from store.cluster.heart_beat import heart_beat
-from store.cluster.name_servers import ANSWER_SECONDS, NameServers
-from store.cluster.offsets import commit, committed, resets
-from store.cluster.refusals import may_pass
-from store.cluster.routes import Broker, parse_locked, parse_member_ids, parse_reset
+from store.cluster.route_table import Broker, parse_locked, parse_member_ids, parse_reset
 from store.files.opened import Opened
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.stored_message import StoredMessage

@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import NamedTuple
 
+import numpy as np
+import pyarrow as pa
+
+from store.cluster.address import REQUEST_SECONDS
+from store.cluster.broker_refusals import explained, may_pass
 from store.cluster.brokers import Brokers
-from store.cluster.name_servers import REQUEST_SECONDS
-from store.cluster.refusals import explained, may_pass
-from store.cluster.routes import Broker
+from store.cluster.route_table import Broker
+from store.files.config import StoreConfig
+from store.format.columns import Block
+from store.format.layout import RECORD_HEADER, field_offset
+from store.format.records import gather
+from store.log.dispatch import hop
 from store.model.codes import RequestCode, ResponseCode
-from store.model.errors import BadFrame, OffsetLost, RemotingError, RequestRefused, UnknownTopic, Unreachable, Untrusted
-from store.model.log_protocol import QueueRange
+from store.model.errors import (
+    BadFrame,
+    CorruptRecord,
+    OffsetLost,
+    RemotingError,
+    RequestRefused,
+    UnknownTopic,
+    Unreachable,
+    UnsupportedStore,
+    Untrusted,
+)
+from store.model.log_protocol import QueueRange, ReadSpec
+from store.read.decoding import Decoding
+from store.read.scan import batch_bounds
 from store.remoting.client import Pipe
 from store.remoting.command import Command
 from store.remoting.headers import Pulled, PullMessage
@@ -31,7 +51,7 @@ _WIDEN_AFTER = 8  # pulls that were answered in full
 _EVERYTHING, _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = "*", 0.05, 1.0
 
 
-class Records(NamedTuple):
+class PulledRecords(NamedTuple):
     """Messages [start, end) of a queue. data: their records, one behind another."""
 
     start: int
@@ -47,7 +67,7 @@ def pull_header(group: str, wanted: QueueRange, seconds: float = 0.0) -> PullMes
     return PullMessage(group, wanted.queue.topic, queue_id, begin, count, flags, 0, milliseconds, 0, _EVERYTHING, "TAG")
 
 
-def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[Records]:
+def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[PulledRecords]:
     """The messages of a range that is there, in order, as the pieces in which they come.
 
     What fails is asked again, of the broker's copies too, as `Brokers` does. Raises `OffsetLost`, `UnknownTopic`,
@@ -87,18 +107,18 @@ class _Pulls:
         self._wanted = wanted
         self._unasked = [wanted]  # the last one first
         self._asked: dict[int, QueueRange] = {}  # by opaque
-        self._answered: dict[int, Records] = {}  # by their start
+        self._answered: dict[int, PulledRecords] = {}  # by their start
         self._width, self._full, self._opaque = _FIRST_WIDTH, 0, 0
         self._largest = 1  # answer, in bytes
 
-    def __iter__(self) -> Iterator[Records]:
+    def __iter__(self) -> Iterator[PulledRecords]:
         try:
             with closing(Pipe(self._address, REQUEST_SECONDS, self._tls)) as pipe:
                 yield from self._through(pipe)
         except (Unreachable, Untrusted) as error:
             raise type(error)(f"{self._who.removesuffix(self._address)}{error}") from error
 
-    def _through(self, pipe: Pipe) -> Iterator[Records]:
+    def _through(self, pipe: Pipe) -> Iterator[PulledRecords]:
         given = self._wanted.start
         while given < self._wanted.end:
             pipe.send(self._next_pulls())
@@ -156,7 +176,7 @@ class _Pulls:
                 f"{header.next_begin_offset}; see the broker's log"
             )
         self._largest = max(self._largest, len(answer.body))
-        self._answered[wanted.start] = Records(wanted.start, end, bytes(answer.body))
+        self._answered[wanted.start] = PulledRecords(wanted.start, end, bytes(answer.body))
         if end < wanted.end:
             self._unasked.append(wanted._replace(start=end))
             self._width, self._full = max(1, end - wanted.start), 0
@@ -179,3 +199,65 @@ class _Pulls:
             "(slaveReadEnable=false), or a broker that is deleting files",
             f"{self._who}: ",
         )
+
+
+_ONE_PIECE = 1 << 62
+_PHYSICAL_OFFSET = field_offset(RECORD_HEADER, "physical_offset")
+_MAX_BODY_BYTES = StoreConfig().maxDecompressedMessageSize
+
+
+def decoded(pieces: Iterable[PulledRecords], wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+    """The messages of a queue that match. Raises `CorruptRecord`, `MessageTooLarge`, `UnsupportedStore`."""
+    decoding = Decoding(spec, _MAX_BODY_BYTES)
+    for records in _gathered(pieces, spec.max_rows, spec.max_bytes):
+        positions, sizes, end = (np.array(each, np.int64) for each in hop(records.data))
+        if end != len(records.data) or len(sizes) != records.end - records.start:
+            raise _no_such_records(wanted, records, len(sizes), int(end))
+        view = np.frombuffer(records.data, np.uint8)
+        physical = gather(view, positions + _PHYSICAL_OFFSET, ">i8").astype(np.int64)
+        offsets = np.arange(records.start, records.end)
+        for first, last in batch_bounds(positions, sizes, _ONE_PIECE, spec.max_rows, spec.max_bytes):
+            rows = slice(first, last)
+            block = Block(
+                wanted.queue.topic,
+                wanted.queue.queue_id,
+                view,
+                physical[rows] - positions[rows],
+                offsets[rows],
+                physical[rows],
+                sizes[rows],
+                broker=wanted.queue.broker,
+                with_bodies=decoding.with_bodies,
+                with_trailers=decoding.with_trailers,
+            )
+            yield from decoding.batches(block)
+
+
+def _gathered(pieces: Iterable[PulledRecords], max_rows: int, max_bytes: int) -> Iterator[PulledRecords]:
+    """As many pieces together as make a batch."""
+    waiting: list[PulledRecords] = []
+    size = 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece.data)
+        if size >= max_bytes or piece.end - waiting[0].start >= max_rows:
+            yield _together(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield _together(waiting)
+
+
+def _together(pieces: list[PulledRecords]) -> PulledRecords:
+    return PulledRecords(pieces[0].start, pieces[-1].end, b"".join(piece.data for piece in pieces))
+
+
+def _no_such_records(
+    wanted: QueueRange, records: PulledRecords, count: int, end: int
+) -> CorruptRecord | UnsupportedStore:
+    where = f"{wanted.queue}, offsets {records.start} to {records.end}"
+    if end != len(records.data):
+        return CorruptRecord(f"{where}: what the broker sent is no record at byte {end} of {len(records.data)}")
+    return UnsupportedStore(
+        f"{where}: the broker sent {count} records; batch topics (queue.type=BatchCQ) and compacted ones "
+        "(cleanup.policy=COMPACTION) have more or fewer than offsets, and are not read"
+    )

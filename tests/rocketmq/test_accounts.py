@@ -14,9 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from store import RequestRefused, Unreachable, Untrusted
-from store.cluster.address import ClusterAddress
-from store.cluster.credentials import Credentials
-from store.cluster.name_servers import TOOLS_GROUP
+from store.cluster.address import TOOLS_GROUP, ClusterAddress, Credentials
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.remoting.tls import Tls

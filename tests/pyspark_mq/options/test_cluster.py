@@ -13,8 +13,7 @@ from pyspark_mq.options.cluster import CLUSTER_OPTIONS, NOT_ON_A_CLUSTER, OTHERW
 from pyspark_mq.options.sink import WriteOptions
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, names_of
-from store.cluster.address import ClusterAddress
-from store.cluster.credentials import Credentials
+from store.cluster.address import ClusterAddress, Credentials
 from store.model.log_protocol import Queue
 from store.remoting.tls import Tls
 from tests.certificates import certificate

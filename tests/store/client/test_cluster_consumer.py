@@ -24,8 +24,7 @@ from store import (
 from store.broker.deletion import delete_topic
 from store.client import rebalancer
 from store.cluster import member
-from store.cluster.address import ClusterAddress
-from store.cluster.credentials import Credentials
+from store.cluster.address import ClusterAddress, Credentials
 from store.directory.directory_group import LocalGroup
 from store.model.log_protocol import Queue
 from store.remoting.access import Access

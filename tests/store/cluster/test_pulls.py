@@ -16,9 +16,9 @@ import pytest
 from store import BadFrame, Message, MessageStore, OffsetLost, RequestRefused, StoreConfig, Unreachable
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
-from store.cluster.log import ClusterLog
+from store.cluster.cluster_log import ClusterLog
 from store.cluster.pulls import _MOST_UNDER_WAY, _Pulls
-from store.cluster.routes import Broker
+from store.cluster.route_table import Broker
 from store.files.figures import Figures
 from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Queue, QueueRange, ReadSpec

@@ -90,7 +90,7 @@ def test_a_queue_begins_no_later_because_its_copy_does(
 ) -> None:
     """RocketMQ's slaves begin with the last file of the log, as it is when they are made."""
     monkeypatch.setattr("store.cluster.pulls._PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr("store.cluster.held._AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr("store.cluster.held_pulls._AGAIN_SECONDS", 0.05)
     address = ClusterAddress((names.server.address,), patience=30.0)
     config = StoreConfig(mappedFileSizeCommitLog=1 << 12)
     with (

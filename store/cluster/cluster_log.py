@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
 
+from store.cluster.address import NameServers
 from store.cluster.brokers import Ask, Brokers
-from store.cluster.held import ClusterHeld
-from store.cluster.name_servers import NameServers
-from store.cluster.offsets import commit, committed, resets
-from store.cluster.pulls import Records, pull
-from store.cluster.routes import parse_offsets
-from store.cluster.scan import decoded
-from store.cluster.tails import Tails
-from store.cluster.topics import Topics
+from store.cluster.committed_offsets import commit, committed, resets
+from store.cluster.held_pulls import ClusterHeld, Tails
+from store.cluster.pulls import PulledRecords, decoded, pull
+from store.cluster.route_table import parse_offsets
 from store.files.consumer_offsets import check_group_name
 from store.format.columns import check_columns
 from store.model.codes import RequestCode
@@ -34,6 +32,34 @@ from store.model.log_protocol import (
 )
 from store.remoting.headers import Offset, SearchOffset
 
+
+class ClusterTopics(Mapping[str, tuple[Queue, ...]]):
+    """Topic to its queues, as they stand when they are first asked for. A cluster's own topics are not listed, but
+    there for who names them."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._known: dict[str, tuple[Queue, ...]] = {}
+
+    def __getitem__(self, topic: str) -> tuple[Queue, ...]:
+        if topic not in self._known:
+            route = self._brokers.routes.route(topic, oldest=0.0)
+            self._known[topic] = () if route is None else tuple(route.read)
+        if not self._known[topic]:
+            raise KeyError(topic)
+        return self._known[topic]
+
+    def __iter__(self) -> Iterator[str]:
+        return (topic for topic in self._names if topic in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return self._brokers.routes.topics()
+
+
 _logger = logging.getLogger("store")
 
 
@@ -46,10 +72,10 @@ class ClusterLog:
         self._address = address
         self._brokers = Brokers(address)
         self._tails = Tails(self._brokers)
-        self._brought: dict[Queue, Records] = {}  # by held pulls, and not read yet
+        self._brought: dict[Queue, PulledRecords] = {}  # by held pulls, and not read yet
 
     def topics(self) -> Mapping[str, tuple[Queue, ...]]:
-        return Topics(self._brokers)
+        return ClusterTopics(self._brokers)
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         wanted = list(queues)

@@ -6,7 +6,7 @@ from contextlib import closing
 
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
-from store.cluster.offsets import resets
+from store.cluster.committed_offsets import resets
 from store.model.log_protocol import Queue
 from tests.store.cluster.test_pulls import Moody
 

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, RequestRefused
-from store.cluster.address import ClusterAddress
-from store.cluster.credentials import Credentials
+from store.cluster.address import ClusterAddress, Credentials
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.remoting.access import Access

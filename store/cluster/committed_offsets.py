@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from store.cluster.address import ANSWER_SECONDS
 from store.cluster.brokers import Ask, Brokers
-from store.cluster.name_servers import ANSWER_SECONDS
-from store.cluster.tails import held_pull
+from store.cluster.held_pulls import held_pull
 from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Positions, Queue
 from store.remoting.command import Command

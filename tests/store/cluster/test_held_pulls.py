@@ -11,7 +11,7 @@ from pathlib import Path
 
 from store import Message, MessageStore
 from store.cluster.address import ClusterAddress
-from store.cluster.held import _Pull
+from store.cluster.held_pulls import _Pull
 from store.model.codes import RequestCode
 from store.model.log_protocol import Queue, QueueRange
 from store.read.filters import EVERYTHING

@@ -4,22 +4,65 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import NamedTuple
 
+from store.cluster.address import REQUEST_SECONDS
+from store.cluster.broker_refusals import may_pass
 from store.cluster.brokers import Ask, Brokers
-from store.cluster.pulls import Records
-from store.cluster.refusals import may_pass
-from store.cluster.routes import Broker
-from store.cluster.tails import HOLD_SECONDS, held_pull
-from store.model.codes import ResponseCode
+from store.cluster.pulls import PULLED, PulledRecords, pull_header
+from store.cluster.route_table import Broker
+from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RemotingError, StoreClosed
 from store.model.log_protocol import Positions, Queue, QueueRange
 from store.remoting.command import Command
 from store.remoting.headers import Pulled
+
+HOLD_SECONDS = 15.0  # brokerSuspendMaxTimeMillis
+
+
+def held_pull(group: str, queue: Queue, position: int, count: int, seconds: float) -> Ask:
+    """A pull that a broker may hold for so many seconds."""
+    header = pull_header(group, QueueRange(queue, position, position + count), seconds)
+    return Ask(queue, RequestCode.PULL_MESSAGE, header, PULLED, seconds + REQUEST_SECONDS)
+
+
+class _Tail(NamedTuple):
+    position: int
+    answer: Future[Command]
+
+
+class Tails:
+    """Pulls that outlast one `wait`: so an idle query asks each queue every 15 s, however often it looks."""
+
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._lock = threading.Lock()
+        self._tails: dict[Queue, _Tail] = {}
+
+    def wait(self, seen: Positions, timeout: float) -> None:
+        """Until one of the queues has messages behind `seen`, or less; it may come back before."""
+        where = self._brokers.routes.readable(seen, waits=False)
+        with self._lock:
+            answers = [self._tail(queue, broker, seen[queue]) for queue, broker in where.items()]
+        if answers:
+            wait(answers, timeout, FIRST_COMPLETED)
+        else:
+            time.sleep(timeout)
+
+    def _tail(self, queue: Queue, broker: Broker, position: int) -> Future[Command]:
+        tail = self._tails.get(queue)
+        if tail is None or tail.position != position or tail.answer.done():
+            if tail is not None:
+                tail.answer.cancel()
+            asked = held_pull(self._brokers.address.consumer_group, queue, position, 1, HOLD_SECONDS)
+            tail = self._tails[queue] = _Tail(position, self._brokers.begin(broker, asked))
+        return tail.answer
+
 
 _logger = logging.getLogger("store")
 _AGAIN_SECONDS = 1.0
@@ -51,7 +94,7 @@ class ClusterHeld:
     other queues do not fail. Nor do those wait for a broker that is in no route any more."""
 
     def __init__(
-        self, brokers: Brokers, begin: Positions, deadline: float, idle: float, brought: dict[Queue, Records]
+        self, brokers: Brokers, begin: Positions, deadline: float, idle: float, brought: dict[Queue, PulledRecords]
     ) -> None:
         """brought: where what the last pull of a queue brought is put."""
         self._brokers = brokers
@@ -154,7 +197,7 @@ class ClusterHeld:
                 self._failed.append((time.monotonic() + _AGAIN_SECONDS, _Pull(pull.queue, pull.position)))
             return None
         if command.code == ResponseCode.SUCCESS:
-            self._brought[pull.queue] = Records(pull.position, header.next_begin_offset, bytes(command.body))
+            self._brought[pull.queue] = PulledRecords(pull.position, header.next_begin_offset, bytes(command.body))
         return QueueRange(pull.queue, pull.position, max(pull.position, header.max_offset))
 
     def _fail(self, pull: _Pull, error: RemotingError) -> None:
