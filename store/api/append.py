@@ -10,8 +10,8 @@ from typing import Any, overload
 import numpy.typing as npt
 
 from store.api.writer import Writer
-from store.format.copies import Copies, Places
 from store.format.message import Message
+from store.format.record_copies import Places, RecordCopies
 from store.format.records import set_field
 from store.model.errors import StoreClosed
 from store.publish.appender import Condition, Piece
@@ -63,7 +63,7 @@ class Append:
         """
         self._open_parts().append([_saying(fields, self._putting.of_own(messages))])
 
-    def add_copies(self, copies: Copies, places: Places) -> None:
+    def add_copies(self, copies: RecordCopies, places: Places) -> None:
         """Add stored messages again (see `MessageStore.copies`), where a broker would put them: also into topics of its
         own, and with properties that nobody else may put. Raises `MessageRefused` where those become too large.
         """

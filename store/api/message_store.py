@@ -20,7 +20,7 @@ from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.figures import Figures
 from store.files.kinds import warn_of_topics
-from store.files.opened import Place
+from store.files.opened import PinnedPath
 from store.files.topics import Topics
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.message import Message
@@ -82,7 +82,7 @@ class MessageStore(StoreFinder):
             self.figures = self._writer.figures
             self._published_end = self._writer.published
         try:
-            self._place = Place(directory.root) if self._writer is None else self._writer.place
+            self._place = PinnedPath(directory.root) if self._writer is None else self._writer.place
             self._queues = queues
             self._published = PublishedQueues(self._topics, self._log, queues, self._published_end)
             delaying = _nothing if self._writer is None else self._writer.delay

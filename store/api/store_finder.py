@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from store.api.store_reader import StoreReader
-from store.format.copies import Copies
+from store.format.record_copies import RecordCopies
 from store.format.stored_message import StoredMessage, inflated
 from store.index.index import END_OF_TIME
 from store.model.integers import integer, text
@@ -64,7 +64,7 @@ class StoreFinder(StoreReader):
         self.must_be_open()
         return record_at(self._log, integer("physical_offset", physical_offset), self.confirm_offset)[1]
 
-    def copies(self, physical_offsets: Int64s) -> Copies:
+    def copies(self, physical_offsets: Int64s) -> RecordCopies:
         """The messages whose records begin at these log offsets, all different, to be put again (see `Append`).
 
         Raises `CorruptRecord`, `OffsetLost`, `OffsetNotYet`.

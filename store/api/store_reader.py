@@ -16,7 +16,7 @@ from store.archive.of_store import StoreArchive
 from store.archive.tiered import TieredLog
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
-from store.files.opened import Opened, Place
+from store.files.opened import Opened, PinnedPath
 from store.files.topics import Topics
 from store.format.columns import DEFAULT_COLUMNS, check_columns
 from store.index.index import Index
@@ -56,7 +56,7 @@ class StoreReader(Opened):
 
     path: Path
     config: StoreConfig
-    _place: Place
+    _place: PinnedPath
     _topics: Topics
     _groups: ConsumerOffsets
     _log: CommitLog

@@ -18,7 +18,7 @@ from store.files.config import StoreConfig
 from store.files.figures import DELIVERS, PUT, PUT_FAILED, Figures
 from store.files.topics import Topics
 from store.format.delayed import WAITING_TOPICS
-from store.format.records import Record, Records
+from store.format.records import EncodedRecord, EncodedRecords
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
@@ -189,7 +189,7 @@ class Writer:
         pieces = _while_there_is_space(self._directory.root, self._config, pieces)
         return self._appender.append(pieces, flush=flush, unless=unless)
 
-    def append_few(self, records: Sequence[Record]) -> list[Where]:
+    def append_few(self, records: Sequence[EncodedRecord]) -> list[Where]:
         """`Appender.append_few`, as `append`."""
         since = time.perf_counter()
         try:
@@ -290,7 +290,7 @@ class Writer:
 
 def _noting(topics: set[str], pieces: Iterable[Piece]) -> Iterator[Piece]:
     for piece in pieces:
-        queues = piece.destinations if isinstance(piece, Records) else [record.queue for record in piece]
+        queues = piece.destinations if isinstance(piece, EncodedRecords) else [record.queue for record in piece]
         topics.update(topic for topic, _ in queues)
         yield piece
 

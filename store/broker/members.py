@@ -34,7 +34,7 @@ from store.files.members_done import (
     sealed,
     unsealed,
 )
-from store.files.opened import Descriptor, Opened, Place
+from store.files.opened import Descriptor, Opened, PinnedPath
 from store.format.layout import CLIENTS_DIR, CONSUMERS_DIR, SERVED_FILE
 from store.model.errors import CorruptStore
 from store.model.log_protocol import Positions, Queue
@@ -101,7 +101,7 @@ class Seat(Opened):
         self._file = Descriptor(path, lambda path: open_file(path, os.O_EXCL))
         self._done_path = done_path(path)
         self._done_file = Descriptor(self._done_path, lambda path: open_file(path, os.O_TRUNC))
-        self._place = Place(path, os.fstat(self._file.fd))
+        self._place = PinnedPath(path, os.fstat(self._file.fd))
         set_lock(self._file.fd, fcntl.F_WRLCK, _LOCK_BYTE)
         self.claim({})
 

@@ -15,7 +15,6 @@ import numpy as np
 from store.api.message_store import MessageStore
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.format.arrays import texts
-from store.format.copies import Copies, Places
 from store.format.delayed import LEVELS, Waits, waiting_places
 from store.format.layout import (
     DLQ_TOPIC_PREFIX,
@@ -26,6 +25,7 @@ from store.format.layout import (
     PROPERTY_WAIT,
     RETRY_TOPIC_PREFIX,
 )
+from store.format.record_copies import Places, RecordCopies
 from store.format.stored_message import StoredMessage, decode_record, host_of, offset_msg_id
 from store.model.errors import CorruptRecord, OffsetLost, OffsetNotYet, UnknownTopic
 from store.model.integers import integer
@@ -93,16 +93,16 @@ def _made(store: MessageStore, topic: str, queues: int) -> str:
     return topic
 
 
-def _copies(store: MessageStore, messages: Sequence[StoredMessage]) -> Copies:
+def _copies(store: MessageStore, messages: Sequence[StoredMessage]) -> RecordCopies:
     """Of the store's own records of them; of what was read, where it has them elsewhere, or no longer."""
     has = np.array([_has(store, message) for message in messages], np.bool_)
     at = np.array([message.physical_offset for message in messages], np.int64)
     try:
         own = [store.copies(at[has])] if has.any() else []
     except OffsetLost:  # just now, to retention
-        return Copies.of_messages(messages)
-    read = [Copies.of_messages([messages[row] for row in np.flatnonzero(~has).tolist()])] if not has.all() else []
-    return Copies.concatenate(own + read).take(np.argsort(np.argsort(~has, kind="stable")))
+        return RecordCopies.of_messages(messages)
+    read = [RecordCopies.of_messages([messages[row] for row in np.flatnonzero(~has).tolist()])] if not has.all() else []
+    return RecordCopies.concatenate(own + read).take(np.argsort(np.argsort(~has, kind="stable")))
 
 
 def _has(store: MessageStore, message: StoredMessage) -> bool:

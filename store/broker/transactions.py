@@ -28,7 +28,6 @@ from store.files.consumer_offsets import check_group_name
 from store.files.owned import is_owned
 from store.files.topics import Topics
 from store.format.arrays import texts
-from store.format.copies import Places
 from store.format.delayed import real_places
 from store.format.layout import (
     HALF_TOPIC,
@@ -47,6 +46,7 @@ from store.format.layout import (
     UNDECIDED_TOPIC,
 )
 from store.format.message import Message
+from store.format.record_copies import Places
 from store.format.stored_message import StoredMessage, decode_record
 from store.model.errors import (
     CorruptRecord,

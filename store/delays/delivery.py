@@ -16,10 +16,10 @@ from store.delays.levels import Levels
 from store.delays.timers import Due, Timers, write_timer_log
 from store.files.topics import Topics
 from store.format.arrays import arrow, numbers
-from store.format.copies import Copies, Places
 from store.format.delayed import WAITING_TOPICS, real_places
 from store.format.layout import MAX_QUEUES, SCHEDULE_DELAYS_MS
-from store.format.records import Encoding, Records
+from store.format.record_copies import Places, RecordCopies
+from store.format.records import EncodedRecords, Encoding
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.log.queue_ends import QueueEnds
@@ -37,7 +37,7 @@ _LEVELS_SECONDS = SCHEDULE_DELAYS_MS[0] / 1000 / 5  # between two looks at the l
 class DelayedAppend(Protocol):
     """`Appender.append`."""
 
-    def __call__(self, pieces: Iterable[Records], *, unless: Callable[[], bool]) -> AppendResult | None: ...
+    def __call__(self, pieces: Iterable[EncodedRecords], *, unless: Callable[[], bool]) -> AppendResult | None: ...
 
 
 class Delivery:
@@ -158,7 +158,7 @@ class Delivery:
         pieces = [records for copies, offsets in self._sound(due) for records in self._records(copies, offsets)]
         return not pieces or self._append(pieces, unless=lambda: self._published_end.deletions != deletions) is not None
 
-    def _sound(self, due: Due) -> Iterator[tuple[Copies, Int64s]]:
+    def _sound(self, due: Due) -> Iterator[tuple[RecordCopies, Int64s]]:
         """The messages and where they were; one by one where some are damaged, or retention took them."""
         try:
             yield taken(self._log, due.physical_offsets, due.sizes), due.physical_offsets
@@ -170,7 +170,7 @@ class Delivery:
                 except (CorruptRecord, OffsetLost):
                     _logger.exception("%s: a delayed message is lost", self._root)
 
-    def _records(self, copies: Copies, offsets: Int64s) -> list[Records]:
+    def _records(self, copies: RecordCopies, offsets: Int64s) -> list[EncodedRecords]:
         topics, queue_ids, known = real_places(copies)
         encoded = topics.dictionary_encode()
         each, which = encoded.dictionary.to_pylist(), numbers(encoded.indices)

@@ -41,7 +41,7 @@ class UnsupportedWarning(UserWarning):
     """A directory is read, but something in it is not what RocketMQ's own consumer sees."""
 
 
-class Kind(NamedTuple):
+class DirectoryKind(NamedTuple):
     """One kind of directory.
 
     find: the file or folder that shows it, None without. reads: whether it is read all the same.
@@ -85,30 +85,32 @@ def _on_another_device(root: Path) -> Path | None:
 _COPY = "copy its messages to another store with RocketMQ's own client"
 _READ = "open it with read_only=True, or let the broker go on with it"
 KINDS = (
-    Kind("a DLedger log", lambda root: _first(root, f"{DLEDGER_PREFIX}*"), False, _COPY),
-    Kind("queues in RocksDB (storeType=defaultRocksDB)", _rocksdb_queues, False, _COPY),
-    Kind(
+    DirectoryKind("a DLedger log", lambda root: _first(root, f"{DLEDGER_PREFIX}*"), False, _COPY),
+    DirectoryKind("queues in RocksDB (storeType=defaultRocksDB)", _rocksdb_queues, False, _COPY),
+    DirectoryKind(
         "a log that lies elsewhere (storePathCommitLog)",
         _log_elsewhere,
         False,
         f"link its folder here as {COMMIT_LOG_DIR} to read it, move it here to write; a log on several disks "
         "(commas in storePathCommitLog) is not supported: copy its segments into one folder",
     ),
-    Kind(
+    DirectoryKind(
         "a folder on another file system, from which no new file can be moved there",
         _on_another_device,
         True,
         "move that folder here, or open it with read_only=True",
     ),
-    Kind(
+    DirectoryKind(
         "queues in RocksDB besides those in files (rocksdbCQDoubleWriteEnable)",
         lambda root: _first(root, f"{ROCKSDB_CONSUME_QUEUE_DIR}/{ROCKSDB_MARK}"),
         True,
         _READ,
     ),
-    Kind("settings in RocksDB", lambda root: _first(root, f"{CONFIG_DIR}/*/{ROCKSDB_MARK}"), True, _READ),
-    Kind("a broker in controller mode", lambda root: _first(root, EPOCH_FILE, BROKER_IDENTITY_FILE), True, _READ),
-    Kind(
+    DirectoryKind("settings in RocksDB", lambda root: _first(root, f"{CONFIG_DIR}/*/{ROCKSDB_MARK}"), True, _READ),
+    DirectoryKind(
+        "a broker in controller mode", lambda root: _first(root, EPOCH_FILE, BROKER_IDENTITY_FILE), True, _READ
+    ),
+    DirectoryKind(
         "topics with batch queues (queue.type=BatchCQ)", lambda root: _first(root, BATCH_CONSUME_QUEUE_DIR), True, _READ
     ),
 )

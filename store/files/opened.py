@@ -97,7 +97,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class Place:
+class PinnedPath:
     """A path that has to go on naming the file or directory that it named when something was opened there."""
 
     def __init__(self, path: Path, status: os.stat_result | None = None) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from store.files.admin_files import next_version, number, read_json, read_table, table, write_json
 from store.files.atomic import status_of
 from store.files.kinds import batch_topics
-from store.files.opened import Place
+from store.files.opened import PinnedPath
 from store.format.layout import (
     CONSUME_QUEUE_DIR,
     DELETED_DIR,
@@ -53,7 +53,7 @@ class Tombstone(NamedTuple):
 _NEVER = Tombstone(0)
 
 
-class _Seen(NamedTuple):
+class _TopicsSeen(NamedTuple):
     """What the files said when they were in `state`: number of queues, and tombstones, by topic.
 
     No counts where nobody has asked for one yet: they take a look at every queue's folder.
@@ -71,15 +71,15 @@ class Topics:
         """changed: called when the files turn out to be others than at the last look."""
         self._root = root
         self._changed = changed
-        self._place = Place(root)
+        self._place = PinnedPath(root)
         self._path = root / TOPICS_FILE
-        self._seen = _Seen(None, {}, {})
+        self._seen = _TopicsSeen(None, {}, {})
 
     def queue_count(self, topic: str) -> int:
         """Number of queues of one topic, 0 for an unknown one; the files are read only when they changed."""
         return self._look(topic).counts.get(topic, 0)
 
-    def _look(self, topic: str | None = None) -> _Seen:
+    def _look(self, topic: str | None = None) -> _TopicsSeen:
         """What the files say; they are read if they changed, or did not have the topic. Each thread goes by what it saw
         itself: another may come to its end with what it read before.
         """
@@ -91,7 +91,7 @@ class Topics:
                 self._changed()
             content = read_json(self._path)
             counts = {} if topic is None else self._counted(content)
-            self._seen = seen = _Seen(state, counts, self._tombstones(content))
+            self._seen = seen = _TopicsSeen(state, counts, self._tombstones(content))
         return seen
 
     def deletions(self) -> dict[str, int]:

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from store.format import compute as pc
 from store.format.arrays import arrow, constant, numbers, texts
-from store.format.copies import Copies, Places
 from store.format.layout import (
     PROPERTY_DELAY,
     PROPERTY_DELIVER_AT,
@@ -29,8 +28,9 @@ from store.format.layout import (
     TIMER_TOPIC,
 )
 from store.format.message import Message, illegal, whole_number
+from store.format.record_copies import Places, RecordCopies
 from store.format.record_view import RecordView
-from store.format.records import Encoding, Records
+from store.format.records import EncodedRecords, Encoding
 
 Ints = npt.NDArray[np.int64]
 
@@ -76,14 +76,14 @@ class Waits(NamedTuple):
         return waits if (waits.levels > 0).any() or (waits.deliver_at > 0).any() else None
 
 
-def waiting(records: Records, waits: Waits, encoding: Encoding) -> Records:
+def waiting(records: EncodedRecords, waits: Waits, encoding: Encoding) -> EncodedRecords:
     """The records, those of which that wait where they wait."""
     starts = np.cumsum(records.sizes) - records.sizes
     view = RecordView(np.frombuffer(records.encoded(0, len(records)), np.uint8), starts, records.sizes)
     view.measure_topics()
     topics = texts([topic for topic, _ in records.destinations]).take(arrow(records.queues))
     queue_ids = np.array([queue_id for _, queue_id in records.destinations], np.int64)[records.queues]
-    copies, places = Copies.of(view), waiting_places(Places(topics, queue_ids), waits)
+    copies, places = RecordCopies.of(view), waiting_places(Places(topics, queue_ids), waits)
     kept = {  # who does not wait keeps a property of such a name
         name: pc.if_else(pc.equal(values, constant("")), copies.value(name), values)
         for name, values in places.properties.items()
@@ -120,7 +120,7 @@ def timer_slots(deliver_at: Ints) -> Ints:
     return slots
 
 
-def real_places(copies: Copies) -> tuple[pa.StringArray, Ints, npt.NDArray[np.bool_]]:
+def real_places(copies: RecordCopies) -> tuple[pa.StringArray, Ints, npt.NDArray[np.bool_]]:
     """Topics and queue ids that messages belong to that waited, and which of them say so, shape (n,)."""
     topics, queues = copies.value(PROPERTY_REAL_TOPIC), copies.value(PROPERTY_REAL_QUEUE)
     said = numbers(pc.and_(topics.is_valid(), pc.match_substring_regex(queues.fill_null(constant("")), "^[0-9]{1,9}$")))

@@ -35,7 +35,7 @@ from store.format.layout import (
 from store.format.message import Message, check_body_size, check_fits, check_tag, encode_messages, illegal, topic_magic
 from store.format.message_columns import MessageColumns
 from store.format.properties import LIKE_A_LOST_SECTOR, PropertyColumns, properties_too_large, too_many_zeros
-from store.format.records import Encoding, Record, Records, rows_as_binary
+from store.format.records import EncodedRecord, EncodedRecords, Encoding, rows_as_binary
 from store.model.errors import MessageRefused
 
 _EMPTY, _NOTHING = constant(""), constant(b"")
@@ -53,7 +53,7 @@ def encode_columns(
     queue_ids: Ints,
     encoding: Encoding,
     now: int,
-) -> Records:
+) -> EncodedRecords:
     """Records in the order of the rows; `queue_ids` (int64, shape (n,)) are already chosen, `now` is ms.
 
     topics: one for all, or one each, length n.
@@ -68,7 +68,7 @@ def encode_columns(
     properties_lengths = sum(map(lengths, values), np.full(count, sum(map(len, texts))))
     if properties_lengths.max(initial=0) > MAX_PROPERTIES_BYTES:
         raise properties_too_large(int(properties_lengths.max()))
-    named = Topics.of(topics)
+    named = RecordTopics.of(topics)
     middle = _middle(named.same, properties_lengths, texts[0])
     sizes = RECORD_HEADER.itemsize + body_lengths + middle.shape[1] - len(texts[0]) + properties_lengths
     sizes += sum(map(lengths, named.each))
@@ -82,7 +82,7 @@ def encode_columns(
     filed = (unique_keys, keys, tags if encoding.with_tags else None) if encoding.with_keys else (None, None, None)
     hashes, rows = key_hashes(topics, *filed)
     destinations, queues = named.destinations(queue_ids)
-    return Records(
+    return EncodedRecords(
         headers=headers,
         rests=(messages.body, *named.each, rows_as_binary(middle), *properties),
         sizes=sizes,
@@ -95,7 +95,7 @@ def encode_columns(
     )
 
 
-class Topics(NamedTuple):
+class RecordTopics(NamedTuple):
     """The topics of n records.
 
     names: those that occur; which: the one that each has, shape (n,), or 0 for all. magic: of all, or of each.
@@ -109,13 +109,13 @@ class Topics(NamedTuple):
     same: bytes
 
     @staticmethod
-    def of(topics: str | pa.StringArray) -> Topics:
+    def of(topics: str | pa.StringArray) -> RecordTopics:
         if isinstance(topics, str):
-            return Topics([topics], 0, topic_magic(topics), [], _topic_field(topics))
+            return RecordTopics([topics], 0, topic_magic(topics), [], _topic_field(topics))
         encoded = topics.dictionary_encode()
         names, which = encoded.dictionary.to_pylist(), numbers(encoded.indices).astype(np.int64)
         fields = blobs(list(map(_topic_field, names))).take(encoded.indices)
-        return Topics(names, which, np.array(list(map(topic_magic, names)))[which], [fields], b"")
+        return RecordTopics(names, which, np.array(list(map(topic_magic, names)))[which], [fields], b"")
 
     def destinations(self, queue_ids: Ints) -> tuple[list[tuple[str, int]], npt.NDArray[np.int32]]:
         """(topic, queue id) pairs that occur, and which of them each record has, shape (n,)."""
@@ -276,7 +276,7 @@ class NotColumns(Exception):
 
 def encode_list(
     messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
-) -> Records | list[Record]:
+) -> EncodedRecords | list[EncodedRecord]:
     """What `encode_messages` makes of the same arguments, but many as columns."""
     if len(messages) >= MANY:
         try:

@@ -154,7 +154,7 @@ def delivery_times(levels: pa.StringArray, store_timestamps: Ints) -> Ints:
     return times
 
 
-class Place(NamedTuple):
+class MessagePlace(NamedTuple):
     """Where a record stands in a queue."""
 
     topic: str
@@ -162,7 +162,7 @@ class Place(NamedTuple):
     queue_offset: int
 
 
-class Entry(NamedTuple):
+class QueueEntry(NamedTuple):
     """An entry of a queue: where it stands, and what it says of its record."""
 
     topic: str
@@ -173,8 +173,8 @@ class Entry(NamedTuple):
     tags_code: int
 
     @property
-    def place(self) -> Place:
-        return Place(self.topic, self.queue_id, self.queue_offset)
+    def place(self) -> MessagePlace:
+        return MessagePlace(self.topic, self.queue_id, self.queue_offset)
 
     def __str__(self) -> str:
         return (
@@ -183,7 +183,7 @@ class Entry(NamedTuple):
         )
 
 
-def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints) -> Iterator[tuple[int, Place]]:
+def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints) -> Iterator[tuple[int, MessagePlace]]:
     """The places of n records in light queues, each with the record's row.
 
     topics: names; topic_ids: int64, shape (n,).
@@ -197,7 +197,7 @@ def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints
             yield row, place
 
 
-def stands_in(place: Place, own: Place, properties: Mapping[str, str]) -> bool:
+def stands_in(place: MessagePlace, own: MessagePlace, properties: Mapping[str, str]) -> bool:
     """Whether the record that names the place `own` stands in `place`: that one, or one in a light queue."""
     names, offsets = properties.get(PROPERTY_LIGHT_QUEUES, ""), properties.get(PROPERTY_LIGHT_OFFSETS, "")
     return place == own or place in _light_places(own.topic, names, offsets)
@@ -224,7 +224,7 @@ def stand_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets:
     return stands
 
 
-def _light_places(topic: str, names: str, offsets: str) -> Iterator[Place]:
+def _light_places(topic: str, names: str, offsets: str) -> Iterator[MessagePlace]:
     """`INNER_MULTI_DISPATCH` a,b with `INNER_MULTI_QUEUE_OFFSET` 3,0, of a record of an ordinary topic.
 
     A client may have set both, which a broker without light queues stores. So nothing leads into queues of another
@@ -238,7 +238,7 @@ def _light_places(topic: str, names: str, offsets: str) -> Iterator[Place]:
     for name, text in zip(listed, texts, strict=True):
         offset = _number(text)
         if offset is not None and name.startswith(LIGHT_PREFIX) and is_folder_name(name):
-            yield Place(name, 0, offset)
+            yield MessagePlace(name, 0, offset)
 
 
 def _has_light_queues(topic: str) -> bool:

@@ -27,7 +27,7 @@ from store.format.layout import (
     TOPIC_LENGTH_BYTES,
 )
 from store.format.properties import encode_properties
-from store.format.records import Encoding, Record
+from store.format.records import EncodedRecord, Encoding
 from store.model.errors import MessageRefused, PutStatus
 
 _ROOM_FOR_CRC = bytes(PROPERTY_CRC_BYTES)
@@ -84,7 +84,7 @@ class Message:
 
 def encode_messages(
     messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
-) -> list[Record]:
+) -> list[EncodedRecord]:
     """A record of each message, in order; `queue_ids` are already chosen, `now` is ms.
 
     Raises `MessageRefused` for a body or properties that are too large, for what would not be found again, and for
@@ -93,7 +93,7 @@ def encode_messages(
     return [_encode(message, queue_id, encoding, now) for message, queue_id in zip(messages, queue_ids, strict=True)]
 
 
-def _encode(message: Message, queue_id: int, encoding: Encoding, now: int) -> Record:
+def _encode(message: Message, queue_id: int, encoding: Encoding, now: int) -> EncodedRecord:
     properties, body, topic = message.all_properties(), _bytes(message.body), message.topic.encode()
     check_body_size(len(body), encoding.max_message_size)
     encoded = encode_properties(properties, _ROOM_FOR_CRC if encoding.with_crc else b"")
@@ -119,7 +119,7 @@ def _encode(message: Message, queue_id: int, encoding: Encoding, now: int) -> Re
         hashes = [key_hash(message.topic, key) for key in keys_of(properties)]
         if tag and encoding.with_tags:
             hashes.append(key_hash(message.topic, INDEX_TAG_PREFIX + tag))
-    return Record(header, rest, size, (message.topic, queue_id), java_hash_code(tag), hashes, encoding.with_crc)
+    return EncodedRecord(header, rest, size, (message.topic, queue_id), java_hash_code(tag), hashes, encoding.with_crc)
 
 
 def illegal(reason: str) -> MessageRefused:

@@ -41,7 +41,7 @@ class Encoding:
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class EncodedRecords:
     """n records, complete but for what only the append can know.
 
     headers: shape (n,), dtype RECORD_HEADER; queue offset, physical offset and store timestamp are zero.
@@ -145,8 +145,8 @@ _QUEUE_OFFSET, _PHYSICAL_OFFSET, _STORE_TIMESTAMP = map(
 )
 
 
-class Record(NamedTuple):
-    """The fields are those of `Records`, of one.
+class EncodedRecord(NamedTuple):
+    """The fields are those of `EncodedRecords`, of one.
 
     header: the values of RECORD_HEADER's fields, in order. rest: what follows the header. size: of the record, bytes.
     """
@@ -175,9 +175,9 @@ class Record(NamedTuple):
         return _ENTRY.pack(physical_offset, self.size, self.tags_code)
 
 
-def set_field(records: Records | Sequence[Record], name: str, values: npt.ArrayLike) -> None:
+def set_field(records: EncodedRecords | Sequence[EncodedRecord], name: str, values: npt.ArrayLike) -> None:
     """Write a field into the headers of n records. values: one for all, or one each."""
-    if isinstance(records, Records):
+    if isinstance(records, EncodedRecords):
         records.headers[name] = values
         return
     kind = RECORD_HEADER[name]
@@ -187,12 +187,12 @@ def set_field(records: Records | Sequence[Record], name: str, values: npt.ArrayL
         record.header[_NUMBERS[name]] = bytes(value) if kind.shape else value
 
 
-def as_columns(records: Records | Sequence[Record]) -> Records:
+def as_columns(records: EncodedRecords | Sequence[EncodedRecord]) -> EncodedRecords:
     """The same, one at least, as columns. Raises `MessageRefused` for more bytes than columns hold."""
-    return records if isinstance(records, Records) else _columns(records)
+    return records if isinstance(records, EncodedRecords) else _columns(records)
 
 
-def _columns(few: Sequence[Record]) -> Records:
+def _columns(few: Sequence[EncodedRecord]) -> EncodedRecords:
     total = sum(record.size for record in few)
     if total > _MOST_BYTES:
         raise MessageRefused(
@@ -200,7 +200,7 @@ def _columns(few: Sequence[Record]) -> Records:
             f"{len(few)} messages of {total} bytes in one call, at most {_MOST_BYTES}; put fewer at a time",
         )
     destinations = list(dict.fromkeys(record.queue for record in few))
-    return Records(
+    return EncodedRecords(
         headers=np.frombuffer(bytearray().join(_HEADER.pack(*record.header) for record in few), RECORD_HEADER),
         rests=(blobs([record.rest for record in few]),),
         sizes=np.array([record.size for record in few], np.int64),

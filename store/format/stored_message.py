@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from store.format.arrays import texts
-from store.format.entering import Entry, Place, are_wrong_codes, stands_in
+from store.format.entering import MessagePlace, QueueEntry, are_wrong_codes, stands_in
 from store.format.hashes import body_crc, java_hash_code, property_crc
 from store.format.inflating import decompress
 from store.format.layout import (
@@ -175,13 +175,13 @@ def _wrong(where: object, what: str) -> CorruptRecord:
     return CorruptRecord(f"{where}: {what}; run 'pyspark-mq verify', and restore the segment from a copy")
 
 
-def must_be_entered(message: StoredMessage, entry: Entry) -> None:
+def must_be_entered(message: StoredMessage, entry: QueueEntry) -> None:
     """Raises `CorruptRecord` where an entry of a queue is not the one of the message that was found there."""
     tag = message.tags
     named = (message.topic, message.queue_id, message.queue_offset, message.physical_offset)
     if named == entry[:4] and entry.tags_code == java_hash_code(tag or ""):  # much faster than the whole rule
         return
-    own = Place(*named[:3])
+    own = MessagePlace(*named[:3])
     is_code = not are_wrong_codes(np.array([entry.tags_code]), texts([tag or ""]), own.topic).any()
     is_there = message.physical_offset == entry.physical_offset
     if not (is_there and is_code and stands_in(entry.place, own, message.properties)):

@@ -241,7 +241,7 @@ class Log(Protocol):
     ) -> None: ...
 
 
-class Append(Protocol):
+class LogAppend(Protocol):
     """Messages of any topics on their way into a log, for one publication: seen all at once or not at all.
 
     Over with `publish`, also if that raises, and with `abandon`.
@@ -271,7 +271,7 @@ class LogWriter(Log, Protocol):
     def create_topic(self, topic: str, queues: int) -> int:
         """Create a topic, or add queues to one; returns its number of queues. Raises `InvalidTopic`, `StoreFull`."""
 
-    def begin(self) -> Append:
+    def begin(self) -> LogAppend:
         """An append of tables, to any topics."""
 
     def flush(self) -> None:

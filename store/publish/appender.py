@@ -18,7 +18,7 @@ from itertools import chain, islice
 from typing import Generic, NamedTuple, TypeVar
 
 from store.format.layout import CQ_ENTRY
-from store.format.records import Record, Records, as_columns
+from store.format.records import EncodedRecord, EncodedRecords, as_columns
 from store.index.index import Index
 from store.log.commit_log import CommitLog, Stretches
 from store.log.consume_queues import ConsumeQueues, QueueName
@@ -32,7 +32,7 @@ from store.publish.together import Together, WaitingAppend
 
 FAR_MS = 3_600_000  # more than clocks are set back as a rule
 Condition = Callable[[], bool]
-Piece = Records | list[Record]  # many, or a few
+Piece = EncodedRecords | list[EncodedRecord]  # many, or a few
 _Piece = TypeVar("_Piece")
 
 
@@ -108,7 +108,7 @@ class Appender:
             self._publish(appended)
             return AppendResult.concatenate(appended.results)
 
-    def append_few(self, records: Sequence[Record]) -> list[Where]:
+    def append_few(self, records: Sequence[EncodedRecord]) -> list[Where]:
         """Append a few records, one at least, published together with those of other threads that wait.
 
         Raises `StoreFull`, `MessageRefused`, `FlushFailed`, `UnknownTopic`; nothing is visible then.

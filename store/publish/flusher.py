@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from store.files.checkpoint import write_checkpoint
-from store.files.opened import Place
+from store.files.opened import PinnedPath
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.unflushed import Ranges, Unflushed
@@ -44,7 +44,7 @@ class Flusher:
         unflushed: Unflushed,
         note: Callable[[int, int, Ranges], None],
         interval: float,
-        place: Place,
+        place: PinnedPath,
     ) -> None:
         """note: told what was flushed, as log offsets (bytes) and queue entries, without those of deleted topics."""
         self._published_end = published

@@ -27,7 +27,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from store.files.atomic import open_file, write_at
-from store.files.opened import Descriptor, Opened, Place
+from store.files.opened import Descriptor, Opened, PinnedPath
 from store.format.layout import LOCK_FILE
 from store.model.errors import StoreBusy, StoreLocked, StoreUnavailable
 from store.model.system_errors import raise_translated, system_errors
@@ -72,7 +72,7 @@ class StoreLock(Opened):
         self._holder = 0  # id of the thread that holds this
         self._file = Descriptor(self._path, open_file)
         status = os.fstat(self._file.fd)
-        self.place = Place(self._path, status)
+        self.place = PinnedPath(self._path, status)
         if status.st_size == 0:
             with system_errors(self._path):
                 write_at(self._file.fd, b"lock", 0)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from store.files.opened import Place
+from store.files.opened import PinnedPath
 from store.format.layout import ABORT_FILE, CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, PUBLISHED_END_FILE
 from store.format.stored_message import decode_record
 from store.log.commit_log import CommitLog
@@ -41,7 +41,7 @@ class LogEnd:
         self.path = root / PUBLISHED_END_FILE
         self.by_log = False
         self._root = root
-        self._place = Place(root)
+        self._place = PinnedPath(root)
         self._log = log
         self._end = 0  # the last confirm offset
         self._flushed = 0  # up to here log and queues were on the device when the machine went down

@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from store.format.records import Record, Records, as_columns
+from store.format.records import EncodedRecord, EncodedRecords, as_columns
 from store.index.index_file import KeyColumn
 from store.log.commit_log import CommitLog, Stretches
 from store.log.consume_queues import ConsumeQueues, QueueName
@@ -73,7 +73,7 @@ class Placed(NamedTuple, Generic[Result]):
 
 
 def place_many(
-    log: CommitLog, records: Records, begin: int, next_offsets: NextOffsets, store_timestamp: int
+    log: CommitLog, records: EncodedRecords, begin: int, next_offsets: NextOffsets, store_timestamp: int
 ) -> tuple[Placed[AppendResult], Stretches]:
     """Place records from log offset `begin` on; and what is to be written in the log. store_timestamp: ms.
 
@@ -101,7 +101,7 @@ def place_many(
 
 
 def place_few(
-    log: CommitLog, records: Sequence[Record], begin: int, next_offsets: NextOffsets, store_timestamp: int
+    log: CommitLog, records: Sequence[EncodedRecord], begin: int, next_offsets: NextOffsets, store_timestamp: int
 ) -> tuple[Placed[list[Where]], Stretches]:
     """What `place_many` makes of the same records."""
     if not log.has_room(begin, sum(record.size for record in records)):
@@ -124,7 +124,7 @@ def place_few(
     return Placed((begin, records[0].size), at, entries, keys, went), [(begin, b"".join(stamped))]
 
 
-def _by_queue(records: Records) -> Iterable[tuple[QueueName, npt.NDArray[np.int64]]]:
+def _by_queue(records: EncodedRecords) -> Iterable[tuple[QueueName, npt.NDArray[np.int64]]]:
     """Each destination with the rows that go there, ascending."""
     if len(records.destinations) == 1:
         return [(records.destinations[0], np.arange(len(records)))]

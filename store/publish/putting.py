@@ -15,7 +15,6 @@ import pyarrow as pa
 from store.files.config import StoreConfig
 from store.files.topics import Topics
 from store.format.arrays import constant, lengths
-from store.format.copies import Copies, Places
 from store.format.delayed import Waits, waiting
 from store.format.encoding import encode_columns, encode_list
 from store.format.entering import RESERVED, check_topic
@@ -23,7 +22,8 @@ from store.format.hashes import java_hash, java_hash_code
 from store.format.layout import END_FILE_MIN_BLANK_BYTES, MAX_TOPIC_BYTES, PROPERTY_CRC_BYTES, PROPERTY_UNIQ_KEY
 from store.format.message import Message, check_mapping, illegal, whole_number
 from store.format.message_columns import ANY_QUEUE, WAITING_COLUMNS, MessageColumns, as_table, split
-from store.format.records import Encoding, Record, Records, as_columns
+from store.format.record_copies import Places, RecordCopies
+from store.format.records import EncodedRecord, EncodedRecords, Encoding, as_columns
 from store.format.stored_message import offset_msg_ids
 from store.model.errors import PutStatus
 from store.publish.results import Where
@@ -83,7 +83,7 @@ class Putting:
             raise illegal(f"put_many takes an iterable of Message, not {type(messages).__name__}")
         return list(map(_sendable, messages))
 
-    def of_messages(self, messages: Sequence[Message]) -> Records | list[Record]:
+    def of_messages(self, messages: Sequence[Message]) -> EncodedRecords | list[EncodedRecord]:
         """Records of messages of any topics: of many as columns.
 
         Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`.
@@ -103,18 +103,18 @@ class Putting:
             for message in messages
         ]
 
-    def of_own(self, messages: Sequence[Message]) -> Records | list[Record]:
+    def of_own(self, messages: Sequence[Message]) -> EncodedRecords | list[EncodedRecord]:
         """Records of a broker's own messages, past the door: any topic and properties; each names its queue.
 
         Raises `MessageRefused` for one that may fit no segment once it is put again in its own topic.
         """
         queue_ids = [message.queue_id or 0 for message in messages]
         records = encode_list(messages, queue_ids, self._encoding, _now())
-        sizes = records.sizes if isinstance(records, Records) else np.array([record.size for record in records])
+        sizes = records.sizes if isinstance(records, EncodedRecords) else np.array([record.size for record in records])
         self._must_fit_later(sizes)
         return records
 
-    def of_table(self, topic: str, table: object) -> Iterator[Records]:
+    def of_table(self, topic: str, table: object) -> Iterator[EncodedRecords]:
         """Records of many messages of one topic, in pieces of about 16 MiB, each made when it is asked for.
 
         Raises at once `UnknownTopic`, `InvalidTopic`, `InvalidColumns` for columns that do not fit; with a piece
@@ -126,7 +126,7 @@ class Putting:
             self._delaying()  # now: what makes the pieces may have the lock
         return (self._of_piece(topic, piece) for piece in split(source))
 
-    def _of_piece(self, topic: str, piece: pa.Table) -> Records:
+    def _of_piece(self, topic: str, piece: pa.Table) -> EncodedRecords:
         messages = MessageColumns.of(piece)
         now = _now()
         records = encode_columns(topic, messages, self._choose_queues(topic, messages), self._encoding, now)
@@ -137,11 +137,11 @@ class Putting:
         waits = Waits.of(nobody if levels is None else levels, nobody if times is None else times, now)
         return records if waits is None else self._fitting_later(waiting(records, waits, self._encoding), waits)
 
-    def _waiting(self, records: Records, waits: Waits) -> Records:
+    def _waiting(self, records: EncodedRecords, waits: Waits) -> EncodedRecords:
         self._delaying()
         return self._fitting_later(waiting(records, waits, self._encoding), waits)
 
-    def _fitting_later(self, records: Records, waits: Waits) -> Records:
+    def _fitting_later(self, records: EncodedRecords, waits: Waits) -> EncodedRecords:
         """What fits a segment where it waits, but may not in its own topic, must not be acknowledged."""
         self._must_fit_later(records.sizes[(waits.levels > 0) | (waits.deliver_at > 0)])
         return records
@@ -154,7 +154,7 @@ class Putting:
                 "fit no commit log segment then; create the store with a larger mappedFileSizeCommitLog"
             )
 
-    def of_copies(self, copies: Copies, places: Places) -> Iterator[Records]:
+    def of_copies(self, copies: RecordCopies, places: Places) -> Iterator[EncodedRecords]:
         """Records of stored messages that are put again, past the door: it is the store itself that says where.
 
         Raises `MessageRefused` for properties that become too large.

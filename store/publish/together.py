@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from store.format.records import Record
+from store.format.records import EncodedRecord
 from store.model.errors import MessageRefused, UnknownTopic
 from store.publish.locks import StoreLock
 from store.publish.results import Where
@@ -19,7 +19,7 @@ from store.publish.results import Where
 class WaitingAppend:
     """What one thread appends. result: set when, and only when, readers see it."""
 
-    records: Sequence[Record]
+    records: Sequence[EncodedRecord]
     result: list[Where] | None = None
 
 
@@ -30,7 +30,7 @@ class Together:
         self._lock = lock
         self._waiting: dict[WaitingAppend, None] = {}  # in their order; each step at it is one of the dictionary
 
-    def append(self, records: Sequence[Record], append: Callable[[list[WaitingAppend]], None]) -> list[Where]:
+    def append(self, records: Sequence[EncodedRecord], append: Callable[[list[WaitingAppend]], None]) -> list[Where]:
         """Append records, in this thread's turn or in another's. Raises as `StoreLock.held`, and `append`.
 
         append: the same in all calls. Called under the lock; gives each its result, or raises and gives none to any.

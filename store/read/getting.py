@@ -12,7 +12,7 @@ import numpy as np
 
 from store.files.config import StoreConfig
 from store.format.arrays import Bytes
-from store.format.entering import Entry
+from store.format.entering import QueueEntry
 from store.format.layout import CQ_ENTRY, MIN_RECORD_BYTES, SYS_COMPRESSED
 from store.format.stored_message import StoredMessage, decode_record, inflated, must_be_entered
 from store.format.stored_messages import stored_messages
@@ -184,16 +184,16 @@ def _one_by_one(
 
 def _candidates(
     queue: ConsumeQueue, offset: int, entries: Entries, message_filter: MessageFilter, at_once: int
-) -> Iterator[Entry]:
+) -> Iterator[QueueEntry]:
     """The entries whose message may match; `at_once` of them are looked at before any is asked for."""
     for first in range(0, len(entries), at_once):
         some = entries[first : first + at_once]
         kept = may_match(some, message_filter).tolist() if message_filter.columns else [True] * len(some)
         for row, fields in compress(enumerate(some.tolist()), kept):
-            yield Entry(queue.topic, queue.queue_id, offset + first + row, *fields)
+            yield QueueEntry(queue.topic, queue.queue_id, offset + first + row, *fields)
 
 
-def _record(log: CommitLog, views: dict[int, Bytes], entry: Entry) -> bytes:
+def _record(log: CommitLog, views: dict[int, Bytes], entry: QueueEntry) -> bytes:
     """The record of an entry. views: of segments, by the offset at which each begins. Raises `OffsetLost`."""
     size = log.segments.size
     if not log.can_be_record(entry.physical_offset, entry.size):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from store.format.entering import Entry, keys_of
+from store.format.entering import QueueEntry, keys_of
 from store.format.layout import (
     CQ_ENTRY,
     IPV4_BYTES,
@@ -99,7 +99,7 @@ def is_queued(
         head = log.segments.read(message.physical_offset, RECORD_HEADER["total_size"].itemsize)
     except OffsetLost:  # retention took it just now
         return True
-    entry, size = Entry(*message[:3], *entries[0].item()), int.from_bytes(head, "big")
+    entry, size = QueueEntry(*message[:3], *entries[0].item()), int.from_bytes(head, "big")
     if size != entry.size:
         raise CorruptRecord(
             f"{entry}: an entry of {entry.size} bytes, a record of {size}; run 'pyspark-mq verify --repair'"

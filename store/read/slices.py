@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from store.files.config import StoreConfig
-from store.format.entering import Entry
+from store.format.entering import QueueEntry
 from store.format.layout import MIN_RECORD_BYTES
 from store.format.stored_message import decode_record
 from store.log.commit_log import CommitLog
@@ -78,7 +78,7 @@ def _matching(
             matching.append(row)
             break
         record = _view(log, queue, offset, entries, row, row + 1).tobytes()
-        message = decode_record(record, Entry(queue.topic, queue.queue_id, offset + row, *entries[row].item()))
+        message = decode_record(record, QueueEntry(queue.topic, queue.queue_id, offset + row, *entries[row].item()))
         if message_filter.match(message.tags, message.properties):
             matching.append(row)
     return np.array(matching, np.int64), len(entries)

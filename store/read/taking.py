@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from store.format.copies import Copies
 from store.format.layout import MIN_RECORD_BYTES, RECORD_HEADER
+from store.format.record_copies import RecordCopies
 from store.format.record_view import RecordView
 from store.log.commit_log import CommitLog
 from store.model.errors import CorruptRecord, OffsetNotYet
@@ -16,7 +16,7 @@ from store.model.log_protocol import Int64s
 _RESTORE = "run 'pyspark-mq verify', and restore the segment from a copy"
 
 
-def taken(log: CommitLog, physical_offsets: Int64s, sizes: Int64s) -> Copies:
+def taken(log: CommitLog, physical_offsets: Int64s, sizes: Int64s) -> RecordCopies:
     """The messages whose records begin at these log offsets, all different, and are so long, in this order; n >= 1.
 
     Raises `CorruptRecord` naming the first that is no sound record, `OffsetLost` where a segment is gone.
@@ -25,7 +25,7 @@ def taken(log: CommitLog, physical_offsets: Int64s, sizes: Int64s) -> Copies:
     offsets, lengths = physical_offsets[order], sizes[order]
     segments = offsets // log.segments.size
     cuts = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(offsets)]
-    copies = Copies.concatenate([_in_segment(log, offsets[a:b], lengths[a:b]) for a, b in pairwise(cuts)])
+    copies = RecordCopies.concatenate([_in_segment(log, offsets[a:b], lengths[a:b]) for a, b in pairwise(cuts)])
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
     return copies if (back == np.arange(len(order))).all() else copies.take(back)
@@ -43,7 +43,7 @@ def sizes_at(log: CommitLog, physical_offsets: Int64s, confirm_offset: int) -> I
     return np.frombuffer(heads, RECORD_HEADER["total_size"]).astype(np.int64)
 
 
-def _in_segment(log: CommitLog, offsets: Int64s, sizes: Int64s) -> Copies:
+def _in_segment(log: CommitLog, offsets: Int64s, sizes: Int64s) -> RecordCopies:
     begin, end = int(offsets[0]), int(offsets[-1] + sizes[-1])
     if begin < 0 or end > log.next_segment(begin) or sizes.min() < MIN_RECORD_BYTES:
         raise CorruptRecord(f"commit log offsets {begin} to {end}: no records of one segment; {_RESTORE}")
@@ -54,4 +54,4 @@ def _in_segment(log: CommitLog, offsets: Int64s, sizes: Int64s) -> Copies:
         sound &= records.crc_matches()
     if not sound.all():
         raise CorruptRecord(f"commit log offset {offsets[np.argmin(sound)]}: no sound record; {_RESTORE}")
-    return Copies.of(records)
+    return RecordCopies.of(records)

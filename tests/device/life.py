@@ -16,12 +16,12 @@ import pyarrow as pa
 import pytest
 
 from store import Append, AppendResult, Message, MessageStore, StoreConfig, StoreError
-from store.format.copies import Places
+from store.format.record_copies import Places
 from store.upkeep.verify import verify
 from tests.device.history import History, Sent, Steps, everything
 from tests.device.recorder import Recorder
 from tests.store.format.test_columns import in_a_log
-from tests.store.format.test_copies import copies_of
+from tests.store.format.test_record_copies import copies_of
 
 T = TypeVar("T")
 NEVER = sys.maxsize

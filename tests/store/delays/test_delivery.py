@@ -20,7 +20,7 @@ from store.broker.deletion import delete_topic
 from store.format.delayed import Waits, waiting
 from store.format.encoding import encode_list
 from store.format.layout import DELAY_OFFSETS_FILE
-from store.format.records import Records, as_columns
+from store.format.records import EncodedRecords, as_columns
 from store.publish.appender import Appender
 from store.publish.putting import encoding_of
 from store.upkeep.retention import CleanDecision, Reason, Retention
@@ -90,7 +90,7 @@ def test_what_the_log_does_not_take_does_not_keep_the_others(
             raise StoreBusy("once")
         return append(appender, *pieces, **how)
 
-    def waits(body: bytes) -> Records:
+    def waits(body: bytes) -> EncodedRecords:
         records = encode_list([Message("t" * 127, body)], [0], encoding_of(SMALL), int(time.time() * 1000))
         return waiting(as_columns(records), Waits(np.array([1]), np.array([0])), encoding_of(SMALL))
 

@@ -17,7 +17,7 @@ from store.delays.delivery_progress import oldest_waiting
 from store.format.delayed import Waits, waiting
 from store.format.encoding import encode_list
 from store.format.layout import DELAY_OFFSETS_FILE, LOCK_FILE, SCHEDULE_TOPIC, TIMER_TOPIC
-from store.format.records import Records, as_columns
+from store.format.records import EncodedRecords, as_columns
 from store.log.consume_queue import MAKE_ANEW
 from store.model.errors import CorruptSegment
 from store.publish.locks import DELIVERY_BYTE, Turn
@@ -29,7 +29,7 @@ from tests.store.log.damages import SMALL
 from tests.waiting import until
 
 
-def at_level(store: MessageStore, level: int) -> Records:
+def at_level(store: MessageStore, level: int) -> EncodedRecords:
     """As a broker with a `messageDelayLevel` of its own puts it; due in a second."""
     messages, encoding = [Message("orders", b"%d" % level)], encoding_of(store.config)
     encoded = as_columns(encode_list(messages, [0], encoding, 0))

@@ -21,7 +21,7 @@ from store.format.encoding import encode_columns, encode_list
 from store.format.hashes import java_hash_code
 from store.format.message import encode_messages
 from store.format.message_columns import MessageColumns, as_table, split
-from store.format.records import Encoding, Records, as_columns
+from store.format.records import EncodedRecords, Encoding, as_columns
 from store.format.stored_message import decode_record
 from tests.store.format.test_message import KEY, TAG, TEXT, messages
 
@@ -35,7 +35,7 @@ def map_of(values: pa.Array) -> pa.MapArray:
 HOST = (bytes([127, 0, 0, 1]), 10911)
 
 
-def encode(table: pa.Table, max_message_size: int = 1000) -> Records:
+def encode(table: pa.Table, max_message_size: int = 1000) -> EncodedRecords:
     (piece,) = split(as_table(table))
     columns = MessageColumns.of(piece)
     queues = np.zeros(len(columns), np.int64)
@@ -320,7 +320,7 @@ def test_the_same_refusals(rows: list[Message]) -> None:
 @given(st.lists(st.tuples(TAG, KEY), min_size=1, max_size=3))
 def test_usual_messages_go_through_columns(fields: list[tuple[str, str]]) -> None:
     rows = many([Message("t", b"body", tags=tag, keys=(key,), properties={"n": key}) for tag, key in fields])
-    assert isinstance(encode_list(rows, [0] * len(rows), ENCODING, NOW), Records)
+    assert isinstance(encode_list(rows, [0] * len(rows), ENCODING, NOW), EncodedRecords)
 
 
 @pytest.mark.parametrize("row", [0, MANY - 1])

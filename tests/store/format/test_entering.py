@@ -15,7 +15,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from store import InvalidTopic, Message, MessageRefused, MessageStore, StoreConfig, StoreError
-from store.format.entering import Place, in_own_queue, light_places, stand_in_light_queue, stands_in, without_reserved
+from store.format.entering import (
+    MessagePlace,
+    in_own_queue,
+    light_places,
+    stand_in_light_queue,
+    stands_in,
+    without_reserved,
+)
 from store.format.properties import PropertyColumns, decode_properties
 from store.upkeep.verify import verify
 
@@ -232,11 +239,11 @@ def test_light_queues_of_a_brokers_record(topic: str, queues: str, offsets: str,
     text = f"INNER_MULTI_DISPATCH\x01{queues}\x02INNER_MULTI_QUEUE_OFFSET\x01{offsets}\x02"
     properties = PropertyColumns(pa.array([b"", text.encode()], pa.binary()))
     found = light_places(properties, ["other", topic], pa.array([0, 1]).to_numpy())
-    assert list(found) == [(1, Place(*place)) for place in places]
+    assert list(found) == [(1, MessagePlace(*place)) for place in places]
     rows = decode_properties(text.encode())
     for place in places:
-        assert stands_in(Place(*place), Place(topic, 7, 0), rows)
-        assert not stands_in(Place(place[0], place[1], 4), Place(topic, 7, 0), rows)
+        assert stands_in(MessagePlace(*place), MessagePlace(topic, 7, 0), rows)
+        assert not stands_in(MessagePlace(place[0], place[1], 4), MessagePlace(topic, 7, 0), rows)
 
 
 @given(st.lists(st.tuples(LIGHT_NAMES, LIGHT_OFFSETS, st.integers(0, 3)), min_size=1, max_size=6))
@@ -250,7 +257,7 @@ def test_records_of_a_light_queue_all_at_once(rows: list[tuple[str | None, str |
     columns = PropertyColumns(pa.array([text.encode() for text in texts], pa.binary()))
     stands = stand_in_light_queue(columns, "%LMQ%a", pa.array([row[2] for row in rows]).to_numpy())
     assert stands.tolist() == [
-        stands_in(Place("%LMQ%a", 0, row[2]), Place("t", 7, 9), decode_properties(text.encode()))
+        stands_in(MessagePlace("%LMQ%a", 0, row[2]), MessagePlace("t", 7, 9), decode_properties(text.encode()))
         for row, text in zip(rows, texts, strict=True)
     ]
 

@@ -18,7 +18,7 @@ from store.format.hashes import java_hash_code
 from store.format.layout import PROPERTY_CRC_BYTES, RECORD_HEADER, field_offset
 from store.format.message import encode_messages, topic_magic
 from store.format.message_columns import MessageColumns, split
-from store.format.records import Encoding, Records, as_columns
+from store.format.records import EncodedRecords, Encoding, as_columns
 from store.format.stored_message import decode_record
 from tests.store.golden_bytes import PROPERTY_CRC, V1
 
@@ -46,12 +46,12 @@ def messages(draw: st.DrawFn) -> Message:
     )
 
 
-def encode(*rows: Message, max_message_size: int = 1 << 20, with_crc: bool = False) -> Records:
+def encode(*rows: Message, max_message_size: int = 1 << 20, with_crc: bool = False) -> EncodedRecords:
     queue_ids = [row.queue_id or 0 for row in rows]
     return as_columns(encode_messages(rows, queue_ids, Encoding(HOST, max_message_size, with_crc=with_crc), NOW))
 
 
-def decode(records: Records) -> list[StoredMessage]:
+def decode(records: EncodedRecords) -> list[StoredMessage]:
     return [decode_record(bytes(records.encoded(n, n + 1)), "here") for n in range(len(records))]
 
 

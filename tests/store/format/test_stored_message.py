@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import CorruptRecord, StoredMessage
-from store.format.entering import Entry
+from store.format.entering import QueueEntry
 from store.format.hashes import java_hash_code
 from store.format.layout import PROPERTY_CRC_BYTES, PROPERTY_CRC_NAME
 from store.format.stored_message import decode_record, host_text, must_be_entered, offset_msg_id, offset_msg_ids
@@ -87,7 +87,7 @@ def test_what_is_decoded_is_as_what_is_made() -> None:
         decoded.flag = 8  # type: ignore[misc]
 
 
-ENTRY = Entry("TopicA", 0, 0, 0, len(V1), java_hash_code("TagA"))
+ENTRY = QueueEntry("TopicA", 0, 0, 0, len(V1), java_hash_code("TagA"))
 
 
 def test_an_entry_is_that_of_its_message() -> None:
@@ -95,7 +95,7 @@ def test_an_entry_is_that_of_its_message() -> None:
     must_be_entered(message, ENTRY)
     must_be_entered(message, ENTRY._replace(tags_code=-(1 << 31) - 1))  # in a queue extension
     with_place = message._replace(properties={"INNER_MULTI_DISPATCH": "x,%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "1,5"})
-    light = Entry("%LMQ%a", 0, 5, 0, len(V1), 0)
+    light = QueueEntry("%LMQ%a", 0, 5, 0, len(V1), 0)
     must_be_entered(with_place, light)
     for found, entry in [
         (message, ENTRY._replace(topic="TopicB")),

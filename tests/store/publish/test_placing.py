@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from store import Message, MessageRefused
 from store.format.message import encode_messages
-from store.format.records import Encoding, Record, as_columns, set_field
+from store.format.records import EncodedRecord, Encoding, as_columns, set_field
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.publish.placing import NextOffsets, place_few, place_many
@@ -58,7 +58,7 @@ def outcome(place: Callable[..., Any], records: Any, begin: int, segment: int) -
     ),
 )
 def test_a_few_are_placed_as_many_are(rows: list[Message], begin: int, segment: int, encoding: Encoding) -> None:
-    def records() -> list[Record]:
+    def records() -> list[EncodedRecord]:
         made = encode_messages(rows, [row.queue_id or 0 for row in rows], encoding, 5)
         set_field(made, "reconsume_times", 3)
         set_field(made, "born_ip", [[10, 0, 0, row] for row in range(len(rows))])

@@ -12,7 +12,7 @@ import pytest
 
 from store import Message, MessageRefused, MessageStore, PutStatus, StoreBusy, StoreConfig, StoreFull, StoreLocked
 from store.format.message import encode_messages
-from store.format.records import Encoding, Record
+from store.format.records import EncodedRecord, Encoding
 from store.log.unflushed import Ranges, Unflushed
 from store.publish.locks import StoreLock
 from store.publish.results import Where
@@ -24,7 +24,7 @@ ENCODING = Encoding((bytes([127, 0, 0, 1]), 10911), max_message_size=1000)
 FULL = StoreFull("no space")
 
 
-def records(number: int) -> list[Record]:
+def records(number: int) -> list[EncodedRecord]:
     return encode_messages([Message("t", str(number).encode())], [number], ENCODING, 0)
 
 

@@ -23,7 +23,7 @@ from store import (
     TagFilter,
     message_filter,
 )
-from store.format.entering import Entry
+from store.format.entering import QueueEntry
 from store.format.hashes import java_hash_code
 from store.format.layout import COMMIT_LOG_DIR, CQ_ENTRY, segment_name
 from store.format.stored_message import decode_record, inflated, must_be_entered
@@ -186,7 +186,7 @@ def reference(
     messages: list[StoredMessage] = []
     taken, left = 0, config.maxDecompressedMessageSize
     for at, fields in enumerate(queue.entries(offset, end).tolist(), offset):
-        entry = Entry(topic, queue_id, at, *fields)
+        entry = QueueEntry(topic, queue_id, at, *fields)
         is_hash = -(1 << 31) <= entry.tags_code < 1 << 31
         is_other = tags is not None and is_hash and entry.tags_code not in map(java_hash_code, tags)
         if is_other and entry.size > 0:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from store import Message, MessageRefused, StoredMessage
 from store.format.arrays import texts
-from store.format.copies import Copies, Places
 from store.format.layout import SECTOR_BYTES, SYS_BORN_HOST_V6
+from store.format.record_copies import Places, RecordCopies
 from store.format.record_view import RecordView
-from store.format.records import Encoding, Records
+from store.format.records import EncodedRecords, Encoding
 from store.format.stored_message import decode_record
 from tests.store.format.test_columns import in_a_log
 from tests.store.format.test_message import encode, messages
@@ -24,16 +24,16 @@ from tests.store.golden_bytes import PROPERTY_CRC, V1, V1_BORN_V6
 ENCODING = Encoding((b"\x7f\0\0\1", 10911), 1)
 
 
-def copies_of(*records: bytes) -> Copies:
+def copies_of(*records: bytes) -> RecordCopies:
     data = b"".join(records)
     sizes = np.array([len(record) for record in records], np.int64)
     view = RecordView(np.frombuffer(data, np.uint8), np.cumsum(sizes) - sizes, sizes)
     view.measure_topics()
     assert view.sound.all()
-    return Copies.of(view)
+    return RecordCopies.of(view)
 
 
-def stored(pieces: list[Records], places: list[int]) -> list[StoredMessage]:
+def stored(pieces: list[EncodedRecords], places: list[int]) -> list[StoredMessage]:
     """The messages, as they are read once they stand in a log from offset 0 on; places: their queue offsets."""
     found = []
     at = 0
@@ -78,7 +78,7 @@ def test_what_was_read_is_as_good_as_the_records(rows: list[Message]) -> None:
     places, offsets = Places("orders", np.zeros(len(records), np.int64)), list(range(len(records)))
     again, expected = (
         stored(list(copies.records(places, ENCODING)), offsets)
-        for copies in (Copies.of_messages(read), copies_of(*records))
+        for copies in (RecordCopies.of_messages(read), copies_of(*records))
     )
     assert again == expected
 
@@ -167,7 +167,7 @@ def test_a_checksum_can_follow_properties_without_their_last_separator() -> None
 def test_what_was_read_is_put_again_whatever_only_a_broker_takes() -> None:
     """Or who fails to process it keeps it for ever."""
     was = decode_record(with_properties(b"p\1a\1b\2zeros\1" + bytes(2 * SECTOR_BYTES) + b"\2"), "t")
-    (made,) = Copies.of_messages([was]).records(Places("here", np.array([0])), ENCODING)
+    (made,) = RecordCopies.of_messages([was]).records(Places("here", np.array([0])), ENCODING)
     (copy,) = stored([made], [0])
     assert made.with_crc
     assert copy.properties == was.properties == {"p": "a\1b", "zeros": "\0" * 2 * SECTOR_BYTES}

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from store.format import compute as pc
 from store.format.arrays import arrow, constant, flat, lengths, numbers
-from store.format.encoding import Topics, encode_property
+from store.format.encoding import RecordTopics, encode_property
 from store.format.entering import tags_codes
 from store.format.hashes import body_crc, key_hashes
 from store.format.layout import (
@@ -35,7 +35,7 @@ from store.format.layout import (
 )
 from store.format.properties import PropertyColumns, join_properties, properties_too_large
 from store.format.record_view import RecordView
-from store.format.records import Encoding, Records, gather_rows, rows_as_binary
+from store.format.records import EncodedRecords, Encoding, gather_rows, rows_as_binary
 from store.format.stored_message import StoredMessage, host_of
 
 Ints = npt.NDArray[np.int64]
@@ -50,7 +50,7 @@ class Places(NamedTuple):
 
     topics: one for all, or one each, length n. queue_ids: int64, shape (n,).
     properties: name to its values, length n, null or "" for none. fields: of the header, int64, shape (n,).
-    delays: ms, shape (n,), as `Records` has them.
+    delays: ms, shape (n,), as `EncodedRecords` has them.
     """
 
     topics: str | pa.StringArray
@@ -61,7 +61,7 @@ class Places(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Copies:
+class RecordCopies:
     """What n stored records hold, whatever becomes of their segment.
 
     headers: shape (n,), with room for an IPv6 address where they were born; an IPv4 one is in its first bytes.
@@ -76,7 +76,7 @@ class Copies:
         return len(self.headers)
 
     @staticmethod
-    def of(records: RecordView) -> Copies:
+    def of(records: RecordView) -> RecordCopies:
         """The records, all of them sound, their topics measured, in ascending order."""
         headers = np.zeros(len(records), _WIDEST)
         for name in _KEPT:
@@ -89,10 +89,10 @@ class Copies:
         properties = records.properties
         if records.have_property_crc.any():
             properties = PropertyColumns(properties).without([PROPERTY_CRC])
-        return Copies(headers, records.stored_bodies, properties)
+        return RecordCopies(headers, records.stored_bodies, properties)
 
     @staticmethod
-    def of_messages(messages: Sequence[StoredMessage]) -> Copies:
+    def of_messages(messages: Sequence[StoredMessage]) -> RecordCopies:
         """What was read of them, where their records are elsewhere, or gone. Raises `MessageRefused`."""
         headers = np.zeros(len(messages), _WIDEST)
         headers["body_crc"] = [body_crc(each.body) for each in messages]
@@ -105,23 +105,23 @@ class Copies:
             headers["born_ip"][row, : len(ip)] = np.frombuffer(ip, np.uint8)
             headers["born_port"][row] = port
         parts = [each.body for each in messages], [join_properties(each.properties) for each in messages]
-        return Copies(headers, *(pa.array(part, pa.binary()) for part in parts))
+        return RecordCopies(headers, *(pa.array(part, pa.binary()) for part in parts))
 
     @staticmethod
-    def concatenate(parts: Sequence[Copies]) -> Copies:
+    def concatenate(parts: Sequence[RecordCopies]) -> RecordCopies:
         """All of `parts`, one at least."""
         if len(parts) == 1:
             return parts[0]
-        return Copies(
+        return RecordCopies(
             np.concatenate([part.headers for part in parts]),
             pa.concat_arrays([part.bodies for part in parts]),
             pa.concat_arrays([part.properties for part in parts]),
         )
 
-    def take(self, rows: Ints) -> Copies:
+    def take(self, rows: Ints) -> RecordCopies:
         """These rows, in this order."""
         index = arrow(rows.astype(np.int64))
-        return Copies(self.headers[rows], self.bodies.take(index), self.properties.take(index))
+        return RecordCopies(self.headers[rows], self.bodies.take(index), self.properties.take(index))
 
     def value(self, name: str) -> pa.StringArray:
         """A property, length n, null where there is none."""
@@ -135,7 +135,7 @@ class Copies:
     def _named(self) -> PropertyColumns:
         return PropertyColumns(self.properties)
 
-    def records(self, places: Places, encoding: Encoding) -> Iterator[Records]:
+    def records(self, places: Places, encoding: Encoding) -> Iterator[EncodedRecords]:
         """Records of the copies, in order; in several pieces where some were born on IPv6 hosts, or have zeros in their
         properties that a recovery would take for what the device lost: these end with a checksum, whatever `encoding`
         says.
@@ -157,7 +157,7 @@ class Copies:
         for first, last in pairwise(cuts):
             rows = slice(first, last)
             topics = places.topics if isinstance(places.topics, str) else places.topics[rows]
-            named = Topics.of(topics)
+            named = RecordTopics.of(topics)
             hashes, owners = key_hashes(topics, *(None if each is None else each[rows] for each in filed))
             destinations, queues = named.destinations(places.queue_ids[rows])
             some = _as(headers[rows], RECORD_HEADERS[bool(v6[first])][False])
@@ -169,7 +169,7 @@ class Copies:
             )
             some["magic"] = named.magic
             some["total_size"] = sizes = some.itemsize + sum(map(_lengths, parts))
-            yield Records(
+            yield EncodedRecords(
                 headers=some,
                 rests=parts,
                 sizes=np.broadcast_to(sizes, len(some)).astype(np.int64),
@@ -216,9 +216,9 @@ def _ended(properties: pa.BinaryArray) -> pa.BinaryArray:
 
 
 def _behind_headers(
-    bodies: pa.BinaryArray, topics: Topics, properties: pa.BinaryArray, *, with_crc: bool
+    bodies: pa.BinaryArray, topics: RecordTopics, properties: pa.BinaryArray, *, with_crc: bool
 ) -> tuple[pa.BinaryArray | bytes, ...]:
-    """The parts of records behind their headers, as `Records` has them."""
+    """The parts of records behind their headers, as `EncodedRecords` has them."""
     checksum = bytes(PROPERTY_CRC_BYTES) if with_crc else b""
     sizes = lengths(properties) + len(checksum)
     if sizes.max() > MAX_PROPERTIES_BYTES:
