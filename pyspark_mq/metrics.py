@@ -36,7 +36,7 @@ from store.files.figures import (
 )
 from store.format.layout import DLQ_TOPIC_PREFIX
 from store.model.log_protocol import Fingerprint
-from store.publish.lock_holders import Holder
+from store.publish.locks import Holder
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric

@@ -64,8 +64,8 @@ from store.model.errors import (
     Untrusted,
 )
 from store.model.log_protocol import Boundary
+from store.publish.placing import AppendResult
 from store.publish.putting import PutResult
-from store.publish.results import AppendResult
 from store.read.filters import TagFilter, message_filter
 from store.read.getting import GetResult, GetStatus
 from store.upkeep.retention import Cleaned

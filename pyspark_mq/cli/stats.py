@@ -18,7 +18,7 @@ from store import MessageStore
 from store.directory.directory_log import LocalLog
 from store.files.figures import HELD
 from store.model.log_protocol import Queue
-from store.publish.lock_holders import Holder
+from store.publish.locks import Holder
 
 Extents = dict[tuple[str, int], Extent]
 Lags = dict[tuple[str, Queue], Lag]  # by group and queue

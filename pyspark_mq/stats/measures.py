@@ -9,7 +9,7 @@ from store import MessageStore, OffsetLost, UnknownTopic
 from store.files.figures import DELIVERS, figures_in
 from store.files.segments import BLOCK_BYTES, list_files
 from store.format.layout import COMMIT_LOG_DIR
-from store.publish.lock_holders import Holder, process
+from store.publish.locks import Holder, process
 
 SIZES_AT_ONCE = 1_000_000
 

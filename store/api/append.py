@@ -15,8 +15,8 @@ from store.format.record_copies import Places, RecordCopies
 from store.format.records import set_field
 from store.model.errors import StoreClosed
 from store.publish.appender import Condition, Piece
+from store.publish.placing import AppendResult
 from store.publish.putting import Putting
-from store.publish.results import AppendResult
 
 
 class Append:

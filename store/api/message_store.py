@@ -31,9 +31,9 @@ from store.log.queue_ends import QueueEnds
 from store.model.errors import InvalidTopic, ReadOnlyStore
 from store.model.integers import seconds
 from store.publish.log_end import LogEnd
+from store.publish.placing import AppendResult
 from store.publish.published_end import PublishedEnd
 from store.publish.putting import PutResult, Putting
-from store.publish.results import AppendResult
 from store.publish.watch import Watches
 from store.read.published import PublishedQueues
 from store.upkeep.directory import StoreDirectory

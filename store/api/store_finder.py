@@ -12,8 +12,7 @@ from store.index.index import END_OF_TIME
 from store.model.integers import integer, text
 from store.model.log_protocol import Int64s, Queue, QueueRange
 from store.read.narrowing import Narrowing
-from store.read.query import is_queued, message_at, messages_with_key, offset_of_id, record_at
-from store.read.taking import sizes_at, taken
+from store.read.query import is_queued, message_at, messages_with_key, offset_of_id, record_at, sizes_at, taken
 
 
 class StoreFinder(StoreReader):

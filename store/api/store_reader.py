@@ -47,8 +47,7 @@ from store.read.fingerprint import can_have, fingerprint
 from store.read.getting import GetResult, GetStatus, get_message
 from store.read.published import PublishedQueues
 from store.read.query import offset_by_time
-from store.read.scan import scan_queue
-from store.read.whole_topic import ranges, to_arrow
+from store.read.scan import ranges, scan_queue, to_arrow
 
 
 class StoreReader(Opened):

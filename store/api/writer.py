@@ -29,9 +29,9 @@ from store.publish.appender import Appender, Condition, Piece
 from store.publish.flusher import Flusher
 from store.publish.locks import StoreLock
 from store.publish.log_end import is_left
+from store.publish.placing import AppendResult, Where
 from store.publish.published_end import PublishedEnd
 from store.publish.putting import encoding_of
-from store.publish.results import AppendResult, Where
 from store.publish.watch import Watch
 from store.upkeep.deletion import Deletion, finish_deletion, remove_what_came_back
 from store.upkeep.directory import StoreDirectory

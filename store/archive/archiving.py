@@ -32,9 +32,9 @@ from store.model.errors import ArchiveOfAnother, CorruptSegment, CorruptStore, O
 from store.model.integers import LONG_MAX
 from store.model.log_protocol import Fingerprint, Queue
 from store.publish.flusher import flush_log, flushing
-from store.read.checked import Checked, checked_blocks
 from store.read.fingerprint import can_have
 from store.read.published import PublishedQueues
+from store.read.scan import Checked, checked_blocks
 
 PIECE_BYTES = 64 << 20  # of a queue's log: one object
 _SMALL = 4  # a last segment of less than a piece by that is written anew

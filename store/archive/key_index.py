@@ -29,7 +29,7 @@ from store.format.layout import (
 from store.model.errors import CorruptSegment
 from store.model.log_protocol import Int64s, Queue
 from store.objects.any_objects import ByteReader
-from store.read.checked import Checked
+from store.read.scan import Checked
 
 Items = npt.NDArray[Any]  # dtype ARCHIVE_INDEX_ITEM
 

@@ -50,10 +50,9 @@ from store.model.log_protocol import (
     ReadSpec,
 )
 from store.objects.urls import storage_options, without_secrets
-from store.read.checked import Checked, checked_blocks
 from store.read.fingerprint import fingerprint
 from store.read.query import offset_by_time
-from store.read.scan import scan_queue
+from store.read.scan import Checked, checked_blocks, scan_queue
 
 Found = TypeVar("Found")
 

@@ -14,8 +14,7 @@ from store.format.arrays import numbers
 from store.format.columns import Block
 from store.format.layout import CQ_ENTRY
 from store.model.log_protocol import Int64s, MessageFilter
-from store.read.blocks import block_of, may_match
-from store.read.scan import batch_bounds
+from store.read.scan import batch_bounds, block_of, may_match
 
 _BY_TAG = {"tags"}
 _STRETCH_BYTES = 1 << 20  # of the log, looked at together

@@ -39,8 +39,7 @@ from store.format.layout import CLIENTS_DIR, CONSUMERS_DIR, SERVED_FILE
 from store.model.errors import CorruptStore
 from store.model.log_protocol import Positions, Queue
 from store.model.system_errors import system_errors
-from store.publish.lock_holders import holders
-from store.publish.locks import is_held, set_lock
+from store.publish.locks import holders, is_held, set_lock
 from store.publish.published_end import current_boot_id
 
 _LOOK_SECONDS = 0.5  # a process that is killed closes its files a moment before its locks go

@@ -29,7 +29,7 @@ from store.format.record_copies import Places, RecordCopies
 from store.format.stored_message import StoredMessage, decode_record, host_of, offset_msg_id
 from store.model.errors import CorruptRecord, OffsetLost, OffsetNotYet, UnknownTopic
 from store.model.integers import integer
-from store.publish.results import AppendResult
+from store.publish.placing import AppendResult
 
 _LEVEL_OF_FIRST = 3  # of a message that failed for the first time
 _TIMES = "reconsume_times"

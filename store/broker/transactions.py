@@ -58,8 +58,8 @@ from store.model.errors import (
     UnknownTopic,
 )
 from store.model.integers import seconds
+from store.publish.placing import AppendResult
 from store.publish.putting import Putting, encoding_of
-from store.publish.results import AppendResult
 
 IMMUNITY_SECONDS = 6.0  # transactionTimeOut
 MAX_CHECKS = 15  # transactionCheckMax

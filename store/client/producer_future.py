@@ -15,8 +15,8 @@ from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.message import Message
 from store.format.stored_message import offset_msg_ids
 from store.model.errors import PutStatus, StoreError, StoreForked
+from store.publish.placing import AppendResult
 from store.publish.putting import PutResult
-from store.publish.results import AppendResult
 
 # What a message is made of besides its topic, in the order of the fields of `Message`.
 Row = tuple[Any, ...]

@@ -37,7 +37,7 @@ from store.model.errors import (
     UnsupportedStore,
 )
 from store.model.log_protocol import Int64s, Queue
-from store.publish.results import AppendResult
+from store.publish.placing import AppendResult
 from store.remoting.bodies import batch_entries
 from store.remoting.headers import Offset, SendMessageV2, Sent
 from store.remoting.routes import DEFAULT_TOPIC, READ_WRITE

@@ -32,8 +32,7 @@ from store.model.errors import (
     Untrusted,
 )
 from store.model.log_protocol import QueueRange, ReadSpec
-from store.read.decoding import Decoding
-from store.read.scan import batch_bounds
+from store.read.scan import Decoding, batch_bounds
 from store.remoting.client import Pipe
 from store.remoting.command import Command
 from store.remoting.headers import Pulled, PullMessage

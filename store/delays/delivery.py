@@ -25,9 +25,9 @@ from store.log.consume_queues import ConsumeQueues
 from store.log.queue_ends import QueueEnds
 from store.model.errors import CorruptRecord, OffsetLost
 from store.model.log_protocol import Int64s
+from store.publish.placing import AppendResult
 from store.publish.published_end import PublishedEnd
-from store.publish.results import AppendResult
-from store.read.taking import taken
+from store.read.query import taken
 
 _logger = logging.getLogger("store")
 

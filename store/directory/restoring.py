@@ -26,7 +26,7 @@ from store.log.commit_log import CommitLog
 from store.model.errors import NotAStore, StoreLocked, UnknownTopic, UnsupportedStore
 from store.model.log_protocol import Boundary, Queue, QueueRange
 from store.model.system_errors import system_errors
-from store.read.checked import Checked
+from store.read.scan import Checked
 from store.upkeep.directory import StoreDirectory
 
 _BYTES_AT_ONCE = 8 << 20

@@ -6,6 +6,7 @@ Many are laid out as columns; a few, side by side, as plain values, which takes 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,7 +16,52 @@ from store.format.records import EncodedRecord, EncodedRecords, as_columns
 from store.index.index_file import KeyColumn
 from store.log.commit_log import CommitLog, Stretches
 from store.log.consume_queues import ConsumeQueues, QueueName
-from store.publish.results import AppendResult, Where
+
+
+class Where(NamedTuple):
+    """Where one message went."""
+
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendResult:
+    """Where n messages went, in their order.
+
+    queue_ids: int32, queue_offsets and physical_offsets: int64, each of shape (n,).
+    """
+
+    queue_ids: npt.NDArray[np.int32]
+    queue_offsets: npt.NDArray[np.int64]
+    physical_offsets: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.queue_ids)
+
+    @staticmethod
+    def of(each: Sequence[Where]) -> AppendResult:
+        """The same of a few messages."""
+        rows = np.array(each, np.int64).reshape(-1, len(Where._fields))
+        return AppendResult(rows[:, 0].astype(np.int32), rows[:, 1].copy(), rows[:, 2].copy())
+
+    @staticmethod
+    def concatenate(results: list[AppendResult]) -> AppendResult:
+        """The results of the pieces of an append."""
+        if len(results) == 1:
+            return results[0]
+        return AppendResult(
+            np.concatenate([np.empty(0, np.int32), *(result.queue_ids for result in results)]),
+            np.concatenate([np.empty(0, np.int64), *(result.queue_offsets for result in results)]),
+            np.concatenate([np.empty(0, np.int64), *(result.physical_offsets for result in results)]),
+        )
+
+    def each(self) -> list[Where]:
+        """Where each message went."""
+        columns = self.queue_ids.tolist(), self.queue_offsets.tolist(), self.physical_offsets.tolist()
+        return list(map(Where._make, zip(*columns, strict=True)))
+
 
 Result = TypeVar("Result")
 

@@ -26,7 +26,7 @@ from store.format.record_copies import Places, RecordCopies
 from store.format.records import EncodedRecord, EncodedRecords, Encoding, as_columns
 from store.format.stored_message import offset_msg_ids
 from store.model.errors import PutStatus
-from store.publish.results import Where
+from store.publish.placing import Where
 
 ROWS_A_TURN = 16  # more are read no faster
 # By so much a record may grow that is put again in its own topic: the name is longer, and it may get a checksum.

@@ -32,8 +32,7 @@ from store.read.conditions import (
     Property,
     names_of,
 )
-from store.read.evaluation import evaluate
-from store.read.java_numbers import double_of, long_of
+from store.read.evaluation import double_of, evaluate, long_of
 
 _Value = bool | str | int | float | None
 

@@ -16,7 +16,7 @@ from store.api.append import Append
 from store.api.message_store import MessageStore
 from store.format.message import Message
 from store.model.errors import StoreError, UnknownQueue, UnknownTopic
-from store.publish.results import AppendResult
+from store.publish.placing import AppendResult
 from store.remoting.loop import settle
 
 Fields = Mapping[str, npt.ArrayLike]

@@ -35,7 +35,7 @@ from store.format.stored_message import StoredMessage, decode_record, offset_msg
 from store.format.topic_names import TOPICS_OF_NOTES
 from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import InvalidMessageId, RequestRefused
-from store.publish.results import AppendResult
+from store.publish.placing import AppendResult
 from store.read.query import offset_of_id
 from store.remoting.appending import Appending
 from store.remoting.bodies import Batched, decode_batch

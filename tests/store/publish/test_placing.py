@@ -14,8 +14,7 @@ from store.format.message import encode_messages
 from store.format.records import EncodedRecord, Encoding, as_columns, set_field
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
-from store.publish.placing import NextOffsets, place_few, place_many
-from store.publish.results import AppendResult
+from store.publish.placing import AppendResult, NextOffsets, place_few, place_many
 from tests.store.format.test_message import messages
 
 NOW = 1_700_000_000_000

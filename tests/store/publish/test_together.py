@@ -14,9 +14,9 @@ from store import Message, MessageRefused, MessageStore, PutStatus, StoreBusy, S
 from store.format.message import encode_messages
 from store.format.records import EncodedRecord, Encoding
 from store.log.unflushed import Ranges, Unflushed
+from store.publish.appender import Together, WaitingAppend
 from store.publish.locks import StoreLock
-from store.publish.results import Where
-from store.publish.together import Together, WaitingAppend
+from store.publish.placing import Where
 from tests.waiting import until
 
 THREADS = 6

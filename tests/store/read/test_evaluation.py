@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from store.read.conditions import names_of
-from store.read.evaluation import evaluate
+from store.read.evaluation import double_of, doubles, evaluate, long_of, longs, total_order
 from store.read.sql92 import parse
+from tests.expressions import VALUES
 
 
 def letter(expression: str, properties: dict[str, str]) -> str:
@@ -76,3 +82,121 @@ def letter(expression: str, properties: dict[str, str]) -> str:
 def test_rules_that_surprise(expression: str, properties: dict[str, str], expected: str) -> None:
     assert letter(expression, properties) == expected
     assert parse(expression).match(None, properties) is (expected == "T")
+
+
+LONG_MIN, LONG_MAX = -(1 << 63), (1 << 63) - 1
+
+
+def long(text: str | None) -> int | None:
+    numbers, sound = longs(pa.array([text, "1"], pa.string()))
+    assert (numbers[1], sound[1]) == (1, True)
+    return int(numbers[0]) if sound[0] else None
+
+
+def double(text: str | None) -> float | None:
+    numbers, sound = doubles(pa.array([text, "1"], pa.string()))
+    assert (numbers[1], sound[1]) == (1.0, True)
+    return float(numbers[0]) if sound[0] else None
+
+
+@given(st.integers(LONG_MIN - 3, LONG_MAX + 3), st.integers(0, 30), st.booleans())
+@example(LONG_MIN, 0, False)
+@example(LONG_MIN - 1, 0, False)
+@example(LONG_MAX, 0, True)
+@example(LONG_MAX + 1, 9, True)
+@example(0, 0, False)
+def test_integers_with_zeros_before_them(number: int, zeros: int, plus: bool) -> None:
+    sign = "-" if number < 0 else "+" if plus else ""
+    expected = number if LONG_MIN <= number <= LONG_MAX else None
+    assert long(f"{sign}{'0' * zeros}{abs(number)}") == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "+", "-", "+-5", "5-", " 5", "5 ", "5\n", "5.0", "0x10", "1_000", "5L", "x", None]
+)
+def test_no_integers(text: str | None) -> None:
+    assert long(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("\u0665", 5), ("-\u0661\u096b", -15), ("\U0001d7d3", None), ("\u00b2", None), ("\u0665x", None)],
+)
+def test_digits_of_other_scripts(text: str, number: int | None) -> None:
+    assert long(text) == number
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_doubles_as_they_are_usually_written(number: float) -> None:
+    for text in (repr(number), f"{number:.30f}", f" {number!r}d\t", f"{number:+E}f"):
+        assert double(text) == float(text.strip(" \tdf"))
+
+
+@given(st.floats(allow_nan=False))
+def test_hexadecimal_doubles(number: float) -> None:
+    if math.isfinite(number):
+        assert double(number.hex()) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("5.", 5.0),
+        (".5", 0.5),
+        ("-.5e3D", -500.0),
+        ("1e400", math.inf),
+        ("-1e400", -math.inf),
+        ("1e-400", 0.0),
+        ("Infinity", math.inf),
+        ("+Infinity", math.inf),
+        ("0x1p99999", math.inf),
+        ("-0X.8P99999f", -math.inf),
+        ("0x1.8p1d", 3.0),
+        ("\x00 5\n", 5.0),
+    ],
+)
+def test_doubles_of_odd_looks(text: str, number: float) -> None:
+    assert double(text) == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        ".",
+        "+",
+        "e5",
+        "5e",
+        "5dd",
+        "inf",
+        "nan",
+        "infinity",
+        "NaNd",
+        "0x10",
+        "0x.p1",
+        "5\u00a0",
+        "\u0665",
+        None,
+    ],
+)
+def test_no_doubles(text: str | None) -> None:
+    assert double(text) is None
+
+
+def test_total_order() -> None:
+    ascending = [-math.inf, -1e308, -1.0, -5e-324, -0.0, 0.0, 5e-324, 1.0, math.inf, math.nan]
+    order = total_order(np.array(ascending))
+    assert (np.diff(order) > 0).all()
+    assert total_order(np.array([-math.nan])) == order[-1:]
+
+
+@given(st.lists(st.sampled_from(VALUES) | st.text(max_size=5) | st.text("+-.0123456789eEdxXp \u0665", max_size=8)))
+def test_one_text_is_read_as_many_are(values: list[str]) -> None:
+    column = pa.array(values, pa.string())
+    numbers, sound = longs(column)
+    found = [number if yes else None for number, yes in zip(numbers.tolist(), sound, strict=True)]
+    assert found == [long_of(value) for value in values]
+    fractions, sound = doubles(column)
+    texts = [repr(number) if yes else None for number, yes in zip(fractions.tolist(), sound, strict=True)]
+    assert texts == [None if (number := double_of(value)) is None else repr(number) for value in values]
