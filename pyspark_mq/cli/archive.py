@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import click
 from tqdm import tqdm
 
-from pyspark_mq.cli.arguments import STORE
+from pyspark_mq.cli.arguments import STORE, age, moment
 from pyspark_mq.cli.commands import interruptible
-from pyspark_mq.cli.places import age, moment
 from store import Archived, MessageStore, NoArchive, ObjectsUnavailable, QueuesPassedOver, StoreLocked
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import Remembered, is_same_place, remembered

@@ -6,14 +6,15 @@ switches completion on, in `~/.bashrc` for good.
 """
 
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
 
+from pyspark_mq.browsing import ENDS, Moment, Place, place_of, seconds_of
 from store import FilterError, InvalidArgument, ObjectsUnavailable, StoreError, message_filter
 from store.archive.place import is_archive
 from store.cluster.address import SCHEME, ClusterAddress, Credentials
@@ -42,8 +43,42 @@ def groups(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list
     return []
 
 
+def words(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The words among places."""
+    return _beginning_with(incomplete, ENDS)
+
+
 def _beginning_with(incomplete: str, names: Iterable[str]) -> list[CompletionItem]:
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def place(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Place | None:
+    """Read a `Place`, as an option's callback."""
+    with _bad_parameter():
+        return None if value is None else place_of(value)
+
+
+def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
+    """Read a time or an age as ms since 1970, as an option's callback."""
+    with _bad_parameter():
+        found = None if value is None else place_of(value)
+    if value is not None and not isinstance(found, Moment):
+        raise click.BadParameter(f"{value!r} is neither an age (10m, 2h, 3d) nor a time (2013-01-31T06:00)")
+    return found.milliseconds if isinstance(found, Moment) else None
+
+
+def age(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
+    """Read an age in seconds, as an option's callback."""
+    with _bad_parameter():
+        return seconds_of(value)
+
+
+@contextmanager
+def _bad_parameter() -> Iterator[None]:
+    try:
+        yield
+    except InvalidArgument as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def _has_only_archive(place: str) -> bool:

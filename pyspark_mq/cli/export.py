@@ -12,10 +12,10 @@ import click
 import pyarrow as pa
 from tqdm import tqdm
 
-from pyspark_mq.cli.arguments import LOG, QUEUE, SQL, TAGS, TOPIC, filter_of, log_at
+from pyspark_mq.browsing import FORMS, Place, bounds_of, offsets_at
+from pyspark_mq.cli.arguments import LOG, QUEUE, SQL, TAGS, TOPIC, filter_of, log_at, place, words
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.json_lines import JSON
-from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
 from store import COLUMNS
 from store.files.atomic import sync_directory
 from store.model.log_protocol import Bounds, QueueRange, ReadSpec

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from pyspark_mq.cli.arguments import GROUP, QUEUE, STORE, STORE_OR_CLUSTER, TOPIC, log_at
+from pyspark_mq.browsing import FORMS, Place, bounds_of, offsets_at
+from pyspark_mq.cli.arguments import GROUP, QUEUE, STORE, STORE_OR_CLUSTER, TOPIC, log_at, place, words
 from pyspark_mq.cli.arguments import topics as complete_topics
 from pyspark_mq.cli.commands import YES, must_confirm
-from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
 from pyspark_mq.cli.tables import Cells, aligned, number
 from pyspark_mq.stats.lag import Lag, lags
 from store.api.group_protocol import MemberInfo, MessageModel

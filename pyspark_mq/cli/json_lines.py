@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from pyspark_mq.cli.following import Row
+from pyspark_mq.browsing import Row
 from store.format.columns import TIMESTAMP
 from store.format.layout import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS
 from store.model.integers import LONG_MAX

@@ -5,10 +5,9 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
+from pyspark_mq.browsing import Moment, Row, bounds_of, milliseconds, offsets_at
 from pyspark_mq.cli.arguments import LOG, TOPIC, cluster_at, log_at
-from pyspark_mq.cli.following import Row
 from pyspark_mq.cli.json_lines import BODIES, JSON
-from pyspark_mq.cli.places import Moment, bounds_of, milliseconds, offsets_at
 from store import MessageStore, StoredMessage, UnknownTopic
 from store.archive.log import ArchiveAddress
 from store.directory.through_log import address_at

@@ -12,9 +12,9 @@ import click
 import pyarrow as pa
 from tqdm import tqdm
 
+from pyspark_mq.browsing import Row
 from pyspark_mq.cli.arguments import STORE, TOPIC
 from pyspark_mq.cli.commands import interruptible, uninterrupted
-from pyspark_mq.cli.following import Row
 from pyspark_mq.cli.json_lines import json_object, message, message_table, must_be_text
 from store import MessageStore, StoreError
 from store.format.layout import KEY_SEPARATOR

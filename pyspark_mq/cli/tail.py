@@ -8,11 +8,10 @@ from typing import BinaryIO
 
 import click
 
-from pyspark_mq.cli.arguments import LOG, QUEUE, SQL, TAGS, TOPIC, filter_of, log_at
+from pyspark_mq.browsing import FORMS, Place, Row, between, bounds_of, follow, newest, offsets_at, rows_of
+from pyspark_mq.cli.arguments import LOG, QUEUE, SQL, TAGS, TOPIC, filter_of, log_at, place, words
 from pyspark_mq.cli.commands import interruptible
-from pyspark_mq.cli.following import Row, between, follow, newest, rows_of
 from pyspark_mq.cli.json_lines import BODIES, JSON, Printed
-from pyspark_mq.cli.places import FORMS, Place, bounds_of, offsets_at, place, words
 
 
 class Printer:

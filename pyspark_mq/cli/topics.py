@@ -4,10 +4,10 @@ import time
 
 import click
 
+from pyspark_mq.browsing import bounds_of
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.arguments import topics as complete_topics
 from pyspark_mq.cli.commands import YES, must_confirm
-from pyspark_mq.cli.places import bounds_of
 from pyspark_mq.cli.tables import Cells, aligned, number
 from pyspark_mq.stats.lag import lags
 from pyspark_mq.stats.measures import extent

@@ -17,7 +17,7 @@ FLOORS = (
     ("options", "progress", "metrics", "demo", "spark_session"),
     ("source", "sink"),
     ("datasource",),
-    ("plans",),
+    ("plans", "browsing"),
     ("__init__", "doctor"),
     ("cli",),
     ("__main__",),

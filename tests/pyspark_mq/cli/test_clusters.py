@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_mq.cli.places import Moment, Place, bounds_of, offsets_at
+from pyspark_mq.browsing import Moment, Place, bounds_of, offsets_at
 from store import Message, MessageStore, UnknownQueue
 from store.cluster.address import ClusterAddress
 from store.remoting.access import Access

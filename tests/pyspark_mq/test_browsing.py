@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_mq.cli.following import Row, between, follow, newest, rows_of
+from pyspark_mq.browsing import Row, between, follow, newest, rows_of
 from store import Message, MessageStore, OffsetLost, OffsetNotYet, TagFilter, message_filter
 from store.archive.log import ArchiveAddress
 from store.directory.directory_log import LocalAddress, LocalLog

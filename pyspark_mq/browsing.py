@@ -1,0 +1,195 @@
+"""Places in a topic as users write them, and the messages of a topic: between two places, the newest, new arrivals.
+
+For the command line and the console.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import Any, Literal
+
+from pyspark_mq.options.subscription import did_you_mean
+from pyspark_mq.source.queues import strangers
+from store import InvalidArgument, OffsetNotYet, UnknownQueue, UnknownTopic
+from store.model.log_protocol import (
+    Boundary,
+    Bounds,
+    Fingerprints,
+    Log,
+    MessageFilter,
+    Positions,
+    Queue,
+    QueueRange,
+    ReadSpec,
+)
+
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_AGE = re.compile(rf"(\d{{1,9}})\s*([{''.join(_UNITS)}])")
+FORMS = "earliest, latest, an offset (17), an age (10m, 2h, 3d) or a time (2013-01-31T06:00)"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The first message stored at a time or after. milliseconds: since 1970."""
+
+    milliseconds: int
+
+
+End = Literal["earliest", "latest"]
+Place = End | int | Moment
+ENDS: tuple[End, ...] = ("earliest", "latest")
+
+
+def place_of(text: str) -> Place:
+    """Read a `Place` as a user writes it; a time without a zone is local time. Raises `InvalidArgument`."""
+    for word in ENDS:
+        if text == word:
+            return word
+    if _AGE.fullmatch(text):
+        return Moment(round((time.time() - seconds_of(text)) * 1000))
+    try:
+        return int(text) if text.isascii() and text.isdecimal() else Moment(milliseconds(text))
+    except ValueError as error:
+        raise InvalidArgument(f"{text!r} is none of: {FORMS}") from error
+
+
+def seconds_of(text: str) -> float:
+    """Read an age, such as 10m. Raises `InvalidArgument`."""
+    found = _AGE.fullmatch(text)
+    if found is None:
+        raise InvalidArgument(f"{text!r} is no age: give 90s, 10m, 2h or 3d")
+    return float(int(found[1]) * _UNITS[found[2]])
+
+
+def milliseconds(text: str) -> int:
+    """ISO 8601 as ms since 1970; without a time zone it is local time. Raises `ValueError`."""
+    return round(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bounds]:
+    """What `queue`, or each queue of `topic`, has now. Raises `UnknownTopic`, `UnknownQueue`."""
+    topics = log.topics()
+    # Of an unknown topic queue 0 is asked for, so that the log says what is wrong, if it knows.
+    queues = topics.get(topic, (Queue(topic, 0),))
+    if queue is not None:  # of a cluster, each broker's
+        queues = tuple(each for each in queues if each.queue_id == queue) or (Queue(topic, queue),)
+    bounds = log.bounds(queues)
+    if topic not in topics:
+        raise UnknownTopic(
+            f"no topic {topic!r}. {did_you_mean([topic], topics)}There are: {', '.join(topics) or 'none'}"
+        )
+    numbers = {each.queue_id for each in topics[topic]}
+    if queue is not None and queue not in numbers:
+        raise UnknownQueue(f"topic {topic!r} has queues 0 to {max(numbers)}, not {queue}")
+    _must_be_there(queues, bounds)
+    return bounds
+
+
+def offsets_at(log: Log, bounds: Mapping[Queue, Bounds], place: Place) -> Positions:
+    """The offset that a place means in each queue, of which `bounds_of` gave the bounds: an offset counts in all.
+
+    Raises `UnknownQueue` for one that is gone meanwhile.
+    """
+    if isinstance(place, int):
+        return dict.fromkeys(bounds, place)
+    if isinstance(place, Moment):
+        found = log.offsets_by_time(bounds, place.milliseconds, Boundary.LOWER)
+        _must_be_there(bounds, found)
+        return found
+    return {queue: each.max_offset if place == "latest" else each.min_offset for queue, each in bounds.items()}
+
+
+def _must_be_there(queues: Iterable[Queue], there: Container[Queue]) -> None:
+    """Raises `UnknownQueue`: what others have would be taken for all of it."""
+    if gone := ", ".join(str(queue) for queue in queues if queue not in there):
+        raise UnknownQueue(f"{gone}: gone just now, deleted or with its broker; try again")
+
+
+# An arrival ends a wait at once; this only bounds how long a new queue without messages goes unnoticed, or what a
+# broker has in its log, but not yet in its queues; and whether somebody still reads what is printed.
+WAIT_SECONDS = 1.0
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
+_NEWEST_ROWS = 1024  # of each queue, looked at first
+
+Row = dict[str, Any]
+_ORDER = ("storeTimestamp", "physicalOffset")
+_BY_LOG = itemgetter("physicalOffset")
+
+
+def rows_of(columns: tuple[str, ...], message_filter: MessageFilter) -> ReadSpec:
+    """Rows of these columns, as Python values, and of what tells their order."""
+    return ReadSpec(tuple(dict.fromkeys((*columns, *_ORDER))), message_filter)
+
+
+def between(log: Log, begin: Positions, end: Positions, spec: ReadSpec) -> Iterator[Row]:
+    """Messages [begin, end) of each queue in `end`, in the order of the log, or of storing. spec: made by `rows_of`.
+
+    Raises `OffsetLost`, `OffsetNotYet` for a begin behind the end.
+    """
+    return heapq.merge(
+        *(_rows(log, QueueRange(each, begin[each], stop), spec) for each, stop in end.items()), key=_order(log)
+    )
+
+
+def newest(log: Log, begin: Positions, end: Positions, count: int, spec: ReadSpec) -> list[Row]:
+    """The newest `count` messages of what `between` gives, oldest first."""
+    queues = []
+    for queue, stop in end.items():
+        first = min(begin[queue], stop)
+        looked, found = max(count, _NEWEST_ROWS), list[Row]()
+        while len(found) < count and first < stop:  # a filter lets only some through: look back twice as far
+            found = list(_rows(log, QueueRange(queue, max(first, stop - looked), stop), spec))
+            if stop - looked <= first:
+                break
+            looked *= 2
+        queues.append(found[-count:])
+    return list(deque(heapq.merge(*queues, key=_order(log)), min(count, sys.maxsize)))
+
+
+def follow(
+    log: Log, topic: str, begin: Positions, queue: int | None, spec: ReadSpec, last: Fingerprints
+) -> Iterator[Iterator[Row]]:
+    """The messages from `begin` on in rounds, one for what is there and one for each arrival; never ends.
+
+    last: which messages stand before `begin`. `queue` None follows all queues, also those added later, from their first
+    message; those whose broker was away, from where they were; and those of a topic that is deleted and created anew,
+    as far as the log tells it. A round, which may be empty, must be read to its end before the next. Raises
+    `UnknownTopic`, `UnknownQueue`, `OffsetLost`, `OffsetNotYet`.
+    """
+    while True:
+        bounds = bounds_of(log, topic, queue)
+        others = strangers(log, begin, last)
+        starts = {
+            each: has.min_offset if each in others else begin.get(each, has.min_offset) for each, has in bounds.items()
+        }
+        end = {each: has.max_offset for each, has in bounds.items()}
+        away = last.keys() - end.keys()  # of which what was true last counts when they are back
+        begin, last = {**begin, **end}, {queue: last[queue] for queue in away} | log.fingerprints(end)
+        rows = between(log, starts, end, spec)
+        yield rows
+        log.wait(end, WAIT_SECONDS)
+
+
+def _order(log: Log) -> Callable[[Row], Any]:
+    """What tells the order of messages of several queues."""
+    return _BY_LOG if log.is_ordered else _by_time
+
+
+def _by_time(row: Row) -> tuple[datetime, int]:
+    return row["storeTimestamp"] or _LONG_AGO, row["physicalOffset"]
+
+
+def _rows(log: Log, wanted: QueueRange, spec: ReadSpec) -> Iterator[Row]:
+    if wanted.start > wanted.end:
+        where = f"{wanted.queue.topic}, queue {wanted.queue.queue_id}"
+        raise OffsetNotYet(f"{where}: there is no offset {wanted.start} yet, the next one is {wanted.end}")
+    batches = log.scan(wanted, spec)  # begun at once: none is of what comes in the topic's place
+    return (row for batch in batches for row in batch.to_pylist())
