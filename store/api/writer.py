@@ -23,7 +23,7 @@ from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.log.queue_ends import QueueEnds
-from store.log.unflushed import Ranges, Unflushed
+from store.log.queues_in_log import Ranges, Unflushed
 from store.model.errors import StoreError, StoreLocked
 from store.publish.appender import Appender, Condition, Piece
 from store.publish.flusher import Flusher

@@ -20,9 +20,8 @@ from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.files.topics import Topics
 from store.format.layout import CONSUMERS_DIR, RETRY_TOPIC_PREFIX
 from store.format.strict_json import Int, Long, decode, encode
-from store.model.errors import CorruptStore, FlushFailed
+from store.model.errors import CorruptStore, FlushFailed, system_errors
 from store.model.log_protocol import Boundary, Log, Positions, Queue
-from store.model.system_errors import system_errors
 from store.publish.flusher import flush_log
 from store.publish.locks import among_groups
 

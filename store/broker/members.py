@@ -23,7 +23,7 @@ from pathlib import Path
 
 from store.broker.entries import Entry, check_fit
 from store.files.atomic import make_folder, open_file, write_at
-from store.files.members_done import (
+from store.files.client_progress import (
     DONE_DIR,
     MAX_BYTES,
     MEMBER_SUFFIX,
@@ -36,9 +36,8 @@ from store.files.members_done import (
 )
 from store.files.opened import Descriptor, Opened, PinnedPath
 from store.format.layout import CLIENTS_DIR, CONSUMERS_DIR, SERVED_FILE
-from store.model.errors import CorruptStore
+from store.model.errors import CorruptStore, system_errors
 from store.model.log_protocol import Positions, Queue
-from store.model.system_errors import system_errors
 from store.publish.locks import holders, is_held, set_lock
 from store.publish.published_end import current_boot_id
 

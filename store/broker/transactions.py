@@ -25,7 +25,7 @@ from store.api.append import Append
 from store.api.message_store import MessageStore
 from store.broker.half_messages import QUEUE, Half, HalfMessages, made, number_in, op_body
 from store.files.consumer_offsets import check_group_name
-from store.files.owned import is_owned
+from store.files.opened import is_owned
 from store.files.topics import Topics
 from store.format.arrays import texts
 from store.format.delayed import real_places

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from store.client.messages import Columns
 from store.client.process_queue import Handful, ProcessQueue
-from store.files.owned import is_owned
+from store.files.opened import is_owned
 from store.model.log_protocol import Positions
 
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from store.api.message_store import MessageStore
 from store.files.atomic import make_directory
+from store.files.client_progress import PRODUCERS_FOLDER, Reached
 from store.files.consumer_offsets import check_group_name
 from store.files.opened import Descriptor
-from store.files.reached import PRODUCERS_FOLDER, Reached
 from store.files.topics import Topics
 from store.format import compute as pc
 from store.format.arrays import constant

@@ -42,10 +42,9 @@ from store.format.record_view import RecordView
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import Entries
 from store.log.consume_queues import ConsumeQueues, Ends
-from store.log.queue_begins import behind_lost, first_left
-from store.model.errors import OffsetLost
+from store.log.queues_in_log import behind_lost, first_left
+from store.model.errors import OffsetLost, system_errors
 from store.model.log_protocol import Int64s
-from store.model.system_errors import system_errors
 
 # Of each queue in a step, which takes some 20 ms, for which others who append wait; and no more memory than this.
 _MOST, _MOST_BYTES = 4096, 8 << 20

@@ -23,9 +23,8 @@ from store.files.opened import Descriptor
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
 from store.log.commit_log import CommitLog
-from store.model.errors import NotAStore, StoreLocked, UnknownTopic, UnsupportedStore
+from store.model.errors import NotAStore, StoreLocked, UnknownTopic, UnsupportedStore, system_errors
 from store.model.log_protocol import Boundary, Queue, QueueRange
-from store.model.system_errors import system_errors
 from store.read.scan import Checked
 from store.upkeep.directory import StoreDirectory
 

@@ -16,8 +16,8 @@ from store.archive.place import is_archive
 from store.archive.tiered import TieredLog
 from store.directory.directory_log import LocalAddress, LocalLog
 from store.format.layout import COMMIT_LOG_DIR
+from store.model.errors import system_errors
 from store.model.log_protocol import Boundary, Bounds, Int64s, LogAddress, Positions, Queue, QueueRange, ReadSpec
-from store.model.system_errors import system_errors
 from store.objects.urls import local_path, storage_options
 
 

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from store.model.errors import CorruptStore
-from store.model.system_errors import system_errors
+from store.model.errors import CorruptStore, system_errors
 
 # What the owner, the group and others may at most do: others never write.
 _FILE_RIGHTS = 0o664

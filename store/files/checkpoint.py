@@ -8,7 +8,7 @@ import numpy as np
 
 from store.files.atomic import open_file, read_file, status_of, write_at, write_file
 from store.format.layout import CHECKPOINT, CHECKPOINT_FILE, CHECKPOINT_FILE_BYTES
-from store.model.system_errors import system_errors
+from store.model.errors import system_errors
 
 _MAX_BYTES = 1 << 20  # far more than any has
 

@@ -16,8 +16,7 @@ from typing import Any
 
 from store.files.atomic import read_file
 from store.format.layout import CQ_ENTRY
-from store.model.errors import ConfigError, StoreUnavailable
-from store.model.system_errors import system_errors
+from store.model.errors import ConfigError, StoreUnavailable, system_errors
 
 FLUSH_DISK_TYPES = ("ASYNC_FLUSH", "SYNC_FLUSH")
 

@@ -30,8 +30,7 @@ from store.format.layout import (
     TOPIC_QUEUE_TYPE,
     TOPICS_FILE,
 )
-from store.model.errors import UnsupportedStore
-from store.model.system_errors import system_errors
+from store.model.errors import UnsupportedStore, system_errors
 
 _TABLE = "topicConfigTable"
 _MAPPINGS = "topicQueueMappingInfoMap"

@@ -11,11 +11,11 @@ import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
+from threading import Condition
 from typing import NoReturn
 from weakref import WeakSet
 
-from store.model.errors import StoreClosed, StoreForked, StoreNotOpen, StoreReplaced, StoreUnavailable
-from store.model.system_errors import system_errors
+from store.model.errors import StoreClosed, StoreForked, StoreNotOpen, StoreReplaced, StoreUnavailable, system_errors
 
 _all: WeakSet[Opened] = WeakSet()
 
@@ -124,3 +124,15 @@ class PinnedPath:
             f"{self.path}: {what} since the store was opened; nothing more is written or read here. "
             "Close the store, put the directory back or see which one is meant, and open that"
         )
+
+
+def is_owned(condition: Condition) -> bool:
+    """Return whether the calling thread holds the condition's lock, as in a signal handler amid a verb that has it.
+
+    Only the lock's owner may notify, and `Condition` has no other public verb that tells.
+    """
+    try:
+        condition.notify(0)
+    except RuntimeError:
+        return False
+    return True

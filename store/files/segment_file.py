@@ -21,8 +21,7 @@ from store.files.atomic import write_at
 from store.files.opened import Descriptor
 from store.format.arrays import Bytes
 from store.format.layout import segment_name
-from store.model.errors import CorruptSegment, FlushFailed, OffsetLost
-from store.model.system_errors import raise_translated, system_errors
+from store.model.errors import CorruptSegment, FlushFailed, OffsetLost, raise_translated, system_errors
 
 
 def sync(fd: int, path: Path) -> None:

@@ -22,8 +22,7 @@ from store.files.atomic import make_folder, open_file, status_of, write_at
 from store.files.segment_file import OpenFiles, SegmentFile, sync, sync_names
 from store.format.arrays import Bytes
 from store.format.layout import PREALLOCATE_FILE, SEGMENT_NAME_DIGITS, segment_name
-from store.model.errors import CorruptSegment, OffsetLost, ReadOnlyStore
-from store.model.system_errors import raise_translated, system_errors
+from store.model.errors import CorruptSegment, OffsetLost, ReadOnlyStore, raise_translated, system_errors
 
 _OPEN_FILES = 8
 _FEW = 1024  # files: so many are tried without a look at the directory; damaged ends may be far away

@@ -24,9 +24,8 @@ from store.format.layout import (
     TOPICS_FILE,
 )
 from store.format.topic_names import check_topic_name, is_folder_name, needs_no_entry, not_a_name
-from store.model.errors import CorruptStore, InvalidTopic, UnknownQueue, UnknownTopic, UnsupportedStore
+from store.model.errors import CorruptStore, InvalidTopic, UnknownQueue, UnknownTopic, UnsupportedStore, system_errors
 from store.model.integers import LONG_MAX, integer
-from store.model.system_errors import system_errors
 
 _QUEUE_ID = "0|[1-9][0-9]*"
 _TABLE = "topicConfigTable"

@@ -17,8 +17,7 @@ from store.files.segments import BLOCK_BYTES, list_files
 from store.format.hashes import key_hash
 from store.format.layout import INDEX_DIR, INDEX_NAME_DIGITS, INDEX_NO_ENTRY, PREALLOCATE_FILE
 from store.index.index_file import IndexFile, KeyColumn, file_bytes
-from store.model.errors import ConfigError, ReadOnlyStore
-from store.model.system_errors import system_errors
+from store.model.errors import ConfigError, ReadOnlyStore, system_errors
 
 _OPEN_FILES = 8
 _MS = 1000

@@ -35,11 +35,9 @@ from store.format.topic_names import is_folder_name, needs_no_entry
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import QueueName
-from store.log.queue_begins import Begin, must_begin
-from store.log.unflushed import NOTHING, Ranges, ranges_of
-from store.model.errors import ConfigError, CorruptSegment, CorruptStore
+from store.log.queues_in_log import NOTHING, Begin, Ranges, must_begin, ranges_of
+from store.model.errors import ConfigError, CorruptSegment, CorruptStore, system_errors
 from store.model.integers import LONG_MAX
-from store.model.system_errors import system_errors
 
 _VERSION = 1
 _CRC = b', "crc": '  # of all bytes before it; behind it a number and "}". In no other place: JSON escapes its quotes
@@ -51,7 +49,7 @@ _OFFSET, _SIZE = (
 _WRITE_EVERY = 64 << 20  # bytes of log: more are not walked when a writer was killed
 
 
-class _Noted(msgspec.Struct):
+class _QueueEndsFile(msgspec.Struct):
     """The file."""
 
     version: int
@@ -93,7 +91,7 @@ class QueueEnds:
     def sound(root: Path) -> QueueEnds | None:
         """What the file says; None without one. Raises `CorruptStore` for one that is damaged."""
         try:
-            noted = decode(_checked(read_file(root / QUEUE_ENDS_FILE, _MAX_BYTES)), _Noted)
+            noted = decode(_checked(read_file(root / QUEUE_ENDS_FILE, _MAX_BYTES)), _QueueEndsFile)
             ends, at = {(topic, queue): end for topic, queue, end in noted.queues}, noted.logOffset
             if noted.version != _VERSION or not all(map(is_folder_name, (*noted.index, *(topic for topic, _ in ends)))):
                 raise ValueError
@@ -126,7 +124,7 @@ class QueueEnds:
             for name, last in index.last_keys(self.at, max(self.index, default="")).items():
                 if name not in self.index or index.has(self.index[name], name):  # or else it stays, to be missed
                     self.index[name] = last
-            text = encode(_Noted(_VERSION, self.at, queues, self.index))[:-1]
+            text = encode(_QueueEndsFile(_VERSION, self.at, queues, self.index))[:-1]
             write_file(root / QUEUE_ENDS_FILE, b"%b%b%d}" % (text, _CRC, zlib.crc32(text)))
             self.written_at = self.at
 

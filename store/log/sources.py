@@ -8,7 +8,7 @@ from store.format.arrays import Bytes
 from store.log.consume_queue import Entries
 
 
-class Stretches(Protocol):
+class LogBytes(Protocol):
     """A log's bytes, in segments of `size`. Offsets and lengths are bytes; nothing reaches over a segment's end."""
 
     @property
@@ -25,7 +25,7 @@ class RecordLog(Protocol):
     """A log of records."""
 
     @property
-    def segments(self) -> Stretches: ...
+    def segments(self) -> LogBytes: ...
 
     def min_offset(self) -> int: ...
 

@@ -24,7 +24,7 @@ from store.index.index import Index
 from store.log.commit_log import CommitLog, Stretches
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import walk
-from store.log.unflushed import Ranges, Unflushed, ranges_of
+from store.log.queues_in_log import Ranges, Unflushed, ranges_of
 from store.model.errors import MessageRefused, UnknownTopic
 from store.publish.locks import StoreLock
 from store.publish.placing import AppendResult, NextOffsets, Placed, Result, Where, place_few, place_many

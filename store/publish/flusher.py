@@ -14,7 +14,7 @@ from store.files.checkpoint import write_checkpoint
 from store.files.opened import PinnedPath
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, QueueName
-from store.log.unflushed import Ranges, Unflushed
+from store.log.queues_in_log import Ranges, Unflushed
 from store.model.errors import FlushFailed, StoreReplaced, StoreUnavailable
 from store.publish.published_end import PublishedEnd, published_end_of
 

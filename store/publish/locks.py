@@ -30,8 +30,7 @@ from typing import NamedTuple
 from store.files.atomic import open_file, write_at
 from store.files.opened import Descriptor, Opened, PinnedPath
 from store.format.layout import LOCK_FILE
-from store.model.errors import StoreBusy, StoreLocked, StoreUnavailable
-from store.model.system_errors import raise_translated, system_errors
+from store.model.errors import StoreBusy, StoreLocked, StoreUnavailable, raise_translated, system_errors
 
 _PROC = Path("/proc")
 _STOPPED = "Tt"  # states of a process: by a signal, by a debugger

@@ -36,8 +36,7 @@ from store.format.layout import (
     PUBLISHED_END_VERSION,
     field_offset,
 )
-from store.model.errors import CorruptStore, FlushFailed
-from store.model.system_errors import raise_translated, system_errors
+from store.model.errors import CorruptStore, FlushFailed, raise_translated, system_errors
 
 _NUMBER_BYTES = PUBLISHED_END_NUMBER_BITS // 8
 _NUMBER_MASK = (1 << PUBLISHED_END_NUMBER_BITS) - 1

@@ -17,8 +17,7 @@ from typing import Protocol
 from weakref import WeakSet, finalize
 
 from store.files.opened import Opened
-from store.model.errors import StoreClosed
-from store.model.system_errors import system_errors
+from store.model.errors import StoreClosed, system_errors
 
 if sys.platform == "linux":
     import inotify_simple

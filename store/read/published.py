@@ -9,7 +9,7 @@ from store.files.topics import Topics
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues, QueueName
-from store.log.queue_begins import Begin, must_begin
+from store.log.queues_in_log import Begin, must_begin
 from store.model.errors import CorruptSegment, OffsetLost, OffsetNotYet, UnknownTopic
 from store.model.log_protocol import Bounds, Queue, QueueRange
 from store.publish.log_end import LogEnd

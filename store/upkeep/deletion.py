@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from store.files.atomic import make_directory, status_of, sync_directory
-from store.files.reached import check_reached, forget_reached
+from store.files.client_progress import check_reached, forget_reached
 from store.files.topics import Tombstone, Topics
 from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, DELETED_DIR, TOPICS_FILE
+from store.model.errors import system_errors
 from store.model.integers import LONG_MAX
-from store.model.system_errors import system_errors
 from store.publish.published_end import PublishedEnd, published_end_of
 
 _logger = logging.getLogger("store")

@@ -27,8 +27,7 @@ from store.format.layout import (
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.queue_ends import QueueEnds
-from store.model.errors import ConfigError, CorruptSegment, NotAStore
-from store.model.system_errors import system_errors
+from store.model.errors import ConfigError, CorruptSegment, NotAStore, system_errors
 from store.publish.log_end import is_left, was_overtaken
 from store.publish.published_end import published_end_of
 from store.upkeep.index_tags import tags_are_filed

@@ -27,8 +27,8 @@ from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import LogChunk, all_entries, index_keys, walk, with_delivery_times
-from store.log.lives import QueueInLog, QueuesInLog
 from store.log.queue_ends import QueueEnds
+from store.log.queues_in_log import QueueInLog, QueuesInLog
 from store.model.errors import CorruptRecord, CorruptSegment, CorruptStore
 from store.publish.log_end import is_message, last_segment, refused_from
 from store.publish.published_end import PublishedEnd, published_end_of

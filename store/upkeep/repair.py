@@ -14,7 +14,7 @@ from store.format.layout import INDEX_DIR, REPAIR_DIR
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.queue_ends import QueueEnds
-from store.model.system_errors import system_errors
+from store.model.errors import system_errors
 from store.publish.locks import alone
 from store.upkeep.directory import StoreDirectory
 from store.upkeep.plans import Filed, Plan, Point, plan_for

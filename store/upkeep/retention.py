@@ -21,8 +21,7 @@ from store.files.config import StoreConfig
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
-from store.model.errors import StoreFull
-from store.model.system_errors import system_errors
+from store.model.errors import StoreFull, system_errors
 
 _SECONDS_PER_HOUR = 3600
 Files = list[tuple[str, int]]  # path, and the bytes it took on the device

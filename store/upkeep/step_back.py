@@ -12,9 +12,8 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 
+from store.files.client_progress import forget_beyond, step_back_done
 from store.files.consumer_offsets import ConsumerOffsets
-from store.files.members_done import step_back_done
-from store.files.reached import forget_beyond
 from store.files.topics import Topics
 from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP
 from store.format.topic_names import PRODUCERS_TOPIC

@@ -33,8 +33,7 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, Ends
 from store.log.dispatch import LogChunk, index_keys, walk
 from store.log.queue_ends import QueueEnds
-from store.model.errors import CorruptRecord, CorruptStore, OffsetLost
-from store.model.system_errors import system_errors
+from store.model.errors import CorruptRecord, CorruptStore, OffsetLost, system_errors
 from store.publish.log_end import LogEnd
 from store.upkeep.compressed import broken_bodies
 from store.upkeep.deletion import with_messages_since

@@ -38,8 +38,8 @@ from store.broker.group_files import GroupOffsets
 from store.broker.members import Roster
 from store.directory.directory_group import LocalGroup
 from store.files.atomic import open_file
+from store.files.client_progress import sealed, unsealed
 from store.files.consumer_offsets import ConsumerOffsets
-from store.files.members_done import sealed, unsealed
 from store.model.log_protocol import Queue
 from store.publish.locks import set_lock
 from store.publish.published_end import PublishedEnd

@@ -32,7 +32,7 @@ from store import (
 )
 from store.broker.deletion import delete_topic
 from store.format.topic_names import PRODUCERS_TOPIC
-from store.model.system_errors import system_errors
+from store.model.errors import system_errors
 from tests.children import ended
 from tests.store.client.producers import SMALL, bodies, nobody_appends
 from tests.waiting import PATIENCE
@@ -186,14 +186,14 @@ def test_a_note_that_the_system_refuses(
             raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patched:
-        patched.setattr("store.files.reached.write_file", refuse)
+        patched.setattr("store.files.client_progress.write_file", refuse)
         with pytest.raises(refusal, match=r"reached\.json") as kept:
             Producer(store.path, "p")
     producer = Producer(store.path, "p")
     producer.send("t", "1", sequence=1)
     producer.flush()
     with monkeypatch.context() as patched:
-        patched.setattr("store.files.reached.write_file", refuse)
+        patched.setattr("store.files.client_progress.write_file", refuse)
         with pytest.raises(refusal, match=r"reached\.json"):
             producer.close()
     with Producer(store.path, "p") as producer:

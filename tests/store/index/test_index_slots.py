@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from store.files.segment_file import SegmentFile
-from store.index.index_file import file_bytes
-from store.index.index_slots import IndexSlots
+from store.index.index_file import IndexSlots, file_bytes
 from store.model.errors import CorruptSegment
 
 SLOTS = 10 * mmap.PAGESIZE // 4

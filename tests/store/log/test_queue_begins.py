@@ -11,7 +11,7 @@ from store import CorruptSegment, Message, MessageStore, OffsetLost
 from store.format.layout import segment_name
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue
-from store.log.queue_begins import Begin, behind_lost, first_left, must_begin
+from store.log.queues_in_log import Begin, behind_lost, first_left, must_begin
 from tests.store.log.damages import ENTRIES, SMALL, first_file
 
 

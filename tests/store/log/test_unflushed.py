@@ -14,7 +14,7 @@ from store import Message, MessageStore, StoreConfig
 from store.format.layout import ABORT_FILE, PUBLISHED_END_FILE
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
-from store.log.unflushed import Ranges, Unflushed, ranges_of
+from store.log.queues_in_log import Ranges, Unflushed, ranges_of
 from store.publish.published_end import PublishedEnd
 from tests.descriptors import allowed
 from tests.end_to_end.test_kill import bodies, check_log

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import inspect
+import os
 import pkgutil
 import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import pytest
 
 import pyspark_mq
 import pyspark_mq.errors
 import store
 import store.model.errors
-from store import StoreError
+from store import InvalidArgument, Message, MessageStore, StoreConfig, StoreError, StoreFull, StoreUnavailable
+from store.directory.directory_group import LocalGroup
+from store.model.errors import FileMissing, system_errors
+from store.upkeep.verify import verify
+from tests.descriptors import allowed
 
 LINE = re.compile(r"^ {4}(?P<indent>[ │├└─]*)(?P<name>[\w.]+)(?: {2,}\S|$)")
 
@@ -64,3 +82,295 @@ def test_no_error_stands_outside_the_tree() -> None:
 
 def test_every_error_of_the_store_is_public() -> None:
     assert set(defined(store.model.errors)) <= set(store.__all__)
+
+
+SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, messageIndexEnable=False)
+ROOT = Path(__file__).parents[3]
+# Does something with the store, and says which error came, and what it came from.
+PROGRAM = """
+import errno, os, resource, sys
+from store import Message, MessageStore, StoreError
+path, what = sys.argv[1:]
+store = MessageStore.open(path, read_only=what == "read")
+if what == "files":
+    taken = []
+    while True:
+        try:
+            taken.append(os.dup(0))
+        except OSError:
+            break
+    act = lambda: MessageStore.open(path, read_only=True)
+elif what == "length":
+    sys.dont_write_bytecode = True  # or what Python compiles is cut short, and others import that
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+    act = lambda: store.put(Message("t", bytes(3000)))
+else:
+    os.setresuid(65534, 65534, 65534)
+    act = lambda: MessageStore.open(path, read_only=what == "read")
+try:
+    act()
+except StoreError as error:
+    print(type(error).__name__, errno.errorcode[error.__cause__.errno], error, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with MessageStore.open(tmp_path / "mq", config=SMALL) as store:
+        store.create_topic("t", 1)
+        store.put(Message("t", b"first"))
+    return tmp_path / "mq"
+
+
+def run(path: Path, what: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(path), what],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_no_descriptor_left(path: Path) -> None:
+    assert re.match(rf"StoreUnavailable EMFILE {path}.*: Too many open files; .* raise the limit", run(path, "files"))
+
+
+def test_a_group_without_a_descriptor(path: Path) -> None:
+    with allowed(0), pytest.raises(StoreUnavailable, match=rf"{path}.*: Too many open files; .* raise the limit"):
+        LocalGroup(path, "g")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="this system has no limit of a file's length")
+def test_a_file_longer_than_allowed(path: Path) -> None:
+    assert re.match(rf"StoreUnavailable EFBIG {path}.*: File too large; raise the limit", run(path, "length"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
+@pytest.mark.parametrize(("what", "mode"), [("read", 0o700), ("write", 0o755)])
+def test_no_permission(path: Path, what: str, mode: int) -> None:
+    for folder in path.parents[:3]:
+        folder.chmod(0o755)
+    path.chmod(mode)
+    found = re.match(rf"StoreUnavailable EACCES {path}.*: Permission denied; ask its owner", run(path, what))
+    assert found
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounting needs root on Linux")
+def test_a_file_system_to_read_only(path: Path) -> None:
+    mount = ["mount", "--bind", str(path), str(path)], ["mount", "-o", "remount,ro,bind", str(path)]
+    if any(subprocess.run(command, capture_output=True).returncode for command in mount):
+        pytest.skip("nothing can be mounted here")
+    try:
+        with pytest.raises(StoreUnavailable, match=rf"{path}.*: Read-only file system; open the store with read_only"):
+            MessageStore.open(path)
+        with MessageStore.open(path, read_only=True) as reader:
+            assert reader.offsets("t", 0) == (0, 1)
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def test_links_that_lead_to_themselves(tmp_path: Path, path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    for read_only in (True, False):
+        with pytest.raises(StoreError, match=rf"{tmp_path}/a"):
+            MessageStore.open(tmp_path / "a", read_only=read_only)
+    topics = path / "config/topics.json"
+    topics.unlink()
+    topics.symlink_to("topics.json")
+    with pytest.raises(StoreUnavailable, match=r"config/topics\.json: Too many levels of symbolic links; correct"):
+        MessageStore.open(path)
+
+
+def test_a_folder_instead_of_a_file_and_the_other_way(path: Path) -> None:
+    topics = path / "config/topics.json"
+    content = topics.read_bytes()
+    topics.unlink()
+    topics.mkdir()
+    for use in (lambda: MessageStore.open(path), lambda: verify(path)):
+        with pytest.raises(StoreUnavailable, match=r"config/topics\.json: Is a directory; .* move it out") as caught:
+            use()
+        assert isinstance(caught.value.__cause__, IsADirectoryError)
+    topics.rmdir()
+    topics.write_bytes(content)
+    folder = path / "config"
+    folder.rename(path / "away")
+    folder.write_text("")
+    with pytest.raises(StoreUnavailable, match=r"config/.*: Not a directory; a file stands where a folder belongs"):
+        MessageStore.open(path)
+
+
+FILES = (
+    "config/topics.json",
+    "config/consumerOffset.json",
+    "config/store.conf",
+    "checkpoint",
+    "watermark",
+    "lock",
+    "queueends",
+    "commitlog/00000000000000000000",
+    "consumequeue/t/0/00000000000000000000",
+)
+# Opens, reads and writes each store; prints the errors.
+USING = """
+import sys
+from store import Message, MessageStore, StoreError
+for path in sys.argv[1:]:
+    for read_only in (True, False):
+        try:
+            with MessageStore.open(path, read_only=read_only) as store:
+                list(store.scan("t", 0, 0, 1))
+                store.consumer_offset("g", "t", 0)
+                read_only or store.put(Message("t", b"more"))
+        except StoreError as error:
+            print(path, type(error).__name__, error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket", "nowhere"])
+def test_a_store_does_not_wait_for_what_is_no_file(path: Path, kind: str) -> None:
+    for name in FILES:
+        copy = shutil.copytree(path, path.with_name(name.replace("/", "-")))
+        copy.joinpath(name).unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(copy / name)
+        elif kind == "socket":
+            with socket.socket(socket.AF_UNIX) as listening, contextlib.chdir(copy):  # such a path must be short
+                listening.bind(name)
+        else:
+            copy.joinpath(name).symlink_to("/dev/zero" if kind == "device" else "/nowhere/at/all")
+    copies = [str(path.with_name(name.replace("/", "-"))) for name in FILES]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", USING, *copies],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)),
+    )
+    assert done.stderr == ""
+
+
+def test_a_directory_that_goes_is_an_error_of_the_tree(path: Path) -> None:
+    with MessageStore.open(path, read_only=True) as store:
+        path.rename(path.with_name("away"))
+        with pytest.raises(StoreError, match="No such file or directory; put it back"):
+            store.clean(dry_run=True)
+
+
+def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match=r"x: File name too long; correct the path"):
+        MessageStore.open(tmp_path / ("x" * 300))
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "told"),
+    [
+        (errno.EACCES, StoreUnavailable, "Permission denied; ask its owner"),
+        (errno.EROFS, StoreUnavailable, "open the store with read_only=True"),
+        (errno.EMFILE, StoreUnavailable, "raise the limit"),
+        (errno.EIO, StoreUnavailable, "see the system's log"),
+        (errno.ENOLCK, StoreUnavailable, "a file system with locks"),
+        (errno.ENOSPC, StoreFull, "no space left on the device"),
+        (errno.EDQUOT, StoreFull, "no space left on the device"),
+        (errno.ENOENT, FileMissing, "put it back"),
+        (errno.EBADF, OSError, "Bad file descriptor"),
+    ],
+)
+def test_system_errors_are_translated(number: int, kind: type[OSError], told: str) -> None:
+    with pytest.raises(OSError, match=told) as caught, system_errors("/somewhere"):
+        raise OSError(number, os.strerror(number))
+    assert type(caught.value) is kind
+    assert caught.value.errno == number
+    assert kind is OSError or str(caught.value).startswith("/somewhere: ")
+
+
+def test_system_error_names_its_own_path() -> None:
+    with pytest.raises(FileMissing, match=r"^/nowhere/at/all: No such file") as caught, system_errors("/somewhere"):
+        os.stat("/nowhere/at/all")
+    assert isinstance(caught.value, FileNotFoundError)
+    assert type(caught.value.__cause__) is FileNotFoundError
+
+
+def test_translated_error_is_not_translated_again() -> None:
+    with pytest.raises(StoreFull) as caught, system_errors("/outer"), system_errors("/inner"):
+        raise OSError(errno.ENOSPC, "full")
+    assert str(caught.value).startswith("/inner: ")
+
+
+@pytest.mark.parametrize("wrong", [1.0, "1", True, None, 2**63])
+def test_what_is_no_whole_number(path: Path, wrong: object) -> None:
+    number: int = wrong  # type: ignore[assignment]
+    with MessageStore.open(path) as store:
+        for use in (
+            lambda: store.offsets("t", number),
+            lambda: store.max_offset("t", number),
+            lambda: store.get_message("g", "t", 0, number),
+            lambda: store.get_message("g", "t", number, 0),
+            lambda: store.get_message("g", "t", 0, 0, number),
+            lambda: store.sizes("t", 0, 0, number),
+            lambda: store.tags_codes("t", 0, number, 1),
+            lambda: store.scan("t", 0, number, 1),
+            lambda: store.scan("t", 0, 0, 1, max_rows=number),
+            lambda: store.query("t", "k", number),
+            lambda: store.query("t", "k", 1, number),
+            lambda: store.query("t", "k", 1, 0, number),
+            lambda: store.offset_by_time("t", 0, number),
+            lambda: store.arrivals(number, 1),
+            lambda: store.consumer_offset("g", "t", number),
+            lambda: store.commit_offsets("g", "t", {number: 1}),
+            lambda: store.commit_offsets("g", "t", {0: number}),
+            lambda: store.create_topic("u", number),
+        ):
+            with pytest.raises((InvalidArgument, StoreError)) as caught:
+                use()
+            assert isinstance(caught.value, InvalidArgument), caught.value
+
+
+@pytest.mark.parametrize("wrong", [17, None, b"t", ["t"], 1.5])
+def test_what_is_no_text_and_no_choice(path: Path, wrong: Any) -> None:
+    with MessageStore.open(path) as store:
+        uses: list[Callable[[], object]] = [
+            lambda: store.query("t", wrong),
+            lambda: store.message_by_id(wrong),
+            lambda: store.max_offset(wrong, 0),
+            lambda: store.create_topic(wrong),
+            lambda: store.commit_offsets(wrong, "t", {0: 1}),
+            lambda: store.put(Message("t", b"", properties=wrong)),
+            lambda: store.scan("t", 0, 0, 1, columns=wrong),
+            lambda: store.scan("t", 0, 0, 1, columns=[wrong]),
+            lambda: store.scan("t", 0, 0, 1, oversized=wrong),
+            lambda: store.offset_by_time("t", 0, 0, wrong),
+        ]
+        if wrong is not None:
+            uses.append(lambda: store.get_message("g", "t", 0, 0, 1, wrong))
+        for use in uses:
+            with pytest.raises(StoreError):
+                use()
+        assert store.offsets("t", 0) == (0, 1)
+
+
+@pytest.mark.parametrize("wrong", ["1", b"1", [1], float("nan"), 2**70])
+def test_what_is_no_time(path: Path, wrong: Any) -> None:
+    with MessageStore.open(path) as store:
+        for use in (lambda: store.wait(store.confirm_offset, wrong), lambda: store.clean(wrong, dry_run=True)):
+            with pytest.raises(InvalidArgument, match="give a number of seconds"):
+                use()
+
+
+def test_names_that_are_nearly_choices(path: Path) -> None:
+    with MessageStore.open(path) as store:
+        with pytest.raises(InvalidArgument, match="boundary='upper': give one of"):
+            store.offset_by_time("t", 0, 0, "upper")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="oversized='nul': give one of 'error', 'null'"):
+            store.scan("t", 0, 0, 1, oversized="nul")  # type: ignore[arg-type]
+        for least in (0, -1, 1.5, "1"):
+            with pytest.raises(InvalidArgument, match="max_body_bytes"):
+                store.scan("t", 0, 0, 1, max_body_bytes=least)  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument, match="max_messages"):
+                store.query("t", "k", least)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import pytest
 from store import Message, MessageRefused, MessageStore, PutStatus, StoreBusy, StoreConfig, StoreFull, StoreLocked
 from store.format.message import encode_messages
 from store.format.records import EncodedRecord, Encoding
-from store.log.unflushed import Ranges, Unflushed
+from store.log.queues_in_log import Ranges, Unflushed
 from store.publish.appender import Together, WaitingAppend
 from store.publish.locks import StoreLock
 from store.publish.placing import Where

@@ -14,7 +14,7 @@ from store import CorruptRecord, Message, MessageStore, StoreConfig
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
 from store.log.consume_queue import Entries
 from store.log.consume_queues import ConsumeQueues
-from store.log.lives import Life, QueueInLog, QueuesInLog
+from store.log.queues_in_log import Life, QueueInLog, QueuesInLog
 from store.upkeep.repair import repair
 from store.upkeep.verify import verify
 from tests import seen
