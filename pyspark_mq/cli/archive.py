@@ -12,7 +12,7 @@ from store import Archived, MessageStore, NoArchive, ObjectsUnavailable, QueuesP
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import Remembered, is_same_place, remembered
 from store.directory.restoring import restore as restore_store
-from store.upkeep.directory import StoreDirectory
+from store.upkeep.store_directory import StoreDirectory
 
 _WATCH_SECONDS = 60.0
 

@@ -24,7 +24,7 @@ from store.files.topics import Topics
 from store.model.log_protocol import LogAddress, MessageFilter
 from store.objects.urls import local_path
 from store.remoting.tls import Tls
-from store.upkeep.directory import StoreDirectory
+from store.upkeep.store_directory import StoreDirectory
 
 
 def topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -16,7 +16,7 @@ from store.remoting.access import Access
 from store.remoting.serving import BROKER_SETTINGS, LISTEN, BrokerConfig
 from store.remoting.serving import serve as serving_of
 from store.remoting.tls import host_and_port
-from store.upkeep.directory import StoreDirectory
+from store.upkeep.store_directory import StoreDirectory
 
 FILE = click.Path(exists=True, dir_okay=False)
 

@@ -12,8 +12,8 @@ from pyspark_mq.cli.commands import interruptible
 from store import MessageStore
 from store.format.layout import COMMIT_LOG_DIR
 from store.upkeep.findings import Report
-from store.upkeep.repair import repair
 from store.upkeep.retention import Reason
+from store.upkeep.verify import repair
 from store.upkeep.verify import verify as verify_store
 
 

@@ -36,8 +36,8 @@ from store.publish.published_end import PublishedEnd
 from store.publish.putting import PutResult, Putting
 from store.publish.watch import Watches
 from store.read.published import PublishedQueues
-from store.upkeep.directory import StoreDirectory
 from store.upkeep.retention import Cleaned, Retention
+from store.upkeep.store_directory import StoreDirectory
 
 
 class MessageStore(StoreFinder):

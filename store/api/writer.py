@@ -34,11 +34,11 @@ from store.publish.published_end import PublishedEnd
 from store.publish.putting import encoding_of
 from store.publish.watch import Watch
 from store.upkeep.deletion import Deletion, finish_deletion, remove_what_came_back
-from store.upkeep.directory import StoreDirectory
 from store.upkeep.plans import plan_for
 from store.upkeep.recovery import Recovery, must_reach
 from store.upkeep.retention import refuse_when_full
 from store.upkeep.step_back import step_back
+from store.upkeep.store_directory import StoreDirectory
 
 _logger = logging.getLogger("store")
 _SPACE_SECONDS = 1.0  # between two looks at the space on the device; a few messages take little of it

@@ -20,12 +20,20 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from store.archive.catalog import ArchivedQueue, Catalog, Segment, Segments
+from store.archive.catalog import (
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    NO_TIME,
+    ArchivedQueue,
+    Catalog,
+    Segment,
+    Segments,
+    queue_path,
+    segment_path,
+)
 from store.archive.key_index import Filing
-from store.archive.kin import Kin
-from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, NO_TIME, queue_path, segment_path
+from store.archive.kin import Kin, Standing, of_another, passed_over
 from store.archive.place import ArchivePlace
-from store.archive.standing import Standing, of_another, passed_over
 from store.format.layout import CQ_ENTRY
 from store.log.commit_log import CommitLog
 from store.model.errors import ArchiveOfAnother, CorruptSegment, CorruptStore, OffsetLost, StoreError, UnknownTopic

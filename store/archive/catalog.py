@@ -2,40 +2,85 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from store.archive.layout import (
-    COMMIT_LOG,
-    CONSUME_QUEUE,
-    GROWING,
-    INDEX,
-    INDEXED_FROM,
-    LAST_AT,
-    LAST_STORED,
-    NO_OFFSET,
-    NO_TIME,
-    QUEUES,
-    SEALED,
-    SEGMENT_TYPES,
-    SEGMENTS,
-    TOPIC_NUMBER,
-    TOPICS,
-    index_path,
-    is_folder,
-    queue_path,
-)
 from store.files.admin_files import number, table
-from store.format.layout import CQ_ENTRY, MAX_QUEUES
+from store.format.layout import CQ_ENTRY, MAX_QUEUES, SEGMENT_NAME_DIGITS, segment_name
 from store.format.strict_json import decode_fastjson, encode
 from store.model.errors import CorruptStore
 from store.model.integers import LONG_MAX
 from store.model.log_protocol import Fingerprint, Queue
+
+HASH_DIGITS: Final = 8  # of the MD5 of what follows: so neighbours are spread over an object store
+COMMIT_LOG: Final = "COMMIT_LOG"
+CONSUME_QUEUE: Final = "CONSUME_QUEUE"
+INDEX: Final = "INDEX"
+SEGMENT_TYPES: Final = {COMMIT_LOG: 0, CONSUME_QUEUE: 1, INDEX: 2}  # FileSegmentType
+INDEX_TOPIC: Final = "rmq_sys_INDEX"  # in whose queue 0 the index stands
+INDEX_SLOTS: Final = 1 << 17  # of an index that this project writes; RocketMQ's tieredStoreIndexFileMaxHashSlotNum
+METADATA: Final = "config/tieredStoreMetadata.json"
+DEFAULT_CLUSTER: Final = "DefaultCluster"
+
+TOPICS: Final = "topicMetadataTable"  # topic to its number and its name
+QUEUES: Final = "queueMetadataTable"  # topic to queue id to its offsets
+INDEXED_FROM: Final = "indexedOffset"  # of a queue, this project's: the index has all keys from this offset on
+LAST_AT: Final = "lastLogOffset"  # of a queue, this project's: of the last message, in the log of the store it is from
+LAST_STORED: Final = "lastStoreTimestamp"  # of the same message, ms
+SEGMENTS: Final = {
+    COMMIT_LOG: "commitLogFileSegmentTable",
+    CONSUME_QUEUE: "consumeQueueFileSegmentTable",
+    INDEX: "indexFileSegmentTable",
+}
+TOPIC_NUMBER: Final = "topicSerialNumber"  # the last one given to a topic
+NO_OFFSET: Final = -1  # of a queue without messages
+NO_TIME: Final = (1 << 63) - 1  # of a segment without messages, ms
+GROWING: Final = 0  # a segment's status: more may be written behind its end
+SEALED: Final = 1
+
+
+def hashed(name: str) -> str:
+    """The digits that stand before a name."""
+    return hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()[:HASH_DIGITS]
+
+
+def cluster_folder(cluster: str) -> str:
+    return f"{hashed(cluster)}_{cluster}"
+
+
+def is_cluster_folder(name: str) -> bool:
+    digits, _, cluster = name.partition("_")
+    return bool(cluster) and digits == hashed(cluster)
+
+
+def is_folder(name: str) -> bool:
+    """Whether a topic, or a broker, of this name has a folder of its own."""
+    return name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
+def queue_path(broker: str, queue: Queue) -> str:
+    """As the metadata has it: below the cluster's folder."""
+    return f"{broker}/{queue.topic}/{queue.queue_id}"
+
+
+def index_path(broker: str) -> str:
+    """Where the index stands: the path of a queue."""
+    return queue_path(broker, Queue(INDEX_TOPIC, 0))
+
+
+def segment_path(queue: str, kind: str, base: int) -> str:
+    """Below the cluster's folder. queue: its `queue_path`. kind: of SEGMENT_TYPES."""
+    return f"{queue}/{kind}/{hashed(str(base))}{segment_name(base)}"
+
+
+assert len(segment_path("", COMMIT_LOG, 0)) == len(f"/{COMMIT_LOG}/") + HASH_DIGITS + SEGMENT_NAME_DIGITS
+
 
 _CRC = b',"metadata.crc32":'  # of all bytes before it; behind it a number and "}". No topic has such a name
 _MOST_BYTES = 1 << 60  # of a file, and of a segment: what comes behind has an offset, too

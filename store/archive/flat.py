@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from store.archive.catalog import ArchivedQueue, Segments
-from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, segment_path
+from store.archive.catalog import COMMIT_LOG, CONSUME_QUEUE, ArchivedQueue, Segments, segment_path
 from store.format.arrays import Bytes
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset
 from store.log.consume_queue import Entries

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from store.archive.catalog import Catalog, Segment, Segments
+from store.archive.catalog import INDEX, INDEX_SLOTS, Catalog, Segment, Segments, index_path, segment_path
 from store.archive.flat import FlatFile
-from store.archive.layout import INDEX, INDEX_SLOTS, index_path, segment_path
 from store.format.hashes import key_hashes
 from store.format.layout import (
     ARCHIVE_INDEX_HEADER,

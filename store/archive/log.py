@@ -17,9 +17,8 @@ from store.archive.finding import KeySearch
 from store.archive.flat import MAX_STRETCH, FlatQueue
 from store.archive.held import POLL_SECONDS, PolledHeld
 from store.archive.kin import Kin
-from store.archive.names import named
 from store.archive.place import ArchivePlace, StillPlace
-from store.archive.records import ServedRecords, records_of
+from store.archive.served_records import ServedRecords, named, records_of
 from store.files.config import StoreConfig
 from store.format.columns import check_columns
 from store.format.layout import CQ_ENTRY

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from store.archive.archiving import PIECE_BYTES, Archived, Archiving, Progress
-from store.archive.catalog import Catalog
-from store.archive.expiry import expire
-from store.archive.forgetting import forget
-from store.archive.kin import Kin
-from store.archive.layout import DEFAULT_CLUSTER
+from store.archive.catalog import DEFAULT_CLUSTER, Catalog
+from store.archive.kin import Kin, Standing
 from store.archive.place import ArchivePlace
-from store.archive.standing import Standing
+from store.archive.removal import expire, forget
 from store.files.atomic import make_directory, open_file, write_file
 from store.files.config import REMEMBERED, StoreConfig, settings_text, settings_there, with_settings
 from store.files.opened import Descriptor

@@ -17,7 +17,7 @@ import pyarrow as pa
 from store.archive.kin import Kin
 from store.archive.log import ArchiveLog
 from store.archive.of_store import StoreArchive
-from store.archive.recent import RecentPlace
+from store.archive.place import RecentPlace
 from store.files.config import StoreConfig
 from store.format.columns import check_columns
 from store.format.layout import CQ_ENTRY, LIGHT_PREFIX

@@ -26,7 +26,7 @@ from store.model.errors import GroupConflict, InvalidArgument, StoreError, Store
 from store.model.integers import integer
 from store.model.log_protocol import Positions, Queue
 from store.publish.watch import Watch
-from store.upkeep.directory import StoreDirectory
+from store.upkeep.store_directory import StoreDirectory
 
 _DEFAULT_INSTANCE = "DEFAULT"
 _SHOWN_GROUPS = 10

@@ -26,7 +26,7 @@ from store.log.commit_log import CommitLog
 from store.model.errors import NotAStore, StoreLocked, UnknownTopic, UnsupportedStore, system_errors
 from store.model.log_protocol import Boundary, Queue, QueueRange
 from store.read.scan import Checked
-from store.upkeep.directory import StoreDirectory
+from store.upkeep.store_directory import StoreDirectory
 
 _BYTES_AT_ONCE = 8 << 20
 _SHOWN = 3  # light queues that an error names

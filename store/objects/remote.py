@@ -16,7 +16,7 @@ from fsspec import AbstractFileSystem
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from store.model.errors import ObjectsUnavailable
-from store.objects.refusals import is_timeout, translated
+from store.objects.any_objects import is_timeout, translated
 from store.objects.urls import CREATES_ONCE, scheme_of, secrets_of, without_secrets
 
 _MEMORY = "memory"

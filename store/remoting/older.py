@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from store.api.message_store import MessageStore
-from store.archive.names import is_name
 from store.archive.of_store import StoreArchive
+from store.archive.served_records import is_name
 from store.archive.tiered import TieredLog
 from store.broker.pull import PullRequest, PullResponse, answer, response
 from store.format.stored_message import StoredMessage, decode_record

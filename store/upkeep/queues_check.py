@@ -23,8 +23,7 @@ from store.model.errors import CorruptSegment, CorruptStore, OffsetLost
 from store.model.searching import first_not
 from store.publish.log_end import life_begin
 from store.publish.watch import POLL_SECONDS
-from store.upkeep.findings import COPY, REPAIR, Report
-from store.upkeep.misplaced import misplaced, place_of
+from store.upkeep.findings import COPY, REPAIR, Report, misplaced, place_of
 
 _ANEW = f"move the queue's folder away, then {REPAIR}"
 _NOT_COMPARED = -1

@@ -32,7 +32,7 @@ from store.log.queues_in_log import QueueInLog, QueuesInLog
 from store.model.errors import CorruptRecord, CorruptSegment, CorruptStore
 from store.publish.log_end import is_message, last_segment, refused_from
 from store.publish.published_end import PublishedEnd, published_end_of
-from store.upkeep.misplaced import misplaced, place_of
+from store.upkeep.findings import misplaced, place_of
 from store.upkeep.plans import Filed, Plan, Point
 
 _REMEDY = "restore the segment from a copy, or read what is left with read_only=True"

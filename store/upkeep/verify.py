@@ -8,12 +8,15 @@ queue, and the slots of an index file. A store may be written to meanwhile: what
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
+from store.files.atomic import make_folder
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
@@ -23,8 +26,10 @@ from store.format.layout import (
     CONSUMER_OFFSETS_FILE,
     DELAY_OFFSETS_FILE,
     GROUPS_FILE,
+    INDEX_DIR,
     QUEUE_ENDS_FILE,
     RECORD_HEADER,
+    REPAIR_DIR,
     TOPICS_FILE,
 )
 from store.format.stored_message import decode_record
@@ -34,13 +39,15 @@ from store.log.consume_queues import ConsumeQueues, Ends
 from store.log.dispatch import LogChunk, index_keys, walk
 from store.log.queue_ends import QueueEnds
 from store.model.errors import CorruptRecord, CorruptStore, OffsetLost, system_errors
+from store.publish.locks import alone
 from store.publish.log_end import LogEnd
-from store.upkeep.compressed import broken_bodies
 from store.upkeep.deletion import with_messages_since
-from store.upkeep.directory import StoreDirectory
-from store.upkeep.findings import COPY, REPAIR, Enough, Report
+from store.upkeep.findings import COPY, REPAIR, Enough, Report, broken_bodies
 from store.upkeep.index_check import IndexCheck
+from store.upkeep.plans import Filed, Plan, Point, plan_for
 from store.upkeep.queues_check import QueuesCheck
+from store.upkeep.recovery import Recovery
+from store.upkeep.store_directory import StoreDirectory
 
 Progress = Callable[[int, int], None]  # bytes of log done, of all
 
@@ -246,3 +253,46 @@ class _Verifier:
         segments = self._log.segments
         found = [segments.first_not_zero(end, start + segments.size) for start in segments.starts()[-1:]]
         return [at for at in found if at is not None]
+
+
+def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike[str] | None = None) -> None:
+    """Do what recovery may do: queues and index are made anew from the log, and what lies behind its end goes.
+
+    Raises `StoreLocked` while others write here, `CorruptStore` for what cannot be repaired, `ConfigError` for a
+    broker's index of other sizes than those of `config`; then nothing was changed.
+    """
+    directory = StoreDirectory.at(path)
+    directory.must_be_store(writing=True)
+    root, settings = directory.root, directory.configuration(config)
+    log = CommitLog(root, settings.mappedFileSizeCommitLog, writable=True)
+    index = Index.of(root, settings, writable=True)
+    made = root / REPAIR_DIR
+    with alone(root, "a repair"), system_errors(root):
+        if not directory.has_configuration:  # or else the sizes are right and a file that does not fit is wrong
+            index.check()
+        shutil.rmtree(made, ignore_errors=True)  # of a repair that was killed
+        new = Index.of(made, settings, writable=True) if settings.messageIndexEnable else index
+        recovery = Recovery(root, log, new, settings.mappedFileSizeConsumeQueue)
+        evidence = directory.evidence(log, index, settings.mappedFileSizeConsumeQueue, QueueEnds.read(root), alone=True)
+        plan = plan_for(evidence) or Plan(Point.FIRST_BYTE, Point.CONFIRMED)
+        filed = Filed.NONE if settings.messageIndexEnable else Filed.ALL
+        decision = recovery.decide(plan._replace(begin=Point.FIRST_BYTE, filed=filed))
+        decision = decision._replace(keys_from=decision.end)  # the index that has all is not in its place yet
+        directory.mark_open()
+        with _in_place_of(made, root) if settings.messageIndexEnable else nullcontext():
+            recovery.carry_out(decision)
+            new.flush()
+        directory.save_configuration(settings)
+        directory.mark_closed()
+
+
+@contextmanager
+def _in_place_of(made: Path, root: Path) -> Iterator[None]:
+    """A new index, in the folder `made`, takes the place of the one that is there when all went well."""
+    make_folder(made / INDEX_DIR)
+    try:
+        yield
+        shutil.rmtree(root / INDEX_DIR, ignore_errors=True)
+        (made / INDEX_DIR).rename(root / INDEX_DIR)
+    finally:
+        shutil.rmtree(made)

@@ -13,7 +13,7 @@ from store import Message, MessageStore
 from store.archive.log import ArchiveAddress
 from store.directory.restoring import restore as restore_store
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
-from store.objects.directory import LocalObjects
+from store.objects.any_objects import LocalObjects
 from store.read.filters import EVERYTHING
 from tests.device.disk import Disk, restore
 from tests.device.life import small

@@ -12,9 +12,9 @@ from typing import Any
 
 from store import Message, MessageStore, StoreConfig
 from store.archive.archiving import Archived
-from store.archive.expiry import expire
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import StoreArchive, ends
+from store.archive.removal import expire
 from store.model.log_protocol import LogAddress, Positions, Queue
 
 PIECE_BYTES = 32 << 10

@@ -36,7 +36,7 @@ class Shortened(ArchivedStore):
 class TestThroughLog(LogTests):
     @pytest.fixture
     def making(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shortened]:
-        monkeypatch.setattr("store.archive.recent._LOOK_SECONDS", 0.0)
+        monkeypatch.setattr("store.archive.place._LOOK_SECONDS", 0.0)
         config = StoreConfig(mappedFileSizeCommitLog=2048, mappedFileSizeConsumeQueue=5 * 20)
         with MessageStore.open(tmp_path / "mq", config=config) as store:
             yield Shortened(store, str(tmp_path / "archive"))

@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from store.archive.layout import INDEX_SLOTS
+from store.archive.catalog import INDEX_SLOTS
 
 HERE = Path(__file__).parent
 LINES = ("5.5", "5.3", "5.1", "4.9", "4.3")

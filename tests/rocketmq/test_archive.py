@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.archive.layout import DEFAULT_CLUSTER, cluster_folder
+from store.archive.catalog import DEFAULT_CLUSTER, cluster_folder
 from store.archive.log import ArchiveAddress
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING

@@ -25,10 +25,10 @@ from store import (
     StoreConfig,
 )
 from store.archive.catalog import Catalog
-from store.archive.expiry import expire
 from store.archive.log import ArchiveAddress, ArchiveLog
 from store.archive.of_store import Remembered, StoreArchive, remembered
 from store.archive.place import ArchivePlace
+from store.archive.removal import expire
 from store.broker.deletion import delete_topic
 from store.directory.through_log import ThroughAddress
 from store.model.log_protocol import Boundary, Queue, QueueRange, ReadSpec

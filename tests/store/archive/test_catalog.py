@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from store import CorruptSegment, CorruptStore, StoreError
-from store.archive.catalog import Catalog
-from store.archive.layout import METADATA
+from store.archive.catalog import METADATA, Catalog
 from store.archive.log import ArchiveAddress
 from store.model.log_protocol import Queue, QueueRange
 from tests.filled import Filled

@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from store import MessageStore
-from store.archive.catalog import Segment
+from store.archive.catalog import COMMIT_LOG, Segment, segment_path
 from store.archive.flat import FlatFile, FlatQueue
-from store.archive.layout import COMMIT_LOG, segment_path
 from store.archive.of_store import StoreArchive
 from store.model.log_protocol import ReadSpec
 from store.objects.any_objects import objects_at

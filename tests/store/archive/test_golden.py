@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from store import CorruptSegment
-from store.archive.catalog import Catalog
-from store.archive.layout import INDEX, METADATA, cluster_folder
+from store.archive.catalog import INDEX, METADATA, Catalog, cluster_folder
 from store.archive.log import ArchiveAddress
 from store.model.log_protocol import Bounds, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING

@@ -21,7 +21,7 @@ from store import (
     StoreLocked,
     UnknownTopic,
 )
-from store.archive.layout import METADATA
+from store.archive.catalog import METADATA
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import StoreArchive, alone, remembered
 from store.directory.through_log import address_at

@@ -22,8 +22,7 @@ from store.format.layout import (
     QUEUE_ENDS_FILE,
     TOPICS_FILE,
 )
-from store.upkeep.repair import repair
-from store.upkeep.verify import verify
+from store.upkeep.verify import repair, verify
 from tests.takeover import broker
 
 ENTRIES = 5  # of a queue's file

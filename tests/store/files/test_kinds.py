@@ -15,8 +15,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig, UnsupportedStore, UnsupportedWarning
 from store.files import kinds
-from store.upkeep.repair import repair
-from store.upkeep.verify import verify
+from store.upkeep.verify import repair, verify
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=10, maxIndexNum=20)
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -19,7 +19,7 @@ from store import (
     UnknownTopic,
 )
 from store.format.layout import PUBLISHED_END, RECORD_HEADER, field_offset, segment_name
-from store.upkeep.repair import repair
+from store.upkeep.verify import repair
 
 SIZES = {"mappedFileSizeCommitLog": 1 << 16, "mappedFileSizeConsumeQueue": 2000}
 SMALL = StoreConfig(**SIZES, maxHashSlotNum=100, maxIndexNum=40, flushIntervalCommitLog=3_600_000)

@@ -10,8 +10,7 @@ import pytest
 
 from store import CorruptSegment, Message, MessageStore, StoreConfig
 from store.model.log_protocol import Queue, QueueRange
-from store.upkeep.repair import repair
-from store.upkeep.verify import verify
+from store.upkeep.verify import repair, verify
 from tests.store.read.test_golden import GOLDEN
 from tests.store.upkeep.test_damaged import bodies
 

@@ -17,8 +17,7 @@ from store import CorruptRecord, CorruptSegment, CorruptStore, Message, MessageR
 from store.broker.deletion import delete_topic
 from store.format.layout import CQ_ENTRY, INDEX_HEADER, field_offset, segment_name
 from store.log.consume_queue import MAKE_ANEW
-from store.upkeep.repair import repair
-from store.upkeep.verify import verify
+from store.upkeep.verify import repair, verify
 from tests.end_to_end.test_kill import bodies
 from tests.store.log.damages import (
     DAMAGES,

@@ -15,8 +15,7 @@ from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_n
 from store.log.consume_queue import Entries
 from store.log.consume_queues import ConsumeQueues
 from store.log.queues_in_log import Life, QueueInLog, QueuesInLog
-from store.upkeep.repair import repair
-from store.upkeep.verify import verify
+from store.upkeep.verify import repair, verify
 from tests import seen
 from tests.store.read.test_golden import GOLDEN
 from tests.store.upkeep.test_golden_recovery import as_it_is, killed, without_checkpoint, without_queues

@@ -20,8 +20,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig, StoreError
 from store.format.layout import COMMIT_LOG_DIR, CONF_FILE, PUBLISHED_END_FILE, TOPICS_FILE, segment_name
-from store.upkeep.repair import repair
-from store.upkeep.verify import verify
+from store.upkeep.verify import repair, verify
 
 DIRECTORIES = int(os.environ.get("FUZZ_DIRECTORIES", "50"))  # the long run is `FUZZ_DIRECTORIES=10000 pytest ...`
 SMALL = StoreConfig(mappedFileSizeCommitLog=2048, mappedFileSizeConsumeQueue=100, maxHashSlotNum=20, maxIndexNum=50)

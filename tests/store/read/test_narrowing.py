@@ -268,7 +268,7 @@ def test_a_watermark_that_does_not_say_is_one_of_before(tmp_path: Path, clock: l
 
 
 def test_a_repaired_index_is_whole_when_it_is_in_its_place(tmp_path: Path) -> None:
-    from store.upkeep.repair import repair
+    from store.upkeep.verify import repair
 
     with opened(tmp_path) as store:
         put(store, *(f"k{number}" for number in range(100)))

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from store import Consumer, Message, MessageStore, ReceivedMessage, ReconsumeLater, StoredMessage
 from store.api.message_store import StoreConfig
-from store.archive.names import is_name, names
+from store.archive.served_records import is_name, names
 from store.cluster.address import ClusterAddress
 from store.directory.through_log import ThroughAddress
 from store.format.stored_message import decode_record, offset_msg_id

@@ -18,7 +18,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.model.errors import StoreError
-from store.upkeep.repair import repair
+from store.upkeep.verify import repair
 from tests.store.read.test_golden import GOLDEN, NAMES
 from tests.store.upkeep.test_golden_recovery import index_config, killed
 

@@ -15,8 +15,7 @@ from store.format.entering import NOT_FOR_PUTTING
 from store.format.layout import CQ_ENTRY, LOCK_FILE, SCHEDULE_TOPIC
 from store.log.consume_queue import Entries
 from store.publish.locks import DELIVERY_BYTE, Turn
-from store.upkeep.repair import repair
-from store.upkeep.verify import verify
+from store.upkeep.verify import repair, verify
 from tests import seen
 from tests.rocketmq.golden import config_of
 from tests.store.read.test_golden import GOLDEN, NAMES

@@ -19,8 +19,7 @@ from store.index.index import Index
 from store.index.index_file import file_bytes
 from store.publish import appender
 from store.publish.published_end import PublishedEnd
-from store.upkeep.repair import repair
-from store.upkeep.verify import verify
+from store.upkeep.verify import repair, verify
 from tests.children import in_a_child
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -9,10 +9,8 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.index.index import Index
-from store.upkeep.directory import StoreDirectory
-from store.upkeep.index_tags import tags_are_filed
-from store.upkeep.repair import repair
-from store.upkeep.verify import verify
+from store.upkeep.store_directory import StoreDirectory, tags_are_filed
+from store.upkeep.verify import repair, verify
 from tests.store.files.test_kinds import unpacked
 from tests.store.read.test_golden import GOLDEN
 

@@ -15,8 +15,7 @@ import pytest
 from store import CorruptRecord, CorruptSegment, Message, MessageStore
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
 from store.publish.published_end import PublishedEnd
-from store.upkeep.repair import repair
-from store.upkeep.verify import verify
+from store.upkeep.verify import repair, verify
 from tests.end_to_end.test_kill import bodies, check_log
 from tests.store.log.damages import note_ends, noted_ends
 from tests.store.upkeep.crashed import SIZE, SMALL, put

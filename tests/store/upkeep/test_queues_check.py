@@ -10,8 +10,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.format.layout import segment_name
-from store.upkeep.repair import repair
-from store.upkeep.verify import verify
+from store.upkeep.verify import repair, verify
 from tests.store.upkeep.test_verify import QUEUE, Damage, entry, filled, patch_entry
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from store import CorruptStore, Message, MessageStore, StoreLocked
 from store.upkeep.recovery import _Times
-from store.upkeep.repair import repair
+from store.upkeep.verify import repair
 from tests.end_to_end.test_kill import bodies
 from tests.store.upkeep.test_damaged import digests
 

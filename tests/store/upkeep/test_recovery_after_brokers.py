@@ -18,8 +18,7 @@ from store.log.commit_log import CommitLog
 from store.log.dispatch import index_keys, walk
 from store.model.log_protocol import Queue
 from store.upkeep.plans import Evidence, Filed, Plan, Point, plan_for
-from store.upkeep.repair import repair
-from store.upkeep.verify import verify
+from store.upkeep.verify import repair, verify
 from tests.end_to_end.test_kill import bodies, check_log
 from tests.store.upkeep.crashed import SIZE, SMALL, put
 from tests.takeover import broker

@@ -8,8 +8,7 @@ import pytest
 
 from store import CorruptRecord, Message, MessageStore, NotAStore, StoreConfig, StoreLocked
 from store.format.layout import REPAIR_DIR
-from store.upkeep.repair import repair
-from store.upkeep.verify import verify
+from store.upkeep.verify import repair, verify
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=20, maxIndexNum=50)
 

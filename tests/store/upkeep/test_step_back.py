@@ -17,9 +17,8 @@ from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import segment_name
 from store.log.consume_queues import ConsumeQueues
 from store.publish.published_end import PublishedEnd
-from store.upkeep.repair import repair
 from store.upkeep.step_back import step_back
-from store.upkeep.verify import verify
+from store.upkeep.verify import repair, verify
 from tests.children import ended
 from tests.store.upkeep.crashed import SMALL, Crashed, another_boot, put
 

@@ -15,8 +15,7 @@ from store import CorruptRecord, Message, MessageStore, NotAStore, OffsetLost, S
 from store.broker.deletion import delete_topic
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
 from store.upkeep.findings import MAX_FINDINGS, Finding
-from store.upkeep.repair import repair
-from store.upkeep.verify import verify
+from store.upkeep.verify import repair, verify
 from tests.store.upkeep.crashed import another_boot
 
 GOLDEN = Path(__file__).parents[2] / "golden"

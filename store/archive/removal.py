@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from store.archive.catalog import Catalog, Segment
-from store.archive.layout import COMMIT_LOG, CONSUME_QUEUE, INDEX, index_path, queue_path, segment_path
+from store.archive.catalog import (
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    INDEX,
+    ArchivedQueue,
+    Catalog,
+    Segment,
+    index_path,
+    queue_path,
+    segment_path,
+)
+from store.archive.kin import Standing
 from store.archive.place import ArchivePlace
 from store.format.layout import CQ_ENTRY
+from store.model.errors import UnknownTopic
+from store.model.log_protocol import Queue
 
 
 def expire(place: ArchivePlace, before: int) -> int:
@@ -60,3 +73,41 @@ def _without_old_index(catalog: Catalog, before: int) -> tuple[Catalog, list[str
 
 def _is_old(segment: Segment, before: int) -> bool:
     return segment.sealed and segment.end < before
+
+
+def forget(place: ArchivePlace, catalog: Catalog, standing: Standing, topics: Mapping[str, Sequence[Queue]]) -> int:
+    """Take out what is not the beginning of what the store has, and tell how many messages that were.
+
+    standing: of the queues that the topics have in the store; a topic without any is taken out as a whole. Call under
+    the store's lock, see `of_store`. Who is killed meanwhile is called again. Raises `UnknownTopic`,
+    `ObjectsUnavailable`.
+    """
+    unknown = [topic for topic, queues in topics.items() if not queues and topic not in catalog.topics]
+    if unknown:
+        known = ", ".join(catalog.of_topics()) or "none"
+        raise UnknownTopic(f"{place.url}: no topic {', '.join(unknown)} to forget (there are: {known})")
+    there = [queue for queue in catalog.queues if queue.topic in topics]
+    left = [queue for queue in there if topics[queue.topic] and not standing.is_cut_off(queue)]
+    gone = [queue for queue in there if queue not in left and not catalog.queues[queue].is_forgotten]
+    forgotten, now = 0, catalog
+    for queue in gone:
+        archived = catalog.queues[queue]
+        forgotten += archived.max_offset - archived.first_entry
+        now = now.without(queue)
+    for topic in {queue.topic for queue in gone} - {queue.topic for queue in left}:
+        now = now.numbered(topic)
+    if gone:
+        place.save(now)
+    for queue in there:
+        place.delete(_unnamed(place, now, queue))
+    return forgotten
+
+
+def _unnamed(place: ArchivePlace, catalog: Catalog, queue: Queue) -> Iterable[str]:
+    """Objects of a queue that the metadata does not name."""
+    archived, path = catalog.queues.get(queue, ArchivedQueue()), queue_path(catalog.broker, queue)
+    for kind, segments in ((COMMIT_LOG, archived.log), (CONSUME_QUEUE, archived.entries)):
+        named = {segment_path(path, kind, each.base) for each in segments if each.size}
+        for name in place.objects.names(f"{place.folder}/{path}/{kind}"):
+            if f"{path}/{kind}/{name}" not in named:
+                yield f"{path}/{kind}/{name}"

@@ -25,7 +25,7 @@ from store.archive.log import ArchiveAddress
 from store.archive.of_store import StoreArchive
 from store.directory.restoring import restore
 from store.model.log_protocol import Bounds, Queue, QueueRange, ReadSpec
-from store.objects.directory import LocalObjects
+from store.objects.any_objects import LocalObjects
 from store.read.filters import EVERYTHING
 from tests.store.archive.lives import (
     ORDERS,

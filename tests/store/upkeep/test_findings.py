@@ -11,8 +11,7 @@ import pytest
 
 from store import CorruptRecord, Message, MessageStore, StoreConfig
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, SYS_INNER_BATCH, SYS_TRANSACTION_PREPARED, field_offset
-from store.upkeep.repair import repair
-from store.upkeep.verify import verify
+from store.upkeep.verify import repair, verify
 from tests.store.upkeep.crashed import SIZE, another_boot
 from tests.store.upkeep.test_damaged import bodies, digests
 

@@ -12,7 +12,7 @@ import pytest
 
 from store import ConfigError, CorruptSegment, Message, MessageStore, NotAStore, OffsetLost, StoreConfig
 from store.format.layout import segment_name
-from store.upkeep.directory import StoreDirectory
+from store.upkeep.store_directory import StoreDirectory
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from store.archive.names import NAMELESS, NamedMessage, is_name, named, names
+from store.archive.served_records import NAMELESS, NamedMessage, is_name, named, names
 
 
 @given(st.integers(0, 4094), st.integers(0, 1023), st.lists(st.integers(0, (1 << 40) - 1), min_size=1))
