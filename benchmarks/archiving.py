@@ -19,7 +19,7 @@ from benchmarks import beside_archiving
 from benchmarks.bench import filled, show, side_by_side
 from store import DEFAULT_COLUMNS, MessageStore
 from store.archive.log import ArchiveAddress
-from store.directory.directory_log import LocalAddress
+from store.directory.directory_log import DirectoryAddress
 from store.format.layout import COMMIT_LOG_DIR
 from store.model.log_protocol import Log, LogAddress, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
@@ -105,7 +105,7 @@ def main(count: int, runs: int, body_sizes: tuple[int, ...] = (1000,)) -> None:
             rows.append([size, "archiving, of copying", *_rate(count, archived, copied)])
             with MessageStore.open(path, read_only=True) as store:
                 store.archive(folder)
-            store_address, archive = LocalAddress(str(path)), ArchiveAddress(folder)
+            store_address, archive = DirectoryAddress(str(path)), ArchiveAddress(folder)
             local, read = side_by_side(runs, partial(read_seconds, store_address), partial(read_seconds, archive))
             rows.append([size, "reading, of the store", *_rate(count, read, local)])
             near, far = ({**_S3, "endpoint_url": url} for url in urls)

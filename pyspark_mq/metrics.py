@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pyspark_mq.stats.lag import Lag, lags
 from pyspark_mq.stats.measures import Extent, deliverer, extents, log_files
 from store import MessageStore, OffsetLost, OffsetNotYet, UnknownTopic
-from store.directory.directory_log import LocalLog
+from store.directory.directory_log import DirectoryLog
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.figures import (
     BUCKETS,
@@ -118,7 +118,7 @@ def _of_groups(store: MessageStore) -> Iterator[Metric]:
         "rocketmq_consumer_lag_latency", "Milliseconds since the first message not read was stored", labels=labels
     )
     by_group: dict[tuple[str, str], list[Lag]] = {}
-    for lag in lags(LocalLog(store)):
+    for lag in lags(DirectoryLog(store)):
         by_group.setdefault((lag.queue.topic, lag.group), []).append(lag)
     for key, queues in by_group.items():
         out.add_metric(key, sum(lag.offset or 0 for lag in queues))

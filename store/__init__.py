@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from store.broker.transactions import Outcome
     from store.client.consumer import Consumer
     from store.client.consumer_config import ConsumerConfig
-    from store.client.listening import ReconsumeLater
+    from store.client.consuming import ReconsumeLater
     from store.client.messages import ReceivedMessage
     from store.client.producer import Producer
     from store.client.replies import reply
@@ -168,7 +168,7 @@ _ABOVE = {
     "Outcome": "store.broker.transactions",
     "Producer": "store.client.producer",
     "ReceivedMessage": "store.client.messages",
-    "ReconsumeLater": "store.client.listening",
+    "ReconsumeLater": "store.client.consuming",
     "TransactionProducer": "store.client.transaction_producer",
     "TransactionResult": "store.client.transaction_producer",
     "delete_topic": "store.broker.deletion",

@@ -18,7 +18,7 @@ from pyspark_mq.browsing import ENDS, Moment, Place, place_of, seconds_of
 from store import FilterError, InvalidArgument, ObjectsUnavailable, StoreError, message_filter
 from store.archive.place import is_archive
 from store.cluster.address import SCHEME, ClusterAddress, Credentials
-from store.directory.through_log import address_at
+from store.directory.directory_log import address_at
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
 from store.model.log_protocol import LogAddress, MessageFilter

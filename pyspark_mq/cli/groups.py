@@ -14,9 +14,8 @@ from pyspark_mq.cli.commands import YES, must_confirm
 from pyspark_mq.cli.tables import Cells, aligned, number
 from pyspark_mq.stats.lag import Lag, lags
 from store.api.group_protocol import MemberInfo, MessageModel
-from store.directory.directory_group import LocalGroup
-from store.directory.directory_log import LocalAddress
-from store.directory.through_log import address_at
+from store.directory.directory_group import DirectoryGroup
+from store.directory.directory_log import DirectoryAddress, address_at
 from store.model.log_protocol import Log, LogAddress, Queue
 
 
@@ -64,7 +63,7 @@ def show(store: str, group: str, topic: str | None, as_json: bool) -> None:
         found = list(lags(log, group, topic))
         if not found:
             raise click.ClickException(no_offsets(address, log, group, topic))
-    owners = owners_of(address.group(group).members()) if isinstance(address, LocalAddress) else {}
+    owners = owners_of(address.group(group).members()) if isinstance(address, DirectoryAddress) else {}
     if as_json:
         for each in found:
             group, queue, offset, end, messages = each
@@ -95,7 +94,7 @@ def members(store: str, group: str, as_json: bool) -> None:
 
     These are the processes of this host that read for it, with how many queues each has.
     """
-    it = LocalGroup(store, group)
+    it = DirectoryGroup(store, group)
     it.must_exist()
     found = it.members()
     if as_json:
@@ -126,7 +125,7 @@ def reset(
     An offset counts in every queue, and an age before now. Members that read meanwhile go on from there at once; what
     they have in hand is not committed. An offset outside of a queue becomes its first or its end.
     """
-    it = LocalGroup(store, group)
+    it = DirectoryGroup(store, group)
     if not create:
         it.must_exist()
     with address_at(store).open() as log:
@@ -157,7 +156,7 @@ def delete(store: str, group: str, yes: bool) -> None:
 
     Its topics of retries and dead letters stay; 'topic delete' deletes them.
     """
-    it = LocalGroup(store, group)
+    it = DirectoryGroup(store, group)
     it.must_exist()
     must_confirm(f"Delete group {group} with its offsets?", yes)
     it.delete(with_offsets=True)
@@ -198,7 +197,7 @@ def mode(member: MemberInfo) -> str:
 
 def no_offsets(address: LogAddress, log: Log, group: str, topic: str | None) -> str:
     """What is wrong where a group has no offsets."""
-    if isinstance(address, LocalAddress):
+    if isinstance(address, DirectoryAddress):
         address.group(group).must_exist()
     if (groups := log.groups()) and group not in groups:
         return f"{address}: group {group!r} has no offsets; these have: {', '.join(sorted(groups))}"

@@ -10,7 +10,7 @@ from pyspark_mq.cli.arguments import LOG, TOPIC, cluster_at, log_at
 from pyspark_mq.cli.json_lines import BODIES, JSON
 from store import MessageStore, StoredMessage, UnknownTopic
 from store.archive.log import ArchiveAddress
-from store.directory.through_log import address_at
+from store.directory.directory_log import address_at
 
 
 def time_given(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int | None:

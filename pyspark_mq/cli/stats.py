@@ -15,7 +15,7 @@ from pyspark_mq.stats.lag import Lag, lags
 from pyspark_mq.stats.latencies import Clients, clients, held, latencies, refused
 from pyspark_mq.stats.measures import Extent, LogFiles, deliverer, extents, log_files
 from store import MessageStore
-from store.directory.directory_log import LocalLog
+from store.directory.directory_log import DirectoryLog
 from store.files.figures import HELD
 from store.model.log_protocol import Queue
 from store.publish.locks import Holder
@@ -94,7 +94,7 @@ def serve(store: str, address: str, port: int) -> None:
 
 def look(store: MessageStore, before: Look | None) -> Look:
     """A store as it stands; of queues that were seen before only the change is read."""
-    groups = {(each.group, each.queue): each for each in lags(LocalLog(store))}
+    groups = {(each.group, each.queue): each for each in lags(DirectoryLog(store))}
     queues = extents(store, before.queues if before else {})
     return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)), deliverer(store))
 

@@ -16,7 +16,7 @@ from pyspark_mq.cli.tables import number
 from pyspark_mq.stats.lag import lags
 from pyspark_mq.stats.measures import Extent, LogFiles, extents, log_files
 from store import MessageStore
-from store.directory.directory_log import LocalLog
+from store.directory.directory_log import DirectoryLog
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -75,7 +75,7 @@ def top(store: str, interval: float, looks: int | None) -> None:
 def look(store: MessageStore, before: Look | None) -> Look:
     """A store as it stands; of queues that were seen before only the change is read."""
     behind: Counter[tuple[str, str]] = Counter()
-    for each in lags(LocalLog(store)):
+    for each in lags(DirectoryLog(store)):
         behind[each.group, each.queue.topic] += each.messages
     return Look(time.monotonic(), extents(store, before.queues if before else {}), log_files(store), behind)
 

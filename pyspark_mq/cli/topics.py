@@ -13,7 +13,7 @@ from pyspark_mq.stats.lag import lags
 from pyspark_mq.stats.measures import extent
 from store import InvalidTopic, MessageStore
 from store.broker.deletion import delete_topic
-from store.directory.directory_log import LocalAddress, LocalLog
+from store.directory.directory_log import DirectoryAddress, DirectoryLog
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.topic_names import is_internal_topic
 
@@ -53,7 +53,7 @@ def alter(store: str, name: str, queues: int, yes: bool) -> None:
     are sent before and after are not in order.
     """
     with MessageStore.open(store, create=False) as opened:
-        before = len(bounds_of(LocalLog(opened), name))
+        before = len(bounds_of(DirectoryLog(opened), name))
         must_confirm(f"Add {queues - before} queues to {name}? Sharding keys move to other queues.", yes)
         click.echo(f"{name}: {opened.create_topic(name, queues=queues)} queues")
 
@@ -75,7 +75,7 @@ def list_topics(store: str, show_all: bool) -> None:
 def describe(store: str, name: str) -> None:
     """Show the queues of the topic NAME, and the groups that read it."""
     with MessageStore.open(store, read_only=True) as opened:
-        log = LocalLog(opened)
+        log = DirectoryLog(opened)
         rows: list[Cells] = [("queue", "first", "end", "messages", "bytes", "oldest", "newest")]
         for queue in bounds_of(log, name):
             each = extent(opened, name, queue.queue_id)
@@ -107,7 +107,7 @@ def delete(store: str, name: str, dry_run: bool, yes: bool) -> None:
     Its messages go, and the offsets that groups have in it. Others may have STORE open, and put into NAME and read it:
     they get an error. The log keeps the records until 'clean' takes their segments.
     """
-    with LocalAddress(store).open() as log:
+    with DirectoryAddress(store).open() as log:
         bounds = bounds_of(log, name).values()
     messages = sum(each.max_offset - each.min_offset for each in bounds)
     if not dry_run:

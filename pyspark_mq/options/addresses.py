@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from pyspark_mq.errors import OptionError
 from pyspark_mq.options.cluster import CLUSTER_NAMES, cluster_of
 from pyspark_mq.options.tables import NO_OPTIONS_OF_TABLES
-from store.directory.directory_log import LocalAddress
-from store.directory.through_log import address_at
+from store.directory.directory_log import DirectoryAddress, address_at
 from store.model.log_protocol import LogAddress
 from store.objects.urls import storage_options
 
@@ -53,7 +52,7 @@ def _directory(options: Mapping[str, str]) -> LogAddress:
             raise OptionError(f"archive goes with the path of a store; {path} is an archive itself, or none")
         return address_at(path, options=secrets)
     if "://" in local or local.startswith("//"):
-        return LocalAddress(path)  # which says itself that it is none
+        return DirectoryAddress(path)  # which says itself that it is none
     directory = os.path.abspath(local) if os.path.isabs(local) else _in_working_folder(local)
     return address_at(directory, options.get("archive"), secrets)
 

@@ -10,7 +10,7 @@ from pyspark_mq.source.queues import unchanged
 from store import StoreError
 from store.api.group_protocol import MessageModel
 from store.broker.members import is_served
-from store.directory.directory_log import LocalAddress
+from store.directory.directory_log import DirectoryAddress
 from store.model.log_protocol import Fingerprints, Log, LogAddress, Positions
 
 _EVERY_SECONDS = 5.0  # RocketMQ's persistConsumerOffsetInterval
@@ -75,7 +75,7 @@ def consumed_topics(address: LogAddress, group: str, topics: Collection[str]) ->
 
     Raises `StoreError`.
     """
-    if not isinstance(address, LocalAddress):
+    if not isinstance(address, DirectoryAddress):
         return set()
     it = address.group(group)
     if is_served(it.path, group):  # of which topics is not known here

@@ -15,16 +15,15 @@ from types import TracebackType
 
 from store.api.group_protocol import Group, HasGroups, MessageModel, Subscription
 from store.client.consumer_config import DEFAULTS, ConsumerConfig
-from store.client.consuming import Broadcast, Concurrently, ConsumeService, Orderly, consume
-from store.client.listening import Listener, check_listener
+from store.client.consuming import Broadcast, Concurrently, ConsumeService, Listener, Orderly, check_listener, consume
 from store.client.messages import ReceivedMessage
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller
 from store.client.rebalancer import Rebalancer
 from store.cluster.address import SCHEME, ClusterAddress
-from store.directory.directory_group import LocalGroup
-from store.directory.through_log import address_at
+from store.directory.directory_group import DirectoryGroup
+from store.directory.directory_log import address_at
 from store.files.figures import DELIVERED, HELD, Figures
 from store.files.opened import Opened
 from store.format.layout import RETRY_TOPIC_PREFIX
@@ -94,7 +93,7 @@ class Consumer(Opened):
         with ExitStack() as undo:  # when this raises, the group has no member that no caller can close
             undo.callback(self._close_log)
             _check_topics(self._log, filters)
-            self._figures = Figures(group.path if isinstance(group, LocalGroup) else None)
+            self._figures = Figures(group.path if isinstance(group, DirectoryGroup) else None)
             self._member = undo.enter_context(
                 group.join(subscriptions, model=config.message_model, orderly=orderly, instance=instance)
             )

@@ -2,18 +2,89 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import time
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, cast
 
 from store.api.group_protocol import Member
-from store.client.listening import Listener, Outcome, call
+from store.broker.retries import first_id
+from store.client.messages import Messages, ReceivedMessage
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
 from store.files.figures import PROCESS_FAILED, PROCESSED, Figures
-from store.model.errors import StoreError
+from store.model.errors import InvalidArgument, StoreError
+
+Listener = Callable[[Sequence[ReceivedMessage]], None]
+
+_SHOWN = 5  # message ids
+_calls = logging.getLogger("store")
+
+
+class ReconsumeLater(Exception):
+    """A listener raises it for messages that shall come again: those behind the first `done`, which are done.
+
+    delay_level: RocketMQ's, 1 to 18; 0 for its own choice, 10 seconds at first and longer each time; below 0 for the
+    dead letters at once. An orderly consumer tries again in place, so there only the last has a meaning.
+    """
+
+    def __init__(self, *, done: int = 0, delay_level: int = 0) -> None:
+        super().__init__(f"done={done}, delay_level={delay_level}")
+        self.done = done
+        self.delay_level = delay_level
+
+
+class CallResult(NamedTuple):
+    """done: how many messages are done, from the first on; the others come again, see `ReconsumeLater`."""
+
+    done: int
+    delay_level: int = 0
+
+
+def check_listener(listener: object) -> None:
+    """Raises `InvalidArgument` for what cannot be called, or would only be begun by that."""
+    if not callable(listener):
+        raise InvalidArgument(f"listener={listener!r:.80}: give a function of a sequence of messages")
+    if inspect.iscoroutinefunction(listener) or inspect.isgeneratorfunction(listener):
+        raise InvalidArgument(
+            f"listener={listener!r:.80}: to call it runs none of it; give a plain function, or iterate: "
+            "'async for message in consumer'"
+        )
+
+
+def call(listener: Listener, messages: Messages, group: str) -> CallResult:
+    """What a listener raises, but for `ReconsumeLater`, and what it should not return is logged, and nothing is done.
+
+    It is logged once for messages that are tried again in place.
+    """
+    try:
+        answer = cast("Callable[..., object]", listener)(messages)
+    except ReconsumeLater as later:
+        if 0 <= later.done <= len(messages):
+            return CallResult(later.done, later.delay_level)
+        what = f"ReconsumeLater({later}) of {len(messages)} messages"
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is logged and the messages come again
+        what = "".join(traceback.format_exception(error)).rstrip()
+    else:
+        if answer is None:
+            return CallResult(len(messages))
+        what = f"the listener returned {answer!r:.80}; it has to return nothing, or raise ReconsumeLater"
+    if not messages.tries:
+        ids = ", ".join(map(_named, messages[:_SHOWN]))
+        more = f" and {len(messages) - _SHOWN} more" if len(messages) > _SHOWN else ""
+        _calls.warning("group %s: failed: %s%s: %s", group, ids, more, what)
+    return CallResult(0)
+
+
+def _named(message: ReceivedMessage) -> str:
+    """By the id that it had at the first try."""
+    again = f" (try {message.reconsume_times + 1})" if message.reconsume_times else ""
+    return f"{first_id(message.msg_id, message.properties)} of {message.topic}{again}"
+
 
 _SEND_BACK_AGAIN_SECONDS = 5.0
 _DEAD_LETTERS = -1  # delay level
@@ -27,7 +98,7 @@ class ConsumeService(Protocol):
     def queue(self) -> type[ProcessQueue]:
         """How what of one queue is in hand goes out."""
 
-    def settle(self, queues: ProcessQueues, taken: Taken, outcome: Outcome) -> None:
+    def settle(self, queues: ProcessQueues, taken: Taken, outcome: CallResult) -> None:
         """Do with what was taken, and the listener was called with, what came of that."""
 
 
@@ -39,7 +110,7 @@ class Concurrently:
     max_reconsume_times: int
     queue = ProcessQueue
 
-    def settle(self, queues: ProcessQueues, taken: Taken, outcome: Outcome) -> None:
+    def settle(self, queues: ProcessQueues, taken: Taken, outcome: CallResult) -> None:
         if outcome.done == len(taken.handful.messages):
             queues.done(taken)
             return
@@ -56,7 +127,7 @@ class Orderly:
     suspend_seconds: float
     queue = OrderlyQueue
 
-    def settle(self, queues: ProcessQueues, taken: Taken, outcome: Outcome) -> None:
+    def settle(self, queues: ProcessQueues, taken: Taken, outcome: CallResult) -> None:
         if outcome.done == len(taken.handful.messages):
             queues.done(taken)
             return
@@ -75,7 +146,7 @@ class Broadcast:
 
     queue = ProcessQueue
 
-    def settle(self, queues: ProcessQueues, taken: Taken, outcome: Outcome) -> None:
+    def settle(self, queues: ProcessQueues, taken: Taken, outcome: CallResult) -> None:
         if outcome.done < len(taken.handful.messages):
             _logger.warning("%s: what failed does not come again, for this consumer is broadcasting", taken.queue.queue)
         queues.done(taken)

@@ -14,7 +14,7 @@ from typing import Any, overload
 import pyarrow as pa
 
 from store.api.message_store import MessageStore
-from store.client.producer_buffer import Buffer, Limits
+from store.client.producer_buffer import Buffer, BufferLimits
 from store.client.producer_future import Row, SendFuture, already_stored
 from store.client.producer_memory import Memory
 from store.client.producer_sender import Sender
@@ -62,7 +62,7 @@ class Producer(Opened):
         Raises as `MessageStore.open`, `InvalidArgument`; with a name `InvalidGroup`, `StoreLocked` where another
         producer has it, `CorruptStore`, `OffsetLost` where retention took what would tell how far it came.
         """
-        limits = Limits(
+        limits = BufferLimits(
             span("linger", linger),
             integer("batch_bytes", batch_bytes, 1),
             integer("buffer_bytes", buffer_bytes, 1),

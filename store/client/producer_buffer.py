@@ -10,7 +10,7 @@ from store.files.opened import is_owned
 from store.model.errors import BufferFull, InvalidArgument, StoreClosed, StoreLocked
 
 
-class Limits(NamedTuple):
+class BufferLimits(NamedTuple):
     """How much waits, and how long: seconds and bytes, as `Producer` explains them."""
 
     linger: float
@@ -22,7 +22,7 @@ class Limits(NamedTuple):
 class Buffer:
     """Messages by topic, in the order in which they came, up to a limit and one more."""
 
-    def __init__(self, what: str, limits: Limits) -> None:
+    def __init__(self, what: str, limits: BufferLimits) -> None:
         """what: whose it is, for errors."""
         self._what = what
         self._linger, batch_bytes, self._max_bytes, self._timeout = limits

@@ -41,7 +41,7 @@ class Failure:
         return error
 
 
-class Placed(NamedTuple):
+class PlacedRows(NamedTuple):
     """Where messages went. first: row of the first in `result`. store_host: for their ids."""
 
     result: AppendResult
@@ -49,7 +49,7 @@ class Placed(NamedTuple):
     store_host: tuple[bytes, int]
 
 
-Outcome = Placed | Failure | PutResult
+Outcome = PlacedRows | Failure | PutResult
 ALREADY_STORED = PutResult(PutStatus.ALREADY_STORED, -1, -1, -1, "")
 
 
@@ -111,7 +111,7 @@ class Lot:
         """Return the outcome of a message of a settled lot."""
         part = bisect_right(self._ends, row)
         outcome = self._outcomes[part]
-        if not isinstance(outcome, Placed):
+        if not isinstance(outcome, PlacedRows):
             return outcome
         placed = outcome.first + row - (self._ends[part - 1] if part else 0)
         result = outcome.result

@@ -13,7 +13,7 @@ from typing import Any
 from store.api.append import Append
 from store.api.message_store import MessageStore
 from store.client.producer_buffer import Buffer
-from store.client.producer_future import Failure, Lot, Outcome, Placed
+from store.client.producer_future import Failure, Lot, Outcome, PlacedRows
 from store.client.producer_memory import Memory
 from store.files.figures import SEND_FAILED, SENT
 from store.format.encoding import MANY, NotColumns, table_of
@@ -106,7 +106,7 @@ class Sender(threading.Thread):
             name = SEND_FAILED if isinstance(outcome, Failure) else SENT
             self._store.figures.of(name, lot.topic).add((time.monotonic() - lot.since) * 1000)
 
-    def _append(self, parts: Sequence[_Part]) -> list[Placed]:
+    def _append(self, parts: Sequence[_Part]) -> list[PlacedRows]:
         append, firsts, count = self._store.begin(), [], 0
         for lot, first, end in parts:
             _add(append, lot.topic, lot.columns(first, end))
@@ -118,7 +118,7 @@ class Sender(threading.Thread):
         result, host = append.publish(), self._store.config.store_host
         if self._memory is not None:
             self._memory.reach(reached, int(result.physical_offsets[0]))
-        return [Placed(result, first, host) for first in firsts]
+        return [PlacedRows(result, first, host) for first in firsts]
 
     def _end_by(self, error: BaseException) -> None:
         """Settle all that was sent: no future may wait for ever."""

@@ -18,7 +18,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from store.api.message_store import MessageStore
-from store.directory.directory_log import LocalLog
+from store.directory.directory_log import DirectoryLog
 from store.files.topics import Topics
 from store.format.layout import (
     PROPERTY_CLUSTER,
@@ -41,14 +41,14 @@ _READER = "CLIENT_INNER_PRODUCER"
 _logger = logging.getLogger("store")
 
 
-class Request(Protocol):
+class RequestMessage(Protocol):
     """A message as it was consumed, or read."""
 
     @property
     def properties(self) -> dict[str, str]: ...
 
 
-def reply(request: Request, body: bytes | str) -> Message:
+def reply(request: RequestMessage, body: bytes | str) -> Message:
     """The answer to a request, to be sent by any producer. Raises `InvalidArgument` where nobody waits for one."""
     known = {name: request.properties.get(name) for name in (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO, PROPERTY_TTL)}
     cluster = request.properties.get(PROPERTY_CLUSTER)
@@ -76,7 +76,7 @@ class Replies:
         self._waiting: dict[str, Future[StoredMessage]] = {}
         self._error: StoreError | None = None
         begin = {queue: store.max_offset(queue.topic, queue.queue_id) for queue in queues}
-        self._held: Held = LocalLog(store).hold(begin, math.inf, EVERYTHING, _IDLE_SECONDS)
+        self._held: Held = DirectoryLog(store).hold(begin, math.inf, EVERYTHING, _IDLE_SECONDS)
         self._thread = threading.Thread(target=self._run, name="mq-replies", daemon=True)
         self._thread.start()
 

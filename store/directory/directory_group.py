@@ -33,7 +33,7 @@ _SHOWN_GROUPS = 10
 _logger = logging.getLogger("store")
 
 
-class LocalGroup:
+class DirectoryGroup:
     """A `Group` whose members are processes of this host: files beside the store in directory `path`.
 
     Raises `NotAStore`, `InvalidGroup`.
@@ -54,7 +54,7 @@ class LocalGroup:
         orderly: bool = False,
         exclusive: bool = False,
         instance: str | None = None,
-    ) -> LocalMember:
+    ) -> DirectoryMember:
         if instance is None and model is MessageModel.BROADCASTING:
             instance = _DEFAULT_INSTANCE
         id_, files = client_id(instance), self._files
@@ -65,7 +65,7 @@ class LocalGroup:
         with files.in_turn():
             resets, _ = files.resets.read()
             seat = files.enter(Entry(id_, dict(subscriptions), model, orderly, exclusive, resets))
-            member = LocalMember(files, seat)
+            member = DirectoryMember(files, seat)
         try:
             if model is MessageModel.CLUSTERING:  # again, now that servers see this one
                 self._must_not_be_served()
@@ -146,7 +146,7 @@ class _Sight(NamedTuple):
     others: dict[str, tuple[set[Queue], set[Queue]]]
 
 
-class LocalMember:
+class DirectoryMember:
     """A `Member`, until `leave`."""
 
     def __init__(self, files: GroupFiles, seat: Seat) -> None:
@@ -265,7 +265,7 @@ class LocalMember:
                 if self._store is not None:
                     self._store.close()
 
-    def __enter__(self) -> LocalMember:
+    def __enter__(self) -> DirectoryMember:
         return self
 
     def __exit__(

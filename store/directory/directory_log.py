@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -16,27 +16,34 @@ import pyarrow as pa
 
 from store.api.append import Append
 from store.api.message_store import MessageStore
+from store.archive.log import ArchiveAddress
+from store.archive.of_store import StoreArchive, remembered
+from store.archive.place import is_archive
+from store.archive.tiered import TieredLog
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.files.consumer_offsets import ConsumerOffsets
+from store.format.layout import COMMIT_LOG_DIR
 from store.format.stored_message import StoredMessage
-from store.model.errors import CorruptRecord, OffsetLost, OffsetNotYet, StoreClosed, UnknownTopic
+from store.model.errors import CorruptRecord, OffsetLost, OffsetNotYet, StoreClosed, UnknownTopic, system_errors
 from store.model.log_protocol import (
     Boundary,
     Bounds,
     Fingerprint,
     Fingerprints,
     Int64s,
+    LogAddress,
     MessageFilter,
     Positions,
     Queue,
     QueueRange,
     ReadSpec,
 )
+from store.objects.urls import local_path, storage_options
 
 
 @dataclass(frozen=True)
-class LocalAddress:
+class DirectoryAddress:
     """The store in directory `path`, local to every host that opens it."""
 
     path: str
@@ -48,20 +55,20 @@ class LocalAddress:
     def directory(self) -> str:
         return self.path
 
-    def open(self) -> LocalLog:
+    def open(self) -> DirectoryLog:
         """Raises as `MessageStore.open` with read_only=True."""
-        return LocalLog(MessageStore.open(self.path, create=False, read_only=True))
+        return DirectoryLog(MessageStore.open(self.path, create=False, read_only=True))
 
-    def open_writer(self) -> LocalWriter:
+    def open_writer(self) -> DirectoryWriter:
         """Raises as `MessageStore.open` with create=False."""
-        return LocalWriter(MessageStore.open(self.path, create=False))
+        return DirectoryWriter(MessageStore.open(self.path, create=False))
 
-    def group(self, name: str) -> LocalGroup:
-        """Raises as `LocalGroup`."""
-        return LocalGroup(self.path, name)
+    def group(self, name: str) -> DirectoryGroup:
+        """Raises as `DirectoryGroup`."""
+        return DirectoryGroup(self.path, name)
 
 
-class LocalLog:
+class DirectoryLog:
     """A `Log`. The store is this one's from now on."""
 
     is_ordered = True
@@ -142,8 +149,8 @@ class LocalLog:
         if all(bounds.max_offset == seen[queue] for queue, bounds in now.items()):
             self._store.wait(confirm_offset, timeout)
 
-    def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> LocalHeld:
-        return LocalHeld(self._store, begin, deadline, message_filter, idle)
+    def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> DirectoryHeld:
+        return DirectoryHeld(self._store, begin, deadline, message_filter, idle)
 
     def close(self) -> None:
         self._store.close()
@@ -185,7 +192,7 @@ class LocalLog:
         return False
 
 
-class LocalWriter(LocalLog):
+class DirectoryWriter(DirectoryLog):
     """A `LogWriter`. The store is open for writing."""
 
     def create_topic(self, topic: str, queues: int) -> int:
@@ -198,7 +205,7 @@ class LocalWriter(LocalLog):
         self._store.flush()
 
 
-class LocalHeld:
+class DirectoryHeld:
     """A `Held`: a hold service that is asked for one queue after the other, as they are woken."""
 
     def __init__(
@@ -221,7 +228,7 @@ class LocalHeld:
     def wake(self) -> None:
         self._woken.put(None)
 
-    def __iter__(self) -> LocalHeld:
+    def __iter__(self) -> DirectoryHeld:
         return self
 
     def __next__(self) -> QueueRange | None:
@@ -255,10 +262,91 @@ class LocalHeld:
         )
         self._held[request.queue] = request
 
-    def __enter__(self) -> LocalHeld:
+    def __enter__(self) -> DirectoryHeld:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._service.stop()
+
+
+def address_at(path: str, archive: str | None = None, options: str = "") -> LogAddress:
+    """Return the log at a path or a URL: an archive, a store, or a store together with its archive.
+
+    archive: its URL, "" for the store alone; default: the one that the store's settings name. options: fsspec's
+    storage options, as JSON. Raises `ConfigError`.
+    """
+    local = local_path(path)
+    if local is None:
+        return ArchiveAddress(path, options)
+    with system_errors(local):  # a broker's archive may be in its store; a topic of an archive may have that name
+        is_store = any(each.is_file() for each in (Path(local) / COMMIT_LOG_DIR).glob("*"))
+    if not is_store and is_archive(local):
+        return ArchiveAddress(local, options)
+    url = remembered(Path(local)).url if archive is None else archive
+    return TieredDirectoryAddress(path, url, options) if url else DirectoryAddress(path)
+
+
+@dataclass(frozen=True)
+class TieredDirectoryAddress(DirectoryAddress):
+    """The store in directory `path`, and the archive at `url`; "" for the one that the store's settings name.
+
+    options: fsspec's storage options, as JSON; no error shows them.
+    """
+
+    url: str = ""
+    options: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        return self.path
+
+    def open(self) -> TieredDirectoryLog:
+        """Raises as `DirectoryAddress.open`. The archive is opened when it is first read."""
+        store = MessageStore.open(self.path, create=False, read_only=True)
+        try:
+            archive = StoreArchive.remembered(store.path, store.config, storage_options(self.options))
+            return TieredDirectoryLog(store, archive.changed(self.url or None, None))
+        except BaseException:
+            store.close()
+            raise
+
+
+class TieredDirectoryLog(DirectoryLog):
+    """A `Log`: a store, which this log closes, and its archive."""
+
+    is_ordered = False  # each archived queue has a log of its own
+
+    def __init__(self, store: MessageStore, archive: StoreArchive) -> None:
+        super().__init__(store)
+        self._tiered = TieredLog(store, archive)
+
+    def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
+        return self._tiered.bounds(queues)
+
+    def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
+        return self._tiered.offsets_by_time(queues, timestamp, boundary)
+
+    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
+        found: list[QueueRange] = []
+        for before, behind in map(self._tiered.split, ranges):
+            found += self._tiered.older.stored_between([before], begin, end) if before.length else []
+            found += super().stored_between([behind], begin, end) if behind.length else []
+        return found
+
+    def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
+        found: list[QueueRange] = []
+        for before, behind in map(self._tiered.split, ranges):
+            found += self._tiered.older.with_keys([before], keys) if before.length else []
+            found += super().with_keys([behind], keys) if behind.length else []
+        return found
+
+    def sizes(self, wanted: QueueRange) -> Int64s:
+        own = super().sizes(wanted)
+        missing = int(np.argmax(own > 0)) if (own > 0).any() else len(own)
+        if missing:
+            own[:missing] = self._tiered.older.sizes(wanted._replace(end=wanted.start + missing))
+        return own
+
+    def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+        return self._tiered.scan(wanted, spec)

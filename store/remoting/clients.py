@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from store.api.group_protocol import MessageModel, Subscription
 from store.api.message_store import MessageStore
 from store.broker.members import ServerGroups, server_of
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.format.strict_json import encode
 from store.model.codes import CommandFlag, RequestCode, ResponseCode
 from store.model.errors import GroupConflict, RequestRefused, StoreClosed, StoreError
@@ -332,7 +332,7 @@ class Neighbours:
             self._locks.close()
 
     def _must_have_no_consumers(self, group: str) -> None:
-        members = LocalGroup(self._root, group).members()
+        members = DirectoryGroup(self._root, group).members()
         if others := [each.id for each in members if each.model is MessageModel.CLUSTERING]:
             raise self._conflict(group, f"consumers in processes of the broker's host ({', '.join(others)})")
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from store.api.message_store import MessageStore
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import GROUP_SEPARATOR, MAX_QUEUES
 from store.format.strict_json import encode
@@ -74,8 +74,8 @@ class ServedGroups:
         self._group(str(settings.get("groupName") or "")).configure(settings)
         return Response()
 
-    def _group(self, name: str) -> LocalGroup:
-        return LocalGroup(self._store.path, name)
+    def _group(self, name: str) -> DirectoryGroup:
+        return DirectoryGroup(self._store.path, name)
 
     def _settings(self, request: Request) -> Response:
         group = GroupSettings.of(request.command.fields).group

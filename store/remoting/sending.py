@@ -16,7 +16,7 @@ import numpy.typing as npt
 from store.api.message_store import MessageStore
 from store.broker.half_messages import Half
 from store.broker.retries import DEAD_LETTER_QUEUES, send_back
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.format.layout import (
     DLQ_TOPIC_PREFIX,
@@ -204,7 +204,7 @@ class Retries:
     def prepare(self, group: str) -> None:
         """Make a group, and the topic that its consumers subscribe to beside their own."""
         check_group_name(group)
-        LocalGroup(self._store.path, group).create()  # which inherits what members beside the server did that died
+        DirectoryGroup(self._store.path, group).create()  # which inherits what members beside the server did that died
         topic = RETRY_TOPIC_PREFIX + group
         if topic not in self._store.topics():
             self._store.create_topic(topic, 1)

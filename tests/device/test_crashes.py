@@ -17,7 +17,7 @@ import pytest
 
 from store import Message, MessageStore, StoreError
 from store.api.group_protocol import Subscription
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.format.layout import (
     CONSUME_QUEUE_DIR,
     CQ_ENTRY,
@@ -161,16 +161,16 @@ def test_what_a_dead_member_sent_back_is_there_where_its_offset_is(tmp_path: Pat
         store.create_topic("t", 1)
         store.put(Message("t", b"failed"))
         store.flush()
-        begun, dies = recorder.look(), LocalGroup(path, "g").join({"t": Subscription()})
+        begun, dies = recorder.look(), DirectoryGroup(path, "g").join({"t": Subscription()})
         dies.lock([queue])
         dies.send_back(store.get_message("g", "t", 0, 0).messages)
         dies.commit({queue: 1})
         left = dies._store  # or it would be flushed as what is dropped is
         del dies
-        assert LocalGroup(path, "g").members() == []
-        LocalGroup(path, "g").create()
+        assert DirectoryGroup(path, "g").members() == []
+        DirectoryGroup(path, "g").create()
         changes = recorder.changes[: recorder.look()]
-        assert LocalGroup(path, "g").committed([queue]) == {queue: 1}
+        assert DirectoryGroup(path, "g").committed([queue]) == {queue: 1}
         assert left is not None
         left.close()
     found = set()

@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.model.log_protocol import Queue
 from tests.filled import Filled
 from tests.waiting import until
@@ -51,7 +51,7 @@ def query(spark: SparkSession, filled: Filled, folder: Path, sink: Sink, **optio
 
 
 def test_one_waits_and_one_takes_over(spark: SparkSession, filled: Filled, tmp_path: Path) -> None:
-    group = LocalGroup(filled.path, "g")
+    group = DirectoryGroup(filled.path, "g")
     first, second, third = Sink(), Sink(), Sink()
     with query(spark, filled, tmp_path / "second-checkpoint", second) as waiting:
         # Whoever is there first has them; the other has its own checkpoint, which knows nothing.
@@ -85,7 +85,7 @@ def test_what_the_page_shows(spark: SparkSession, filled: Filled, tmp_path: Path
     writer = names["stream"].writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path))
     running = writer.start()
     try:
-        until(lambda: LocalGroup(filled.path, "ledger").members() != [])
+        until(lambda: DirectoryGroup(filled.path, "ledger").members() != [])
         filled.put("orders", 0, 3)
         until(lambda: sink.messages >= 3)
     finally:

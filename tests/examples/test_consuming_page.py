@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from store import Message, MessageStore, ReceivedMessage
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.model.log_protocol import Queue
 from store.remoting.serving import serve
 from tests.waiting import until
@@ -35,7 +35,7 @@ def test_consuming(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
         def come_to(offset: int) -> Callable[[], bool]:
             place = Queue("orders", 0)
-            return lambda: LocalGroup(tmp_path, "bookkeeping").committed([place]) == {place: offset}
+            return lambda: DirectoryGroup(tmp_path, "bookkeeping").committed([place]) == {place: offset}
 
         def wait() -> None:
             until(come_to(0))

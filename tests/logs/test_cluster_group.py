@@ -28,7 +28,7 @@ from store import (
 from store.api.group_protocol import Group, MemberInfo, MessageModel, Subscription, Subscriptions
 from store.cluster.address import ClusterAddress
 from store.cluster.group import ClusterGroup
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.format.hashes import java_hash_code
 from store.model.codes import RequestCode
 from store.model.log_protocol import Queue
@@ -179,12 +179,12 @@ class TestClusterGroup(GroupTests):
 
     def test_one_beside_the_server_and_one_of_it(self, making: Making, group: Group) -> None:
         with (
-            LocalGroup(making.store.path, "g").join(EVERYTHING),
+            DirectoryGroup(making.store.path, "g").join(EVERYTHING),
             pytest.raises(RequestRefused, match=r"HEART_BEAT: .* cannot share"),
         ):
             group.join(EVERYTHING)
         with group.join(EVERYTHING), pytest.raises(GroupConflict, match="through a server"):
-            LocalGroup(making.store.path, "g").join(EVERYTHING)
+            DirectoryGroup(making.store.path, "g").join(EVERYTHING)
 
     def test_the_group_is_made(self, making: Making, group: Group) -> None:
         group.create()

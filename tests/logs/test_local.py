@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig, StoreReplaced
-from store.directory.directory_log import LocalAddress
+from store.directory.directory_log import DirectoryAddress
 from store.log.consume_queue import ConsumeQueue
 from store.model.log_protocol import Positions, Queue, QueueRange
 from store.read.filters import EVERYTHING
@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE
 class Directory:
     def __init__(self, store: MessageStore) -> None:
         self.store = store
-        self.address = LocalAddress(str(store.path))
+        self.address = DirectoryAddress(str(store.path))
         self.create_topic = store.create_topic
 
     def append(self, messages: list[Message]) -> None:
@@ -74,7 +74,7 @@ def test_who_waits_is_told_that_the_directory_is_another_one(tmp_path: Path, cap
     path, queue = tmp_path / "mq", Queue("t", 0)
     with MessageStore.open(path, config=StoreConfig(mappedFileSizeCommitLog=4096)) as store:
         store.create_topic("t", 1)
-    log = LocalAddress(str(path)).open()
+    log = DirectoryAddress(str(path)).open()
     with log, log.hold({queue: 0}, math.inf, EVERYTHING, PATIENCE) as held:
         path.rename(tmp_path / "old")
         shutil.copytree(tmp_path / "old", path)

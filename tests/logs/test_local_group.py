@@ -29,7 +29,7 @@ from store import (
 from store.api.group_protocol import MessageModel, Subscriptions
 from store.broker.deletion import delete_topic
 from store.broker.members import Roster
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.model.log_protocol import Queue
 from store.publish.published_end import PublishedEnd
 from tests.children import ended, in_a_child
@@ -41,10 +41,10 @@ from tests.waiting import PATIENCE, until
 class LocalMaking:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.group = LocalGroup(path, "g")
+        self.group = DirectoryGroup(path, "g")
 
-    def another(self, name: str) -> LocalGroup:
-        return LocalGroup(self.path, name)
+    def another(self, name: str) -> DirectoryGroup:
+        return DirectoryGroup(self.path, name)
 
     def in_process(self, subscriptions: Subscriptions, **options: Any) -> AbstractContextManager[RemoteMember]:
         return remote_member(self.group, subscriptions, **options)
@@ -64,7 +64,7 @@ class TestLocalGroup(GroupTests):
 
 def test_a_group_of_no_store(tmp_path: Path) -> None:
     with pytest.raises(NotAStore):
-        LocalGroup(tmp_path / "x", "g")
+        DirectoryGroup(tmp_path / "x", "g")
 
 
 def test_names(making: LocalMaking) -> None:
@@ -181,7 +181,7 @@ def test_a_member_does_nothing_in_a_directory_that_was_put_in_the_place_of_its_o
     assert making.group.committed([Q0]) == {Q0: 1}
     with MessageStore.open(making.path, read_only=True) as store:
         assert store.topics() == {"t": 4}
-    with LocalGroup(elsewhere / "own", "g").join(EVERYTHING) as other:
+    with DirectoryGroup(elsewhere / "own", "g").join(EVERYTHING) as other:
         assert other.committed([Q0]) == {Q0: 2}
 
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from store import MessageStore
 from store.api.group_protocol import Subscription
-from store.directory.directory_group import LocalGroup, LocalMember
+from store.directory.directory_group import DirectoryGroup, DirectoryMember
 from store.model.log_protocol import Positions, Queue
 
 STEPS = int(os.environ.get("GROUP_STEPS", "20"))
@@ -43,8 +43,8 @@ class Groups(RuleBasedStateMachine):
         path = Path(self.folder.name)
         with MessageStore.open(path) as store:
             store.create_topic("t", len(ALL))
-        self.group = LocalGroup(path, "g")
-        self.there: dict[str, tuple[LocalMember, Model]] = {}
+        self.group = DirectoryGroup(path, "g")
+        self.there: dict[str, tuple[DirectoryMember, Model]] = {}
         self.offsets: Positions = {}  # that a new owner begins at
 
     def teardown(self) -> None:

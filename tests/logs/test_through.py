@@ -9,7 +9,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.archive.archiving import Archived
-from store.directory.through_log import ThroughAddress
+from store.directory.directory_log import TieredDirectoryAddress
 from store.model.log_protocol import Positions
 from tests.logs.archives import ArchivedStore
 from tests.logs.conformance import LogTests
@@ -19,7 +19,7 @@ from tests.logs.made import A0
 class Shortened(ArchivedStore):
     def __init__(self, store: MessageStore, url: str) -> None:
         super().__init__(store, url, {})
-        self.address = ThroughAddress(str(store.path), url)
+        self.address = TieredDirectoryAddress(str(store.path), url)
 
     def archive(self) -> Archived:
         archived = super().archive()

@@ -10,8 +10,7 @@ import pytest
 from pyspark_mq.browsing import Row, between, follow, newest, rows_of
 from store import Message, MessageStore, OffsetLost, OffsetNotYet, TagFilter, message_filter
 from store.archive.log import ArchiveAddress
-from store.directory.directory_log import LocalAddress, LocalLog
-from store.directory.through_log import address_at
+from store.directory.directory_log import DirectoryAddress, DirectoryLog, address_at
 from store.model.log_protocol import MessageFilter, Queue
 from store.read.filters import EVERYTHING
 from tests.filled import Filled
@@ -25,7 +24,7 @@ QUEUE = Queue("t", 0)
 
 def test_between_places_that_are_not_there(tmp_path: Path) -> None:
     filled, spec = Filled(tmp_path / "mq", {"t": 1}), rows_of(COLUMNS, EVERYTHING)
-    with filled.store as store, LocalAddress(filled.path).open() as log:
+    with filled.store as store, DirectoryAddress(filled.path).open() as log:
         filled.put("t", 0, 250, size=1000)
         store.clean(forced=True)
         first = store.min_offset("t", 0)
@@ -55,7 +54,7 @@ def test_what_lies_between_is_of_one_life_of_an_archived_topic(tmp_path: Path) -
 
 def test_who_follows_gets_a_new_queue_from_its_first_message(tmp_path: Path) -> None:
     filled, spec = Filled(tmp_path / "mq", {"t": 1}), rows_of(COLUMNS, EVERYTHING)
-    with filled.store as store, LocalAddress(filled.path).open() as log:
+    with filled.store as store, DirectoryAddress(filled.path).open() as log:
         filled.put("t", 0, 250, size=1000)
         store.clean(forced=True)
         first = store.min_offset("t", 0)
@@ -69,7 +68,7 @@ def test_who_follows_gets_a_new_queue_from_its_first_message(tmp_path: Path) -> 
 def test_a_queue_that_was_away_goes_on_where_it_was(tmp_path: Path) -> None:
     """As one whose broker was down for longer than it is waited for: all of it came again."""
 
-    class Leaving(LocalLog):
+    class Leaving(DirectoryLog):
         away = False
 
         def topics(self) -> Mapping[str, tuple[Queue, ...]]:
@@ -90,7 +89,7 @@ def test_a_queue_that_was_away_goes_on_where_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [-1, 0, 3])
 def test_who_follows_a_topic_that_is_created_anew_gets_all_of_it(tmp_path: Path, more: int) -> None:
     filled, spec = Filled(tmp_path / "mq", {"t": 1}), rows_of(COLUMNS, EVERYTHING)
-    with filled.store as store, LocalAddress(filled.path).open() as log:
+    with filled.store as store, DirectoryAddress(filled.path).open() as log:
         filled.put("t", 0, 5)
         rounds = follow(log, "t", {QUEUE: 2}, None, spec, log.fingerprints({QUEUE: 2}))
         assert bodies(next(rounds)) == [row[3] for row in filled.rows[2:]]
@@ -105,7 +104,7 @@ def test_who_follows_a_topic_that_is_created_anew_gets_all_of_it(tmp_path: Path,
 @pytest.mark.parametrize("more", [0, 3])
 def test_a_topic_that_is_created_anew_where_retention_took_what_is_before(tmp_path: Path, more: int) -> None:
     filled, spec = Filled(tmp_path / "mq", {"t": 1, "other": 1}), rows_of(COLUMNS, EVERYTHING)
-    with filled.store as store, LocalAddress(filled.path).open() as log:
+    with filled.store as store, DirectoryAddress(filled.path).open() as log:
         filled.put("t", 0, 5)
         filled.put("other", 0, 300, size=1000)
         store.clean(forced=True)
@@ -126,7 +125,7 @@ def bodies(found: Iterable[Row]) -> list[bytes]:
 @pytest.mark.parametrize("accept", [EVERYTHING, TagFilter(("A",)), message_filter("TAGS = 'A'", "SQL92")])
 def test_the_newest_are_the_last_of_all(tmp_path: Path, count: int, accept: MessageFilter) -> None:
     filled = Filled(tmp_path / "mq", {"t": 3})
-    with filled.store, LocalAddress(filled.path).open() as log:
+    with filled.store, DirectoryAddress(filled.path).open() as log:
         filled.put("t", 0, 1000)
         filled.put("t", 1, 1100)
         filled.put("t", 0, 31)
@@ -156,7 +155,7 @@ def test_the_newest_of_an_archive_were_stored_last(tmp_path: Path) -> None:
 def test_the_newest_of_a_rare_tag_are_looked_for_up_to_the_begin(tmp_path: Path) -> None:
     filled = Filled(tmp_path / "mq", {"t": 1})
     spec = rows_of(COLUMNS, TagFilter(("rare",)))
-    with filled.store as store, LocalAddress(filled.path).open() as log:
+    with filled.store as store, DirectoryAddress(filled.path).open() as log:
         store.put_many([Message("t", b"rare", tags="rare"), *(Message("t", b"x") for _ in range(5000))])
         assert bodies(newest(log, {QUEUE: 0}, {QUEUE: 5001}, 3, spec)) == [b"rare"]
         assert bodies(newest(log, {QUEUE: 1}, {QUEUE: 5001}, 3, spec)) == []

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from pyspark_mq.progress import Lag, LagListener, lags, positions, total
 from store import Message, MessageStore
 from store.cluster.address import ClusterAddress
-from store.directory.directory_log import LocalAddress
+from store.directory.directory_log import DirectoryAddress
 from store.model.log_protocol import Queue
 from store.remoting.serving import serve
 from tests.filled import Filled
@@ -64,7 +64,7 @@ def test_sources_of_other_kinds_have_none(other: dict[str, Any]) -> None:
 
 
 def test_bytes_and_seconds_by_the_log(filled: Filled) -> None:
-    with LocalAddress(str(filled.store.path)).open() as log:
+    with DirectoryAddress(str(filled.store.path)).open() as log:
         by_queue = lags(source({"orders": {"0": 1, "1": 5}}, {"orders": {"0": 3, "1": 5}}), log)
         assert by_queue[Queue("orders", 0)].bytes == filled.store.sizes("orders", 0, 1, 3).sum()
         assert 0 < (by_queue[Queue("orders", 0)].seconds or 0) < 600
@@ -76,7 +76,7 @@ def test_bytes_and_seconds_by_the_log(filled: Filled) -> None:
 def test_messages_that_are_deleted_do_not_count(tmp_path: Path) -> None:
     """Of a queue that was never read, and of one that retention overtook."""
     filled = Filled(tmp_path / "mq", {"orders": 2})
-    with filled.store as store, LocalAddress(filled.path).open() as log:
+    with filled.store as store, DirectoryAddress(filled.path).open() as log:
         for queue in range(2):
             filled.put("orders", queue, 150, size=1000)
         filled.put("orders", 0, 100, size=1000)
@@ -125,7 +125,7 @@ def test_a_query_that_falls_behind_is_seen(
         store.create_topic("orders", 2)
         store.put_many([Message("orders", b"%d" % number, queue_id=number % 2) for number in range(100)])
     registry = CollectorRegistry()
-    listener = LagListener(LocalAddress(path), every=0.0, registry=registry)
+    listener = LagListener(DirectoryAddress(path), every=0.0, registry=registry)
     spark.streams.addListener(listener)
     try:
         rows = spark.readStream.format("mq").option("path", path).option("subscribe", "orders")

@@ -8,7 +8,7 @@ import pytest
 
 from pyspark_mq.sink.commits import Batch, Commits
 from store import Message, MessageStore, StoreConfig
-from store.directory.directory_log import LocalWriter
+from store.directory.directory_log import DirectoryWriter
 from store.format.topic_names import COMMITS_TOPIC
 from tests import seen
 from tests.rocketmq.harness import RocketMQ
@@ -21,7 +21,7 @@ BATCHES = 5
 
 
 def commits_of(store: MessageStore) -> Commits:
-    return Commits(LocalWriter(store), store.path / "commits", "query")
+    return Commits(DirectoryWriter(store), store.path / "commits", "query")
 
 
 def batch_of(number: int) -> Batch:

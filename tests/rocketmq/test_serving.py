@@ -12,7 +12,7 @@ from store import MessageStore
 from store.api.group_protocol import Subscription
 from store.broker.deletion import delete_topic
 from store.cluster.address import ClusterAddress
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.files.figures import HELD, figures_in
 from store.format.layout import UNDECIDED_TOPIC
 from store.model.log_protocol import Queue
@@ -262,7 +262,7 @@ def test_a_pull_consumer(served: Served, topic: str) -> None:
 def test_a_group_that_consumers_beside_the_server_are_in(served: Served, topic: str) -> None:
     """The client gets nothing until they have left, and is in within its next heart-beat (30 s) then."""
     store, clients = served
-    with LocalGroup(store.path, "beside").join({topic: Subscription()}):
+    with DirectoryGroup(store.path, "beside").join({topic: Subscription()}):
         clients.ask("subscribe", id="second", group="beside", topic=topic)
         assert next(clients)["kind"] == "subscribed"
         assert len(clients.answers("send", topic=topic, messages=8)) == 8

@@ -8,7 +8,7 @@ import pytest
 from store import Message, MessageStore
 from store.api.group_protocol import Subscription
 from store.cluster.address import ClusterAddress
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.model.log_protocol import Queue
 from store.remoting.serving import serve
 from tests.pyspark_mq.cli.process import run, succeed
@@ -100,7 +100,7 @@ def test_a_reset_is_said_first_and_then_done(read: Path, place: str, expected: l
 
 
 def test_a_reset_while_the_group_consumes(read: Path) -> None:
-    group = LocalGroup(read, "billing")
+    group = DirectoryGroup(read, "billing")
     with group.join({"orders": Subscription("a || b")}, instance="x") as one:
         one.lock([Queue("orders", 0)])
         one.commit({Queue("orders", 0): 3})

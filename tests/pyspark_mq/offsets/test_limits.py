@@ -11,7 +11,7 @@ from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets.checkpoint import StreamOffset
 from pyspark_mq.offsets.limits import EARLIEST, LATEST, LastMessages, Named, OffsetsByQueue, Time, end_of, start_of
 from store import Message, MessageStore
-from store.directory.directory_log import LocalAddress
+from store.directory.directory_log import DirectoryAddress
 from store.model.log_protocol import Bounds, Log, Positions, Queue
 from tests.waiting import another_millisecond
 
@@ -41,7 +41,7 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> TimedLog:
 
 @pytest.fixture
 def log(timed: TimedLog) -> Iterator[Log]:
-    with LocalAddress(str(timed.path)).open() as log:
+    with DirectoryAddress(str(timed.path)).open() as log:
         yield log
 
 

@@ -17,7 +17,7 @@ from pyspark_mq.source.queues import Queues
 from pyspark_mq.source.reading import RangeReader, RangeTask
 from pyspark_mq.source.schema import default_schema
 from store import Message, MessageStore
-from store.directory.directory_log import LocalLog
+from store.directory.directory_log import DirectoryLog
 from store.model.log_protocol import BATCH_ROWS, Bounds, Queue, QueueRange
 from tests.filled import Filled
 from tests.pyspark_mq.source.streaming import EARLIEST, first_batch, latest, reader, rows, unknown
@@ -174,9 +174,9 @@ def test_expired_before_a_start(filled: Filled, fail: bool) -> None:
 def test_expired_while_a_task_reads(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retention comes between the first rows and the next."""
     filled.put("orders", 0, 250, size=1000)
-    wanted, scan = QueueRange(Queue("orders", 0), 0, 253), LocalLog.scan
+    wanted, scan = QueueRange(Queue("orders", 0), 0, 253), DirectoryLog.scan
 
-    def overtaken(log: LocalLog, wanted: QueueRange, spec: Any) -> Iterator[Any]:
+    def overtaken(log: DirectoryLog, wanted: QueueRange, spec: Any) -> Iterator[Any]:
         batches = scan(log, wanted, spec)
         if wanted.start == 0:
             yield next(batches)
@@ -185,7 +185,7 @@ def test_expired_while_a_task_reads(filled: Filled, monkeypatch: pytest.MonkeyPa
             scan(log, wanted, spec)  # raises
         yield from batches
 
-    monkeypatch.setattr(LocalLog, "scan", overtaken)
+    monkeypatch.setattr(DirectoryLog, "scan", overtaken)
     with pytest.raises(DataLossError, match=r"orders/0 \[0, \d+\) is lost: the queue's first message is"):
         read(filled, wanted)
     filled.put("orders", 0, 200, size=1000)

@@ -10,18 +10,17 @@ from pyspark_mq.errors import OptionError
 from pyspark_mq.options.addresses import address_of
 from store import ConfigError
 from store.archive.log import ArchiveAddress
-from store.directory.directory_log import LocalAddress
-from store.directory.through_log import ThroughAddress
+from store.directory.directory_log import DirectoryAddress, TieredDirectoryAddress
 from tests.filled import Filled
 
 
 def test_a_store_and_the_archive_that_it_remembers(filled: Filled, tmp_path: Path) -> None:
     archive = str(tmp_path / "archive")
-    assert address_of({"path": filled.path}) == LocalAddress(filled.path)
-    assert address_of({"path": filled.path, "archive": "s3://b/mq"}) == ThroughAddress(filled.path, "s3://b/mq")
+    assert address_of({"path": filled.path}) == DirectoryAddress(filled.path)
+    assert address_of({"path": filled.path, "archive": "s3://b/mq"}) == TieredDirectoryAddress(filled.path, "s3://b/mq")
     filled.store.archive(archive)
-    assert address_of({"path": filled.path}) == ThroughAddress(filled.path, archive)
-    assert address_of({"path": filled.path, "archive": ""}) == LocalAddress(filled.path)
+    assert address_of({"path": filled.path}) == TieredDirectoryAddress(filled.path, archive)
+    assert address_of({"path": filled.path, "archive": ""}) == DirectoryAddress(filled.path)
 
 
 def test_an_archive(filled: Filled, tmp_path: Path) -> None:

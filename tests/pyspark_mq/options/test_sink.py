@@ -9,14 +9,14 @@ import pytest
 from pyspark_mq.errors import OptionError
 from pyspark_mq.options.sink import Guarantee, WriteOptions, is_for_writing
 from store import ReadOnlyStore
-from store.directory.directory_log import LocalAddress
+from store.directory.directory_log import DirectoryAddress
 
 BASE = {"path": "/data/mq", "topic": "orders"}
 
 
 def test_defaults() -> None:
     assert WriteOptions.parse(BASE) == WriteOptions(
-        address=LocalAddress("/data/mq"),
+        address=DirectoryAddress("/data/mq"),
         topic="orders",
         guarantee=Guarantee.EXACTLY_ONCE,
         given_staging_path=None,

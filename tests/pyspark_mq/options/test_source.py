@@ -14,7 +14,7 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.options.subscription import Subscription
 from store import TagFilter, message_filter
 from store.api.group_protocol import Subscription as Expression
-from store.directory.directory_log import LocalAddress
+from store.directory.directory_log import DirectoryAddress
 from store.model.log_protocol import Queue
 
 BASE = {"path": "/data/mq", "subscribe": "orders"}
@@ -23,7 +23,7 @@ BASE = {"path": "/data/mq", "subscribe": "orders"}
 def test_defaults() -> None:
     options = SourceOptions.parse(BASE)
     assert options == SourceOptions(
-        address=LocalAddress("/data/mq"),
+        address=DirectoryAddress("/data/mq"),
         subscription=Subscription(topics=("orders",)),
         start=None,
         end=None,
@@ -175,13 +175,13 @@ def test_path_is_required() -> None:
 def test_path_means_the_same_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mq").mkdir()
-    assert SourceOptions.parse({**BASE, "path": "mq"}).address == LocalAddress(str(tmp_path / "mq"))
-    assert SourceOptions.parse({**BASE, "path": "file:mq"}).address == LocalAddress(str(tmp_path / "mq"))
-    assert SourceOptions.parse({**BASE, "path": "file:/data/mq"}).address == LocalAddress("/data/mq")
+    assert SourceOptions.parse({**BASE, "path": "mq"}).address == DirectoryAddress(str(tmp_path / "mq"))
+    assert SourceOptions.parse({**BASE, "path": "file:mq"}).address == DirectoryAddress(str(tmp_path / "mq"))
+    assert SourceOptions.parse({**BASE, "path": "file:/data/mq"}).address == DirectoryAddress("/data/mq")
     for url in ("file:///data/mq", "file://localhost/data/mq"):  # so the archive that it remembers counts, too
-        assert SourceOptions.parse({**BASE, "path": url}).address == LocalAddress("/data/mq")
+        assert SourceOptions.parse({**BASE, "path": url}).address == DirectoryAddress("/data/mq")
     remote = SourceOptions.parse({**BASE, "path": "file://host/mq"})
-    assert remote.address == LocalAddress("file://host/mq")  # which the store refuses
+    assert remote.address == DirectoryAddress("file://host/mq")  # which the store refuses
 
 
 @pytest.mark.parametrize("path", ["dbfs:/data/mq", "dbfs:///data/mq", "DBFS:/data/mq"])

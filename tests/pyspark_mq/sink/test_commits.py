@@ -15,7 +15,7 @@ import pytest
 from pyspark_mq.errors import CommitError
 from pyspark_mq.sink.commits import Batch, Commits
 from store import Message, MessageStore, StoreConfig
-from store.directory.directory_log import LocalWriter
+from store.directory.directory_log import DirectoryWriter
 from store.format.topic_names import COMMITS_TOPIC
 from tests.waiting import PATIENCE
 
@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 def commits_of(store: MessageStore, query: str = QUERY) -> Commits:
-    return Commits(LocalWriter(store), Path(store.path, "commits"), query)
+    return Commits(DirectoryWriter(store), Path(store.path, "commits"), query)
 
 
 def write(

@@ -10,7 +10,7 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.reading import RangeTask
 from pyspark_mq.source.schema import default_schema
 from pyspark_mq.source.stream_reader import MqStreamReader
-from store.directory.directory_log import LocalAddress
+from store.directory.directory_log import DirectoryAddress
 from store.model.log_protocol import QueueRange
 from tests.filled import Filled
 
@@ -32,7 +32,7 @@ def bare(offset: dict[str, Any]) -> dict[str, Any]:
 def seen(filled: Filled, orders: dict[str, int]) -> dict[str, Any]:
     """The offset of a query that has read topic orders up to there."""
     positions = positions_from_json({"orders": orders})
-    with LocalAddress(filled.path).open() as log:
+    with DirectoryAddress(filled.path).open() as log:
         return StreamOffset(positions, last=log.fingerprints(positions)).to_json()
 
 

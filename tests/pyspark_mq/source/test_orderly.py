@@ -23,7 +23,7 @@ from pyspark_mq.source.realtime_reader import RealTimeStreamReader
 from pyspark_mq.source.schema import default_schema
 from store import GroupConflict
 from store.api.group_protocol import Subscription
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.model.errors import CorruptStore
 from store.model.log_protocol import Queue
 from tests.filled import Filled
@@ -58,11 +58,11 @@ def reader(filled: Filled) -> Iterator[Readers]:
 
 
 @pytest.fixture
-def group(filled: Filled) -> LocalGroup:
-    return LocalGroup(filled.path, "g")
+def group(filled: Filled) -> DirectoryGroup:
+    return DirectoryGroup(filled.path, "g")
 
 
-def test_a_query_has_its_queues_while_it_runs(reader: Readers, group: LocalGroup) -> None:
+def test_a_query_has_its_queues_while_it_runs(reader: Readers, group: DirectoryGroup) -> None:
     it = reader()
     start = it.initialOffset()
     assert group.members() == []
@@ -75,7 +75,7 @@ def test_a_query_has_its_queues_while_it_runs(reader: Readers, group: LocalGroup
     assert group.committed([Q0, Q1]) == {Q0: 3, Q1: 5}
 
 
-def test_the_group_knows_what_is_done_before_the_query_ends(reader: Readers, group: LocalGroup) -> None:
+def test_the_group_knows_what_is_done_before_the_query_ends(reader: Readers, group: DirectoryGroup) -> None:
     """Spark ends a query that has read all without `stop`."""
     it = reader()
     end = latest(it, it.initialOffset())
@@ -112,7 +112,7 @@ def test_where_the_group_is_counts_when_nothing_is_new(reader: Readers, filled: 
     assert ranges(other, start, latest(other, start)) == ["orders/1 [5, 6)"]
 
 
-def test_one_that_is_to_fail(reader: Readers, filled: Filled, group: LocalGroup) -> None:
+def test_one_that_is_to_fail(reader: Readers, filled: Filled, group: DirectoryGroup) -> None:
     one, other = reader(), reader(whenLocked="fail")
     end = latest(one, one.initialOffset())
     (member,) = group.members()
@@ -156,17 +156,19 @@ def test_a_batch_that_is_run_again_waits_for_its_queues(reader: Readers, filled:
     planned = ranges(it, start, end)
     it.stop()
     again = reader()
-    with LocalGroup(filled.path, "g").join(EVERYTHING, orderly=True) as member:
+    with DirectoryGroup(filled.path, "g").join(EVERYTHING, orderly=True) as member:
         member.lock([Q1])
         with ThreadPoolExecutor() as pool:
             asked = pool.submit(ranges, again, start, end)
-            until(lambda: len(LocalGroup(filled.path, "g").members()) == 2)
+            until(lambda: len(DirectoryGroup(filled.path, "g").members()) == 2)
             assert not asked.done()
             member.unlock([Q1])
             assert asked.result() == planned
 
 
-def test_a_queue_that_is_added_is_locked_before_it_is_read(reader: Readers, filled: Filled, group: LocalGroup) -> None:
+def test_a_queue_that_is_added_is_locked_before_it_is_read(
+    reader: Readers, filled: Filled, group: DirectoryGroup
+) -> None:
     it = reader()
     end = latest(it, it.initialOffset())
     filled.store.create_topic("orders", 3)
@@ -176,7 +178,7 @@ def test_a_queue_that_is_added_is_locked_before_it_is_read(reader: Readers, fill
 
 
 def test_a_queue_that_another_locks_while_a_batch_is_planned_does_not_end_a_query_that_is_to_end(
-    reader: Readers, filled: Filled, group: LocalGroup, monkeypatch: pytest.MonkeyPatch
+    reader: Readers, filled: Filled, group: DirectoryGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it, q2 = reader(), Queue("orders", 2)
     start = it.initialOffset()
@@ -237,7 +239,7 @@ def test_one_that_was_stopped_for_long_loses_its_queues(
 ) -> None:
     monkeypatch.setattr("pyspark_mq.source.orderly._RENEW_SECONDS", 0.05)
     monkeypatch.setattr("store.broker.allocation.LOCK_SECONDS", 1.0)
-    with remote_member(LocalGroup(filled.path, "g"), EVERYTHING, orderly=True) as member:
+    with remote_member(DirectoryGroup(filled.path, "g"), EVERYTHING, orderly=True) as member:
         member.call("lock", [Q0])
         it = reader()
         start = it.initialOffset()
@@ -249,7 +251,7 @@ def test_one_that_was_stopped_for_long_loses_its_queues(
         assert member.call("lock", [Q0]) == set()
 
 
-def test_a_plain_consumer_is_not_let_in(reader: Readers, group: LocalGroup) -> None:
+def test_a_plain_consumer_is_not_let_in(reader: Readers, group: DirectoryGroup) -> None:
     it = reader(subExpression="a||b")
     latest(it, it.initialOffset())
     with pytest.raises(GroupConflict, match=r"reads orders by TAG 'a\|\|b', and this one .* TAG '\*'"):
@@ -259,7 +261,7 @@ def test_a_plain_consumer_is_not_let_in(reader: Readers, group: LocalGroup) -> N
         assert member.lock([Q0, Q1]) == set()
 
 
-def test_a_reset_is_warned_of(reader: Readers, group: LocalGroup, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reset_is_warned_of(reader: Readers, group: DirectoryGroup, caplog: pytest.LogCaptureFixture) -> None:
     it = reader()
     end = latest(it, it.initialOffset())
     group.reset({Q0: 1})
@@ -267,7 +269,9 @@ def test_a_reset_is_warned_of(reader: Readers, group: LocalGroup, caplog: pytest
     assert "Group g was reset in orders/0; a query goes on from its checkpoint" in caplog.text
 
 
-def test_nothing_is_done_of_a_topic_that_was_created_anew(reader: Readers, filled: Filled, group: LocalGroup) -> None:
+def test_nothing_is_done_of_a_topic_that_was_created_anew(
+    reader: Readers, filled: Filled, group: DirectoryGroup
+) -> None:
     it = reader()
     end = latest(it, it.initialOffset())
     assert latest(it, end) == end
@@ -303,7 +307,9 @@ def test_a_batch_query_locks_nothing() -> None:
         options.batch_limits()
 
 
-def test_whatever_keeps_it_from_keeping_its_queues_is_told(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_keeps_it_from_keeping_its_queues_is_told(
+    group: DirectoryGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A query that went on would read what is another's a minute later."""
     monkeypatch.setattr("pyspark_mq.source.orderly._RENEW_SECONDS", 0.05)
     it = OrderlyQueues(group, EVERYTHING, WhenLocked.WAIT)
@@ -314,7 +320,7 @@ def test_whatever_keeps_it_from_keeping_its_queues_is_told(group: LocalGroup, mo
         until(lambda: not it.take([Q0, Q1], 0))
 
 
-def test_closing_what_nobody_took(group: LocalGroup) -> None:
+def test_closing_what_nobody_took(group: DirectoryGroup) -> None:
     options = SourceOptions.parse({"path": str(group.path), "subscribe": "orders", **ORDERLY})
     assert options.orderly is not None
     OrderlyQueues(group, EVERYTHING, options.orderly).close()

@@ -14,7 +14,7 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.reading import RangeReader
 from pyspark_mq.source.schema import default_schema
 from store import Message, MessageStore, MessageTooLarge
-from store.directory.directory_log import LocalLog
+from store.directory.directory_log import DirectoryLog
 from store.model.log_protocol import Positions, Queue, QueueRange
 from tests.filled import Filled
 from tests.pyspark_mq.source.streaming import unknown
@@ -76,7 +76,7 @@ def test_a_topic_that_is_gone_is_data_loss(filled: Filled) -> None:
     assert offsets(filled, wanted, failOnDataLoss="false") == []
 
 
-class Hurried(LocalLog):
+class Hurried(DirectoryLog):
     """A log in which nobody is to wait."""
 
     def wait(self, seen: Positions, timeout: float) -> None:

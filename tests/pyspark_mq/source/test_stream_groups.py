@@ -8,7 +8,7 @@ import pytest
 
 from pyspark_mq.errors import DataLossError, OptionError
 from store.api.group_protocol import Subscription
-from store.directory.directory_log import LocalAddress
+from store.directory.directory_log import DirectoryAddress
 from store.model.log_protocol import Queue
 from tests.filled import Filled
 from tests.pyspark_mq.source.streaming import EARLIEST, first_batch, latest, reader
@@ -49,7 +49,7 @@ def test_a_group_that_cannot_be_told_is_a_warning(
 def test_a_group_with_consumers_is_not_moved(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
     """Who comes after them would not read what they have not read."""
     queue = Queue("orders", 1)
-    readers = LocalAddress(filled.path).group("readers")
+    readers = DirectoryAddress(filled.path).group("readers")
     it = reader(filled, consumerGroup="readers", **EARLIEST)
     with readers.join({"orders": Subscription()}) as member:
         member.lock([queue])

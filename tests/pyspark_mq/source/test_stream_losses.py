@@ -16,7 +16,7 @@ from pyspark_mq.source.schema import default_schema
 from pyspark_mq.source.stream_reader import MqStreamReader
 from store import Message, MessageStore
 from store.broker.deletion import delete_topic
-from store.directory.directory_log import LocalAddress, LocalLog
+from store.directory.directory_log import DirectoryAddress, DirectoryLog
 from store.model.log_protocol import Bounds, Fingerprints, Positions, Queue
 from tests.filled import Filled
 from tests.pyspark_mq.offsets.test_losses import recreate
@@ -149,7 +149,7 @@ def fill(path: str, count: int) -> None:
         store.put_many([Message("orders", b"body")] * count)
 
 
-class Meddled(LocalLog):
+class Meddled(DirectoryLog):
     """A log whose topic another process deletes and creates anew just before one of the calls: 1 is the next."""
 
     call = 0
@@ -191,7 +191,7 @@ class SlowlyMeddled(Meddled):
 
 
 @dataclass(frozen=True)
-class OfOne(LocalAddress):
+class OfOne(DirectoryAddress):
     log: Meddled
 
     def open(self) -> Meddled:

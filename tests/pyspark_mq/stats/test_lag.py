@@ -14,7 +14,7 @@ from pyspark_mq.stats.lag import lags
 from pyspark_mq.stats.measures import Extent, extents
 from store import Message, MessageStore
 from store.broker.deletion import delete_topic
-from store.directory.directory_log import LocalLog
+from store.directory.directory_log import DirectoryLog
 from tests.waiting import PATIENCE
 
 LIVES = 8
@@ -49,7 +49,7 @@ Look = Callable[[], set[str]]  # the topics that it finds
 
 
 def of_lags(store: MessageStore) -> Look:
-    return lambda: {lag.queue.topic for lag in lags(LocalLog(store))}
+    return lambda: {lag.queue.topic for lag in lags(DirectoryLog(store))}
 
 
 def of_extents(store: MessageStore) -> Look:

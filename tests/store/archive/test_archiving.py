@@ -30,7 +30,7 @@ from store.archive.of_store import Remembered, StoreArchive, remembered
 from store.archive.place import ArchivePlace
 from store.archive.removal import expire
 from store.broker.deletion import delete_topic
-from store.directory.through_log import ThroughAddress
+from store.directory.directory_log import TieredDirectoryAddress
 from store.model.log_protocol import Boundary, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from tests.filled import Filled
@@ -101,7 +101,7 @@ def test_recreated_topic_goes_on_in_the_archive(tmp_path: Path, count: int) -> N
         while store.clean(forced=True).log:
             pass
         assert store.min_offset("orders", 0) > 60 or count == 1
-        with ThroughAddress(str(store.path)).open() as through:
+        with TieredDirectoryAddress(str(store.path)).open() as through:
             assert through.bounds([Queue("orders", 0)]) == {Queue("orders", 0): (60, 60 + count)}
         got = store.get_message("g", "orders", 0, 7)
         assert (got.status, got.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, 60)
@@ -315,7 +315,7 @@ import sys, time
 from store.model.log_protocol import Boundary, Queue, QueueRange, ReadSpec
 from store.broker.deletion import delete_topic
 from store.read.filters import EVERYTHING
-from store.directory.through_log import address_at
+from store.directory.directory_log import address_at
 queues, passes = [Queue("orders", 0), Queue("orders", 1)], 0
 with address_at(sys.argv[1]).open() as log:
     print("begun", flush=True)

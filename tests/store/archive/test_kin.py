@@ -11,8 +11,8 @@ import pytest
 
 from store import ArchiveOfAnother, MessageStore, ObjectsUnavailable, QueuesPassedOver
 from store.archive.log import ArchiveAddress
+from store.directory.directory_log import TieredDirectoryAddress
 from store.directory.restoring import restore
-from store.directory.through_log import ThroughAddress
 from tests.store.archive.lives import (
     ORDERS,
     archived,
@@ -32,7 +32,7 @@ def test_two_lives_are_not_joined_where_one_begins_as_the_other_ends(store: Mess
     restarted(store)
     begin_at(store, 40)
     put(store, "other", "more", 2)
-    with ThroughAddress(str(store.path), url).open() as log:
+    with TieredDirectoryAddress(str(store.path), url).open() as log:
         with pytest.raises(ArchiveOfAnother, match="--forget orders"):
             log.bounds([ORDERS])
         with pytest.raises(ArchiveOfAnother):
@@ -78,7 +78,7 @@ def test_what_has_nothing_before_where_it_begins_goes_on(store: MessageStore, ur
     put(store, "orders", "new", 3)
     assert store.archive().messages == 3
     assert len(archived(url)) == end + 3
-    with ThroughAddress(str(store.path)).open() as log:
+    with TieredDirectoryAddress(str(store.path)).open() as log:
         assert log.bounds([ORDERS]) == {ORDERS: (0, end + 3)}
         assert bodies(log, ORDERS, 0, end + 3) == archived(url)
 
@@ -132,5 +132,5 @@ def test_a_store_that_was_restored_goes_on_in_the_same_place(store: MessageStore
     while store.clean(forced=True).log:
         pass
     assert store.offsets("orders", 0)[1] == 106
-    with ThroughAddress(str(store.path)).open() as log:
+    with TieredDirectoryAddress(str(store.path)).open() as log:
         assert bodies(log, ORDERS, 0, 106) == named("old", 100) + named("other", 6)

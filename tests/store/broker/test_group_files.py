@@ -8,8 +8,8 @@ import pytest
 from store import CorruptStore, Message, MessageStore
 from store.api.group_protocol import ConsumeFromWhere, Subscription
 from store.broker.group_files import Resets, first_offsets
-from store.directory.directory_group import LocalGroup, LocalMember
-from store.directory.directory_log import LocalLog
+from store.directory.directory_group import DirectoryGroup, DirectoryMember
+from store.directory.directory_log import DirectoryLog
 from store.model.log_protocol import Queue
 
 Q0, Q1, Q2 = (Queue("t", number) for number in range(3))
@@ -21,22 +21,22 @@ LAST, FIRST, TIMESTAMP = (
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[LocalLog]:
+def log(tmp_path: Path) -> Iterator[DirectoryLog]:
     """Queue 0 has 3 messages, queue 1 has 5."""
     store = MessageStore.open(tmp_path)
     store.create_topic("t", 2)
     store.put_many([Message("t", b"x", queue_id=queue) for queue in (0, 0, 0, 1, 1, 1, 1, 1)])
-    with LocalLog(store) as log:
+    with DirectoryLog(store) as log:
         yield log
 
 
 @pytest.fixture
-def member(log: LocalLog, tmp_path: Path) -> Iterator[LocalMember]:
-    with LocalGroup(tmp_path, "g").join({"t": Subscription()}) as member:
+def member(log: DirectoryLog, tmp_path: Path) -> Iterator[DirectoryMember]:
+    with DirectoryGroup(tmp_path, "g").join({"t": Subscription()}) as member:
         yield member
 
 
-def test_where_a_new_group_begins(log: LocalLog, member: LocalMember, tmp_path: Path) -> None:
+def test_where_a_new_group_begins(log: DirectoryLog, member: DirectoryMember, tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, read_only=True) as store:
         time = store.get_message("g", "t", 1, 0).messages[0].store_timestamp
     assert first_offsets(log, "t", member.committed, LAST) == {Q0: 3, Q1: 5}
@@ -48,7 +48,7 @@ def test_where_a_new_group_begins(log: LocalLog, member: LocalMember, tmp_path: 
 
 @pytest.mark.parametrize("where", ConsumeFromWhere)
 def test_a_queue_that_was_added_is_read_from_its_first_message(
-    log: LocalLog, member: LocalMember, tmp_path: Path, where: ConsumeFromWhere
+    log: DirectoryLog, member: DirectoryMember, tmp_path: Path, where: ConsumeFromWhere
 ) -> None:
     member.begin(first_offsets(log, "t", member.committed, LAST))
     with MessageStore.open(tmp_path) as store:
@@ -57,7 +57,7 @@ def test_a_queue_that_was_added_is_read_from_its_first_message(
     assert first_offsets(log, "t", member.committed, where, 1 << 50) == {Q2: 0}
 
 
-def test_what_was_sent_back_is_read_from_the_first(log: LocalLog, member: LocalMember, tmp_path: Path) -> None:
+def test_what_was_sent_back_is_read_from_the_first(log: DirectoryLog, member: DirectoryMember, tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         member.send_back(store.get_message("g", "t", 0, 0).messages, delay_level=-1)
         store.create_topic("%RETRY%g", 1)

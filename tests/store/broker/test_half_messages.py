@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from store import CorruptRecord, InvalidGroup, Message, MessageStore, StoreConfig, TransactionEnded
 from store.broker.half_messages import offsets_ended, op_body
 from store.broker.transactions import Outcome, Transactions
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP
 from store.model.log_protocol import Queue
 from store.publish.published_end import PublishedEnd
@@ -43,7 +43,7 @@ def test_nobody_else_says_that_transactions_are_over(tmp_path: Path) -> None:
         transactions = Transactions(store, "sellers")
         transactions.prepare(orders(1))
         transactions.check(lambda message: Outcome.UNKNOWN, immunity=-1)
-        group = LocalGroup(tmp_path, TRANSACTIONS_GROUP)
+        group = DirectoryGroup(tmp_path, TRANSACTIONS_GROUP)
         with pytest.raises(InvalidGroup, match="its offsets say which transactions are over"):
             group.reset({Queue(HALF_TOPIC, 0): 2})
         with pytest.raises(InvalidGroup, match="its offsets say which transactions are over"):

@@ -36,7 +36,7 @@ from store.broker import members
 from store.broker.entries import Entry, check_fit
 from store.broker.group_files import GroupOffsets
 from store.broker.members import Roster
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.files.atomic import open_file
 from store.files.client_progress import sealed, unsealed
 from store.files.consumer_offsets import ConsumerOffsets
@@ -65,10 +65,10 @@ ENTRIES = st.builds(
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> LocalGroup:
+def group(tmp_path: Path) -> DirectoryGroup:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 4)
-    return LocalGroup(tmp_path, "g")
+    return DirectoryGroup(tmp_path, "g")
 
 
 def is_entry(text: bytes) -> bool:
@@ -110,7 +110,7 @@ def test_an_entry_of_which_a_field_is_of_another_kind(odd: object) -> None:
                 check_fit("g", replace(entry, id="host@y"), found, "")
 
 
-def test_an_entry_that_shrinks_is_read(group: LocalGroup) -> None:
+def test_an_entry_that_shrinks_is_read(group: DirectoryGroup) -> None:
     with group.join(EVERYTHING) as one:
         one.lock([Queue("t", number) for number in range(4)])
         one.unlock([Queue("t", number) for number in range(3)])
@@ -118,7 +118,7 @@ def test_an_entry_that_shrinks_is_read(group: LocalGroup) -> None:
         assert info.queues == (Queue("t", 3),)
 
 
-def test_one_that_was_killed_while_it_wrote_is_buried(group: LocalGroup, tmp_path: Path) -> None:
+def test_one_that_was_killed_while_it_wrote_is_buried(group: DirectoryGroup, tmp_path: Path) -> None:
     folder = tmp_path / "consumers/g"
     group.join(EVERYTHING).leave()
     (folder / "torn.member").write_text('{"id": "to')
@@ -133,7 +133,7 @@ def test_parts_of_two_entries_are_not_inherited_from(tmp_path: Path) -> None:
     queues = [Queue("t", number) for number in range(100, 300)]
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 300)
-    group = LocalGroup(tmp_path, "g")
+    group = DirectoryGroup(tmp_path, "g")
     with remote_member(group, EVERYTHING) as one:
         one.call("lock", queues)
         one.call("commit", {queue: queue.queue_id for queue in queues})
@@ -147,7 +147,7 @@ def test_parts_of_two_entries_are_not_inherited_from(tmp_path: Path) -> None:
         assert ConsumerOffsets(tmp_path).offsets("g", "t") == {}
 
 
-def test_what_a_full_disk_cut_and_a_pipe_keep_nobody(group: LocalGroup, tmp_path: Path) -> None:
+def test_what_a_full_disk_cut_and_a_pipe_keep_nobody(group: DirectoryGroup, tmp_path: Path) -> None:
     """What a dead one had noted before counts; whoever deletes a topic looks at all of them, and has the turn."""
     folder = tmp_path / "consumers/g"
     signal.alarm(30)  # nothing but this would end who waits for it
@@ -165,7 +165,7 @@ def test_what_a_full_disk_cut_and_a_pipe_keep_nobody(group: LocalGroup, tmp_path
     assert ConsumerOffsets(tmp_path).offsets("g", "t") == {0: 3}
 
 
-def test_who_leaves_while_another_thread_commits(group: LocalGroup, tmp_path: Path) -> None:
+def test_who_leaves_while_another_thread_commits(group: DirectoryGroup, tmp_path: Path) -> None:
     """The commit is refused, and nothing of it goes to a file that has the descriptor by then."""
     (tmp_path / "other").write_bytes(b"another file's bytes")
     member, queue, tracing, opened = group.join(EVERYTHING), Queue("t", 0), sys.gettrace(), []
@@ -188,7 +188,7 @@ def test_who_leaves_while_another_thread_commits(group: LocalGroup, tmp_path: Pa
 
 
 def test_where_the_device_failed_what_a_dead_one_had_done_is_done_again(
-    group: LocalGroup, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    group: DirectoryGroup, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """For what it sent back may be lost; and nobody is kept from the group."""
     with MessageStore.open(tmp_path, config=StoreConfig(flushIntervalCommitLog=3_600_000)) as store:
@@ -205,7 +205,7 @@ def test_where_the_device_failed_what_a_dead_one_had_done_is_done_again(
             store.close()
 
 
-def test_who_cannot_join_leaves_nothing_open(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_cannot_join_leaves_nothing_open(group: DirectoryGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where there is one descriptor left."""
     opened: list[int] = []
 
@@ -222,7 +222,9 @@ def test_who_cannot_join_leaves_nothing_open(group: LocalGroup, monkeypatch: pyt
         os.fstat(opened[0])
 
 
-def test_one_that_cannot_write_says_so_to_all_its_threads(group: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cannot_write_says_so_to_all_its_threads(
+    group: DirectoryGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -238,7 +240,7 @@ def test_one_that_cannot_write_says_so_to_all_its_threads(group: LocalGroup, mon
     assert group.members() == []
 
 
-def test_a_file_that_somebody_else_holds(group: LocalGroup, tmp_path: Path) -> None:
+def test_a_file_that_somebody_else_holds(group: DirectoryGroup, tmp_path: Path) -> None:
     group.join(EVERYTHING).leave()
     with (tmp_path / "consumers/g/x.member").open("w") as file:
         file.write("nonsense")
@@ -258,7 +260,7 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def broker(group: LocalGroup) -> Iterator[None]:
+def broker(group: DirectoryGroup) -> Iterator[None]:
     """A process that holds the directory as a broker does."""
     command = [sys.executable, "-c", BROKER, str(group.path / "lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -269,7 +271,7 @@ def broker(group: LocalGroup) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("broker")
-def test_a_broker_keeps_its_groups_itself(group: LocalGroup) -> None:
+def test_a_broker_keeps_its_groups_itself(group: DirectoryGroup) -> None:
     with pytest.raises(StoreLocked, match="a RocketMQ broker runs here"):
         group.join(EVERYTHING)
     assert Roster(group.path, "g").present() == []

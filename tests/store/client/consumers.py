@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from store import ConsumeFromWhere, Consumer, ConsumerConfig, Message, MessageStore, ReceivedMessage, StoreConfig
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.model.log_protocol import Queue
 
 QUEUES = 4
@@ -64,4 +64,4 @@ def has_done(consumer: Consumer, topic: Iterable[Queue]) -> set[int]:
 
 
 def committed(store: MessageStore, group: str = "g") -> dict[Queue, int]:
-    return LocalGroup(store.path, group).committed(TOPIC)
+    return DirectoryGroup(store.path, group).committed(TOPIC)

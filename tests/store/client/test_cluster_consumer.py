@@ -25,7 +25,7 @@ from store.broker.deletion import delete_topic
 from store.client import rebalancer
 from store.cluster import member
 from store.cluster.address import ClusterAddress, Credentials
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.model.log_protocol import Queue
 from store.remoting.access import Access
 from store.remoting.serving import BrokerConfig, serve
@@ -250,7 +250,7 @@ def test_one_of_two_brokers_is_away(
         until(lambda: sum("tried again" in each or "is noted later" in each for each in caplog.messages) > 3)
         put(here, range(100))
         until(lambda: {*seen.numbers} == {*range(100)})
-        until(lambda: LocalGroup(here.path, "g").committed(TOPIC_HERE) == dict.fromkeys(TOPIC_HERE, 25))
+        until(lambda: DirectoryGroup(here.path, "g").committed(TOPIC_HERE) == dict.fromkeys(TOPIC_HERE, 25))
         put(away, range(100, 200))
         with serve(away, leaving.address, broker="b"):
             until(lambda: {*seen.numbers} == {*range(200)})

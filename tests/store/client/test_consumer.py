@@ -31,7 +31,7 @@ from store import (
 from store.broker import hold
 from store.broker.deletion import delete_topic
 from store.client import rebalancer
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.files.consumer_offsets import ConsumerOffsets
 from tests.store.client.consumers import FIRST, QUEUES, TOPIC, Seen, committed, config, opened, put
 from tests.takeover import broker
@@ -141,7 +141,7 @@ def test_a_group_begins_at_once_in_all_queues_of_a_topic(store: MessageStore) ->
     """Also where its members divide them before anybody has read."""
     put(store, range(8))
     settings = config(consume_from_where=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
-    other = LocalGroup(store.path, "g").join({"t": Subscription()})
+    other = DirectoryGroup(store.path, "g").join({"t": Subscription()})
     with other, Consumer(store.path, "g", "t", seen := Seen(), config=settings) as consumer:
         until(lambda: len(consumer.assigned) == 2)
         other.leave()
@@ -202,7 +202,7 @@ def test_what_is_no_consumer(store: MessageStore, topics: Any, more: Any, error:
     with pytest.raises(error):
         Consumer(store.path, "g", topics, **more)
     with pytest.raises(StoreError):
-        LocalGroup(store.path, "g").reset({})
+        DirectoryGroup(store.path, "g").reset({})
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_a_topic_that_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_member_that_dies_before_it_has_begun_takes_nothing_from_a_new_group(store: MessageStore) -> None:
     """It has the queues, and another consumer is made."""
     put(store, range(4))
-    with LocalGroup(store.path, "g").join({"t": Subscription()}) as member:
+    with DirectoryGroup(store.path, "g").join({"t": Subscription()}) as member:
         assert member.lock(TOPIC) == {*TOPIC}
         consumer = Consumer(store.path, "g", "t", seen := Seen())
         put(store, range(4, 8))

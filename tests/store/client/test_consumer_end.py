@@ -13,7 +13,7 @@ from traceback import walk_stack
 import pytest
 
 from store import Consumer, MessageStore, ReceivedMessage, StoreBusy, StoreForked, StoreLocked
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.publish.locks import among_groups
 from tests.children import ended
 from tests.store.client.consumers import TOPIC, Seen, config, has_done, opened, put
@@ -50,7 +50,7 @@ def test_an_interrupt_while_it_is_closed_leaves_no_member_behind(store: MessageS
     interrupting.start()
     with pytest.raises(KeyboardInterrupt):
         consumer.close()
-    assert LocalGroup(store.path, "g").members() == []
+    assert DirectoryGroup(store.path, "g").members() == []
     hold.set()
     interrupting.join()
 
@@ -68,7 +68,7 @@ def test_listener_stops_its_consumer(store: MessageStore, orderly: bool) -> None
     with Consumer(store.path, "g", "t", stop, orderly=orderly, config=config()) as consumer:
         made.set()
         assert consumer.wait(PATIENCE)
-    assert LocalGroup(store.path, "g").members() == []
+    assert DirectoryGroup(store.path, "g").members() == []
     with Consumer(store.path, "g", "t", others, orderly=orderly, config=config()):
         until(lambda: len(seen.numbers) + len(others.numbers) >= 40)
     assert sorted(seen.numbers + others.numbers) == [*range(40)]
@@ -160,5 +160,5 @@ def test_one_that_cannot_start_its_threads_is_no_member(store: MessageStore, mon
     with pytest.raises(RuntimeError, match="can't start new thread"):
         Consumer(store.path, "g", "t", Seen(), config=config())
     monkeypatch.undo()
-    assert LocalGroup(store.path, "g").members() == []
+    assert DirectoryGroup(store.path, "g").members() == []
     assert not any(thread.is_alive() for thread in started if thread.name.startswith("consumer"))

@@ -10,7 +10,7 @@ import pytest
 
 from store import Message, MessageStore, StoredMessage
 from store.client.messages import COLUMNS, Columns, FewColumns, Messages
-from store.directory.directory_log import LocalLog
+from store.directory.directory_log import DirectoryLog
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 
@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 
 def received(store: MessageStore, topic: str, queue_id: int) -> list[Messages]:
     wanted = QueueRange(Queue(topic, queue_id), *store.offsets(topic, queue_id))
-    batches = LocalLog(store).scan(wanted, ReadSpec(COLUMNS, EVERYTHING, max_rows=5))
+    batches = DirectoryLog(store).scan(wanted, ReadSpec(COLUMNS, EVERYTHING, max_rows=5))
     return [Messages(Columns(wanted.queue, batch), 0, len(batch)) for batch in batches]
 
 
@@ -46,7 +46,7 @@ def messages(tmp_path: Path, request: pytest.FixtureRequest) -> Messages:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"x" * n, tags=f"t{n}" if n % 2 else None, queue_id=0) for n in range(5)])
         (all_of_them,) = received(store, "t", 0)
-        found = LocalLog(store).few(QueueRange(Queue("t", 0), 0, 5))
+        found = DirectoryLog(store).few(QueueRange(Queue("t", 0), 0, 5))
         assert found is not None
         return all_of_them if request.param == "as columns" else Messages(FewColumns(Queue("t", 0), found), 0, 5)
 
@@ -94,7 +94,7 @@ def test_what_is_no_time(tmp_path: Path, at: int) -> None:
         append.add_messages([Message("t", b"x")], {"born_timestamp": at})  # as clients of a broker may have it
         append.publish()
         ((of_scan,),) = received(store, "t", 0)
-        found = LocalLog(store).few(QueueRange(Queue("t", 0), 0, 1))
+        found = DirectoryLog(store).few(QueueRange(Queue("t", 0), 0, 1))
         assert found is not None
         (few,) = Messages(FewColumns(Queue("t", 0), found), 0, 1)
     assert few.born_timestamp == of_scan.born_timestamp
@@ -105,7 +105,7 @@ def test_a_few_are_all_or_none(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "mq") as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"x" * 100_000) for _ in range(5)])
-        log = LocalLog(store)
+        log = DirectoryLog(store)
         assert len(log.few(QueueRange(Queue("t", 0), 1, 3)) or ()) == 2
         assert log.few(QueueRange(Queue("t", 0), 0, 5)) is None  # more bytes than maxTransferBytesOnMessageInMemory
         assert log.few(QueueRange(Queue("t", 0), 3, 6)) is None

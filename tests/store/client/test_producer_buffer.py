@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from store import BufferFull, MessageStore, Producer, StoreLocked
-from store.client.producer_buffer import Buffer, Limits
+from store.client.producer_buffer import Buffer, BufferLimits
 from store.client.producer_future import WIDTH, Row
 from tests.store.client.producers import nobody_appends
 from tests.waiting import PATIENCE, until
@@ -92,7 +92,7 @@ def numbered(number: int) -> Row:
 
 @pytest.mark.parametrize("verb", [Buffer.flush, Buffer.must_be_outside, lambda buffer: buffer.add("t", (), 0)])
 def test_signal_handler_amid_add_is_refused(verb: Callable[[Buffer], object]) -> None:
-    buffer = Buffer("a buffer", Limits(0.0, 1 << 20, 1 << 20, 1.0))
+    buffer = Buffer("a buffer", BufferLimits(0.0, 1 << 20, 1 << 20, 1.0))
 
     class Interrupted(int):
         def __le__(self, other: int) -> bool:

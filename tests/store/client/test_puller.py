@@ -18,7 +18,7 @@ from store.client import puller
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller
-from store.directory.directory_log import LocalHeld, LocalLog
+from store.directory.directory_log import DirectoryHeld, DirectoryLog
 from store.files.figures import DELIVERED, HELD, Figures
 from store.model.log_protocol import MessageFilter, Positions, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
@@ -45,7 +45,7 @@ class Pulling:
     def pull(self, max_count: int, max_bytes: int, message_filter: MessageFilter = EVERYTHING) -> ProcessQueue:
         figures = Figures()
         told = figures.of(DELIVERED, "t"), figures.of(HELD, "t")
-        self.puller = Puller(LocalLog(self.store), message_filter, self.queues, max_bytes, *told)
+        self.puller = Puller(DirectoryLog(self.store), message_filter, self.queues, max_bytes, *told)
         self.thread = threading.Thread(target=self.puller.run)
         self.thread.start()
         queue = ProcessQueue(QUEUE, 0, max_count, max_bytes)
@@ -122,16 +122,16 @@ def test_what_does_not_match_is_acknowledged_while_there_is_more_to_look_at(
 ) -> None:
     """Or who is closed, or killed, amid much of which nothing matches would keep others waiting, or begin again."""
     scanned, looked, goes_on = list[int](), threading.Event(), threading.Event()
-    scan = LocalLog.scan
+    scan = DirectoryLog.scan
 
-    def slow(log: LocalLog, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
+    def slow(log: DirectoryLog, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         scanned.append(wanted.length)
         if len(scanned) == 2:
             looked.set()
             goes_on.wait(PATIENCE)
         return scan(log, wanted, spec)
 
-    monkeypatch.setattr(LocalLog, "scan", slow)
+    monkeypatch.setattr(DirectoryLog, "scan", slow)
     monkeypatch.setattr(puller, "_LOOKED_AT", 30)
     pulling.put(100)
     pulling.pull(10, 1 << 20, message_filter("p = '1'", "SQL92"))
@@ -160,7 +160,7 @@ def test_a_queue_begins_anew_before_what_was_pulled(pulling: Pulling) -> None:
 def requests(pulling: Pulling) -> list[HeldRequest]:
     """Those that are held now."""
     held = pulling.puller._held
-    assert isinstance(held, LocalHeld)
+    assert isinstance(held, DirectoryHeld)
     return list(held._service._all())
 
 

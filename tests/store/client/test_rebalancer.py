@@ -12,7 +12,7 @@ import pytest
 
 from store import Consumer, ConsumerConfig, Message, MessageStore, ReceivedMessage, StoreFull, delete_topic
 from store.client import rebalancer
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.files.consumer_offsets import ConsumerOffsets
 from tests.store.client.consumers import QUEUES, TOPIC, Seen, committed, config, opened, put
 from tests.waiting import until
@@ -118,7 +118,7 @@ def test_a_reset_while_the_group_consumes(store: MessageStore, orderly: bool) ->
     put(store, range(40))
     with Consumer(store.path, "g", "t", seen := Seen(), orderly=orderly, config=config()):
         until(lambda: len(seen.numbers) == 40)
-        LocalGroup(store.path, "g").reset({TOPIC[1]: 7})
+        DirectoryGroup(store.path, "g").reset({TOPIC[1]: 7})
         until(lambda: len(seen.numbers) == 43)
     assert sorted(seen.numbers[40:]) == [29, 33, 37]
     assert committed(store) == dict.fromkeys(TOPIC, 10)
@@ -128,7 +128,7 @@ def test_a_reset_beyond_the_end_while_the_group_consumes(store: MessageStore) ->
     put(store, range(40))
     with Consumer(store.path, "g", "t", seen := Seen(), config=config()) as consumer:
         until(lambda: len(seen.numbers) == 40)
-        LocalGroup(store.path, "g").reset({TOPIC[1]: 1000})
+        DirectoryGroup(store.path, "g").reset({TOPIC[1]: 1000})
         until(lambda: consumer._member._seat.entry.resets == 2 and consumer.assigned == TOPIC)  # type: ignore[attr-defined]
         put(store, range(40, 44))
         until(lambda: len(seen.numbers) == 44)
@@ -147,7 +147,7 @@ def test_the_last_reset_counts_also_while_a_call_of_before_the_first_is_under_wa
             began.set()
             hold.wait(60)
 
-    group = LocalGroup(store.path, "g")
+    group = DirectoryGroup(store.path, "g")
     with Consumer(store.path, "g", "t", seen := Seen(slow), orderly=True, config=config()) as consumer:
         assert began.wait(60)
         group.reset({TOPIC[1]: 7})

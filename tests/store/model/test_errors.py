@@ -27,7 +27,7 @@ import pyspark_mq.errors
 import store
 import store.model.errors
 from store import InvalidArgument, Message, MessageStore, StoreConfig, StoreError, StoreFull, StoreUnavailable
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.model.errors import FileMissing, system_errors
 from store.upkeep.verify import verify
 from tests.descriptors import allowed
@@ -142,7 +142,7 @@ def test_no_descriptor_left(path: Path) -> None:
 
 def test_a_group_without_a_descriptor(path: Path) -> None:
     with allowed(0), pytest.raises(StoreUnavailable, match=rf"{path}.*: Too many open files; .* raise the limit"):
-        LocalGroup(path, "g")
+        DirectoryGroup(path, "g")
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="this system has no limit of a file's length")

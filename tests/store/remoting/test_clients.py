@@ -15,7 +15,7 @@ import pytest
 from store import BadFrame, GroupConflict, InvalidGroup, Message, MessageModel, MessageStore
 from store.api.group_protocol import Subscription
 from store.broker.members import is_served
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.files.consumer_offsets import check_group_name
 from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Queue
@@ -219,13 +219,13 @@ ALL = {"orders": Subscription()}
 
 
 def test_nobody_joins_a_group_that_is_served(store: MessageStore, broker: Broker) -> None:
-    group = LocalGroup(store.path, "group")
+    group = DirectoryGroup(store.path, "group")
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("b"))
     with pytest.raises(GroupConflict, match=r"group group: clients consume .* \(pyspark-mq serve: this process"):
         group.join(ALL)
     group.join(ALL, model=MessageModel.BROADCASTING).leave()
-    LocalGroup(store.path, "others").join(ALL).leave()
+    DirectoryGroup(store.path, "others").join(ALL).leave()
     for name in ("a", "b"):
         broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient(name, None, "group"))
     group.join(ALL).leave()
@@ -236,7 +236,7 @@ def test_no_client_is_taken_into_a_group_of_others(store: MessageStore, broker: 
     beat = json.loads(heartbeat("a"))
     beat["consumerDataSet"].append({**beat["consumerDataSet"][0], "groupName": "own"})
     beats = json.dumps(beat).encode()
-    with LocalGroup(store.path, "group").join(ALL) as member:
+    with DirectoryGroup(store.path, "group").join(ALL) as member:
         for _ in range(2):
             answer = broker.ask(RequestCode.HEART_BEAT, body=beats)
             assert answer.code == ResponseCode.ILLEGAL_OPERATION
@@ -248,11 +248,11 @@ def test_no_client_is_taken_into_a_group_of_others(store: MessageStore, broker: 
     assert broker.ask(RequestCode.HEART_BEAT, body=beats).code == ResponseCode.SUCCESS
     assert members(broker) == ["a"]
     with pytest.raises(GroupConflict, match="clients consume in it through a server"):
-        LocalGroup(store.path, "group").join(ALL)
+        DirectoryGroup(store.path, "group").join(ALL)
 
 
 def test_who_come_at_the_same_moment_are_never_both_in(store: MessageStore, broker: Broker) -> None:
-    group, both = LocalGroup(store.path, "group"), 0
+    group, both = DirectoryGroup(store.path, "group"), 0
     for _ in range(30):
         begun = broker.begin(RequestCode.HEART_BEAT, body=heartbeat("a"))
         try:
@@ -282,7 +282,7 @@ def test_clients_of_two_servers_do_not_share_a_group(store: MessageStore, broker
 
 def test_a_group_that_is_served_is_reset_by_its_server_alone(store: MessageStore, broker: Broker) -> None:
     """Its clients would hear of no other reset, and say soon how far they are."""
-    group, there = LocalGroup(store.path, "group"), {Queue("orders", 0): 0, Queue("orders", 1): 0}
+    group, there = DirectoryGroup(store.path, "group"), {Queue("orders", 0): 0, Queue("orders", 1): 0}
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
     with pytest.raises(GroupConflict, match=r"clients consume in it through a server .*mqadmin resetOffsetByTime"):
         group.reset(there)
@@ -296,7 +296,7 @@ def test_a_group_that_is_served_is_reset_by_its_server_alone(store: MessageStore
 
 def test_a_server_does_not_reset_a_group_of_another_one(store: MessageStore, broker: Broker) -> None:
     """Whose clients would not hear of it."""
-    group, queue = LocalGroup(store.path, "group"), Queue("orders", 0)
+    group, queue = DirectoryGroup(store.path, "group"), Queue("orders", 0)
     reset = ResetOffset("group", "orders", 0, True)
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
     broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", queue.topic, queue.queue_id, 7))
@@ -326,7 +326,7 @@ def test_who_joins_beside_the_server_goes_on_where_its_clients_were(
         if how == "unregister":
             its.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
     until(lambda: not is_served(store.path, "group"))
-    with LocalGroup(store.path, "group").join(ALL) as member:
+    with DirectoryGroup(store.path, "group").join(ALL) as member:
         assert member.committed([queue]) == {queue: 7}
 
 
@@ -344,7 +344,7 @@ def test_what_a_client_says_as_it_leaves_comes_before_that(
     monkeypatch.setattr(ServedOffsets, "commit", commit_late)
     said = broker.begin(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", queue.topic, queue.queue_id, 7))
     broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
-    group = LocalGroup(store.path, "group")
+    group = DirectoryGroup(store.path, "group")
     group.reset({queue: 0})
     left.set()
     said.result()
@@ -356,7 +356,7 @@ def test_a_client_goes_on_where_a_member_was_that_died(store: MessageStore, brok
     queue = Queue("orders", 0)
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
     broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
-    member = LocalGroup(store.path, "group").join(ALL)
+    member = DirectoryGroup(store.path, "group").join(ALL)
     member.lock([queue])
     member.commit({queue: 7})
     del member
@@ -368,13 +368,13 @@ def test_a_client_goes_on_where_a_member_was_that_died(store: MessageStore, brok
 def test_no_client_takes_back_what_members_beside_the_server_have_read(store: MessageStore, broker: Broker) -> None:
     """As one whose server was started anew while it was in the group: it says where it was, and is not in it now."""
     queue = Queue("orders", 0)
-    with LocalGroup(store.path, "group").join(ALL) as member:
+    with DirectoryGroup(store.path, "group").join(ALL) as member:
         member.lock([queue])
         member.commit({queue: 7})
         member.persist()
         assert broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a")).code == ResponseCode.ILLEGAL_OPERATION
         broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", queue.topic, queue.queue_id, 3))
-    group = LocalGroup(store.path, "group")
+    group = DirectoryGroup(store.path, "group")
     assert group.committed([queue]) == {queue: 7}
     broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", queue.topic, queue.queue_id, 3))
     assert group.committed([queue]) == {queue: 3}
@@ -403,7 +403,7 @@ def test_broadcasting_clients_do_not_mind(store: MessageStore, broker: Broker) -
     beat["consumerDataSet"][0]["messageModel"] = "BROADCASTING"
     broker.ask(RequestCode.HEART_BEAT, body=json.dumps(beat).encode())
     assert not is_served(store.path, "group")
-    LocalGroup(store.path, "group").join(ALL).leave()
+    DirectoryGroup(store.path, "group").join(ALL).leave()
 
 
 def test_a_server_that_is_killed_releases_its_groups(store: MessageStore) -> None:
@@ -416,12 +416,12 @@ def test_a_server_that_is_killed_releases_its_groups(store: MessageStore) -> Non
         assert process.stdout.readline() == b"True\n"
         assert (is_served(store.path, "group"), is_served(store.path, "another")) == (True, False)
         with pytest.raises(GroupConflict, match=rf"through a server .*process {process.pid} "):
-            LocalGroup(store.path, "group").join(ALL)
+            DirectoryGroup(store.path, "group").join(ALL)
         process.kill()
-    LocalGroup(store.path, "group").join(ALL).leave()
+    DirectoryGroup(store.path, "group").join(ALL).leave()
 
 
 def test_a_closed_server_has_no_groups(store: MessageStore, broker: Broker) -> None:
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
     broker.serving.close()
-    LocalGroup(store.path, "group").join(ALL).leave()
+    DirectoryGroup(store.path, "group").join(ALL).leave()

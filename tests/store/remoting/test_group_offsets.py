@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from store import InvalidGroup, Message, MessageStore, OffsetOutOfRange
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.format.layout import CONSUMER_OFFSETS_FILE, TRANSACTIONS_GROUP
 from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Queue
@@ -80,7 +80,7 @@ def test_another_commit_counts_once_all_is_written(store: MessageStore, offsets:
     assert offsets.committed("g", QUEUE) == 2
     offsets.commit("g", QUEUE, 3)
     assert offsets.committed("g", QUEUE) == 3
-    LocalGroup(store.path, "g").delete(with_offsets=True)
+    DirectoryGroup(store.path, "g").delete(with_offsets=True)
     offsets.persist()
     assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (3, 3)
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from store import Message, MessageStore
-from store.directory.directory_group import LocalGroup
+from store.directory.directory_group import DirectoryGroup
 from store.files.consumer_offsets import ConsumerOffsets
 from store.model.codes import RequestCode, ResponseCode
 from store.remoting.headers import CommitOffset, ConsumeStats, DeleteGroup, Group, GroupQueue, Offset, ResetOffset
@@ -116,7 +116,7 @@ def test_a_group_that_may_not_consume(broker: Broker, store: MessageStore) -> No
         answer = broker.pull(0).result()
         assert answer.code == (ResponseCode.SUCCESS if enabled else ResponseCode.NO_PERMISSION)
         assert enabled or answer.remark == "subscription group no permission, group"
-    LocalGroup(store.path, "group").configure({"consumeEnable": False})
+    DirectoryGroup(store.path, "group").configure({"consumeEnable": False})
     assert broker.pull(0).result().code == ResponseCode.NO_PERMISSION
     broker.ask(DELETE, DeleteGroup("group", False))
     assert broker.pull(0).result().code == ResponseCode.SUCCESS

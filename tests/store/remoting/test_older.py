@@ -17,7 +17,7 @@ from store import Consumer, Message, MessageStore, ReceivedMessage, ReconsumeLat
 from store.api.message_store import StoreConfig
 from store.archive.served_records import is_name, names
 from store.cluster.address import ClusterAddress
-from store.directory.through_log import ThroughAddress
+from store.directory.directory_log import TieredDirectoryAddress
 from store.format.stored_message import decode_record, offset_msg_id
 from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Boundary, Bounds, Queue, QueueRange, ReadSpec
@@ -122,7 +122,7 @@ def number(message: StoredMessage | ReceivedMessage) -> int:
 
 def test_a_cluster_reads_all(broker: Broker, store: MessageStore) -> None:
     spec = ReadSpec(("queueOffset", "body", "storeTimestamp", "msgId"), EVERYTHING)
-    with ThroughAddress(str(store.path)).open() as local, ClusterAddress((broker.address,)).open() as remote:
+    with TieredDirectoryAddress(str(store.path)).open() as local, ClusterAddress((broker.address,)).open() as remote:
         queue = Queue("orders", 0, broker="broker-a")
         assert remote.bounds([queue]) == {queue: Bounds(0, COUNT)}
         ours, theirs = (
@@ -213,7 +213,7 @@ def ask(broker: Broker, code: int, header: Header) -> dict[str, str]:
 
 def test_where_a_queue_begins_and_what_a_time_means(broker: Broker, store: MessageStore) -> None:
     times = [each.store_timestamp for each in all_of(broker)]
-    with ThroughAddress(str(store.path)).open() as log:
+    with TieredDirectoryAddress(str(store.path)).open() as log:
         for at in (0, times[0], times[70], times[-1], times[-1] + 1):
             for boundary in Boundary:
                 header = SearchOffset("orders", 0, at, boundary.value.upper())

@@ -31,7 +31,7 @@ from store import (
 from store.archive.kin import Kin
 from store.archive.log import ArchiveLog
 from store.broker.deletion import delete_topic
-from store.directory.through_log import ThroughAddress, ThroughLog, address_at
+from store.directory.directory_log import TieredDirectoryAddress, TieredDirectoryLog, address_at
 from store.format.layout import (
     COMMIT_LOG_DIR,
     CONF_FILE,
@@ -50,7 +50,7 @@ ORDERS = Queue("orders", 0)
 BODIES = ReadSpec(("body", "queueOffset"), EVERYTHING)
 
 
-def bodies(log: ThroughLog, begin: int, end: int) -> list[bytes]:
+def bodies(log: TieredDirectoryLog, begin: int, end: int) -> list[bytes]:
     batches = log.scan(QueueRange(ORDERS, begin, end), BODIES)
     return [body for batch in batches for body in batch["body"].to_pylist()]
 
@@ -67,12 +67,12 @@ def shortened(filled: Filled, tmp_path: Path) -> Filled:
 
 
 @pytest.fixture
-def log(shortened: Filled) -> Iterator[ThroughLog]:
-    with pickle.loads(pickle.dumps(ThroughAddress(shortened.path))).open() as it:
+def log(shortened: Filled) -> Iterator[TieredDirectoryLog]:
+    with pickle.loads(pickle.dumps(TieredDirectoryAddress(shortened.path))).open() as it:
         yield it
 
 
-def test_all_that_was_ever_put_is_there(shortened: Filled, log: ThroughLog) -> None:
+def test_all_that_was_ever_put_is_there(shortened: Filled, log: TieredDirectoryLog) -> None:
     assert log.bounds([ORDERS]) == {ORDERS: (0, 303)}
     put = [body for _, queue_id, _, body in shortened.rows if queue_id == 0]
     assert bodies(log, 0, 303) == put
@@ -102,7 +102,7 @@ def test_a_topic_with_the_name_of_a_stores_folder_hides_no_archive(filled: Fille
         assert log.topics().keys() == {COMMIT_LOG_DIR, "orders"}
 
 
-def test_retention_does_not_make_strangers(shortened: Filled, log: ThroughLog) -> None:
+def test_retention_does_not_make_strangers(shortened: Filled, log: TieredDirectoryLog) -> None:
     last = log.fingerprints({ORDERS: 303})
     assert last
     shortened.put("orders", 0, 200, 1000)
@@ -113,7 +113,7 @@ def test_retention_does_not_make_strangers(shortened: Filled, log: ThroughLog) -
     assert len(bodies(log, 0, 503)) == 503
 
 
-def test_retention_in_the_middle_of_a_scan(shortened: Filled, log: ThroughLog) -> None:
+def test_retention_in_the_middle_of_a_scan(shortened: Filled, log: TieredDirectoryLog) -> None:
     batches = log.scan(QueueRange(ORDERS, 0, 303), BODIES)
     read = len(next(batches))
     shortened.put("orders", 0, 200, 1000)
@@ -122,7 +122,7 @@ def test_retention_in_the_middle_of_a_scan(shortened: Filled, log: ThroughLog) -
     assert read + sum(map(len, batches)) == 303
 
 
-def test_retention_takes_what_is_about_to_be_read(shortened: Filled, log: ThroughLog) -> None:
+def test_retention_takes_what_is_about_to_be_read(shortened: Filled, log: TieredDirectoryLog) -> None:
     """Of a range that the store had when it was asked for; also where a filter leaves batches with holes."""
     for message_filter_, columns in ((EVERYTHING, ("body",)), (message_filter("A"), ("tags", "body"))):
         begin, end = log.bounds([ORDERS])[ORDERS].max_offset, 0
@@ -151,7 +151,7 @@ def test_the_store_reads_through_by_itself(shortened: Filled) -> None:
 
 
 def test_an_archive_that_is_missing_or_of_another_store(shortened: Filled, tmp_path: Path) -> None:
-    with ThroughAddress(shortened.path, str(tmp_path / "nothing")).open() as log:
+    with TieredDirectoryAddress(shortened.path, str(tmp_path / "nothing")).open() as log:
         assert bodies(log, 300, 303)  # which the store has
         with pytest.raises(NoArchive):
             log.bounds([ORDERS])
@@ -159,11 +159,14 @@ def test_an_archive_that_is_missing_or_of_another_store(shortened: Filled, tmp_p
     with other.store:
         other.put("orders", 0, 400)
         other.store.archive(str(tmp_path / "others"))
-    with ThroughAddress(shortened.path, str(tmp_path / "others")).open() as log, pytest.raises(ArchiveOfAnother):
+    with (
+        TieredDirectoryAddress(shortened.path, str(tmp_path / "others")).open() as log,
+        pytest.raises(ArchiveOfAnother),
+    ):
         log.bounds([ORDERS])
 
 
-def test_by_key(shortened: Filled, log: ThroughLog) -> None:
+def test_by_key(shortened: Filled, log: TieredDirectoryLog) -> None:
     first = shortened.store.min_offset("orders", 0)
     for offset in (0, 7, first - 1, first, 302):
         (found,) = [each for each in shortened.store.query("orders", f"k{offset}") if each.queue_id == 0]
@@ -363,7 +366,7 @@ def test_a_group_gets_what_is_put_once_its_consumer_is_made_though_the_archive_i
 
 @pytest.mark.parametrize("is_made_again", [False, True])
 def test_a_topic_that_is_deleted_while_it_is_asked_where_queues_begin(
-    shortened: Filled, log: ThroughLog, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
+    shortened: Filled, log: TieredDirectoryLog, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
 ) -> None:
     """Its queues are not there; if it is made again, as far as it has them."""
     reaches, store = ArchiveLog.reaches, shortened.store
