@@ -25,7 +25,7 @@ from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RequestRefused, UnsupportedStore
 from store.model.log_protocol import Positions, Queue
 from store.remoting.bodies import SubscriptionData
-from store.remoting.headers import Group as GroupHeader
+from store.remoting.headers import Group
 
 
 class ClusterGroup:
@@ -80,7 +80,7 @@ class ClusterGroup:
         with closing(Brokers(self.address)) as brokers:
             answers = brokers.ask_all(
                 RequestCode.GET_CONSUMER_CONNECTION_LIST,
-                GroupHeader(self.name),
+                Group(self.name),
                 answers=(ResponseCode.SUCCESS, ResponseCode.CONSUMER_NOT_ONLINE),
             )
         found: dict[str, MemberInfo] = {}

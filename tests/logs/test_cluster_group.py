@@ -33,7 +33,6 @@ from store.format.hashes import java_hash_code
 from store.model.codes import RequestCode
 from store.model.log_protocol import Queue
 from store.remoting.client import Client
-from store.remoting.headers import Group as GroupHeader
 from store.remoting.headers import ResetOffset
 from store.remoting.serving import serve
 from tests.children import ended, in_a_child
@@ -194,7 +193,7 @@ class TestClusterGroup(GroupTests):
         """For members that say nothing as they pull."""
         with group.join({"t": Subscription("A || B")}), Client() as client:
             (server,) = making.address.name_servers
-            answer = client.request(server, RequestCode.GET_CONSUMER_CONNECTION_LIST, GroupHeader("g").texts())
+            answer = client.request(server, RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "g"})
         told = json.loads(bytes(answer.body))
         reads = told["subscriptionTable"]
         assert (reads["t"]["tagsSet"], reads["t"]["codeSet"]) == (
