@@ -24,7 +24,7 @@ from benchmarks.latency import Floats, percentiles, realtime_session, stage_writ
 from store.model.codes import RequestCode
 from store.remoting.client import Client
 from store.remoting.headers import SendMessageV2
-from store.remoting.routes import DEFAULT_TOPIC
+from store.remoting.served_routes import DEFAULT_TOPIC
 from tests.rocketmq.harness import Json, RocketMQ, free_ports, unavailable
 
 _LINE, _RATE = "5.3", 100

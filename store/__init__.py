@@ -71,7 +71,7 @@ from store.read.getting import GetResult, GetStatus
 from store.upkeep.retention import Cleaned
 
 if TYPE_CHECKING:
-    from store.broker.deletion import delete_topic
+    from store.api.message_store import delete_topic
     from store.broker.transactions import Outcome
     from store.client.consumer import Consumer
     from store.client.consumer_config import ConsumerConfig
@@ -171,7 +171,7 @@ _ABOVE = {
     "ReconsumeLater": "store.client.consuming",
     "TransactionProducer": "store.client.transaction_producer",
     "TransactionResult": "store.client.transaction_producer",
-    "delete_topic": "store.broker.deletion",
+    "delete_topic": "store.api.message_store",
     "reply": "store.client.replies",
 }
 

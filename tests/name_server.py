@@ -11,9 +11,9 @@ from store import RequestRefused, Unreachable
 from store.files.figures import Figures
 from store.model.codes import RequestCode
 from store.remoting.client import Client
-from store.remoting.loop import LoopThread
 from store.remoting.request import Request, Response, of_json
-from store.remoting.server import Limits, Processors, Server
+from store.remoting.server import Processors, Server, ServerLimits
+from store.remoting.threads import LoopThread
 
 _CODES = (
     RequestCode.GET_ROUTEINFO_BY_TOPIC,
@@ -54,7 +54,7 @@ def name_server(*brokers: str, remembers: bool = True) -> Iterator[str]:
 
     with Client() as client:
         processors = Processors({}, dict.fromkeys(_CODES, answer), lambda connection: None)
-        server = Server(thread, processors, "127.0.0.1:0", Limits(), None, Figures())
+        server = Server(thread, processors, "127.0.0.1:0", ServerLimits(), None, Figures())
         try:
             yield server.address
         finally:

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.format.layout import TOPICS_FILE
 
 

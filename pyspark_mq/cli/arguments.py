@@ -23,7 +23,7 @@ from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
 from store.model.log_protocol import LogAddress, MessageFilter
 from store.objects.urls import local_path
-from store.remoting.tls import Tls
+from store.remoting.endpoints import Tls
 from store.upkeep.store_directory import StoreDirectory
 
 

@@ -13,9 +13,9 @@ from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible, sleep_until_interrupted
 from store import MessageStore, StoreConfig
 from store.remoting.access import Access
+from store.remoting.endpoints import host_and_port
 from store.remoting.serving import BROKER_SETTINGS, LISTEN, BrokerConfig
 from store.remoting.serving import serve as serving_of
-from store.remoting.tls import host_and_port
 from store.upkeep.store_directory import StoreDirectory
 
 FILE = click.Path(exists=True, dir_okay=False)

@@ -12,7 +12,7 @@ from pyspark_mq.cli.tables import Cells, aligned, number
 from pyspark_mq.stats.lag import lags
 from pyspark_mq.stats.measures import extent
 from store import InvalidTopic, MessageStore
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.directory.directory_log import DirectoryAddress, DirectoryLog
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.topic_names import is_internal_topic

@@ -8,7 +8,7 @@ from pyspark_mq.errors import OptionError
 from pyspark_mq.options.tables import Option, names_of
 from store.cluster.address import TOOLS_GROUP, ClusterAddress, Credentials
 from store.model.errors import InvalidArgument
-from store.remoting.tls import Tls
+from store.remoting.endpoints import Tls
 
 CLUSTER_OPTIONS = (
     Option("nameServer", None, "10.0.0.1:9876;10.0.0.2:9876", "name servers, instead of `path`", "(needed)"),

@@ -134,7 +134,7 @@ class MessageStore(StoreFinder):
             return self._topics.create(topic, queues)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic, with its queues and settings; see `store.broker.deletion`.
+        """Delete a topic, with its queues and settings; see `store.api.message_store`.
 
         Whoever has the store open, in any process, is told `UnknownTopic` from then on, also for what is being put.
 
@@ -346,3 +346,15 @@ def _noted_ends(root: Path, end: LogEnd) -> Ends:
 
 def _nothing() -> None:
     """For a store that puts nothing."""
+
+
+def delete_topic(path: str | os.PathLike[str], topic: str) -> None:
+    """Delete a topic of the store in directory `path`, for good; others may have it open, and write and read.
+
+    Whoever uses the topic gets `UnknownTopic`, also who puts into it at the same moment.
+
+    Raises `UnknownTopic`, `InvalidTopic` for a broker's own, and as `MessageStore.open` (`StoreLocked` while a
+    RocketMQ broker runs here).
+    """
+    with MessageStore.open(path, create=False) as store:
+        store.delete_topic(topic)

@@ -26,7 +26,7 @@ _ONE_WAY = "All members of a group do the same; end the others first, or join a 
 
 
 @dataclass(frozen=True)
-class Entry:
+class MemberEntry:
     """One member. id: host@instance.
 
     heard, claims: `time.monotonic()`, which all processes of a host share: when it wrote this, and when it asked for
@@ -65,12 +65,12 @@ class Entry:
         return encode(vars(self) | {"claims": claims, "asks": _pairs(self.asks), "slots": _pairs(self.slots)})
 
     @staticmethod
-    def of_json(text: bytes) -> Entry:
+    def of_json(text: bytes) -> MemberEntry:
         """Raises `ValueError` for anything that `to_json` did not write."""
         found = decode(text, _Written)
         claims = {Queue(topic, queue_id): asked for topic, queue_id, asked in found.claims}
         asks, slots = (tuple(starmap(Queue, each)) for each in (found.asks, found.slots))
-        return Entry(**structs.asdict(found) | {"claims": claims, "asks": asks, "slots": slots})
+        return MemberEntry(**structs.asdict(found) | {"claims": claims, "asks": asks, "slots": slots})
 
 
 class _Written(Struct):
@@ -102,7 +102,7 @@ def client_id(instance: str | None = None) -> str:
     return f"{socket.gethostname()}@{instance}"
 
 
-def check_fit(group: str, entry: Entry, other: Entry, processes: str) -> None:
+def check_fit(group: str, entry: MemberEntry, other: MemberEntry, processes: str) -> None:
     """Raises `GroupConflict`, which names both, for who cannot be in a group with another.
 
     processes: those of the other.
@@ -123,7 +123,7 @@ def check_fit(group: str, entry: Entry, other: Entry, processes: str) -> None:
     raise GroupConflict(f"group {group}: member {other.id} ({processes}) {found}")
 
 
-def _order(entry: Entry) -> str:
+def _order(entry: MemberEntry) -> str:
     return "orderly" if entry.orderly else "concurrently"
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from store.api.group_protocol import ConsumeFromWhere, MessageModel
-from store.broker.entries import Entry
+from store.broker.entries import MemberEntry
 from store.broker.members import Roster, Seat
 from store.files.admin_files import MAX_BYTES
 from store.files.atomic import make_folder, read_file, write_file
@@ -107,7 +107,7 @@ def advance(files: ConsumerOffsets, group: str, positions: Positions) -> None:
         files.set_positions(group, larger)
 
 
-class _Noted(msgspec.Struct):
+class _ResetsFile(msgspec.Struct):
     """The file."""
 
     count: int
@@ -138,7 +138,7 @@ class Resets:
         except FileNotFoundError:
             return 0, {}
         try:
-            noted = decode(text, _Noted)
+            noted = decode(text, _ResetsFile)
         except ValueError as error:
             raise CorruptStore(f"{self._path}: not what a reset writes ({error}); remove the file") from error
         return noted.count, {
@@ -164,7 +164,7 @@ class Resets:
         kept = {key: reset for key, reset in resets.items() if key not in new and reset.number > by_all}
         queues = [(queue.topic, queue.queue_id, *reset) for (queue, _), reset in (kept | new).items()]
         make_folder(self._path.parent)
-        write_file(self._path, encode(_Noted(count + 1, queues)))
+        write_file(self._path, encode(_ResetsFile(count + 1, queues)))
 
     def forget(self) -> None:
         """For nobody is there who has to read it. Call it in turn."""
@@ -222,7 +222,7 @@ class GroupFiles:
             self.roster.bury(self._inherit)
             yield
 
-    def enter(self, entry: Entry) -> Seat:
+    def enter(self, entry: MemberEntry) -> Seat:
         """Become a member; the group is made if it is new. In turn. Raises `GroupConflict`."""
         self.offsets.create(self.name)
         return self.roster.enter(entry)
@@ -231,7 +231,7 @@ class GroupFiles:
         """Set offsets, for all, and let members know. In turn. Raises `UnknownTopic`, `OffsetOutOfRange`."""
         self._reset([self.offsets, *ConsumerOffsets.of_instances(self.root, self.name)], positions, ALL)
 
-    def reset_by(self, entry: Entry, positions: Positions) -> None:
+    def reset_by(self, entry: MemberEntry, positions: Positions) -> None:
         """`reset` by a member of what it reads: where each has its own offsets, the others go on as they were."""
         if entry.model is MessageModel.CLUSTERING:
             self.reset(positions)
@@ -253,7 +253,7 @@ class GroupFiles:
         else:
             self.resets.forget()
 
-    def offsets_of(self, entry: Entry) -> ConsumerOffsets:
+    def offsets_of(self, entry: MemberEntry) -> ConsumerOffsets:
         """Where a member's offsets are: a broadcasting one has its own."""
         if entry.model is MessageModel.CLUSTERING:
             return self.offsets
@@ -264,7 +264,7 @@ class GroupFiles:
         counts = self._topics.queue_counts()
         return {queue for queue in queues if queue.queue_id < counts.get(queue.topic, 0)}
 
-    def _inherit(self, entry: Entry, done: Positions) -> None:
+    def _inherit(self, entry: MemberEntry, done: Positions) -> None:
         """What a member that died had done, the group has done, unless it was reset meanwhile."""
         _, reset = self.resets.since(entry.resets, entry.instance)
         counts = self.there(done.keys() - reset.keys())

@@ -1,6 +1,6 @@
 """Who is in a consumer group: a file for each member, and its lock, which the member holds for as long as it lives.
 
-    consumers/{group}/{member id}.member    JSON behind its CRC32, see `Entry`
+    consumers/{group}/{member id}.member    JSON behind its CRC32, see `MemberEntry`
     consumers/{group}/done/{member id}      how far it has got in each queue: one `DONE_OFFSET` for each of its slots
 
 The lock goes with the process, however that ends, and the system tells whoever watches the folder that the file was
@@ -21,7 +21,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 
-from store.broker.entries import Entry, check_fit
+from store.broker.entries import MemberEntry, check_fit
 from store.files.atomic import make_folder, open_file, write_at
 from store.files.client_progress import (
     DONE_DIR,
@@ -57,12 +57,12 @@ class Roster:
     def __init__(self, root: Path, group: str) -> None:
         self.path = root / CONSUMERS_DIR / group
 
-    def present(self) -> list[Entry]:
+    def present(self) -> list[MemberEntry]:
         """The members, sorted by id. Raises `CorruptStore` for a file that no member wrote."""
         found = (_entry(path) for path in self._files())
         return [entry for entry in found if entry is not None]
 
-    def bury(self, inherit: Callable[[Entry, Positions], None]) -> None:
+    def bury(self, inherit: Callable[[MemberEntry, Positions], None]) -> None:
         """Forget who died. inherit: called with what each said of itself, and has done in the queues that it had."""
         for path in self._files():
             if not _is_alive(path):
@@ -71,14 +71,14 @@ class Roster:
                     inherit(entry, _done(path, entry))
                 _remove(path)
 
-    def enter(self, entry: Entry) -> Seat:
+    def enter(self, entry: MemberEntry) -> Seat:
         """Become a member; the dead are buried. Raises `GroupConflict` for one that does not fit the others."""
         make_folder(self.path / DONE_DIR)
         for other in self.present():
             check_fit(self.path.name, entry, other, _processes(self._file(other)))
         return Seat(self._file(entry), entry)
 
-    def _file(self, entry: Entry) -> Path:
+    def _file(self, entry: MemberEntry) -> Path:
         return self.path / f"{entry.id}{MEMBER_SUFFIX}"
 
     def _files(self) -> list[Path]:
@@ -90,7 +90,7 @@ class Seat(Opened):
 
     _refusal: OSError | None = None  # of the system, for which it left
 
-    def __init__(self, path: Path, entry: Entry) -> None:
+    def __init__(self, path: Path, entry: MemberEntry) -> None:
         super().__init__(f"member {entry.id} of group {path.parent.name} in {path.parents[2]}", "join")
         self.entry = replace(entry, boot=_boot())
         self._path = path
@@ -195,14 +195,14 @@ def _remove(path: Path) -> None:
             each.unlink(missing_ok=True)
 
 
-def _last_entry(path: Path) -> Entry | None:
+def _last_entry(path: Path) -> MemberEntry | None:
     """The entry of a member that is dead; None if it was killed while it wrote, or if this is no member's."""
     with suppress(ValueError):
-        return Entry.of_json(entry_of(path))
+        return MemberEntry.of_json(entry_of(path))
     return None
 
 
-def _entry(path: Path) -> Entry | None:
+def _entry(path: Path) -> MemberEntry | None:
     """What a member says of itself; None of one that has left or died, or has only just come."""
     with system_errors(path):
         try:
@@ -215,7 +215,7 @@ def _entry(path: Path) -> Entry | None:
                     return None
                 text = os.pread(fd, min(os.fstat(fd).st_size, MAX_BYTES), 0)
                 try:
-                    return Entry.of_json(unsealed(text)) if text else None
+                    return MemberEntry.of_json(unsealed(text)) if text else None
                 except ValueError:
                     time.sleep(attempt / 1e5)  # it is being written
         finally:
@@ -225,7 +225,7 @@ def _entry(path: Path) -> Entry | None:
     )
 
 
-def _done(path: Path, entry: Entry) -> Positions:
+def _done(path: Path, entry: MemberEntry) -> Positions:
     """What a member that is dead has done in the queues that it had."""
     return {
         queue: done for queue, done in zip(entry.slots, noted(path), strict=False) if done and queue in entry.claims

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from store.model.errors import InvalidArgument
 from store.remoting.access import signature
 from store.remoting.command import Bytes, Command
-from store.remoting.tls import Tls, host_and_port
+from store.remoting.endpoints import Tls, host_and_port
 
 if TYPE_CHECKING:
     from store.cluster.cluster_log import ClusterLog

@@ -39,8 +39,8 @@ from store.model.errors import (
 from store.model.log_protocol import Int64s, Queue
 from store.publish.placing import AppendResult
 from store.remoting.bodies import batch_entries
-from store.remoting.headers import Offset, SendMessageV2, Sent
-from store.remoting.routes import DEFAULT_TOPIC, READ_WRITE
+from store.remoting.headers import Offset, SendAnswer, SendMessageV2
+from store.remoting.served_routes import DEFAULT_TOPIC, READ_WRITE
 
 PRODUCER_GROUP = "pyspark-mq"
 _BATCH_BYTES = 1 << 20  # RocketMQ's advice; brokers take 4 MiB
@@ -110,7 +110,7 @@ def _send_first_of_each(
                 raise
             failed = error
         else:
-            _note(placed, left[queue].popleft().rows, Sent.of(command.fields))
+            _note(placed, left[queue].popleft().rows, SendAnswer.of(command.fields))
     return failed
 
 
@@ -119,7 +119,7 @@ _NOT_ON_ALL_DEVICES = frozenset(
 )
 
 
-def _note(placed: AppendResult, rows: Int64s, sent: Sent) -> None:
+def _note(placed: AppendResult, rows: Int64s, sent: SendAnswer) -> None:
     placed.queue_ids[rows] = sent.queue_id
     placed.queue_offsets[rows] = sent.queue_offset + np.arange(len(rows))
     ids = sent.msg_id.split(",")

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from store.api.group_protocol import MemberInfo, MessageModel, Subscriptions
-from store.broker.entries import Entry, check_fit, client_id
+from store.broker.entries import MemberEntry, check_fit, client_id
 from store.cluster.address import NameServers
 from store.cluster.brokers import Brokers
 from store.cluster.committed_offsets import committed
@@ -25,11 +25,11 @@ from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RequestRefused, UnsupportedStore
 from store.model.log_protocol import Positions, Queue
 from store.remoting.bodies import SubscriptionData
-from store.remoting.headers import Group
+from store.remoting.headers import ConsumerGroup
 
 
 class ClusterGroup:
-    """A `Group`. Raises `InvalidGroup`."""
+    """A `ConsumerGroup`. Raises `InvalidGroup`."""
 
     def __init__(self, address: NameServers, name: str) -> None:
         check_group_name(name)
@@ -56,9 +56,9 @@ class ClusterGroup:
             )
         if exclusive:
             raise self._unsupported("other clients share the queues among all members: join without exclusive=True")
-        entry = Entry(client_id(instance), dict(subscriptions), model, orderly)
+        entry = MemberEntry(client_id(instance), dict(subscriptions), model, orderly)
         for other in self._others():
-            check_fit(self.name, entry, Entry(other.id, other.subscriptions, other.model, orderly), "a client")
+            check_fit(self.name, entry, MemberEntry(other.id, other.subscriptions, other.model, orderly), "a client")
         return ClusterMember(self.address, self.name, entry)
 
     def _others(self) -> list[MemberInfo]:
@@ -80,7 +80,7 @@ class ClusterGroup:
         with closing(Brokers(self.address)) as brokers:
             answers = brokers.ask_all(
                 RequestCode.GET_CONSUMER_CONNECTION_LIST,
-                Group(self.name),
+                ConsumerGroup(self.name),
                 answers=(ResponseCode.SUCCESS, ResponseCode.CONSUMER_NOT_ONLINE),
             )
         found: dict[str, MemberInfo] = {}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 
 from store.api.group_protocol import Subscription
-from store.broker.entries import Entry
+from store.broker.entries import MemberEntry
 from store.format.hashes import java_hash_code
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.strict_json import encode
 from store.remoting.bodies import ConsumerData, Heartbeat, SubscriptionData
 
 
-def heart_beat(group: str, entry: Entry) -> bytes:
+def heart_beat(group: str, entry: MemberEntry) -> bytes:
     version = int(time.time() * 1000)
     reads = {**entry.subscriptions, RETRY_TOPIC_PREFIX + group: Subscription()}
     consumer = ConsumerData(

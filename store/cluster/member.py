@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from types import TracebackType
 
 from store.broker.allocation import LOCK_SECONDS, Claims, claim
-from store.broker.entries import Entry
+from store.broker.entries import MemberEntry
 from store.cluster.address import ANSWER_SECONDS, NameServers
 from store.cluster.broker_refusals import may_pass
 from store.cluster.brokers import Brokers, answered
@@ -26,7 +26,7 @@ from store.model.errors import InvalidArgument, RemotingError, RequestRefused, U
 from store.model.log_protocol import Positions, Queue
 from store.remoting.bodies import LockRequest, MessageQueue
 from store.remoting.command import Command
-from store.remoting.headers import Group, Header, SendBack, UnregisterClient
+from store.remoting.headers import ConsumerGroup, Header, SendBack, UnregisterClient
 
 _BEAT_SECONDS = 15.0  # RocketMQ's heartbeatBrokerInterval is 30 s; `lock` comes every 20 s
 _LOOK_SECONDS = 10.0  # at the members, though no broker said that they are others; RocketMQ's waitInterval is 20 s
@@ -45,7 +45,7 @@ class ClusterMember(Opened):
     lost when it should have renewed them.
     """
 
-    def __init__(self, address: NameServers, group: str, entry: Entry) -> None:
+    def __init__(self, address: NameServers, group: str, entry: MemberEntry) -> None:
         super().__init__(f"member {entry.id} of group {group} at {address}", "ClusterGroup.join")
         self.id = entry.id
         self._group = group
@@ -268,7 +268,7 @@ class ClusterMember(Opened):
     def _listed(self) -> list[str] | None:
         for broker in self._masters().values():
             code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
-            answer = self._brokers.send(broker, code, Group(self._group), timeout=ANSWER_SECONDS)
+            answer = self._brokers.send(broker, code, ConsumerGroup(self._group), timeout=ANSWER_SECONDS)
             try:
                 body = _answered(answer, broker, code).body
             except RequestRefused:  # it knows nobody

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from store.api.group_protocol import MemberInfo, MessageModel, Subscriptions
 from store.api.message_store import MessageStore
 from store.broker.allocation import claim, held
-from store.broker.entries import Entry, client_id
+from store.broker.entries import MemberEntry, client_id
 from store.broker.group_files import GroupFiles, GroupOffsets
 from store.broker.members import Seat, is_served, server_of
 from store.broker.retries import send_back
@@ -64,7 +64,7 @@ class DirectoryGroup:
 
         with files.in_turn():
             resets, _ = files.resets.read()
-            seat = files.enter(Entry(id_, dict(subscriptions), model, orderly, exclusive, resets))
+            seat = files.enter(MemberEntry(id_, dict(subscriptions), model, orderly, exclusive, resets))
             member = DirectoryMember(files, seat)
         try:
             if model is MessageModel.CLUSTERING:  # again, now that servers see this one
@@ -326,7 +326,7 @@ class DirectoryMember:
         resets, _ = self._files.resets.read()
         return _Sight(resets, {entry.id: (set(entry.claims), set(entry.asks)) for entry in self._others()})
 
-    def _others(self) -> list[Entry]:
+    def _others(self) -> list[MemberEntry]:
         """Whom this member shares the queues with; nobody, where all get everything."""
         if self._seat.entry.model is MessageModel.BROADCASTING:
             return []

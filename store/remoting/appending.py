@@ -17,7 +17,7 @@ from store.api.message_store import MessageStore
 from store.format.message import Message
 from store.model.errors import StoreError, UnknownQueue, UnknownTopic
 from store.publish.placing import AppendResult
-from store.remoting.loop import settle
+from store.remoting.threads import settle
 
 Fields = Mapping[str, npt.ArrayLike]
 

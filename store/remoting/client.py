@@ -16,8 +16,8 @@ from store.model.codes import CommandFlag, ResponseCode
 from store.model.errors import RequestRefused, StoreError, Unreachable
 from store.remoting.command import Bytes, Command, Frames, decode, encode, encode_head
 from store.remoting.connection import Connection
-from store.remoting.loop import LoopThread
-from store.remoting.tls import Tls, host_and_port, not_connected
+from store.remoting.endpoints import Tls, host_and_port, not_connected
+from store.remoting.threads import LoopThread
 
 TIMEOUT_SECONDS = 3.0
 _OPAQUES = 1 << 31

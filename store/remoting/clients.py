@@ -20,14 +20,14 @@ from store.model.errors import GroupConflict, RequestRefused, StoreClosed, Store
 from store.remoting.bodies import MAX_BODY_BYTES, ConsumerData, Heartbeat, SubscriptionData
 from store.remoting.command import Command
 from store.remoting.connection import Connection
-from store.remoting.headers import Group, UnregisterClient
+from store.remoting.headers import ConsumerGroup, UnregisterClient
 from store.remoting.request import Handler, Request, Response, of_json
 
 _ENTRY_BYTES = 256  # that a client of a group takes, whatever it says
 
 
 @dataclass(frozen=True)
-class Consumer:
+class ConsumerClient:
     """A consumer of one group. data: of its heart-beat. size: what is kept of it, about as many bytes."""
 
     connection: Connection
@@ -48,7 +48,7 @@ class Consumer:
         return self.is_broadcasting, self.topics.keys()
 
 
-class Producer(NamedTuple):
+class ProducerClient(NamedTuple):
     """A producer of one group. size: as a consumer's."""
 
     connection: Connection
@@ -57,7 +57,7 @@ class Producer(NamedTuple):
     size: int = 0
 
 
-Entry = TypeVar("Entry", Consumer, Producer)
+Entry = TypeVar("Entry", ConsumerClient, ProducerClient)
 
 
 class Clients:
@@ -81,8 +81,8 @@ class Clients:
         self._changed = changed
         self._telling = threading.Lock()  # or who is admitted meanwhile would not be among those that are told of
         self._lock = threading.Lock()
-        self._consumers: dict[str, dict[str, Consumer]] = {}  # group to client id
-        self._producers: dict[str, dict[str, Producer]] = {}
+        self._consumers: dict[str, dict[str, ConsumerClient]] = {}  # group to client id
+        self._producers: dict[str, dict[str, ProducerClient]] = {}
         self._kept: Counter[Connection] = Counter()  # bytes, see `_ENTRY_BYTES`
 
     def others(self) -> Mapping[int, Handler]:
@@ -94,12 +94,12 @@ class Clients:
             RequestCode.CHECK_CLIENT_CONFIG: lambda request: Response(),
         }
 
-    def consumers(self, group: str) -> Mapping[str, Consumer]:
+    def consumers(self, group: str) -> Mapping[str, ConsumerClient]:
         """Client id to consumer, sorted."""
         with self._lock:
             return dict(sorted(self._consumers.get(group, {}).items()))
 
-    def producers(self, group: str) -> Mapping[str, Producer]:
+    def producers(self, group: str) -> Mapping[str, ProducerClient]:
         """Client id to producer, sorted."""
         with self._lock:
             return dict(sorted(self._producers.get(group, {}).items()))
@@ -147,11 +147,11 @@ class Clients:
         beat = Heartbeat.of(command.body)
         id, by = beat.client_id, (command.language, command.version)
         consumers = {
-            each.group_name: Consumer(connection, each, _topics(each), *by, _size(id, each.group_name, each))
+            each.group_name: ConsumerClient(connection, each, _topics(each), *by, _size(id, each.group_name, each))
             for each in beat.consumers or ()
         }
         groups = [each.group_name for each in beat.producers or ()]
-        producers = {group: Producer(connection, *by, _size(id, group)) for group in groups}
+        producers = {group: ProducerClient(connection, *by, _size(id, group)) for group in groups}
         self._must_fit(id, connection, consumers, producers)
         changed = []
         refused: StoreError | None = None
@@ -188,7 +188,7 @@ class Clients:
         return Response()
 
     def _consumer_list(self, request: Request) -> Response:
-        group = Group.of(request.command.fields).consumer_group
+        group = ConsumerGroup.of(request.command.fields).consumer_group
         ids = list(self.consumers(group))
         if not ids:
             return Response(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
@@ -196,7 +196,7 @@ class Clients:
 
     def _notify(self, group: str) -> None:
         """Tell a group's consumers that its members are others now, so that they share the queues anew."""
-        told = Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, Group(group).texts(), flag=CommandFlag.ONEWAY)
+        told = Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerGroup(group).texts(), flag=CommandFlag.ONEWAY)
         if not self._sharing(group):
             self._emptied()
         with self._telling:
@@ -204,7 +204,7 @@ class Clients:
         for connection in {each.connection for each in self._of(group)}:  # once, whoever is at its other end
             connection.send_soon(told)
 
-    def _of(self, group: str) -> list[Consumer]:
+    def _of(self, group: str) -> list[ConsumerClient]:
         with self._lock:
             return list(self._consumers.get(group, {}).values())
 
@@ -218,8 +218,8 @@ class Clients:
         self,
         client_id: str,
         connection: Connection,
-        consumers: Mapping[str, Consumer],
-        producers: Mapping[str, Producer],
+        consumers: Mapping[str, ConsumerClient],
+        producers: Mapping[str, ProducerClient],
     ) -> None:
         """Raises `RequestRefused` for a heart-beat that would make a connection's clients too many, or too large."""
         with self._lock:
@@ -276,7 +276,7 @@ def _size(client_id: str, group: str, data: ConsumerData | None = None) -> int:
     return _ENTRY_BYTES + len(client_id) + len(group) + (len(encode(data)) if data else 0)
 
 
-def _size_on(connection: Connection, entry: Consumer | Producer | None) -> int:
+def _size_on(connection: Connection, entry: ConsumerClient | ProducerClient | None) -> int:
     return entry.size if entry is not None and entry.connection is connection else 0
 
 

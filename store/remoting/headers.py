@@ -88,7 +88,7 @@ class SendMessageV2(SendMessage, frozen=True):
     broker_name: str | None = field(default=None, name="n")
 
 
-class Sent(Header, frozen=True):
+class SendAnswer(Header, frozen=True):
     """The answer to a message that was sent. msg_id: the broker's; of a batch one for each message, by commas."""
 
     msg_id: str
@@ -224,7 +224,7 @@ class UnregisterClient(Header, frozen=True):
     consumer_group: str | None = None
 
 
-class Group(Header, frozen=True):
+class ConsumerGroup(Header, frozen=True):
     """GET_CONSUMER_LIST_BY_GROUP, NOTIFY_CONSUMER_IDS_CHANGED, GET_CONSUMER_CONNECTION_LIST."""
 
     consumer_group: str

@@ -22,11 +22,11 @@ from store.read.filters import TagFilter, message_filter
 from store.read.getting import GetStatus
 from store.remoting.clients import Clients
 from store.remoting.connection import Connection
-from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import Pulled, PullMessage
-from store.remoting.loop import LoopThread, settle
-from store.remoting.older import Older
 from store.remoting.request import Answer, Handler, Request, Response
+from store.remoting.served_offsets import ServedOffsets
+from store.remoting.threads import LoopThread, settle
+from store.remoting.tiered_store import TieredStore
 
 _ENABLED, _BROADCAST_ENABLED = "consumeEnable", "consumeBroadcastEnable"
 
@@ -88,7 +88,7 @@ class Pulling:
         offsets: ServedOffsets,
         thread: LoopThread,
         permissions: Permissions,
-        older: Older,
+        older: TieredStore,
         *,
         max_held: int,
     ) -> None:

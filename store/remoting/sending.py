@@ -39,13 +39,13 @@ from store.publish.placing import AppendResult
 from store.read.query import offset_of_id
 from store.remoting.appending import Appending
 from store.remoting.bodies import Batched, decode_batch
-from store.remoting.headers import SendBack, SendMessage, SendMessageV2, Sent
-from store.remoting.loop import settle
-from store.remoting.older import Older
+from store.remoting.headers import SendAnswer, SendBack, SendMessage, SendMessageV2
 from store.remoting.request import Answer, Handler, Request, Response
-from store.remoting.routes import NEW_TOPIC_QUEUES
-from store.remoting.topics import must_be_of
-from store.remoting.transactions import ServedTransactions, is_half
+from store.remoting.served_routes import NEW_TOPIC_QUEUES
+from store.remoting.served_topics import must_be_of
+from store.remoting.served_transactions import ServedTransactions, is_half
+from store.remoting.threads import settle
+from store.remoting.tiered_store import TieredStore
 
 _KEPT_FLAGS = SYS_COMPRESSED | SYS_COMPRESSION_MASK  # what else a producer may say of a body
 _DELAYS_MS = {"TIMER_DELAY_SEC": 1000, "TIMER_DELAY_MS": 1}
@@ -118,13 +118,13 @@ class Sending:
     def _sent(self, placed: AppendResult) -> Response:
         ids = offset_msg_ids(*self._store.config.store_host, placed.physical_offsets.tolist())
         queue_id, queue_offset = int(placed.queue_ids[0]), int(placed.queue_offsets[0])
-        return Response(header=Sent(",".join(ids), queue_id, queue_offset, region=_REGION, trace_on=False))
+        return Response(header=SendAnswer(",".join(ids), queue_id, queue_offset, region=_REGION, trace_on=False))
 
     def _prepared(self, half: Half, header: SendMessage) -> Response:
         """The queue that the message is for, and where its half is, for END_TRANSACTION."""
         id = offset_msg_ids(*self._store.config.store_host, [half.physical_offset])[0]
         queue_id, offset = max(0, header.queue_id), half.queue_offset
-        return Response(header=Sent(id, queue_id, offset, half.transaction_id, region=_REGION, trace_on=False))
+        return Response(header=SendAnswer(id, queue_id, offset, half.transaction_id, region=_REGION, trace_on=False))
 
 
 def _message(header: SendMessage, part: Batched) -> Message:
@@ -193,7 +193,7 @@ def _fields(request: Request, header: SendMessage) -> Mapping[str, npt.ArrayLike
 class Retries:
     """What a group needs for messages to come again."""
 
-    def __init__(self, store: MessageStore, older: Older) -> None:
+    def __init__(self, store: MessageStore, older: TieredStore) -> None:
         self._store = store
         self._older = older
 

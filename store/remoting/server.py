@@ -20,9 +20,9 @@ from store.model.codes import CommandFlag, RequestCode, ResponseCode
 from store.model.errors import BadFrame, RemotingError, StoreError, StoreUnavailable, Unreachable
 from store.remoting.command import Command
 from store.remoting.connection import Connection, Secure
-from store.remoting.loop import LEAVE_SECONDS, LoopThread, Turns
+from store.remoting.endpoints import host_and_port
 from store.remoting.request import Handler, Request, Response, refusal
-from store.remoting.tls import host_and_port
+from store.remoting.threads import LEAVE_SECONDS, LoopThread, Turns
 
 _logger = logging.getLogger("store.remoting")
 _SWEEP_SECONDS = 1.0
@@ -39,7 +39,7 @@ _IN_ORDER = (
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """What a server takes from its clients.
 
     connections: as many at a time, and no more than half of the descriptors that the process may have: the rest is the
@@ -75,7 +75,7 @@ class Server(Opened):
         thread: LoopThread,
         processors: Processors,
         listen: str,
-        limits: Limits,
+        limits: ServerLimits,
         tls: SSLContext | None,
         figures: Figures,
     ) -> None:
@@ -263,5 +263,5 @@ class _UnderWay:
         self.requests += requests
         self.body_bytes += body_bytes
 
-    def is_beyond(self, limits: Limits) -> bool:
+    def is_beyond(self, limits: ServerLimits) -> bool:
         return self.requests >= limits.requests or self.body_bytes >= limits.body_bytes

@@ -20,17 +20,17 @@ from store.remoting.access import Access
 from store.remoting.appending import Appending
 from store.remoting.clients import Clients, Neighbours
 from store.remoting.connection import Connection
-from store.remoting.group_offsets import PERSIST_SECONDS, Offsets, ServedOffsets
-from store.remoting.groups import Progress, ServedGroups
-from store.remoting.locks import Locks
-from store.remoting.loop import LoopThread
-from store.remoting.older import Older, Reads
 from store.remoting.pulling import Permissions, Pulling
-from store.remoting.routes import Routes, Status
+from store.remoting.queue_locks import Locks
 from store.remoting.sending import Retries, Sending
-from store.remoting.server import Limits, Processors, Server
-from store.remoting.topics import ServedTopics
-from store.remoting.transactions import Checks, ServedTransactions
+from store.remoting.served_groups import GroupStats, ServedGroups
+from store.remoting.served_offsets import PERSIST_SECONDS, Offsets, ServedOffsets
+from store.remoting.served_routes import Routes, Status
+from store.remoting.served_topics import ServedTopics
+from store.remoting.served_transactions import Checks, ServedTransactions
+from store.remoting.server import Processors, Server, ServerLimits
+from store.remoting.threads import LoopThread
+from store.remoting.tiered_store import ArchiveReads, TieredStore
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ BROKER_SETTINGS = {field.name: type(field.default) for field in fields(BrokerCon
 
 LISTEN = "127.0.0.1:9876"
 MAX_HELD = 100_000
-LIMITS = Limits()
+LIMITS = ServerLimits()
 CHECKS = Checks()
 _LOOK_SECONDS = 1.0  # for topics that were deleted
 _logger = logging.getLogger("store.remoting")
@@ -87,7 +87,7 @@ class Serving:
         listen: str,
         broker: str,
         cluster: str,
-        limits: Limits,
+        limits: ServerLimits,
         checks: Checks,
         *,
         create_topics: bool,
@@ -100,8 +100,8 @@ class Serving:
         self._appending = Appending(store)
         self._thread = LoopThread("mq-server")
         self._offsets = offsets = ServedOffsets(store)
-        self._reads = reads = Reads()
-        older = Older(store, reads)
+        self._reads = reads = ArchiveReads()
+        older = TieredStore(store, reads)
         retries = Retries(store, older)
         # Where a group has no clients any more others may join beside the server, who go by the files.
         clients = Clients(retries.prepare, neighbours.admit, offsets.persist, neighbours.changed)
@@ -118,7 +118,7 @@ class Serving:
             retries,
             Offsets(store, clients, offsets, older),
             ServedTopics(store, broker, older),
-            Progress(store, broker, clients, offsets, older),
+            GroupStats(store, broker, clients, offsets, older),
             ServedGroups(store, broker, clients, neighbours, offsets, older),
             Status(store, broker, cluster),
         )
@@ -207,7 +207,7 @@ def serve(
     broker: str = BrokerConfig.brokerName,
     cluster: str = BrokerConfig.brokerClusterName,
     create_topics: bool = True,
-    limits: Limits = LIMITS,
+    limits: ServerLimits = LIMITS,
     checks: Checks = CHECKS,
     access: Access | None = None,
     tls: SSLContext | None = None,

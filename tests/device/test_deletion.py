@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from store import FlushFailed, Message, MessageStore, StoreError, UnknownTopic
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.files.client_progress import Reached
 from store.format.layout import CONSUME_QUEUE_DIR, DELETED_DIR
 from store.upkeep import deletion

@@ -25,7 +25,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from store import Message, MessageStore, StoreConfig
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 
 CONFIG = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=100 * 20)
 STEADY, CHURNING = "steady", ("churning-0", "churning-1", "churning-2")

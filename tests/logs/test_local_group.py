@@ -27,7 +27,7 @@ from store import (
     StoreReplaced,
 )
 from store.api.group_protocol import MessageModel, Subscriptions
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.broker.members import Roster
 from store.directory.directory_group import DirectoryGroup
 from store.model.log_protocol import Queue

@@ -25,7 +25,7 @@ from store import (
     StoreLocked,
     UnknownTopic,
 )
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from tests.waiting import until
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=20 * 20, maxMessageSize=4096)

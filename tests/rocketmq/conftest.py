@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from store import MessageStore, StoreConfig
+from store.remoting.served_transactions import Checks
 from store.remoting.serving import serve
-from store.remoting.transactions import Checks
 from tests import seen
 from tests.rocketmq.harness import RocketMQ, chosen_lines, free_ports, unavailable
 from tests.rocketmq.served import Served

@@ -17,7 +17,7 @@ from store import RequestRefused, Unreachable, Untrusted
 from store.cluster.address import TOOLS_GROUP, ClusterAddress, Credentials
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
-from store.remoting.tls import Tls
+from store.remoting.endpoints import Tls
 from tests.certificates import Certificate, certificate
 from tests.rocketmq.harness import RocketMQ, free_ports
 from tests.rocketmq.served import mqadmin

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.format.layout import TOPICS_FILE
 from store.format.topic_names import is_internal_topic
 from store.upkeep.verify import verify

@@ -16,7 +16,7 @@ from store.format.stored_message import StoredMessage, decode_record
 from store.model.codes import RequestCode, ResponseCode
 from store.remoting.bodies import Batched
 from store.remoting.client import Client
-from store.remoting.headers import GetRoute, Offset, Pulled, PullMessage, SendMessageV2, Sent, TopicQueue
+from store.remoting.headers import GetRoute, Offset, Pulled, PullMessage, SendAnswer, SendMessageV2, TopicQueue
 from tests.rocketmq.harness import RocketMQ, free_ports
 from tests.store.remoting.broker import encode_batch
 
@@ -54,13 +54,13 @@ def test_routes_sends_and_pulls(theirs: Theirs) -> None:
     while left:  # a busy broker refuses some, for a while
         asked = [(body, client.ask(broker, RequestCode.SEND_MESSAGE_V2, header.texts(), body)) for body in left]
         answers = [(body, answer.result()) for body, answer in asked]
-        sent += [Sent.of(answer.fields) for _, answer in answers if answer.code == ResponseCode.SUCCESS]
+        sent += [SendAnswer.of(answer.fields) for _, answer in answers if answer.code == ResponseCode.SUCCESS]
         left = [body for body, answer in answers if answer.code == ResponseCode.SYSTEM_BUSY]
     assert {(each.queue_id, each.queue_offset) for each in sent} == {(1, n) for n in range(100)}
     batch = [Batched(n, b"batch %d" % n, encode_properties({"KEYS": f"b{n}"})) for n in range(3)]
     several = replace(header, batch=True, properties="own\1café\2")
     answer = client.request(broker, RequestCode.SEND_BATCH_MESSAGE, several.texts(), encode_batch(batch))
-    assert Sent.of(answer.fields).queue_offset == 100
+    assert SendAnswer.of(answer.fields).queue_offset == 100
 
     found: list[StoredMessage] = []
     while len(found) < 103:

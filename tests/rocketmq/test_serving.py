@@ -10,7 +10,7 @@ import pytest
 
 from store import MessageStore
 from store.api.group_protocol import Subscription
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.cluster.address import ClusterAddress
 from store.directory.directory_group import DirectoryGroup
 from store.files.figures import HELD, figures_in

@@ -14,7 +14,7 @@ from store import MessageStore, RequestRefused, StoreConfig, StoredMessage
 from store.model.codes import RequestCode, ResponseCode
 from store.remoting.client import Client
 from store.remoting.command import Command
-from store.remoting.headers import CreateTopic, GetRoute, PullMessage, SendMessageV2, Sent
+from store.remoting.headers import CreateTopic, GetRoute, PullMessage, SendAnswer, SendMessageV2
 from store.remoting.serving import BROKER_SETTINGS, BrokerConfig
 from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, signal_another_thread, started
 
@@ -33,9 +33,11 @@ def served(path: Path, *more: object) -> Iterator[tuple[subprocess.Popen[bytes],
         yield process, address
 
 
-def send(client: Client, address: str) -> Sent:
+def send(client: Client, address: str) -> SendAnswer:
     header = SendMessageV2("producers", "orders", "TBW102", 4, 0, 0, 0, 0)
-    return Sent.of(client.request(address, RequestCode.SEND_MESSAGE_V2, header.texts(), b"body", timeout=60).fields)
+    return SendAnswer.of(
+        client.request(address, RequestCode.SEND_MESSAGE_V2, header.texts(), b"body", timeout=60).fields
+    )
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
@@ -63,7 +65,7 @@ def test_a_signal_that_another_thread_is_given(tmp_path: Path) -> None:
         assert process.wait(TIMEOUT_SECONDS) == 0
 
 
-def message(path: Path, sent: Sent) -> StoredMessage:
+def message(path: Path, sent: SendAnswer) -> StoredMessage:
     with MessageStore.open(path, read_only=True) as store:
         return store.message_by_id(sent.msg_id)
 

@@ -15,7 +15,7 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, names_of
 from store.cluster.address import ClusterAddress, Credentials
 from store.model.log_protocol import Queue
-from store.remoting.tls import Tls
+from store.remoting.endpoints import Tls
 from tests.certificates import certificate
 
 BASE = {"nameServer": "a:1;b:2", "subscribe": "orders"}

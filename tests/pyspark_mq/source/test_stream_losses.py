@@ -15,7 +15,7 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.schema import default_schema
 from pyspark_mq.source.stream_reader import MqStreamReader
 from store import Message, MessageStore
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.directory.directory_log import DirectoryAddress, DirectoryLog
 from store.model.log_protocol import Bounds, Fingerprints, Positions, Queue
 from tests.filled import Filled

@@ -13,7 +13,7 @@ from pyspark_mq.metrics import StoreCollector
 from pyspark_mq.stats.lag import lags
 from pyspark_mq.stats.measures import Extent, extents
 from store import Message, MessageStore
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.directory.directory_log import DirectoryLog
 from tests.waiting import PATIENCE
 

@@ -24,12 +24,12 @@ from store import (
     QueuesPassedOver,
     StoreConfig,
 )
+from store.api.message_store import delete_topic
 from store.archive.catalog import Catalog
 from store.archive.log import ArchiveAddress, ArchiveLog
 from store.archive.of_store import Remembered, StoreArchive, remembered
 from store.archive.place import ArchivePlace
 from store.archive.removal import expire
-from store.broker.deletion import delete_topic
 from store.directory.directory_log import TieredDirectoryAddress
 from store.model.log_protocol import Boundary, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
@@ -313,7 +313,7 @@ with MessageStore.open(sys.argv[1], create=False) as store:
 READER = """
 import sys, time
 from store.model.log_protocol import Boundary, Queue, QueueRange, ReadSpec
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.read.filters import EVERYTHING
 from store.directory.directory_log import address_at
 queues, passes = [Queue("orders", 0), Queue("orders", 1)], 0

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from store import Message, MessageStore, UnknownTopic
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.files.topics import Topics
 from store.format.layout import DELETED_DIR
 from tests.waiting import until

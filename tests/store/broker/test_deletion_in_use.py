@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from store import CorruptStore, Message, MessageStore, StoreConfig, UnknownTopic
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.files.topics import Tombstone, Topics
 from store.format.layout import DELETED_DIR, PUBLISHED_END_FILE, TOPICS_FILE
 from store.log.queue_ends import QueueEnds

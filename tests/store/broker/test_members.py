@@ -33,7 +33,7 @@ from store import (
 )
 from store.api.group_protocol import MessageModel, Subscription
 from store.broker import members
-from store.broker.entries import Entry, check_fit
+from store.broker.entries import MemberEntry, check_fit
 from store.broker.group_files import GroupOffsets
 from store.broker.members import Roster
 from store.directory.directory_group import DirectoryGroup
@@ -49,7 +49,7 @@ EVERYTHING = {"t": Subscription()}
 TIMES = st.floats(0, 1e9)
 QUEUES = st.builds(Queue, st.text("a%|_-Z9", min_size=1), st.integers(0, 1 << 16))
 ENTRIES = st.builds(
-    Entry,
+    MemberEntry,
     id=st.text(min_size=1),
     subscriptions=st.dictionaries(st.text(), st.builds(Subscription, st.text(), st.sampled_from(["TAG", "SQL92"]))),
     model=st.sampled_from(MessageModel),
@@ -73,19 +73,19 @@ def group(tmp_path: Path) -> DirectoryGroup:
 
 def is_entry(text: bytes) -> bool:
     try:
-        Entry.of_json(text)
+        MemberEntry.of_json(text)
     except ValueError:
         return False
     return True
 
 
 @given(ENTRIES)
-def test_an_entry_is_read_as_it_was_written(entry: Entry) -> None:
-    assert Entry.of_json(entry.to_json()) == entry
+def test_an_entry_is_read_as_it_was_written(entry: MemberEntry) -> None:
+    assert MemberEntry.of_json(entry.to_json()) == entry
 
 
 @given(ENTRIES, st.data())
-def test_a_piece_of_an_entry_is_none(entry: Entry, data: st.DataObject) -> None:
+def test_a_piece_of_an_entry_is_none(entry: MemberEntry, data: st.DataObject) -> None:
     text = entry.to_json()
     assert not is_entry(text[: data.draw(st.integers(0, len(text) - 1))])
 
@@ -98,11 +98,11 @@ def test_what_is_no_entry(text: str) -> None:
 @pytest.mark.parametrize("odd", [None, "x", 3, [], {}, [["t", None, 1.0], ["t", 0, 1.0]], {"t": [3, None]}])
 def test_an_entry_of_which_a_field_is_of_another_kind(odd: object) -> None:
     """It is none, or one that others can go by."""
-    entry = Entry("host@x", EVERYTHING, MessageModel.CLUSTERING, orderly=False)
+    entry = MemberEntry("host@x", EVERYTHING, MessageModel.CLUSTERING, orderly=False)
     for name in vars(entry):
         text = json.dumps(json.loads(entry.to_json()) | {name: odd}).encode()
         if is_entry(text):
-            found = Entry.of_json(text)
+            found = MemberEntry.of_json(text)
             assert found.info(1.0).id == found.id
             assert found.instance in ("x", "")
             assert found.resets < 10
@@ -139,7 +139,7 @@ def test_parts_of_two_entries_are_not_inherited_from(tmp_path: Path) -> None:
         one.call("commit", {queue: queue.queue_id for queue in queues})
         one.kill()
     (file,) = tmp_path.glob("consumers/g/*.member")
-    before = replace(Entry.of_json(unsealed(file.read_bytes())), heard=9.5, claims=dict.fromkeys(queues, 1.25))
+    before = replace(MemberEntry.of_json(unsealed(file.read_bytes())), heard=9.5, claims=dict.fromkeys(queues, 1.25))
     after = sealed(replace(before, claims=dict.fromkeys(queues[2:], 1.25)).to_json())
     file.write_bytes(after[:4096] + sealed(before.to_json())[4096:])
     assert is_entry(file.read_bytes()[8:])

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from store import Message, MessageRefused, MessageStore, StoredMessage, StoreForked, TransactionEnded, UnknownTopic
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.broker.half_messages import Half
 from store.broker.transactions import Outcome, Transactions
 from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP, UNDECIDED_TOPIC

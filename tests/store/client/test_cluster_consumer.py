@@ -21,7 +21,7 @@ from store import (
     UnknownTopic,
     Unreachable,
 )
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.client import rebalancer
 from store.cluster import member
 from store.cluster.address import ClusterAddress, Credentials

@@ -28,8 +28,8 @@ from store import (
     Subscription,
     UnknownTopic,
 )
+from store.api.message_store import delete_topic
 from store.broker import hold
-from store.broker.deletion import delete_topic
 from store.client import rebalancer
 from store.directory.directory_group import DirectoryGroup
 from store.files.consumer_offsets import ConsumerOffsets

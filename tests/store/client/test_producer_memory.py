@@ -30,7 +30,7 @@ from store import (
     StoreLocked,
     StoreUnavailable,
 )
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.format.topic_names import PRODUCERS_TOPIC
 from store.model.errors import system_errors
 from tests.children import ended

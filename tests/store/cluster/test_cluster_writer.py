@@ -10,11 +10,11 @@ import pytest
 from store import StoreUnavailable, UnknownTopic
 from store.cluster.address import ClusterAddress
 from store.model.codes import RequestCode, ResponseCode
-from store.remoting.headers import Sent
+from store.remoting.headers import SendAnswer
 from store.remoting.request import Request, Response
 from tests.store.cluster.test_pulls import Moody
 
-TAKEN = Response(header=Sent("", 0, 3))
+TAKEN = Response(header=SendAnswer("", 0, 3))
 
 
 def publish(to: Moody, patience: float) -> None:

@@ -25,11 +25,11 @@ from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.remoting.command import Command
 from store.remoting.headers import Offset, Pulled
-from store.remoting.loop import LoopThread
 from store.remoting.request import Request, Response
-from store.remoting.routes import of_json
-from store.remoting.server import Limits, Processors, Server
+from store.remoting.served_routes import of_json
+from store.remoting.server import Processors, Server, ServerLimits
 from store.remoting.serving import Serving, serve
+from store.remoting.threads import LoopThread
 
 COUNT = 3000
 SPEC = ReadSpec(("queueOffset", "body"), EVERYTHING, max_rows=500)
@@ -140,7 +140,12 @@ class Moody:
             **(others or {}),
         }
         self.server = Server(
-            self.thread, Processors(handlers, {}, lambda connection: None), "127.0.0.1:0", Limits(), tls, Figures()
+            self.thread,
+            Processors(handlers, {}, lambda connection: None),
+            "127.0.0.1:0",
+            ServerLimits(),
+            tls,
+            Figures(),
         )
 
     def close(self) -> None:

@@ -16,8 +16,8 @@ from store.cluster.pulls import pull
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.remoting.client import Pipe
+from store.remoting.endpoints import Tls
 from store.remoting.serving import Serving, serve
-from store.remoting.tls import Tls
 from tests.certificates import Certificate, certificate
 from tests.store.cluster.test_pulls import Moody
 

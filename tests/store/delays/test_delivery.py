@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageRefused, MessageStore, StoreBusy, StoreConfig
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.format.delayed import Waits, waiting
 from store.format.encoding import encode_list
 from store.format.layout import DELAY_OFFSETS_FILE

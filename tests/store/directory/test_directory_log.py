@@ -28,9 +28,9 @@ from store import (
     StoreConfig,
     message_filter,
 )
+from store.api.message_store import delete_topic
 from store.archive.kin import Kin
 from store.archive.log import ArchiveLog
-from store.broker.deletion import delete_topic
 from store.directory.directory_log import TieredDirectoryAddress, TieredDirectoryLog, address_at
 from store.format.layout import (
     COMMIT_LOG_DIR,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from store import CorruptRecord, CorruptSegment, CorruptStore, Message, MessageRefused, MessageStore
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.format.layout import CQ_ENTRY, INDEX_HEADER, field_offset, segment_name
 from store.log.consume_queue import MAKE_ANEW
 from store.upkeep.verify import repair, verify

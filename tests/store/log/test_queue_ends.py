@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from store import CorruptStore, Message, MessageStore, StoreConfig
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.format.layout import segment_name
 from store.index.index import Index
 from store.log.commit_log import CommitLog

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from store import GetStatus, Message, MessageStore, OffsetLost, OffsetNotYet, StoreConfig, UnknownQueue, UnknownTopic
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.files.topics import Topics
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue

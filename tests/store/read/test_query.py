@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig, StoredMessage
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.format.hashes import key_hash
 from store.format.layout import INDEX_HEADER, field_offset
 from store.index.index import Index

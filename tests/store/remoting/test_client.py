@@ -11,8 +11,8 @@ from store import BadFrame, InvalidArgument, RequestRefused, StoreClosed, Unreac
 from store.model.codes import CommandFlag, RequestCode, ResponseCode
 from store.remoting.client import Client
 from store.remoting.command import LENGTH, MAX_FRAME_BYTES, Command, decode, encode
+from store.remoting.endpoints import host_and_port
 from store.remoting.headers import GetRoute, TopicQueue
-from store.remoting.tls import host_and_port
 from tests.store.remoting.broker import Broker
 
 

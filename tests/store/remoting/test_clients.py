@@ -24,9 +24,9 @@ from store.remoting.client import Client
 from store.remoting.clients import Clients
 from store.remoting.command import Command, decode, encode
 from store.remoting.connection import Connection
-from store.remoting.group_offsets import ServedOffsets
-from store.remoting.headers import CommitOffset, Group, GroupQueue, PullMessage, ResetOffset, UnregisterClient
+from store.remoting.headers import CommitOffset, ConsumerGroup, GroupQueue, PullMessage, ResetOffset, UnregisterClient
 from store.remoting.request import Request
+from store.remoting.served_offsets import ServedOffsets
 from store.remoting.serving import serve
 from tests.store.remoting.broker import Broker
 from tests.store.remoting.golden import FRAMES
@@ -42,7 +42,7 @@ def heartbeat(client_id: str, expression: str = "*", version: int = 1, topic: st
 
 
 def members(broker: Broker) -> list[str]:
-    answer = broker.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, Group("group"))
+    answer = broker.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup("group"))
     return json.loads(bytes(answer.body))["consumerIdList"] if answer.code == ResponseCode.SUCCESS else []
 
 
@@ -170,7 +170,7 @@ def test_members_are_told_of_each_other(broker: Broker) -> None:
         broker.ask(RequestCode.HEART_BEAT, body=heartbeat("other"))
         told = read(member)
     assert (told.code, told.is_oneway) == (RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, True)
-    assert Group.of(told.fields) == Group("group")
+    assert ConsumerGroup.of(told.fields) == ConsumerGroup("group")
 
 
 def test_a_connection_is_told_once_however_many_clients_it_has(broker: Broker) -> None:
@@ -181,7 +181,7 @@ def test_a_connection_is_told_once_however_many_clients_it_has(broker: Broker) -
             many.sendall(encode(Command(RequestCode.HEART_BEAT, body=heartbeat(name))))
             assert {read(many).is_response, read(many).is_response} == {True, False}
         broker.ask(RequestCode.HEART_BEAT, body=heartbeat("other"))
-        many.sendall(encode(Command(RequestCode.GET_CONSUMER_LIST_BY_GROUP, Group("group").texts())))
+        many.sendall(encode(Command(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup("group").texts())))
         assert [read(many).is_response, read(many).is_response] == [False, True]
 
 
@@ -211,7 +211,7 @@ def test_a_pull_reads_what_its_group_subscribes_to(broker: Broker, store: Messag
 
 
 def test_no_member_of_another_group(broker: Broker) -> None:
-    answer: Any = broker.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, Group("nobody"))
+    answer: Any = broker.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup("nobody"))
     assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "no consumer for this group, nobody")
 
 

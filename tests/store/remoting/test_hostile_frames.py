@@ -23,10 +23,10 @@ from store.remoting.client import Client
 from store.remoting.command import Command, Frames, decode, encode
 from store.remoting.headers import (
     CommitOffset,
+    ConsumerGroup,
     ConsumeStats,
     EndTransaction,
     GetRoute,
-    Group,
     GroupQueue,
     PullMessage,
     QueryMessage,
@@ -69,7 +69,7 @@ REQUESTS = [
     Command(RequestCode.HEART_BEAT, {}, BEAT),
     Command(RequestCode.CONSUMER_SEND_MSG_BACK, SendBack(0, "g", 0).texts()),
     Command(RequestCode.END_TRANSACTION, EndTransaction("p", 0, 0, 8, "id").texts(), flag=CommandFlag.ONEWAY),
-    Command(RequestCode.GET_CONSUMER_LIST_BY_GROUP, Group("g").texts()),
+    Command(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup("g").texts()),
     Command(RequestCode.LOCK_BATCH_MQ, {}, LOCK),
     Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("other").texts()),
     Command(RequestCode.GET_TOPIC_STATS_INFO, Topic("other").texts()),

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from store import Message, MessageStore
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.files.figures import HELD, figures_in
 from store.format.stored_message import decode_record
 from store.model.codes import RequestCode, ResponseCode

@@ -10,7 +10,7 @@ import pytest
 from store import ObjectsUnavailable, RequestRefused
 from store.model.codes import ResponseCode
 from store.remoting.connection import Connection
-from store.remoting.older import Reads
+from store.remoting.tiered_store import ArchiveReads
 from tests.waiting import until
 
 
@@ -19,8 +19,8 @@ def connection() -> Connection:
 
 
 @pytest.fixture
-def reads() -> Iterator[Reads]:
-    it = Reads(seconds=0.05)
+def reads() -> Iterator[ArchiveReads]:
+    it = ArchiveReads(seconds=0.05)
     yield it
     it.stop()
 
@@ -38,7 +38,7 @@ class Archive:
         return name
 
 
-def test_who_waits_too_long_is_told_to_ask_again(reads: Reads) -> None:
+def test_who_waits_too_long_is_told_to_ask_again(reads: ArchiveReads) -> None:
     archive, it = Archive(), connection()
     asked = [reads.begin(it, lambda: archive.work("")) for _ in range(20)]
 
@@ -53,7 +53,7 @@ def test_who_waits_too_long_is_told_to_ask_again(reads: Reads) -> None:
     assert reads.begin(it, lambda: 5).result() == 5
 
 
-def test_who_is_gone_and_who_leaves(reads: Reads) -> None:
+def test_who_is_gone_and_who_leaves(reads: ArchiveReads) -> None:
     archive, gone, there = Archive(), connection(), connection()
     for _ in range(8):
         reads.begin(connection(), lambda: archive.work("there"))
@@ -69,7 +69,7 @@ def test_who_is_gone_and_who_leaves(reads: Reads) -> None:
 
 
 @pytest.mark.parametrize("error", [ObjectsUnavailable("away"), KeyError("a mistake")])
-def test_what_fails_is_told(reads: Reads, error: Exception) -> None:
+def test_what_fails_is_told(reads: ArchiveReads, error: Exception) -> None:
     def fail() -> None:
         raise error
 

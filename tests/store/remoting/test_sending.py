@@ -16,7 +16,7 @@ from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Queue
 from store.remoting.bodies import Batched
 from store.remoting.client import Client
-from store.remoting.headers import SendBack, SendMessage, SendMessageV2, Sent, Topic
+from store.remoting.headers import SendAnswer, SendBack, SendMessage, SendMessageV2, Topic
 from store.remoting.serving import serve
 from tests.store.remoting.broker import Broker, encode_batch, send
 from tests.store.remoting.test_clients import heartbeat
@@ -42,7 +42,7 @@ def test_a_message(broker: Broker, store: MessageStore, code: int, kind: type[Se
     header = send(kind, queue_id=1, flag=-7, reconsume_times=3, properties=encode_properties(properties).decode())
     answer = broker.ask(code, header, b"body")
     assert answer.code == ResponseCode.SUCCESS
-    sent, message = Sent.of(answer.fields), only(store, queue_id=1)
+    sent, message = SendAnswer.of(answer.fields), only(store, queue_id=1)
     assert (sent.queue_id, sent.queue_offset) == (1, 0)
     assert store.message_by_id(sent.msg_id) == message
     assert (message.body, message.properties, message.flag) == (b"body", properties, -7)
@@ -61,7 +61,7 @@ def test_a_batch_stays_together_and_is_seen_at_once(broker: Broker, store: Messa
     batch = [Batched(n, b"%d" % n, encode_properties({"KEYS": f"k{n}"})) for n in range(5)]
     header = send(batch=True, properties="WAIT\1true\2")
     answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, header, encode_batch(batch))
-    sent = Sent.of(answer.fields)
+    sent = SendAnswer.of(answer.fields)
     messages = store.get_message("g", "orders", 0, 0).messages
     assert [(each.flag, each.body, each.keys) for each in messages] == [(n, b"%d" % n, (f"k{n}",)) for n in range(5)]
     assert {each.properties["WAIT"] for each in messages} == {"true"}
@@ -99,7 +99,7 @@ def test_a_message_that_failed_for_the_last_time_is_dead(
 
 
 def test_any_queue(broker: Broker, store: MessageStore) -> None:
-    queues = [Sent.of(broker.send(b"", queue_id=-1).fields).queue_id for _ in range(4)]
+    queues = [SendAnswer.of(broker.send(b"", queue_id=-1).fields).queue_id for _ in range(4)]
     assert sorted(queues) == [0, 0, 1, 1]
 
 
@@ -167,7 +167,7 @@ def test_others_may_put_meanwhile(broker: Broker, store: MessageStore) -> None:
     for n in range(50):
         answers.append(broker.begin(RequestCode.SEND_MESSAGE_V2, send(), b"sent %d" % n))
         store.put(Message("orders", b"put %d" % n, queue_id=0))
-    offsets = [Sent.of(answer.result().fields).queue_offset for answer in answers]
+    offsets = [SendAnswer.of(answer.result().fields).queue_offset for answer in answers]
     assert offsets == sorted(offsets)
     with MessageStore.open(store.path, read_only=True) as reader:
         bodies = [body.as_py() for batch in reader.scan("orders", 0, 0, 100, ["body"]) for body in batch["body"]]
@@ -182,7 +182,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_nobody_elses_loss(broker: Broker, 
             begun.append((topic, broker.begin(RequestCode.SEND_MESSAGE_V2, send(topic=topic), b"body")))
         broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("orders"))
     assert {answer.result().code for _, answer in begun} == {ResponseCode.SUCCESS}
-    offsets = [Sent.of(answer.result().fields).queue_offset for topic, answer in begun if topic == "kept"]
+    offsets = [SendAnswer.of(answer.result().fields).queue_offset for topic, answer in begun if topic == "kept"]
     assert sorted(offsets) == list(range(100))
     assert store.max_offset("kept", 0) == 100
 

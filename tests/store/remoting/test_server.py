@@ -21,10 +21,10 @@ from store.files.figures import BAD_FRAME, CROWDED, REFUSED, STUCK
 from store.model.codes import CommandFlag, RequestCode, ResponseCode
 from store.remoting.client import Client
 from store.remoting.command import MAX_FRAME_BYTES, Command, Frames, decode, encode
+from store.remoting.endpoints import Tls
 from store.remoting.headers import GetRoute, PullMessage
-from store.remoting.server import Limits
+from store.remoting.server import ServerLimits
 from store.remoting.serving import serve
-from store.remoting.tls import Tls
 from tests.certificates import certificate
 from tests.store.remoting.broker import SUBSCRIPTION, SUSPEND, Broker, send
 from tests.waiting import until
@@ -109,7 +109,7 @@ def test_an_answer_that_nobody_asked_for(broker: Broker) -> None:
 
 
 def test_slow_and_idle_connections_are_closed(store: MessageStore, client: Client) -> None:
-    limits = Limits(stuck_seconds=0.2, idle_seconds=0.5)
+    limits = ServerLimits(stuck_seconds=0.2, idle_seconds=0.5)
     with serve(store, "127.0.0.1:0", limits=limits) as serving, connected(serving.address) as slow:
         slow.sendall(struct.pack(">i", 1000) + b"a")
         with connected(serving.address) as idle:
@@ -121,7 +121,7 @@ def test_slow_and_idle_connections_are_closed(store: MessageStore, client: Clien
 
 def test_who_reads_nothing_is_closed_and_others_are_served(store: MessageStore, client: Client) -> None:
     store.begin().abandon()
-    with serve(store, "127.0.0.1:0", limits=Limits(stuck_seconds=0.3)) as serving:
+    with serve(store, "127.0.0.1:0", limits=ServerLimits(stuck_seconds=0.3)) as serving:
         broker = Broker(serving, client)
         broker.send(bytes(1 << 20))
         with connected(serving.address) as deaf:
@@ -189,7 +189,7 @@ def ask_for_ever(connection: socket.socket, frame: bytes) -> None:
 
 
 def test_more_connections_than_are_taken(store: MessageStore, client: Client) -> None:
-    with serve(store, "127.0.0.1:0", limits=Limits(connections=2)) as serving:
+    with serve(store, "127.0.0.1:0", limits=ServerLimits(connections=2)) as serving:
         assert is_well(Broker(serving, client))
         with connected(serving.address), connected(serving.address) as one_more:
             assert is_closed(one_more)
@@ -236,7 +236,7 @@ def test_connections_leave_the_store_its_files(tmp_path: Path, is_tls: bool) -> 
 
 def test_a_handshake_that_does_not_end_is_closed(store: MessageStore, tmp_path: Path) -> None:
     tls = certificate(tmp_path).server()
-    with serve(store, "127.0.0.1:0", limits=Limits(stuck_seconds=0.2), tls=tls) as serving:
+    with serve(store, "127.0.0.1:0", limits=ServerLimits(stuck_seconds=0.2), tls=tls) as serving:
         with connected(serving.address) as silent, connected(serving.address) as plain:
             plain.sendall(encode(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("orders").texts())))
             assert is_closed(silent)
@@ -268,8 +268,8 @@ def test_a_request_that_comes_with_the_end_of_the_handshake(store: MessageStore,
             assert store.max_offset("orders", 0) == (missing == 0)
 
 
-@pytest.mark.parametrize("limits", [Limits(requests=3), Limits(body_bytes=10)])
-def test_more_at_a_time_than_is_taken_waits(store: MessageStore, client: Client, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [ServerLimits(requests=3), ServerLimits(body_bytes=10)])
+def test_more_at_a_time_than_is_taken_waits(store: MessageStore, client: Client, limits: ServerLimits) -> None:
     with serve(store, "127.0.0.1:0", limits=limits) as serving:
         broker = Broker(serving, client)
         answers = [broker.begin(RequestCode.SEND_MESSAGE_V2, send(), b"body") for _ in range(100)]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from store import ConsumeFromWhere, Consumer, ConsumerConfig, CorruptSegment, Message, MessageStore
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.broker.transactions import Transactions
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import segment_name

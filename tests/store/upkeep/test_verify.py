@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from store import CorruptRecord, Message, MessageStore, NotAStore, OffsetLost, StoreConfig
-from store.broker.deletion import delete_topic
+from store.api.message_store import delete_topic
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
 from store.upkeep.findings import MAX_FINDINGS, Finding
 from store.upkeep.verify import repair, verify

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from store.api.message_store import MessageStore
-from store.broker.deletion import delete_topic
+from store.api.message_store import MessageStore, delete_topic
 from store.format.layout import PROPERTY_REAL_TOPIC, PROPERTY_RETRY_TOPIC
 from store.format.stored_message import StoredMessage, decode_record
 from store.format.strict_json import encode
@@ -14,9 +13,9 @@ from store.model.errors import RequestRefused
 from store.model.log_protocol import Queue
 from store.remoting.bodies import MessageQueue
 from store.remoting.headers import CreateTopic, Found, QueryMessage, Topic, ViewMessage
-from store.remoting.older import Older
 from store.remoting.request import Answer, Handler, Request, Response, of_json
-from store.remoting.routes import READ_WRITE
+from store.remoting.served_routes import READ_WRITE
+from store.remoting.tiered_store import TieredStore
 
 _MOST_FOUND = 64  # maxMsgsNumBatch
 
@@ -24,7 +23,7 @@ _MOST_FOUND = 64  # maxMsgsNumBatch
 class ServedTopics:
     """Makes topics and deletes them, says what is in them, and finds single messages."""
 
-    def __init__(self, store: MessageStore, broker: str, older: Older) -> None:
+    def __init__(self, store: MessageStore, broker: str, older: TieredStore) -> None:
         self._store = store
         self._broker = broker
         self._older = older

@@ -14,8 +14,8 @@ from store.directory.directory_group import DirectoryGroup
 from store.format.layout import CONSUMER_OFFSETS_FILE, TRANSACTIONS_GROUP
 from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Queue
-from store.remoting.group_offsets import ServedOffsets
 from store.remoting.headers import CommitOffset, GroupQueue, Header, Offset, SearchOffset, Timestamp, TopicQueue
+from store.remoting.served_offsets import ServedOffsets
 from tests.store.remoting.broker import Broker
 
 QUEUE = Queue("orders", 1)

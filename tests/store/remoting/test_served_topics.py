@@ -7,7 +7,16 @@ import pytest
 from store import Message, MessageStore
 from store.format.stored_message import decode_record
 from store.model.codes import RequestCode, ResponseCode
-from store.remoting.headers import CommitOffset, CreateTopic, GroupQueue, Offset, QueryMessage, Sent, Topic, ViewMessage
+from store.remoting.headers import (
+    CommitOffset,
+    CreateTopic,
+    GroupQueue,
+    Offset,
+    QueryMessage,
+    SendAnswer,
+    Topic,
+    ViewMessage,
+)
 from tests.store.remoting.broker import Broker
 
 
@@ -73,7 +82,7 @@ def test_next_message_recreates_a_deleted_topic_at_the_old_end(broker: Broker, s
         assert broker.ask(code, Topic("orders")).code == ResponseCode.SUCCESS
     assert broker.ask(RequestCode.GET_TOPIC_STATS_INFO, Topic("orders")).code == ResponseCode.TOPIC_NOT_EXIST
     assert store.topics() == {}
-    assert Sent.of(broker.send(b"new", default_topic_queue_nums=1).fields).queue_offset == 5
+    assert SendAnswer.of(broker.send(b"new", default_topic_queue_nums=1).fields).queue_offset == 5
     assert store.topics() == {"orders": 1}
     assert [row["body"] for batch in store.to_arrow("orders", ["body"]) for row in batch.to_pylist()] == [b"new"]
     asked = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", "orders", 0, False))

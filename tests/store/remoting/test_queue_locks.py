@@ -13,7 +13,7 @@ from store.remoting.bodies import LockRequest
 from store.remoting.client import Client
 from store.remoting.command import Command
 from store.remoting.connection import Connection
-from store.remoting.locks import Locks
+from store.remoting.queue_locks import Locks
 from store.remoting.request import Request
 from tests.store.remoting.broker import Broker
 from tests.store.remoting.golden import FRAMES
@@ -128,7 +128,7 @@ def test_only_queues_that_are_there_can_be_locked() -> None:
 
 
 def test_so_many_clients_lock_on_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("store.remoting.locks._MAX_CLIENTS", 3)
+    monkeypatch.setattr("store.remoting.queue_locks._MAX_CLIENTS", 3)
     locks, on, other = Locks(lambda: TOPICS), connection(), connection()
     for number in range(3):
         assert lock(locks, on, f"{number}", number) == [number]

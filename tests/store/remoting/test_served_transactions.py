@@ -12,9 +12,9 @@ from store.format.layout import HALF_TOPIC
 from store.model.codes import RequestCode, ResponseCode
 from store.remoting.client import Client
 from store.remoting.command import Command, encode
-from store.remoting.headers import EndTransaction, Sent
+from store.remoting.headers import EndTransaction, SendAnswer
+from store.remoting.served_transactions import Checks
 from store.remoting.serving import serve
-from store.remoting.transactions import Checks
 from tests.store.remoting.broker import Broker
 from tests.waiting import until
 
@@ -22,13 +22,13 @@ COMMIT, ROLL_BACK, UNKNOWN = 8, 12, 0
 HALF = "TRAN_MSG\1true\2PGROUP\1producers\2UNIQ_KEY\1T1\2"
 
 
-def prepared(broker: Broker, **fields: object) -> Sent:
+def prepared(broker: Broker, **fields: object) -> SendAnswer:
     answer = broker.send(b"body", properties=HALF, sys_flag=4, **fields)
     assert answer.code == ResponseCode.SUCCESS
-    return Sent.of(answer.fields)
+    return SendAnswer.of(answer.fields)
 
 
-def end(broker: Broker, sent: Sent, how: int, group: str = "producers", **moved: int) -> Command:
+def end(broker: Broker, sent: SendAnswer, how: int, group: str = "producers", **moved: int) -> Command:
     at, queue_offset = int(sent.msg_id[16:], 16) + moved.get("at", 0), sent.queue_offset + moved.get("queue_offset", 0)
     return broker.ask(RequestCode.END_TRANSACTION, EndTransaction(group, queue_offset, at, how, "T1"))
 
@@ -54,7 +54,7 @@ def test_it_is_ended_once(broker: Broker, store: MessageStore) -> None:
 def test_nothing_else_can_be_ended(broker: Broker, store: MessageStore) -> None:
     """Neither another group's, nor another record, nor what is no record."""
     sent = prepared(broker)
-    plain = Sent.of(broker.send(b"plain").fields)
+    plain = SendAnswer.of(broker.send(b"plain").fields)
     assert "no half message of group" in (end(broker, sent, COMMIT, "others").remark or "")
     assert "no half message of group" in (end(broker, sent, COMMIT, queue_offset=1).remark or "")
     assert "no half message of group" in (end(broker, plain, COMMIT).remark or "")

@@ -33,8 +33,8 @@ from store.model.errors import (
 from store.model.log_protocol import Boundary, Bounds, Queue, QueueRange
 from store.read.filters import EVERYTHING
 from store.remoting.connection import Connection
-from store.remoting.loop import LEAVING, Turns, settle
 from store.remoting.request import Answer, Request, Response
+from store.remoting.threads import LEAVING, Turns, settle
 
 _THREADS = 8
 _SECONDS = 10.0  # after which a client is told to ask again: it gives up itself after 15 or 30
@@ -44,7 +44,7 @@ _logger = logging.getLogger("store.remoting")
 Result = TypeVar("Result")
 
 
-class Reads:
+class ArchiveReads:
     """Connections take turns. Any thread may call."""
 
     def __init__(self, seconds: float = _SECONDS) -> None:
@@ -132,14 +132,14 @@ def _settle(answered: Future[Any], result: object) -> None:
             answered.set_result(result)
 
 
-class Older:
+class TieredStore:
     """A store together with the archive that its settings name now.
 
     The methods of the first part return at once. All others may take long, so they run in reader threads, and raise
     `ArchiveError` and `ObjectsUnavailable`.
     """
 
-    def __init__(self, store: MessageStore, reads: Reads) -> None:
+    def __init__(self, store: MessageStore, reads: ArchiveReads) -> None:
         self._store = store
         self._reads = reads
         self._lock = threading.Lock()

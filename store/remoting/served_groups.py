@@ -15,13 +15,21 @@ from store.model.codes import CommandFlag, Language, RequestCode, ResponseCode
 from store.model.errors import ArchiveError, ObjectsUnavailable, RequestRefused
 from store.model.integers import INT_MAX, integer
 from store.model.log_protocol import Positions, Queue
-from store.remoting.clients import Clients, Consumer, Neighbours, Producer
+from store.remoting.clients import Clients, ConsumerClient, Neighbours, ProducerClient
 from store.remoting.command import Command, parse_json
-from store.remoting.group_offsets import ServedOffsets
-from store.remoting.headers import ConsumeStats, DeleteGroup, Group, GroupSettings, ProducerGroup, ResetOffset, Topic
-from store.remoting.older import Older
+from store.remoting.headers import (
+    ConsumerGroup,
+    ConsumeStats,
+    DeleteGroup,
+    GroupSettings,
+    ProducerGroup,
+    ResetOffset,
+    Topic,
+)
 from store.remoting.request import Answer, Handler, Request, Response, of_json
-from store.remoting.topics import message_queue, queue_table, table_of_queues
+from store.remoting.served_offsets import ServedOffsets
+from store.remoting.served_topics import message_queue, queue_table, table_of_queues
+from store.remoting.tiered_store import TieredStore
 
 _TO_THE_END = -1
 # Those that count here: numbers up to, and those that are true or false.
@@ -41,7 +49,7 @@ class ServedGroups:
         clients: Clients,
         neighbours: Neighbours,
         offsets: ServedOffsets,
-        older: Older,
+        older: TieredStore,
     ) -> None:
         self._store = store
         self._neighbours = neighbours
@@ -134,11 +142,11 @@ class ServedGroups:
         return b'{"offsetTable":%b}' % table_of_queues(rows)
 
 
-class Progress:
+class GroupStats:
     """Puts together what the store, the groups' offsets and the connected clients say."""
 
     def __init__(
-        self, store: MessageStore, broker: str, clients: Clients, offsets: ServedOffsets, older: Older
+        self, store: MessageStore, broker: str, clients: Clients, offsets: ServedOffsets, older: TieredStore
     ) -> None:
         self._store = store
         self._older = older
@@ -219,7 +227,7 @@ class Progress:
         return {"brokerOffset": end, "consumerOffset": offset, "pullOffset": offset, "lastTimestamp": time}
 
     def _connections(self, request: Request) -> Response:
-        group = Group.of(request.command.fields).consumer_group
+        group = ConsumerGroup.of(request.command.fields).consumer_group
         consumers = self._clients.consumers(group)
         if not consumers:
             raise RequestRefused(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{group}] not online")
@@ -242,7 +250,7 @@ class Progress:
         return of_json({"connectionSet": _connection_set(producers)})
 
 
-def _connection_set(clients: Mapping[str, Consumer] | Mapping[str, Producer]) -> list[dict[str, object]]:
+def _connection_set(clients: Mapping[str, ConsumerClient] | Mapping[str, ProducerClient]) -> list[dict[str, object]]:
     return [
         {
             "clientAddr": client.connection.peer,

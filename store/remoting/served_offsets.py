@@ -19,8 +19,8 @@ from store.model.log_protocol import Boundary, Queue
 from store.publish.locks import among_groups
 from store.remoting.clients import Clients
 from store.remoting.headers import CommitOffset, GroupQueue, Offset, SearchOffset, Timestamp, TopicQueue
-from store.remoting.older import Older
 from store.remoting.request import Answer, Handler, Request, Response, of_json
+from store.remoting.tiered_store import TieredStore
 
 PERSIST_SECONDS = 5.0  # flushConsumerOffsetInterval
 _logger = logging.getLogger("store.remoting")
@@ -104,7 +104,7 @@ class ServedOffsets:
 class Offsets:
     """Translates what is asked of queues to the store, of groups to their offsets."""
 
-    def __init__(self, store: MessageStore, clients: Clients, groups: ServedOffsets, older: Older) -> None:
+    def __init__(self, store: MessageStore, clients: Clients, groups: ServedOffsets, older: TieredStore) -> None:
         self._store = store
         self._clients = clients
         self._groups = groups

@@ -18,7 +18,7 @@ from store.remoting.request import Handler, Request, Response, of_json
 _MAX_CLIENTS = 4096  # that lock on one connection, in one group or several
 
 
-class _Locked(NamedTuple):
+class _ClientClaims(NamedTuple):
     """What a client has, and the connection on which it asked last."""
 
     connection: Connection
@@ -34,7 +34,7 @@ class Locks:
         """topics: to number of queues, as it stands now."""
         self._topics = topics
         self._lock = threading.Lock()
-        self._locked: dict[str, dict[str, _Locked]] = {}  # group, client id
+        self._locked: dict[str, dict[str, _ClientClaims]] = {}  # group, client id
         self._clients: Counter[Connection] = Counter()  # that came on it; counted anew by `forget`
 
     def others(self) -> Mapping[int, Handler]:
@@ -73,7 +73,7 @@ class Locks:
             if own is None and claims:
                 self._admit(request.connection)
             if own is not None or claims:
-                self._locked.setdefault(asked.group, {})[asked.client_id] = _Locked(request.connection, claims)
+                self._locked.setdefault(asked.group, {})[asked.client_id] = _ClientClaims(request.connection, claims)
         return of_json({"lockOKMQSet": [each for queue, each in queues.items() if queue in claims]})
 
     def _admit(self, connection: Connection) -> None:

@@ -15,9 +15,9 @@ from store.model.codes import RequestCode
 from store.remoting.client import Client
 from store.remoting.command import Command
 from store.remoting.connection import Connection
-from store.remoting.loop import LoopThread, Turns
 from store.remoting.request import Request, Response
-from store.remoting.server import Limits, Processors, Server
+from store.remoting.server import Processors, Server, ServerLimits
+from store.remoting.threads import LoopThread, Turns
 from tests.waiting import PATIENCE, until
 
 THREADS = 8
@@ -47,7 +47,7 @@ def test_one_with_many_requests_does_not_stop_the_others() -> None:
     handlers = {RequestCode.HEART_BEAT: lambda request: Response(), RequestCode.QUERY_MESSAGE: wait}
     quick = {RequestCode.GET_BROKER_CONFIG: lambda request: Response()}
     processors = Processors(quick, handlers, lambda connection: None)
-    server = Server(thread, processors, "127.0.0.1:0", Limits(), None, Figures())
+    server = Server(thread, processors, "127.0.0.1:0", ServerLimits(), None, Figures())
     with Client(timeout=60) as many, Client(timeout=60) as one:
 
         def ask(which: int) -> Future[Command]:

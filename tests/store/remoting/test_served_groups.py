@@ -10,7 +10,15 @@ from store import Message, MessageStore
 from store.directory.directory_group import DirectoryGroup
 from store.files.consumer_offsets import ConsumerOffsets
 from store.model.codes import RequestCode, ResponseCode
-from store.remoting.headers import CommitOffset, ConsumeStats, DeleteGroup, Group, GroupQueue, Offset, ResetOffset
+from store.remoting.headers import (
+    CommitOffset,
+    ConsumerGroup,
+    ConsumeStats,
+    DeleteGroup,
+    GroupQueue,
+    Offset,
+    ResetOffset,
+)
 from tests.store.remoting.broker import Broker
 from tests.store.remoting.test_clients import heartbeat
 
@@ -147,9 +155,12 @@ def test_how_far(broker: Broker, store: MessageStore) -> None:
 
 
 def test_who(broker: Broker) -> None:
-    assert broker.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, Group("group")).code == ResponseCode.CONSUMER_NOT_ONLINE
+    assert (
+        broker.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroup("group")).code
+        == ResponseCode.CONSUMER_NOT_ONLINE
+    )
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a", "paid"))
-    content = json.loads(bytes(broker.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, Group("group")).body))
+    content = json.loads(bytes(broker.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerGroup("group")).body))
     ((connection,), table) = content["connectionSet"], content["subscriptionTable"]
     assert (connection["clientId"], connection["language"]) == ("a", "PYTHON")
     assert table["orders"]["subString"] == "paid"
