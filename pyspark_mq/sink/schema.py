@@ -24,8 +24,7 @@ from pyspark.sql.types import (
 )
 
 from pyspark_mq.errors import RowError, SchemaError
-from store.format import compute as pc
-from store.format.arrays import arrow, numbers
+from store.format.arrays import arrow, numbers, pc
 from store.format.columns import COLUMNS
 from store.format.topic_names import TOPICS_OF_NOTES
 

@@ -13,8 +13,7 @@ import pyarrow as pa
 from store.archive.catalog import Catalog
 from store.archive.flat import FlatQueue
 from store.archive.key_index import Items, KeyIndex
-from store.format import compute as pc
-from store.format.arrays import constant, numbers
+from store.format.arrays import constant, numbers, pc
 from store.format.entering import keys_of
 from store.format.hashes import key_hash
 from store.format.layout import ARCHIVE_INDEX_ITEM, LIGHT_PREFIX

@@ -22,8 +22,7 @@ from store.archive.served_records import ServedRecords, named, records_of
 from store.files.config import StoreConfig
 from store.format.columns import check_columns
 from store.format.layout import CQ_ENTRY
-from store.format.stored_message import StoredMessage, inflated
-from store.format.stored_messages import stored_messages
+from store.format.stored_message import StoredMessage, inflated, stored_messages
 from store.index.index import END_OF_TIME
 from store.model.errors import (
     CorruptRecord,

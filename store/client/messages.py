@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from store.files.figures import Floats
-from store.format import compute as pc
-from store.format.arrays import numbers
+from store.format.arrays import numbers, pc
 from store.format.layout import (
     KEY_SEPARATOR,
     PROPERTY_KEYS,

@@ -24,8 +24,7 @@ from store.files.client_progress import PRODUCERS_FOLDER, Reached
 from store.files.consumer_offsets import check_group_name
 from store.files.opened import Descriptor
 from store.files.topics import Topics
-from store.format import compute as pc
-from store.format.arrays import constant
+from store.format.arrays import constant, pc
 from store.format.message import Message
 from store.format.strict_json import decode, encode
 from store.format.topic_names import PRODUCERS_TOPIC

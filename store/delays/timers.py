@@ -18,8 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from store.files.atomic import make_directory, open_file, sync_directory
-from store.format import compute as pc
-from store.format.arrays import Bytes, constant, numbers
+from store.format.arrays import Bytes, constant, numbers, pc
 from store.format.delayed import timer_slots
 from store.format.layout import (
     PROPERTY_DELIVER_AT,

@@ -1,8 +1,8 @@
-"""Arrow arrays of what numpy and Python have, and back, without pandas.
+"""Arrow arrays from numpy arrays and Python values, and back, without pandas.
 
-pyarrow's own ways (`pa.array`, `pa.scalar`, `to_numpy`, and plain values among the arguments of its functions) first
-ask whether it is pandas that they were given, and import it for that wherever it is installed: all else that a process
-needs to start takes less time and memory. So what a writer or a reader goes through makes its arrays here.
+`pa.array`, `pa.scalar`, `to_numpy` and plain values among the arguments of pyarrow's functions import pandas where it
+is installed, to see whether they were given a value of it. That import takes more time and memory than all others of
+a starting process. So writers and readers make their arrays here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+
+class _Compute:
+    """`pyarrow.compute`, loaded at its first use: loading it takes nearly as long as `import store` without it.
+
+    The driver of a query never uses it, nor does a process that puts and gets single messages.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        import pyarrow.compute
+
+        found = getattr(pyarrow.compute, name)
+        setattr(self, name, found)
+        return found
+
+
+pc = _Compute()
 
 
 def arrow(values: npt.NDArray[Any], *, nulls: npt.NDArray[np.bool_] | None = None) -> pa.Array:

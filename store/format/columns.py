@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.format import compute as pc
-from store.format.arrays import Bytes, arrow, constant, numbers, texts
+from store.format.arrays import Bytes, arrow, constant, numbers, pc, texts
 from store.format.entering import are_wrong_codes, stand_in_light_queue
 from store.format.layout import (
     IPV4_BYTES,

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.format import compute as pc
-from store.format.arrays import arrow, constant, numbers, texts
+from store.format.arrays import arrow, constant, numbers, pc, texts
 from store.format.layout import (
     PROPERTY_DELAY,
     PROPERTY_DELIVER_AT,

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.format import compute as pc
-from store.format.arrays import arrow, blobs, constant, flat, lengths, numbers, texts
+from store.format.arrays import arrow, blobs, constant, flat, lengths, numbers, pc, texts
 from store.format.columns import FIRST_MS, LAST_MS
 from store.format.entering import pairs, tags_codes
 from store.format.hashes import body_crcs, key_hashes

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.format import compute as pc
-from store.format.arrays import arrow, constant, numbers, texts
+from store.format.arrays import arrow, constant, numbers, pc, texts
 from store.format.hashes import java_hash
 from store.format.layout import (
     CQ_EXTENSION_BELOW,

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.format import compute as pc
-from store.format.arrays import arrow, constant, cut, flat, lengths, numbers
+from store.format.arrays import arrow, constant, cut, flat, lengths, numbers, pc
 from store.format.layout import (
     BODY_CRC_MASK,
     INDEX_KEY_SEPARATOR,

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.format import compute as pc
-from store.format.arrays import arrow, blobs
+from store.format.arrays import arrow, blobs, pc
 from store.format.layout import SYS_COMPRESSED, SYS_COMPRESSION, SYS_COMPRESSION_MASK
 from store.model.errors import CorruptRecord, MessageTooLarge
 from store.model.log_protocol import Oversized

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.format import compute as pc
-from store.format.arrays import arrow, constant, flat, numbers
+from store.format.arrays import arrow, constant, flat, numbers, pc
 from store.format.columns import are_outside
 from store.format.entering import pairs, without_reserved
 from store.format.layout import KEY_SEPARATOR

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.format import compute as pc
-from store.format.arrays import arrow, constant, cut, flat, numbers, texts
+from store.format.arrays import arrow, constant, cut, flat, numbers, pc, texts
 from store.format.layout import (
     MAX_PROPERTIES_BYTES,
     NAME_VALUE_SEPARATOR,

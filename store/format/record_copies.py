@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.format import compute as pc
-from store.format.arrays import arrow, constant, flat, lengths, numbers
+from store.format.arrays import arrow, constant, flat, lengths, numbers, pc
 from store.format.encoding import RecordTopics, encode_property
 from store.format.entering import tags_codes
 from store.format.hashes import body_crc, key_hashes

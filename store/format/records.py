@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.format import compute as pc
-from store.format.arrays import Bytes, blobs, constant
+from store.format.arrays import Bytes, blobs, constant, pc
 from store.format.hashes import crc_digits, crcs_between, property_crc
 from store.format.layout import (
     CQ_ENTRY,

@@ -1,4 +1,4 @@
-"""One message that you get, from its record (MessageDecoder)."""
+"""Messages that you get: one from its record (MessageDecoder), many from the columns of theirs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from store.format.layout import (
 )
 from store.format.properties import decode_properties
 from store.model.errors import CorruptRecord
+
+if TYPE_CHECKING:
+    from store.format.columns import Block
 
 
 class StoredMessage(NamedTuple):
@@ -143,6 +146,40 @@ def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> St
         stored_crc,
         prepared_transaction_offset,
     )
+
+
+def stored_messages(block: Block) -> list[StoredMessage]:
+    """The messages of a block, in order, as `decode_record` makes them one by one: bodies as they are stored.
+
+    But those of a light queue have its number.
+    """
+
+    def column(name: str) -> list[str]:
+        return block.column(name).to_pylist()  # type: ignore[no-any-return]
+
+    def field(name: str) -> list[int]:
+        return block.field(name).tolist()  # type: ignore[no-any-return]
+
+    columns = (
+        column("topic"),
+        column("queueId"),
+        column("queueOffset"),
+        column("physicalOffset"),
+        column("msgId"),
+        column("body"),
+        map(decode_properties, block.encoded_properties.to_pylist()),
+        field("born_timestamp"),
+        field("store_timestamp"),
+        column("bornHost"),
+        column("storeHost"),
+        field("reconsume_times"),
+        field("flag"),
+        field("sys_flag"),
+        field("body_crc"),
+        field("prepared_transaction_offset"),
+        [""] * len(block),
+    )
+    return list(map(StoredMessage._make, zip(*columns, strict=True)))
 
 
 def adds_up(size: int, read: Callable[[int, int], bytes]) -> bool:

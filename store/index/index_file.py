@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +22,8 @@ import numpy.typing as npt
 from store.files.segment_file import SegmentFile
 from store.format.layout import INDEX_ENTRY, INDEX_HEADER, INDEX_NO_ENTRY, INDEX_SLOT, struct_of
 from store.model.errors import ConfigError, system_errors
-from store.model.searching import first_not
 
-SlotInts = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
 
 _PAGE = mmap.PAGESIZE
 
@@ -47,7 +47,7 @@ class IndexSlots:
         self._values = np.frombuffer(mapped, INDEX_SLOT, slots, INDEX_HEADER.itemsize)
         self._reserved = np.zeros(len(mapped) // _PAGE + 1, np.bool_)
 
-    def reserve(self, slots: SlotInts) -> None:
+    def reserve(self, slots: Ints) -> None:
         """Make sure that `slots` (ascending) can be used; call under the store lock.
 
         Raises `StoreFull`, and `CorruptSegment` where the file was cut short.
@@ -61,18 +61,17 @@ class IndexSlots:
             self._file.write(where, memoryview(self._file.read(where, length)))
         self._reserved[new] = True
 
-    def get(self, slots: SlotInts) -> SlotInts:
+    def get(self, slots: Ints) -> Ints:
         """Numbers of the newest entries of reserved slots, int64, the shape of `slots`."""
         return self._values[slots].astype(np.int64)
 
-    def set(self, slots: SlotInts, numbers: SlotInts) -> None:
+    def set(self, slots: Ints, numbers: Ints) -> None:
         """Name the newest entries of reserved slots; the newest of all last, by which one knows that all are named."""
         last = int(numbers.argmax())
         for part in (slice(last), slice(last + 1, None), slice(last, last + 1)):
             self._values[slots[part]] = numbers[part]
 
 
-Ints = npt.NDArray[np.int64]
 KeyColumn = Sequence[int] | npt.NDArray[np.integer[Any]]
 Entries = npt.NDArray[np.void]  # dtype INDEX_ENTRY
 Header = dict[str, int]  # the fields of INDEX_HEADER
@@ -297,11 +296,11 @@ class IndexFile:
 
     def first_from(self, end_offset: int, limit: int) -> int:
         """Number of the first entry whose record is not before `end_offset`, `limit` without: they ascend."""
-        return first_not(
-            INDEX_NO_ENTRY + 1,
-            limit,
-            lambda number: self.entries(number, number + 1)[0]["physical_offset"] < end_offset,
-        )
+
+        def stands_at(number: int) -> int:
+            return int(self.entries(number, number + 1)[0]["physical_offset"])
+
+        return bisect_left(range(limit), end_offset, INDEX_NO_ENTRY + 1, limit, key=stands_at)
 
 
 def _stable_order(values: Ints) -> Ints:

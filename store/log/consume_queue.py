@@ -6,6 +6,7 @@ all entries before the end count, none after it does. So the end is found by bis
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +18,6 @@ from store.files.segment_file import OpenFiles
 from store.files.segments import Segments
 from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE
 from store.model.errors import CorruptSegment, OffsetLost
-from store.model.searching import first_not
 
 Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
 _NO_ENTRIES = np.empty(0, CQ_ENTRY)
@@ -130,7 +130,11 @@ class ConsumeQueue:
         step = 1
         while self._counts(low + step - 1, confirm_offset):
             low, step = low + step, step * 2
-        end = first_not(low, low + step - 1, lambda index: self._counts(index, confirm_offset))
+
+        def is_behind(index: int) -> bool:
+            return not self._counts(index, confirm_offset)
+
+        end = bisect_left(range(low + step), True, low, low + step - 1, key=is_behind)
         self._must_end(end, confirm_offset, is_first=is_first)
         return start, end
 

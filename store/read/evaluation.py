@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.format import compute as pc
-from store.format.arrays import arrow, constant, numbers, texts
+from store.format.arrays import arrow, constant, numbers, pc, texts
 from store.format.arrays import texts as strings
 from store.model.log_protocol import Bools, Int64s
 from store.read.conditions import (

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from store.format import compute as pc
-from store.format.arrays import arrow, texts
+from store.format.arrays import arrow, pc, texts
 from store.format.hashes import java_hash_code
 from store.model.errors import FilterError
 from store.model.log_protocol import Bools, Int64s, MessageFilter

@@ -15,8 +15,7 @@ from store.files.config import StoreConfig
 from store.format.arrays import Bytes
 from store.format.entering import QueueEntry
 from store.format.layout import CQ_ENTRY, MIN_RECORD_BYTES, SYS_COMPRESSED
-from store.format.stored_message import StoredMessage, decode_record, inflated, must_be_entered
-from store.format.stored_messages import stored_messages
+from store.format.stored_message import StoredMessage, decode_record, inflated, must_be_entered, stored_messages
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
 from store.model.errors import CorruptRecord, MessageTooLarge, OffsetLost

@@ -6,6 +6,7 @@ before it, as in a directory that was a broker's, stays whole. Only queues and i
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby, islice
@@ -16,7 +17,6 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.model.errors import ConfigError, CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.model.log_protocol import QueueRange
-from store.model.searching import first_not
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
 from store.read.fingerprint import fingerprint, place_of
@@ -83,8 +83,8 @@ class Narrowing:
 
         try:
             known = _first_from(queue, wanted, times_from)
-            first = first_not(known, wanted.end, lambda offset: stored(offset) < begin)
-            last = first_not(first, wanted.end, lambda offset: stored(offset) <= end)
+            first = bisect_left(range(wanted.end), begin, known, wanted.end, key=stored)
+            last = bisect_right(range(wanted.end), end, first, wanted.end, key=stored)
             for offset in {known, wanted.end - 1} if known < wanted.end else ():
                 stored(offset)
         except OffsetLost:  # retention was faster, and who reads is to say so
@@ -147,11 +147,11 @@ def _first_from(queue: ConsumeQueue, wanted: QueueRange, physical_offset: int) -
 
     Raises `OffsetLost`.
     """
-    return first_not(
-        wanted.start,
-        wanted.end,
-        lambda offset: queue.entries(offset, offset + 1)["physical_offset"][0] < physical_offset,
-    )
+
+    def stands_at(offset: int) -> int:
+        return int(queue.entries(offset, offset + 1)["physical_offset"][0])
+
+    return bisect_left(range(wanted.end), physical_offset, wanted.start, wanted.end, key=stands_at)
 
 
 def joined(pieces: Iterable[QueueRange]) -> list[QueueRange]:

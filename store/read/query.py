@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
@@ -30,7 +31,6 @@ from store.log.sources import EntryQueue, RecordLog
 from store.model.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet, UnknownQueue
 from store.model.integers import LONG_MAX
 from store.model.log_protocol import Boundary, Int64s
-from store.model.searching import first_not
 from store.publish.log_end import life_begin
 from store.read.fingerprint import fingerprint
 
@@ -194,12 +194,12 @@ def offset_by_time(
 
 
 def _search(log: RecordLog, queue: EntryQueue, minimum: int, maximum: int, timestamp: int, boundary: Boundary) -> int:
-    def is_before(offset: int) -> bool:
-        stored = fingerprint(log, queue, offset).store_timestamp
-        return stored < timestamp or (boundary is Boundary.UPPER and stored == timestamp)
+    def stored(offset: int) -> int:
+        return fingerprint(log, queue, offset).store_timestamp
 
-    found = first_not(minimum, maximum, is_before)
-    return found if boundary is Boundary.LOWER else max(minimum, found - 1)
+    if boundary is Boundary.LOWER:
+        return bisect_left(range(maximum), timestamp, minimum, maximum, key=stored)
+    return max(minimum, bisect_right(range(maximum), timestamp, minimum, maximum, key=stored) - 1)
 
 
 _RESTORE = "run 'pyspark-mq verify', and restore the segment from a copy"

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from store.format import compute as pc
-from store.format.arrays import arrow, constant
+from store.format.arrays import arrow, constant, pc
 from store.format.layout import PROPERTY_TAGS
 from store.model.log_protocol import Bools, Int64s
 from store.read.conditions import (

@@ -11,8 +11,7 @@ import pyarrow as pa
 from msgspec import Meta, Struct, field
 
 from store.api.group_protocol import Subscription
-from store.format import compute as pc
-from store.format.arrays import constant, lengths
+from store.format.arrays import constant, lengths, pc
 from store.format.records import rows_as_binary
 from store.format.strict_json import Int, Long
 from store.model.errors import BadFrame

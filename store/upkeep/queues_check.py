@@ -7,6 +7,7 @@ each queue.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -20,7 +21,6 @@ from store.log.consume_queue import ConsumeQueue, Entries
 from store.log.consume_queues import ConsumeQueues, Ends, QueueName
 from store.log.dispatch import LogChunk, all_entries, with_delivery_times
 from store.model.errors import CorruptSegment, CorruptStore, OffsetLost
-from store.model.searching import first_not
 from store.publish.log_end import life_begin
 from store.publish.watch import POLL_SECONDS
 from store.upkeep.findings import COPY, REPAIR, Report, misplaced, place_of
@@ -248,7 +248,7 @@ class QueuesCheck:
             return int(queue.entries(offset, offset + 1)[0]["physical_offset"])
 
         try:
-            found = first_not(first, max_offset, lambda offset: physical_offset(offset) <= at)
+            found = bisect_right(range(max_offset), at, first, max_offset, key=physical_offset)
             return physical_offset(found) if found < max_offset else end
         except OffsetLost:  # one of its files is missing
             return end
