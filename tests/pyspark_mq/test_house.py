@@ -12,14 +12,14 @@ import pyspark_mq
 
 ROOT = Path(pyspark_mq.__file__).parent
 FLOORS = (
-    ("errors", "neighbours", "worker"),
-    ("offsets", "stats", "flights", "java"),
-    ("options", "progress", "metrics", "demo", "spark_session"),
-    ("source", "sink"),
-    ("datasource",),
-    ("plans", "browsing"),
-    ("__init__", "doctor"),
-    ("cli",),
+    ("errors", "requirements"),
+    ("offsets", "flights", "spark_session"),
+    ("options", "stats"),
+    ("planning", "sink"),
+    ("source",),
+    ("datasource", "browsing"),
+    ("__init__",),
+    ("cli", "console"),
     ("__main__",),
 )
 
