@@ -31,8 +31,8 @@ from benchmarks.bench import QUEUES, TOPIC, filled, show
 from benchmarks.processes import _usage
 from benchmarks.stamping_sink import StampingSink
 from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.reading import default_schema
 from pyspark_mq.source.realtime_reader import RealTimeStreamReader
-from pyspark_mq.source.schema import default_schema
 from store import Message, MessageStore, TagFilter
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
 

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.bench import TOPIC, show
 from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.reading import default_schema
 from pyspark_mq.source.realtime_reader import RealTimeStreamReader
-from pyspark_mq.source.schema import default_schema
 from store import Message, MessageStore
 
 

@@ -17,7 +17,7 @@ import argparse
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pyspark_mq.options.addresses import address_of
+from pyspark_mq.options.log_address import address_of
 
 TOPIC, QUEUES = "orders", 4
 

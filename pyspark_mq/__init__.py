@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark_mq.datasource import DefaultSource as DefaultSource
-    from pyspark_mq.plans import explain as explain
+    from pyspark_mq.source.explain import explain as explain
     from pyspark_mq.spark_session import session as session
 
     __version__: str
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
         return version("pyspark-mq")
     if name == "explain":
-        from pyspark_mq.plans import explain
+        from pyspark_mq.source.explain import explain
 
         return explain
     if name == "session":

@@ -3,7 +3,7 @@
 import signal
 import sys
 
-from pyspark_mq.neighbours import require_own_store
+from pyspark_mq.requirements import require_own_store
 
 
 def main() -> None:

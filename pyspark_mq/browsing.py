@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from pyspark_mq.options.subscription import did_you_mean
-from pyspark_mq.source.queues import strangers
+from pyspark_mq.planning.queues import replaced_queues
 from store import InvalidArgument, OffsetNotYet, UnknownQueue, UnknownTopic
 from store.model.log_protocol import (
     Boundary,
@@ -37,14 +37,14 @@ FORMS = "earliest, latest, an offset (17), an age (10m, 2h, 3d) or a time (2013-
 
 
 @dataclass(frozen=True)
-class Moment:
+class PointInTime:
     """The first message stored at a time or after. milliseconds: since 1970."""
 
     milliseconds: int
 
 
 End = Literal["earliest", "latest"]
-Place = End | int | Moment
+Place = End | int | PointInTime
 ENDS: tuple[End, ...] = ("earliest", "latest")
 
 
@@ -54,9 +54,9 @@ def place_of(text: str) -> Place:
         if text == word:
             return word
     if _AGE.fullmatch(text):
-        return Moment(round((time.time() - seconds_of(text)) * 1000))
+        return PointInTime(round((time.time() - seconds_of(text)) * 1000))
     try:
-        return int(text) if text.isascii() and text.isdecimal() else Moment(milliseconds(text))
+        return int(text) if text.isascii() and text.isdecimal() else PointInTime(milliseconds(text))
     except ValueError as error:
         raise InvalidArgument(f"{text!r} is none of: {FORMS}") from error
 
@@ -100,7 +100,7 @@ def offsets_at(log: Log, bounds: Mapping[Queue, Bounds], place: Place) -> Positi
     """
     if isinstance(place, int):
         return dict.fromkeys(bounds, place)
-    if isinstance(place, Moment):
+    if isinstance(place, PointInTime):
         found = log.offsets_by_time(bounds, place.milliseconds, Boundary.LOWER)
         _must_be_there(bounds, found)
         return found
@@ -166,7 +166,7 @@ def follow(
     """
     while True:
         bounds = bounds_of(log, topic, queue)
-        others = strangers(log, begin, last)
+        others = replaced_queues(log, begin, last)
         starts = {
             each: has.min_offset if each in others else begin.get(each, has.min_offset) for each, has in bounds.items()
         }

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from pyspark_mq.neighbours import require_own_store, require_pyspark
-from pyspark_mq.worker import spare_what_is_loaded
+from pyspark_mq.requirements import require_own_store, require_pyspark
+from pyspark_mq.source.worker import spare_what_is_loaded
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -63,12 +63,12 @@ class DefaultSource(DataSource):
         require_pyspark()
         require_own_store()
         from pyspark_mq.options.sink import is_for_writing
-        from pyspark_mq.sink.schema import sink_schema
-        from pyspark_mq.source.schema import default_schema
+        from pyspark_mq.sink.written_columns import sink_schema
+        from pyspark_mq.source.reading import default_schema
 
         if is_for_writing(self.options):
             return sink_schema(with_topic=self.write_options().topic is None)
-        from pyspark_mq.source.queues import look_early
+        from pyspark_mq.planning.queues import look_early
 
         options = self.source_options()
         look_early(options)
@@ -76,8 +76,8 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> MqBatchReader:
         options = self.source_options()
+        from pyspark_mq.planning.pushdown import pushdown_is_on
         from pyspark_mq.source.batch_reader import FilteringBatchReader, MqBatchReader
-        from pyspark_mq.source.pushdown import pushdown_is_on
 
         spare_what_is_loaded()  # here this object came out of a pickle, without __init__
         pushes = options.push_down_predicate and pushdown_is_on()

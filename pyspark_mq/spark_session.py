@@ -35,7 +35,7 @@ def session(
     from pyspark.sql import SparkSession
 
     from pyspark_mq.errors import SessionExists
-    from pyspark_mq.java import require_java
+    from pyspark_mq.requirements import require_java
 
     if SparkSession.getActiveSession() is not None:
         raise SessionExists(

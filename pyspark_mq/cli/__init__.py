@@ -14,7 +14,7 @@ from pyspark_mq.cli.commands import Commands
 _MODULES = {
     "archive": "archive",
     "clean": "upkeep",
-    "completion": "completion",
+    "completion": "arguments",
     "demo": "demo",
     "doctor": "doctor",
     "export": "export",

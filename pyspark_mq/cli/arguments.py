@@ -5,6 +5,8 @@
 switches completion on, in `~/.bashrc` for good.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,9 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
 
-from pyspark_mq.browsing import ENDS, Moment, Place, place_of, seconds_of
+from pyspark_mq.browsing import ENDS, Place, PointInTime, place_of, seconds_of
 from store import FilterError, InvalidArgument, ObjectsUnavailable, StoreError, message_filter
 from store.archive.place import is_archive
 from store.cluster.address import SCHEME, ClusterAddress, Credentials
@@ -62,9 +64,9 @@ def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> i
     """Read a time or an age as ms since 1970, as an option's callback."""
     with _bad_parameter():
         found = None if value is None else place_of(value)
-    if value is not None and not isinstance(found, Moment):
+    if value is not None and not isinstance(found, PointInTime):
         raise click.BadParameter(f"{value!r} is neither an age (10m, 2h, 3d) nor a time (2013-01-31T06:00)")
-    return found.milliseconds if isinstance(found, Moment) else None
+    return found.milliseconds if isinstance(found, PointInTime) else None
 
 
 def age(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
@@ -155,3 +157,22 @@ def filter_of(tags: str | None, sql: str | None) -> MessageFilter:
         return message_filter(tags) if sql is None else message_filter(sql, "SQL92")
     except FilterError as error:  # of SQL it shows in two more lines where that is
         raise click.UsageError(f"{'--tags' if sql is None else '--sql'}: {str(error).splitlines()[0]}") from error
+
+
+PROGRAM = "pyspark-mq"
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(ctx: click.Context, shell: str) -> None:
+    """Print what makes SHELL complete words of commands.
+
+    It completes commands, options, stores, topics and groups. For bash: eval "$(pyspark-mq completion bash)", in
+    ~/.bashrc for good; zsh likewise in ~/.zshrc. For fish: pyspark-mq completion fish >
+    ~/.config/fish/completions/pyspark-mq.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    variable = f"_{PROGRAM}_COMPLETE".replace("-", "_").upper()
+    click.echo(kind(ctx.find_root().command, {}, PROGRAM, variable).source())

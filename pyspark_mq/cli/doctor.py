@@ -1,10 +1,119 @@
-"""`pyspark-mq doctor`."""
+"""`pyspark-mq doctor`: check the Python, Java and PySpark that `format("mq")` needs, the Python of Spark, a store."""
 
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import NamedTuple
 
 import click
 
-from pyspark_mq.doctor import checks
+from pyspark_mq.errors import JavaMissing
+from pyspark_mq.requirements import require_java, require_own_store, require_pyspark
+
+_TIMEOUT_SECONDS = 60.0
+_OLDEST_PYTHON = (3, 11)
+# What Spark runs to find sources: it lists the folders of sys.path, so an editable install by import hook stays unseen.
+_FIND_SOURCE = """
+import pkgutil, sys
+found = any(module.name == "pyspark_mq" for module in pkgutil.iter_modules())
+if found:
+    import pyspark, pyspark_mq
+    assert hasattr(pyspark_mq, "DefaultSource"), "its DefaultSource cannot be imported"
+    print(pyspark.__version__, pyspark_mq.__version__)
+sys.exit(0 if found else 3)
+"""
+_NOT_LISTED = 3
+_INSTALL = "install it there (pip install pyspark-mq), or set PYSPARK_PYTHON to the Python of your virtual environment"
+
+
+class Check(NamedTuple):
+    """One line of the answer. remedy: what to do; empty if nothing is wrong."""
+
+    what: str
+    found: str
+    remedy: str = ""
+
+
+def checks(directory: str | None) -> Iterator[Check]:
+    """Look at one thing after the other, without starting Spark. directory: a store to look at, too."""
+    yield _python()
+    yield _own_packages()
+    yield _java()
+    for variable in _python_variables():
+        yield _spark_python(*variable)
+    if directory is not None:
+        yield _store(directory)
+
+
+def _python() -> Check:
+    found = f"{platform.python_version()} at {sys.executable}"
+    too_old = sys.version_info < _OLDEST_PYTHON
+    return Check("Python", found, f"install Python {'.'.join(map(str, _OLDEST_PYTHON))} or later" if too_old else "")
+
+
+def _own_packages() -> Check:
+    try:
+        require_own_store()
+        require_pyspark()
+        from pyspark import __version__ as pyspark_version
+    except ImportError as error:
+        return Check("Packages", "incomplete", str(error))
+    return Check("Packages", f"pyspark-mq {version('pyspark-mq')}, PySpark {pyspark_version}")
+
+
+def _java() -> Check:
+    try:
+        return Check("Java", str(require_java()))
+    except JavaMissing as error:
+        return Check("Java", "none that Spark can run on", str(error))
+
+
+def _python_variables() -> Iterator[tuple[str, str]]:
+    """What chooses the Python of Spark's driver and of its workers, and the command that it names."""
+    workers = os.environ.get("PYSPARK_PYTHON")
+    if driver := os.environ.get("PYSPARK_DRIVER_PYTHON"):
+        yield "PYSPARK_DRIVER_PYTHON", driver
+    yield ("PYSPARK_PYTHON", workers) if workers else ("the first python3 on PATH", "python3")
+
+
+def _spark_python(chosen_by: str, command: str) -> Check:
+    what = f"Spark's Python ({chosen_by})"
+    path = shutil.which(command)
+    if path is None:
+        return Check(what, command, f"{command} is not there or not executable; {_INSTALL}")
+    try:
+        done = subprocess.run([path, "-c", _FIND_SOURCE], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check(what, path, f"it does not run Python code ({error}); set {chosen_by} to a Python")
+    if done.returncode == _NOT_LISTED:
+        return Check(what, f"{path} has no pyspark-mq", _INSTALL)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        return Check(what, f"{path} cannot import pyspark-mq", f"{reason}; {_INSTALL}")
+    pyspark, own = done.stdout.split()
+    return Check(what, f"{path} has pyspark-mq {own}, PySpark {pyspark}")
+
+
+def _store(directory: str) -> Check:
+    what = f"Store {directory}"
+    try:
+        from store import MessageStore, StoreError
+
+        with MessageStore.open(directory, read_only=True) as store:
+            topics = len(store.topics())
+    except ImportError as error:
+        return Check(what, "not looked at", str(error))
+    except StoreError as error:
+        return Check(what, "cannot be read", str(error))
+    free = shutil.disk_usage(directory).free
+    writable = "writable" if os.access(directory, os.W_OK) else "not writable for this user"
+    return Check(what, f"{topics} topics, {writable}, {free / 2**30:,.1f} GiB free")
 
 
 @click.command()

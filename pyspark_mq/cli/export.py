@@ -61,7 +61,7 @@ WRITERS: dict[str, Callable[[Batches, BinaryIO, pa.Schema], None]] = {
 }
 
 
-class Progress:
+class ExportedBatches:
     """Batches on their way into a file, with a bar. rows: how many went."""
 
     def __init__(self, batches: Batches, total: int | None) -> None:
@@ -160,7 +160,7 @@ def export(
         spec = ReadSpec(names, wanted)
         scans = [log.scan(each, spec) for each in parts]
         total = None if wanted.columns else sum(each.length for each in parts)
-        batches = Progress(chain.from_iterable(scans), total)
+        batches = ExportedBatches(chain.from_iterable(scans), total)
         with file(output, target, force=force) as out:
             WRITERS[kind](batches, out, pa.schema([(name, COLUMNS[name]) for name in names]))
     if output != STANDARD_OUTPUT:

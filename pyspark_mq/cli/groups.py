@@ -11,8 +11,8 @@ from pyspark_mq.browsing import FORMS, Place, bounds_of, offsets_at
 from pyspark_mq.cli.arguments import GROUP, QUEUE, STORE, STORE_OR_CLUSTER, TOPIC, log_at, place, words
 from pyspark_mq.cli.arguments import topics as complete_topics
 from pyspark_mq.cli.commands import YES, must_confirm
-from pyspark_mq.cli.tables import Cells, aligned, number
-from pyspark_mq.stats.lag import Lag, lags
+from pyspark_mq.cli.terminal import Cells, aligned, number
+from pyspark_mq.stats.measures import GroupLag, group_lags
 from store.api.group_protocol import MemberInfo, MessageModel
 from store.directory.directory_group import DirectoryGroup
 from store.directory.directory_log import DirectoryAddress, address_at
@@ -34,7 +34,9 @@ def list_groups(store: str, as_json: bool) -> None:
     directory; or a cluster, by its name servers: rocketmq://10.0.0.1:9876;10.0.0.2:9876.
     """
     with log_at(store).open() as log:
-        found = [(*key, total(list(part))) for key, part in groupby(lags(log), key=attrgetter("group", "queue.topic"))]
+        found = [
+            (*key, total(list(part))) for key, part in groupby(group_lags(log), key=attrgetter("group", "queue.topic"))
+        ]
         idle = log.groups().keys() - {group for group, _, _ in found}
     lines: list[tuple[str, str | None, int | None]] = sorted([*found, *((group, None, None) for group in idle)])
     if as_json:
@@ -60,7 +62,7 @@ def show(store: str, group: str, topic: str | None, as_json: bool) -> None:
     with address.open() as log:
         if topic is not None and topic not in log.topics():
             raise click.ClickException(f"{address}: no topic {topic!r}")
-        found = list(lags(log, group, topic))
+        found = list(group_lags(log, group, topic))
         if not found:
             raise click.ClickException(no_offsets(address, log, group, topic))
     owners = owners_of(address.group(group).members()) if isinstance(address, DirectoryAddress) else {}
@@ -163,7 +165,7 @@ def delete(store: str, group: str, yes: bool) -> None:
     click.echo(f"deleted {group}")
 
 
-def total(found: list[Lag]) -> int:
+def total(found: list[GroupLag]) -> int:
     """Return how many messages the group has not read, in all queues."""
     return sum(each.messages for each in found)
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from pyspark_mq.browsing import Moment, Row, bounds_of, milliseconds, offsets_at
+from pyspark_mq.browsing import PointInTime, Row, bounds_of, milliseconds, offsets_at
 from pyspark_mq.cli.arguments import LOG, TOPIC, cluster_at, log_at
 from pyspark_mq.cli.json_lines import BODIES, JSON
 from store import MessageStore, StoredMessage, UnknownTopic
@@ -54,7 +54,7 @@ def query(
         raise click.UsageError("give one of --key, --id and --time")
     if timestamp is not None:
         with log_at(store).open() as log:
-            offsets = offsets_at(log, bounds_of(log, topic, queue), Moment(timestamp))
+            offsets = offsets_at(log, bounds_of(log, topic, queue), PointInTime(timestamp))
         for each, offset in offsets.items():
             line = {"queueId": each.name if each.broker else each.queue_id, "queueOffset": offset}
             click.echo(json.dumps(line) if as_json else f"queue {each.name}: offset {offset}")

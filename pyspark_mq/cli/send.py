@@ -23,7 +23,7 @@ from store.model.integers import INT_MAX
 CHUNK_BYTES = 1 << 20
 
 
-class Sent:
+class SendProgress:
     """How far a command has come. lines: that were taken, each is a message."""
 
     def __init__(self, topic: str) -> None:
@@ -119,7 +119,7 @@ def send(
     constants = {name: value for name, value in constants.items() if value is not None}
     lines = file or cast(BufferedReader, sys.stdin.buffer)
     batches = iter([[os.fsencode(body) for body in bodies]]) if bodies else line_batches(lines)
-    sent = Sent(topic)
+    sent = SendProgress(topic)
 
     def table(batch: list[bytes]) -> pa.Table:
         if as_json:

@@ -10,10 +10,21 @@ import click
 
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible, sleep_until_interrupted
-from pyspark_mq.cli.tables import Cells, aligned, number
-from pyspark_mq.stats.lag import Lag, lags
-from pyspark_mq.stats.latencies import Clients, clients, held, latencies, refused
-from pyspark_mq.stats.measures import Extent, LogFiles, deliverer, extents, log_files
+from pyspark_mq.cli.terminal import Cells, aligned, number
+from pyspark_mq.stats.measures import (
+    Clients,
+    Extent,
+    GroupLag,
+    LogFiles,
+    clients,
+    deliverer,
+    extents,
+    group_lags,
+    held,
+    latencies,
+    log_files,
+    refused,
+)
 from store import MessageStore
 from store.directory.directory_log import DirectoryLog
 from store.files.figures import HELD
@@ -21,7 +32,7 @@ from store.model.log_protocol import Queue
 from store.publish.locks import Holder
 
 Extents = dict[tuple[str, int], Extent]
-Lags = dict[tuple[str, Queue], Lag]  # by group and queue
+Lags = dict[tuple[str, Queue], GroupLag]  # by group and queue
 
 
 class Look(NamedTuple):
@@ -77,7 +88,7 @@ def serve(store: str, address: str, port: int) -> None:
     try:
         from prometheus_client import CollectorRegistry, start_http_server
 
-        from pyspark_mq.metrics import StoreCollector
+        from pyspark_mq.stats.metrics import StoreCollector
     except ImportError as error:
         raise click.ClickException(f"{error}; pip install 'pyspark-mq[prometheus]'") from error
     with interruptible(lambda: f"no more metrics of {store}"), MessageStore.open(store, read_only=True) as opened:
@@ -94,7 +105,7 @@ def serve(store: str, address: str, port: int) -> None:
 
 def look(store: MessageStore, before: Look | None) -> Look:
     """A store as it stands; of queues that were seen before only the change is read."""
-    groups = {(each.group, each.queue): each for each in lags(DirectoryLog(store))}
+    groups = {(each.group, each.queue): each for each in group_lags(DirectoryLog(store))}
     queues = extents(store, before.queues if before else {})
     return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)), deliverer(store))
 
@@ -107,7 +118,7 @@ def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
     return max(0, queue.end - earlier.end) / (now.at - before.at)
 
 
-def rate_out(before: Look | None, now: Look, lag: Lag) -> float | None:
+def rate_out(before: Look | None, now: Look, lag: GroupLag) -> float | None:
     """Messages a second that a group got through; None where it had no offset."""
     earlier = None if before is None else before.groups.get((lag.group, lag.queue))
     if before is None or earlier is None or earlier.offset is None or lag.offset is None:

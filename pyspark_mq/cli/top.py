@@ -12,9 +12,8 @@ import click
 
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
-from pyspark_mq.cli.tables import number
-from pyspark_mq.stats.lag import lags
-from pyspark_mq.stats.measures import Extent, LogFiles, extents, log_files
+from pyspark_mq.cli.terminal import number
+from pyspark_mq.stats.measures import Extent, LogFiles, extents, group_lags, log_files
 from store import MessageStore
 from store.directory.directory_log import DirectoryLog
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Column
 
 
-class Look(NamedTuple):
+class StoreLook(NamedTuple):
     """A store at one moment. at: `time.monotonic()`. lags: messages, by group and topic."""
 
     at: float
@@ -72,15 +71,15 @@ def top(store: str, interval: float, looks: int | None) -> None:
                 before, now = now, look(opened, now)
 
 
-def look(store: MessageStore, before: Look | None) -> Look:
+def look(store: MessageStore, before: StoreLook | None) -> StoreLook:
     """A store as it stands; of queues that were seen before only the change is read."""
     behind: Counter[tuple[str, str]] = Counter()
-    for each in lags(DirectoryLog(store)):
+    for each in group_lags(DirectoryLog(store)):
         behind[each.group, each.queue.topic] += each.messages
-    return Look(time.monotonic(), extents(store, before.queues if before else {}), log_files(store), behind)
+    return StoreLook(time.monotonic(), extents(store, before.queues if before else {}), log_files(store), behind)
 
 
-def topic_lines(before: Look | None, now: Look) -> list[TopicLine]:
+def topic_lines(before: StoreLook | None, now: StoreLook) -> list[TopicLine]:
     """A line for each topic, the busiest first."""
     lines = []
     for topic in dict.fromkeys(topic for topic, _ in now.queues):
@@ -96,7 +95,7 @@ def topic_lines(before: Look | None, now: Look) -> list[TopicLine]:
     return sorted(lines, key=lambda line: -(line.rate or 0))
 
 
-def screen(store: str, before: Look | None, now: Look) -> Group:
+def screen(store: str, before: StoreLook | None, now: StoreLook) -> Group:
     """What one look shows."""
     from rich.console import Group
     from rich.table import Table
@@ -122,7 +121,7 @@ def _right(name: str) -> Column:
     return Column(name, justify="right")
 
 
-def _read_rate(before: Look | None, now: Look, group: str, topic: str) -> float | None:
+def _read_rate(before: StoreLook | None, now: StoreLook, group: str, topic: str) -> float | None:
     """Messages a second that a group got through: what came, and what its lag fell by."""
     if before is None or (group, topic) not in before.lags:
         return None

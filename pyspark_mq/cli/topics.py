@@ -8,9 +8,8 @@ from pyspark_mq.browsing import bounds_of
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.arguments import topics as complete_topics
 from pyspark_mq.cli.commands import YES, must_confirm
-from pyspark_mq.cli.tables import Cells, aligned, number
-from pyspark_mq.stats.lag import lags
-from pyspark_mq.stats.measures import extent
+from pyspark_mq.cli.terminal import Cells, aligned, number
+from pyspark_mq.stats.measures import extent, group_lags
 from store import InvalidTopic, MessageStore
 from store.api.message_store import delete_topic
 from store.directory.directory_log import DirectoryAddress, DirectoryLog
@@ -84,7 +83,7 @@ def describe(store: str, name: str) -> None:
             rows.append((str(each.queue), *numbers, *(times if each.messages else "--")))
         click.echo(aligned(rows))
         behind: dict[str, int] = {}
-        for lag in lags(log, topic=name):
+        for lag in group_lags(log, topic=name):
             behind[lag.group] = behind.get(lag.group, 0) + lag.messages
         for group, messages in behind.items():
             click.echo(f"group {group}: {messages:,} messages behind")

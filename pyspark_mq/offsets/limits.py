@@ -15,10 +15,30 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal, Protocol
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.offsets.durations import milliseconds_of
 from pyspark_mq.offsets.positions import positions_from_json
 from store.format.strict_json import decode_unique
 from store.model.log_protocol import Boundary, Bounds, Log, Positions, Queue
+
+_LENGTH = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([a-z]+)", re.IGNORECASE)
+_UNITS_MS = {
+    name: milliseconds
+    for names, milliseconds in (
+        ("ms millisecond milliseconds", 1),
+        ("s second seconds", 1000),
+        ("m min minute minutes", 60_000),
+        ("h hour hours", 3_600_000),
+        ("d day days", 86_400_000),
+    )
+    for name in names.split()
+}
+
+
+def milliseconds_of(text: str) -> float | None:
+    """None for what is no length of time."""
+    length = _LENGTH.fullmatch(text.strip())
+    unit = _UNITS_MS.get(length[2].lower()) if length else None
+    return None if length is None or unit is None else float(length[1]) * unit
+
 
 LATEST = -1
 EARLIEST = -2
@@ -40,7 +60,7 @@ class Limit(Protocol):
 
 
 @dataclass(frozen=True)
-class Named:
+class EarliestOrLatest:
     """EARLIEST or LATEST, in every queue."""
 
     offset: int
@@ -105,7 +125,7 @@ class TimesByQueue:
 
 
 @dataclass(frozen=True)
-class GroupOffsets:
+class GroupPosition:
     """Where a consumer group stands; its first message in a queue where the group has not committed yet."""
 
     group: str
@@ -128,13 +148,13 @@ def parse_offsets(option: str, text: str, group: str | None = None) -> Limit:
     """
     word = text.strip().lower()
     if word in ("earliest", "latest"):
-        return Named(EARLIEST if word == "earliest" else LATEST)
+        return EarliestOrLatest(EARLIEST if word == "earliest" else LATEST)
     if word == "group":
         if group is None:
             raise OptionError(f"{option}=group: whose? Give the option consumerGroup")
-        return GroupOffsets(group)
+        return GroupPosition(group)
     if last := _LAST_MESSAGES.fullmatch(word):
-        return LastMessages(int(last[1])) if int(last[1]) else Named(LATEST)
+        return LastMessages(int(last[1])) if int(last[1]) else EarliestOrLatest(LATEST)
     expected = (
         f"{option} takes earliest, latest, group, -1000 for the last 1,000 messages of each queue, or JSON such as "
         '{"orders": {"0": 23, "1": -1}} (-2 earliest, -1 latest)'
@@ -196,7 +216,7 @@ def end_of(given: Mapping[str, str]) -> Limit | None:
 
 def says(limit: Limit, offset: int) -> str | None:
     """Whether a limit is EARLIEST or LATEST, which `offset` is: "" if it is, the queue if it is in one; else None."""
-    if isinstance(limit, Named):
+    if isinstance(limit, EarliestOrLatest):
         return "" if limit.offset == offset else None
     by_queue = limit.offsets if isinstance(limit, OffsetsByQueue) else {}
     return next((f" for {queue}" for queue, named in by_queue.items() if named == offset), None)

@@ -106,7 +106,7 @@ def loss_in(wanted: QueueRange, there: Bounds | None, is_another: bool) -> Loss 
     return None
 
 
-def lose(fail: bool, loss: Loss, option: str = "") -> None:
+def report_loss(fail: bool, loss: Loss, option: str = "") -> None:
     """The one place that decides what lost messages mean.
 
     fail: the option `failOnDataLoss`. option: which one counts on them, if it is not the checkpoint. Raises
@@ -122,7 +122,7 @@ def lose(fail: bool, loss: Loss, option: str = "") -> None:
 
 
 def not_there_yet(fail: bool, error: MqSourceError) -> None:
-    """As `lose`, for what may still come: raises `error` when `fail`, otherwise warns."""
+    """As `report_loss`, for what may still come: raises `error` when `fail`, otherwise warns."""
     if fail:
         raise error
     _log.warning("Going on because failOnDataLoss is false: %s", error)

@@ -8,8 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.options.addresses import address_of
-from pyspark_mq.options.cluster import CLUSTER_NAMES, ONCE_ON_A_CLUSTER
+from pyspark_mq.options.log_address import CLUSTER_NAMES, ONCE_ON_A_CLUSTER, address_of
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, known_options, names_of
 from pyspark_mq.options.values import group, one_of, shared_path
 from store.archive.log import ArchiveAddress

@@ -9,10 +9,9 @@ from enum import Enum
 from typing import cast, get_args
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.offsets.limits import EARLIEST, LATEST, Limit, Named, end_of, says, start_of
-from pyspark_mq.options.addresses import address_of
-from pyspark_mq.options.cluster import CLUSTER_NAMES
-from pyspark_mq.options.subscription import Subscription
+from pyspark_mq.offsets.limits import EARLIEST, LATEST, EarliestOrLatest, Limit, end_of, says, start_of
+from pyspark_mq.options.log_address import CLUSTER_NAMES, address_of
+from pyspark_mq.options.subscription import SubscribedQueues
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, Given, known_options, names_of
 from pyspark_mq.options.values import boolean, byte_size, duration, group, milliseconds, one_of, positive, shared_path
 from store import FilterError, message_filter
@@ -46,7 +45,7 @@ class SourceOptions:
     """
 
     address: LogAddress
-    subscription: Subscription
+    subscription: SubscribedQueues
     start: Limit | None
     end: Limit | None
     consumer_group: str | None
@@ -83,7 +82,9 @@ class SourceOptions:
             )
         return cls(
             address=address_of(given),
-            subscription=Subscription.parse(given.get("subscribe"), given.get("subscribePattern"), given.get("assign")),
+            subscription=SubscribedQueues.parse(
+                given.get("subscribe"), given.get("subscribePattern"), given.get("assign")
+            ),
             start=start_of(given),
             end=end_of(given),
             consumer_group=given.if_given("consumerGroup", group),
@@ -129,7 +130,7 @@ class SourceOptions:
             raise OptionError(
                 f"minOffsetsPerTrigger ({least}) is above maxOffsetsPerTrigger ({most}); no batch is both"
             )
-        return self.start or Named(LATEST)
+        return self.start or EarliestOrLatest(LATEST)
 
     def ledger_directory(self) -> str:
         """Where real-time batches note what they read: beside the log, if nothing else is said.
@@ -162,7 +163,7 @@ class SourceOptions:
 
     def batch_limits(self) -> tuple[Limit, Limit]:
         """Where a batch query starts and ends. Raises `OptionError` for an option of streaming queries."""
-        start, end = self.start or Named(EARLIEST), self.end or Named(LATEST)
+        start, end = self.start or EarliestOrLatest(EARLIEST), self.end or EarliestOrLatest(LATEST)
         _refuse("startingOffsets", start, LATEST, "latest (-1): a batch query would read nothing")
         _refuse("endingOffsets", end, EARLIEST, "earliest (-2): a batch query would read nothing")
         limits = {

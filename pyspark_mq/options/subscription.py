@@ -24,7 +24,7 @@ _CREATE = (
 
 
 @dataclass(frozen=True)
-class Subscription:
+class SubscribedQueues:
     """Exactly one of the three is not None."""
 
     topics: tuple[str, ...] | None = None
@@ -32,7 +32,7 @@ class Subscription:
     assigned: tuple[Queue, ...] | None = None
 
     @classmethod
-    def parse(cls, subscribe: str | None, pattern: str | None, assign: str | None) -> Subscription:
+    def parse(cls, subscribe: str | None, pattern: str | None, assign: str | None) -> SubscribedQueues:
         """From the three option strings; raises `OptionError` unless exactly one is given and well formed."""
         given = {"subscribe": subscribe, "subscribePattern": pattern, "assign": assign}
         names = [name for name, value in given.items() if value is not None]

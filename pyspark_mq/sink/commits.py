@@ -24,12 +24,14 @@ topic; and is of another run of the query.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +43,7 @@ from store.files.opened import Descriptor
 from store.format.arrays import arrow, constant, pc, texts
 from store.format.strict_json import Long, decode, encode
 from store.format.topic_names import COMMITS_TOPIC
-from store.model.errors import CorruptStore
+from store.model.errors import CorruptStore, StoreUnavailable
 from store.model.log_protocol import Bounds, Fingerprint, LogWriter, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 
@@ -294,3 +296,24 @@ class Commits:
 def _counted(rows: Mapping[str, int]) -> str:
     shown = [f"{count:,} rows for {topic}" for topic, count in sorted(rows.items())] or ["no rows"]
     return ", ".join(shown[:_SHOWN]) + (f" and {len(shown) - _SHOWN} topics more" if len(shown) > _SHOWN else "")
+
+
+_NOT_SEEN_HERE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)
+_MAX_PLAN_BYTES = 1 << 30  # a source may have any number of queues
+
+
+def plan_of(checkpoint: str | None, batch: int) -> str:
+    """A digest of the file in which Spark noted up to where a batch reads; "" where that is in no directory seen here.
+
+    checkpoint: the option checkpointLocation; a relative path begins where the driver was started, as Spark has it.
+    Raises `StoreUnavailable`, `CorruptStore`.
+    """
+    if not checkpoint:
+        return ""
+    path = Path(checkpoint.removeprefix("file:"), "offsets", str(batch))
+    try:
+        return sha256(read_file(path, _MAX_PLAN_BYTES)).hexdigest()
+    except StoreUnavailable as error:
+        if error.errno in _NOT_SEEN_HERE:
+            return ""
+        raise

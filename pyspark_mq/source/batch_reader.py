@@ -13,8 +13,8 @@ from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.options.source import SourceOptions
-from pyspark_mq.source.pushdown import narrow_by_log, narrow_tags
-from pyspark_mq.source.queues import Queues
+from pyspark_mq.planning.pushdown import narrow_by_log, narrow_tags
+from pyspark_mq.planning.queues import Queues
 from pyspark_mq.source.reading import RangeReader, partitions_of
 from store.model.log_protocol import QueueRange
 

@@ -11,14 +11,13 @@ from functools import partial
 import pyarrow as pa
 
 from pyspark_mq.errors import LedgerError, OptionError
-from pyspark_mq.offsets.losses import Case, Loss, lose, loss_before
+from pyspark_mq.offsets.losses import Case, Loss, loss_before, report_loss
 from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.planning.query_group import group_of, has_still
+from pyspark_mq.planning.queues import are_gone, replaced_queues
 from pyspark_mq.source.ledger import Ledger, TaskName, TaskRecord
-from pyspark_mq.source.orderly import group_of, has_still
-from pyspark_mq.source.queues import are_gone, strangers
 from pyspark_mq.source.reading import RangeReader, RangeTask
-from pyspark_mq.source.slots import task_slots
-from pyspark_mq.worker import spare_what_is_loaded
+from pyspark_mq.source.worker import spare_what_is_loaded, task_slots
 from store import UnknownTopic
 from store.model.log_protocol import Fingerprints, Log, Positions, QueueRange
 from store.publish.published_end import current_boot_id
@@ -139,18 +138,20 @@ class HeldReader:
         there: it is to be there after `before` was looked at.
         """
         queue, begin = wanted.queue, wanted.start
-        is_another = bool(strangers(log, {queue: begin}, last))
+        is_another = bool(replaced_queues(log, {queue: begin}, last))
         if wanted.length and not is_another and not are_gone(log, {queue: wanted.end}, before):
             return False
         loss = loss_before(queue, begin, log.bounds([queue]).get(queue), is_another)
         if loss is not None:
-            lose(self._options.fail_on_data_loss, loss)
+            report_loss(self._options.fail_on_data_loss, loss)
         return True
 
     def _lose_what_is_gone(self, log: Log, reached: Positions) -> None:
         """Raises `DataLossError`."""
         for queue in reached.keys() - log.bounds(reached).keys():
-            lose(self._options.fail_on_data_loss, Loss(QueueRange(queue, reached[queue], reached[queue]), Case.GONE))
+            report_loss(
+                self._options.fail_on_data_loss, Loss(QueueRange(queue, reached[queue], reached[queue]), Case.GONE)
+            )
 
     def _up_to(self, log: Log, reached: Positions, record: TaskRecord) -> Iterator[pa.RecordBatch]:
         """The rest of what the record that counts says; nothing where it is this attempt's own."""

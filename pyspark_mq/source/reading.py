@@ -1,25 +1,73 @@
-"""Ranges of queues, read in a task as the Arrow batches Spark expects."""
+"""Ranges of queues, read in a task as Arrow batches of the schema that Spark expects: any of `store.COLUMNS`."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.types import StructField, StructType
 
-from pyspark_mq.offsets.losses import Loss, lose, loss_in
+from pyspark_mq.errors import SchemaError
+from pyspark_mq.offsets.losses import Loss, loss_in, report_loss
 from pyspark_mq.options.source import SourceOptions
-from pyspark_mq.source.planning import pack, split
-from pyspark_mq.source.queues import strangers
-from pyspark_mq.source.schema import projection
-from pyspark_mq.worker import spare_what_is_loaded
-from store import UnknownTopic
+from pyspark_mq.planning.queues import replaced_queues
+from pyspark_mq.planning.shares import pack, split
+from pyspark_mq.source.worker import spare_what_is_loaded
+from store import COLUMNS, DEFAULT_COLUMNS, UnknownTopic
 from store.model.errors import OffsetOutOfRange
 from store.model.log_protocol import Fingerprints, Log, Positions, Queue, QueueRange, ReadSpec
+
+PROPERTIES = "properties"
+_MAY_BE_NULL = ("brokerName", "tags", "keys", "bornTimestamp", "storeTimestamp")
+
+
+def default_schema(include_properties: bool) -> StructType:
+    """The columns of a query without `.schema(...)`."""
+    names = (*DEFAULT_COLUMNS, PROPERTIES) if include_properties else DEFAULT_COLUMNS
+    return StructType([_field(name) for name in names])
+
+
+def projection(schema: StructType, *, null_bodies: bool = False) -> tuple[tuple[str, ...], pa.Schema]:
+    """The columns to read for `schema`, in its order, and the Arrow schema Spark expects of each batch.
+
+    null_bodies: whether bodies may be null. Any subset of `store.COLUMNS` in any order. Raises `SchemaError`
+    for another column or type.
+    """
+    names = tuple(schema.fieldNames())
+    if not names:
+        raise SchemaError(f"The schema names no column; available are {', '.join(COLUMNS)}")
+    for field in schema.fields:
+        _check(field, may_be_null=field.name in _MAY_BE_NULL or (null_bodies and field.name == "body"))
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise SchemaError(f"The schema names a column twice: {', '.join(repeated)}")
+    return names, to_arrow_schema(schema, timezone="UTC")
+
+
+def _check(field: StructField, *, may_be_null: bool) -> None:
+    if field.name not in COLUMNS:
+        near = get_close_matches(field.name, COLUMNS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"available are {', '.join(COLUMNS)}"
+        raise SchemaError(f"There is no column {field.name!r}: {hint}")
+    expected = _field(field.name).dataType
+    if field.dataType != expected:
+        raise SchemaError(
+            f"Column {field.name} is {expected.simpleString()}, "
+            f"the schema says {field.dataType.simpleString()}; read it as it is and cast it in the query"
+        )
+    if may_be_null and not field.nullable:
+        raise SchemaError(f"Column {field.name} may be null, the schema says NOT NULL")
+
+
+def _field(name: str) -> StructField:
+    return StructField(name, from_arrow_type(COLUMNS[name]), nullable=True)
+
 
 ARRIVAL_TIMEOUT_SECONDS = 60.0
 _LOOK_AGAIN_SECONDS = 0.25  # a shared file system does not notify
@@ -45,7 +93,7 @@ class RangeTask(NamedTuple):
 
     def is_another(self, log: Log, queue: Queue) -> bool:
         """Whether a queue is not the one that was planned."""
-        return bool(strangers(log, {queue: self.ends[queue]}, self.last))
+        return bool(replaced_queues(log, {queue: self.ends[queue]}, self.last))
 
     def loss_in(self, log: Log, wanted: QueueRange) -> Loss | None:
         """What `log` does not have of a range."""
@@ -135,7 +183,7 @@ class RangeReader:
             else:
                 loss = task.loss_in(log, wanted)
             if loss is not None:
-                lose(self._options.fail_on_data_loss, loss)
+                report_loss(self._options.fail_on_data_loss, loss)
                 if is_begun and loss.lost.start > wanted.start:
                     return
                 wanted = loss.left_of(wanted)

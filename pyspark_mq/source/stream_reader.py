@@ -21,13 +21,12 @@ from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import MqSourceError, OptionError
 from pyspark_mq.offsets.checkpoint import BatchStart, StreamOffset, batch_ranges, begin_batch
-from pyspark_mq.offsets.losses import Case, Loss, lose
+from pyspark_mq.offsets.losses import Case, Loss, report_loss
 from pyspark_mq.offsets.positions import to_json
 from pyspark_mq.options.source import SourceOptions
-from pyspark_mq.source.group_progress import GroupProgress
-from pyspark_mq.source.orderly import OrderlyQueues, group_of
-from pyspark_mq.source.planning import limit_ranges
-from pyspark_mq.source.queues import Queues, are_gone, ends, is_enough, strangers, unchanged
+from pyspark_mq.planning.query_group import GroupProgress, OrderlyQueues, group_of
+from pyspark_mq.planning.queues import Queues, are_gone, ends, is_enough, replaced_queues, unchanged
+from pyspark_mq.planning.shares import limit_ranges
 from pyspark_mq.source.reading import RangeReader, partitions_of
 from store.model.log_protocol import Bounds, Fingerprints, Int64s, Log, Positions, Queue, QueueRange
 
@@ -238,7 +237,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._bounds = self._queues.bounds_behind(offset.next)
             return self._planned(offset, up_to, [*strange, *others])
         for loss in batch.losses:
-            lose(self._options.fail_on_data_loss, loss)
+            report_loss(self._options.fail_on_data_loss, loss)
         return StreamOffset(following, batch.starts, last)
 
     def _limited(self, offset: StreamOffset, once: bool, batch: BatchStart) -> Positions:
@@ -251,14 +250,14 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _others(self, offset: StreamOffset) -> list[Queue]:
         """The queues that are others than when `offset` was noted."""
-        return strangers(self._log, offset.next, offset.last)
+        return replaced_queues(self._log, offset.next, offset.last)
 
     def _must_be_same(self, positions: Positions, last: Fingerprints) -> None:
         """Where another message stands before a position than `last` says it is data loss."""
-        others = strangers(self._log, positions, last)
+        others = replaced_queues(self._log, positions, last)
         for queue, there in self._log.bounds(others).items():
             lost = QueueRange(queue, positions[queue], positions[queue])
-            lose(self._options.fail_on_data_loss, Loss(lost, Case.ANOTHER, there))
+            report_loss(self._options.fail_on_data_loss, Loss(lost, Case.ANOTHER, there))
 
     def _available(self, offset: StreamOffset, batch: BatchStart) -> list[QueueRange]:
         """All there is to read, up to the target of Trigger.AvailableNow if there is one."""

@@ -1,14 +1,21 @@
-"""How much a store has: offsets, messages and bytes of each queue, and what the log takes on the device."""
+"""Measures of a store: extents of queues, files of the log, lags of groups, latencies of clients between two looks."""
 
+from __future__ import annotations
+
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from store import MessageStore, OffsetLost, UnknownTopic
-from store.files.figures import DELIVERS, figures_in
+from store.files.figures import BUCKETS, DELIVERS, HELD, REFUSED, Figure, figures_in
 from store.files.segments import BLOCK_BYTES, list_files
 from store.format.layout import COMMIT_LOG_DIR
+from store.model.log_protocol import Int64s, Log, Queue
 from store.publish.locks import Holder, process
 
 SIZES_AT_ONCE = 1_000_000
@@ -92,3 +99,88 @@ def deliverer(store: MessageStore) -> Holder | None:
         if figure.name == DELIVERS and figure.counts[0]:
             return process(int(owner.partition("-")[0]))
     return None
+
+
+class GroupLag(NamedTuple):
+    """How far a group is behind the end of a queue.
+
+    offset: the next one to read, or None if the group never committed one. end: of the queue. messages: the number of
+    messages in the queue that the group has not read; without an offset all, since the group begins at the first.
+    """
+
+    group: str
+    queue: Queue
+    offset: int | None
+    end: int
+    messages: int
+
+
+def group_lags(log: Log, group: str | None = None, topic: str | None = None) -> Iterator[GroupLag]:
+    """Of each queue of each topic that a group has offsets of; of those topics that are still there."""
+    topics = log.topics()
+    for reader, offsets in sorted(log.groups().items()):
+        names = {queue.topic for queue in offsets} if group in (None, reader) else set()
+        for name in sorted(name for name in names if name in topics and topic in (None, name)):
+            for queue, (first, end) in log.bounds(topics[name]).items():
+                offset = offsets.get(queue)
+                messages = max(0, end - max(first if offset is None else offset, first))
+                yield GroupLag(reader, queue, offset, end, messages)
+
+
+Clients = dict[tuple[str, str, str, str], Figure]  # by client, name, topic and group
+_NOT_YET = (0,) * (1 + max(map(len, BUCKETS.values())))
+
+
+class Latency(NamedTuple):
+    """name: of BUCKETS. group: "" of a producer. times: how many were measured; p50, p99: milliseconds."""
+
+    name: str
+    topic: str
+    group: str
+    times: int
+    p50: float
+    p99: float
+
+
+def clients(root: Path) -> Clients:
+    """Return the figures of the processes that use the store in `root` now."""
+    return {(client, each.name, each.topic, each.group): each for client, each in figures_in(root)}
+
+
+def latencies(before: Clients, now: Clients) -> list[Latency]:
+    """Of what was measured between two looks, by name, topic and group."""
+    found: dict[tuple[str, str, str], Int64s] = {}
+    for key, each in now.items():
+        if each.name in BUCKETS:
+            counts = np.subtract(each.counts, before[key].counts if key in before else _NOT_YET)
+            found[key[1:]] = found.get(key[1:], np.zeros_like(counts)) + counts
+    return [
+        Latency(*labels, int(counts.sum()), _quantile(labels[0], counts, 0.5), _quantile(labels[0], counts, 0.99))
+        for labels, counts in sorted(found.items())
+        if counts.any()
+    ]
+
+
+def held(now: Clients) -> Counter[tuple[str, str]]:
+    """Requests that wait for messages, by topic and group."""
+    found: Counter[tuple[str, str]] = Counter()
+    for each in now.values():
+        if each.name == HELD:
+            found[each.topic, each.group] += each.counts[0]
+    return found
+
+
+def refused(now: Clients) -> Counter[str]:
+    """Connections that servers closed since they were started, by why."""
+    return Counter({name: sum(each.counts[0] for each in now.values() if each.name == name) for name in REFUSED})
+
+
+def _quantile(name: str, counts: Int64s, share: float) -> float:
+    """Milliseconds within which a share of all was done: spread evenly in each bucket, and the last bound beyond it."""
+    bounds = (0, *BUCKETS[name])
+    rank = share * counts.sum()
+    for count, (low, high) in zip(counts, pairwise(bounds), strict=False):
+        if rank <= count:
+            return float(low + (high - low) * rank / count)
+        rank -= count
+    return float(bounds[-1])

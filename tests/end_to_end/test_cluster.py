@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_mq.progress import Lag, lags
+from pyspark_mq.stats.query_lag import QueryLag, query_lags
 from store import Message, MessageStore
 from store.model.log_protocol import Queue
 from store.remoting.serving import BrokerConfig, Serving, serve
@@ -71,8 +71,8 @@ def test_a_streaming_query(spark: SparkSession, store: MessageStore, serving: Se
     assert len(sink.batches) > 3
     offsets = json.loads(query.lastProgress["sources"][0]["endOffset"])
     assert offsets["orders"] == {f"{BROKER}:0": 15, f"{BROKER}:1": 15}
-    assert lags(query.lastProgress["sources"][0]) == {
-        Queue("orders", n, broker=BROKER): Lag(0, 0, 0.0) for n in range(2)
+    assert query_lags(query.lastProgress["sources"][0]) == {
+        Queue("orders", n, broker=BROKER): QueryLag(0, 0, 0.0) for n in range(2)
     }
     query.stop()
     until(lambda: [store.consumer_offset("billing", "orders", n) for n in range(2)] == [15, 15])

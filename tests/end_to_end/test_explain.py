@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import pyspark_mq
 from pyspark_mq.errors import PlanError
-from pyspark_mq.plans import PUSHDOWN, readings
+from pyspark_mq.source.explain import PUSHDOWN, readings
 from tests.filled import Filled
 
 

@@ -27,8 +27,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_mq.errors import DataLossError
 from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.reading import default_schema
 from pyspark_mq.source.realtime_reader import RealTimeStreamReader
-from pyspark_mq.source.schema import default_schema
 from store import MessageStore
 from tests.driven import DrivenQuery, Json, Row
 from tests.end_to_end.churning import STEADY, acknowledged, make

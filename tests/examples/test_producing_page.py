@@ -58,7 +58,7 @@ def test_metrics(tmp_path: Path) -> None:
 
 
 def test_every_metric_is_on_the_page(tmp_path: Path) -> None:
-    from pyspark_mq.metrics import StoreCollector
+    from pyspark_mq.stats.metrics import StoreCollector
 
     page = (DOCS / "stats.md").read_text()
     with MessageStore.open(tmp_path) as store:

@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, DataType, StringType, StructField, Str
 
 from pyspark_mq.datasource import DefaultSource
 from pyspark_mq.errors import MqSourceError, OptionError, SubscriptionError
-from pyspark_mq.source.schema import default_schema
+from pyspark_mq.source.reading import default_schema
 from store import NotAStore
 from tests.filled import Filled
 

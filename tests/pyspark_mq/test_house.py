@@ -12,7 +12,8 @@ import pyspark_mq
 
 ROOT = Path(pyspark_mq.__file__).parent
 FLOORS = (
-    ("errors", "requirements"),
+    ("errors",),
+    ("requirements",),
     ("offsets", "flights", "spark_session"),
     ("options", "stats"),
     ("planning", "sink"),

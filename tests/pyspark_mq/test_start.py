@@ -18,7 +18,7 @@ from pyspark_mq import DefaultSource
 source = DefaultSource({"path": sys.argv[1], "subscribe": "orders", "startingOffsets": "earliest"})
 """
 _READER = """
-from pyspark_mq.source.schema import default_schema
+from pyspark_mq.source.reading import default_schema
 reader = source.streamReader(default_schema(False))
 """
 _DRIVER = """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_mq.browsing import Moment, Place, bounds_of, offsets_at
+from pyspark_mq.browsing import Place, PointInTime, bounds_of, offsets_at
 from store import Message, MessageStore, UnknownQueue
 from store.cluster.address import ClusterAddress
 from store.remoting.access import Access
@@ -93,7 +93,7 @@ def test_what_is_wrong_is_told_in_one_line(serving: Serving) -> None:
         assert said in done.stderr
 
 
-@pytest.mark.parametrize("place", [None, Moment(0)])
+@pytest.mark.parametrize("place", [None, PointInTime(0)])
 def test_a_broker_that_goes_while_a_command_looks_where_to_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Place | None
 ) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pyspark_mq.metrics import StoreCollector
+from pyspark_mq.stats.metrics import StoreCollector
 from store import Consumer, Message, MessageStore, Producer
 from store.remoting.serving import serve
 from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, signal_another_thread, started, succeed

@@ -9,7 +9,16 @@ import pytest
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets.checkpoint import StreamOffset
-from pyspark_mq.offsets.limits import EARLIEST, LATEST, LastMessages, Named, OffsetsByQueue, Time, end_of, start_of
+from pyspark_mq.offsets.limits import (
+    EARLIEST,
+    LATEST,
+    EarliestOrLatest,
+    LastMessages,
+    OffsetsByQueue,
+    Time,
+    end_of,
+    start_of,
+)
 from store import Message, MessageStore
 from store.directory.directory_log import DirectoryAddress
 from store.model.log_protocol import Bounds, Log, Positions, Queue
@@ -200,5 +209,5 @@ def test_what_is_copied_from_a_checkpoint() -> None:
 
 
 def test_named_ones_are_told_apart() -> None:
-    assert start_of({"startingOffsets": "earliest"}) == Named(EARLIEST)
-    assert end_of({"endingOffsets": "latest"}) == Named(LATEST)
+    assert start_of({"startingOffsets": "earliest"}) == EarliestOrLatest(EARLIEST)
+    assert end_of({"endingOffsets": "latest"}) == EarliestOrLatest(LATEST)

@@ -11,11 +11,10 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 
 from pyspark_mq.errors import DataLossError, MqSourceError, OptionError, SubscriptionError
-from pyspark_mq.offsets.losses import Case, Loss, lose, loss_before, loss_in
+from pyspark_mq.offsets.losses import Case, Loss, loss_before, loss_in, report_loss
 from pyspark_mq.options.source import SourceOptions
-from pyspark_mq.source.queues import Queues
-from pyspark_mq.source.reading import RangeReader, RangeTask
-from pyspark_mq.source.schema import default_schema
+from pyspark_mq.planning.queues import Queues
+from pyspark_mq.source.reading import RangeReader, RangeTask, default_schema
 from store import Message, MessageStore
 from store.directory.directory_log import DirectoryLog
 from store.model.log_protocol import BATCH_ROWS, Bounds, Queue, QueueRange
@@ -79,10 +78,10 @@ def test_lost_messages_are_an_error_or_a_warning(caplog: pytest.LogCaptureFixtur
     loss = Loss(QueueRange(Queue("a", 0), 1, 3), Case.EXPIRED, HAS)
     what = "a/0 [1, 3) is lost: the queue's first message is 10, older ones were deleted"
     with pytest.raises(DataLossError) as caught:
-        lose(True, loss)
+        report_loss(True, loss)
     assert str(caught.value).startswith(f"{what}. To go on with what is there set the option failOnDataLoss to false")
     assert not caplog.records
-    lose(False, loss, "startingOffsets")
+    report_loss(False, loss, "startingOffsets")
     assert f"going on because failOnDataLoss is false: startingOffsets: {what}" in caplog.text
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.errors import OptionError, SubscriptionError
-from pyspark_mq.offsets.limits import EARLIEST, LATEST, Named, OffsetsByQueue
+from pyspark_mq.offsets.limits import EARLIEST, LATEST, EarliestOrLatest, OffsetsByQueue
 from pyspark_mq.options.sink import WriteOptions
 from pyspark_mq.options.source import SourceOptions
-from pyspark_mq.options.subscription import Subscription
+from pyspark_mq.options.subscription import SubscribedQueues
 from store import TagFilter, message_filter
 from store.api.group_protocol import Subscription as Expression
 from store.directory.directory_log import DirectoryAddress
@@ -24,7 +24,7 @@ def test_defaults() -> None:
     options = SourceOptions.parse(BASE)
     assert options == SourceOptions(
         address=DirectoryAddress("/data/mq"),
-        subscription=Subscription(topics=("orders",)),
+        subscription=SubscribedQueues(topics=("orders",)),
         start=None,
         end=None,
         consumer_group=None,
@@ -49,14 +49,14 @@ def test_defaults() -> None:
         real_time_partitions=None,
         ledger_path=None,
     )
-    assert options.stream_start() == Named(LATEST)
-    assert options.batch_limits() == (Named(EARLIEST), Named(LATEST))
+    assert options.stream_start() == EarliestOrLatest(LATEST)
+    assert options.batch_limits() == (EarliestOrLatest(EARLIEST), EarliestOrLatest(LATEST))
 
 
 @pytest.mark.parametrize(
     ("name", "text", "field", "value"),
     [
-        ("startingOffsets", "earliest", "start", Named(EARLIEST)),
+        ("startingOffsets", "earliest", "start", EarliestOrLatest(EARLIEST)),
         ("endingOffsets", '{"orders": {"0": 3}}', "end", OffsetsByQueue("endingOffsets", {Queue("orders", 0): 3})),
         ("consumerGroup", "readers", "consumer_group", "readers"),
         ("subExpression", "paid || shipped", "message_filter", TagFilter(("paid", "shipped"))),
@@ -283,7 +283,7 @@ TOPICS = {
 def test_subscriptions_select(
     subscription: tuple[str | None, str | None, str | None], queues: list[tuple[str, int]]
 ) -> None:
-    selected = Subscription.parse(*subscription)
+    selected = SubscribedQueues.parse(*subscription)
     assert selected.select(TOPICS) == [Queue(*queue) for queue in queues]
     selected.require(TOPICS)
 
@@ -294,9 +294,9 @@ def test_subscriptions_select(
 def test_topics_of_rocketmqs_own_are_named_or_not_read(internal: str) -> None:
     topics = {**TOPICS, internal: (Queue(internal, 0),)}
     for pattern in (".*", re.escape(internal)):
-        assert Queue(internal, 0) not in Subscription.parse(None, pattern, None).select(topics)
-    assert Subscription.parse(internal, None, None).select(topics) == [Queue(internal, 0)]
-    assert Subscription.parse(None, None, f'{{"{internal}": [0]}}').select(topics) == [Queue(internal, 0)]
+        assert Queue(internal, 0) not in SubscribedQueues.parse(None, pattern, None).select(topics)
+    assert SubscribedQueues.parse(internal, None, None).select(topics) == [Queue(internal, 0)]
+    assert SubscribedQueues.parse(None, None, f'{{"{internal}": [0]}}').select(topics) == [Queue(internal, 0)]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_topics_of_rocketmqs_own_are_named_or_not_read(internal: str) -> None:
 )
 def test_named_topics_must_exist(subscription: tuple[str | None, str | None, str | None], missing: str) -> None:
     with pytest.raises(SubscriptionError, match=f"The log has no {missing}; it has audit \\(1 queues\\)"):
-        Subscription.parse(*subscription).require(TOPICS)
+        SubscribedQueues.parse(*subscription).require(TOPICS)
 
 
 @pytest.mark.parametrize("subscription", [("order, audit", None, None), (None, None, '{"order": [0]}')])
@@ -316,14 +316,14 @@ def test_a_topic_that_is_misspelled(subscription: tuple[str | None, str | None, 
     with pytest.raises(
         SubscriptionError, match=r"The log has no order.*\. Did you mean orders\? Create the topic first"
     ):
-        Subscription.parse(*subscription).require(TOPICS)
+        SubscribedQueues.parse(*subscription).require(TOPICS)
 
 
 def test_of_many_topics_none_is_suggested() -> None:
     """A query that waits for one asks at every arrival, and this would take most of the time."""
     many = {f"orders-{number}": (Queue(f"orders-{number}", 0),) for number in range(1000)}
     with pytest.raises(SubscriptionError, match=r"queues\)\. Create the topic first"):
-        Subscription.parse("orders-", None, None).require(many)
+        SubscribedQueues.parse("orders-", None, None).require(many)
 
 
 @pytest.mark.parametrize(
@@ -346,5 +346,5 @@ def test_of_many_topics_none_is_suggested() -> None:
 )
 def test_wrong_subscriptions(subscription: tuple[str | None, str | None, str | None], message: str) -> None:
     with pytest.raises(OptionError) as caught:
-        Subscription.parse(*subscription)
+        SubscribedQueues.parse(*subscription)
     assert message in str(caught.value)

@@ -17,8 +17,8 @@ from pyspark_mq.options.sink import WriteOptions
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, Option, names_of
 from pyspark_mq.source.batch_reader import MqBatchReader
+from pyspark_mq.source.reading import default_schema
 from pyspark_mq.source.realtime_reader import RealTimeStreamReader
-from pyspark_mq.source.schema import default_schema
 from store import Message, MessageStore
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from pyspark_mq.errors import CommitError
-from pyspark_mq.sink.commits import Batch, Commits
-from store import Message, MessageStore, StoreConfig
+from pyspark_mq.sink.commits import Batch, Commits, plan_of
+from store import Message, MessageStore, StoreConfig, StoreUnavailable
 from store.directory.directory_log import DirectoryWriter
 from store.format.topic_names import COMMITS_TOPIC
 from tests.waiting import PATIENCE
@@ -341,3 +341,35 @@ def _take_turn(path: str, pipe) -> None:  # type: ignore[no-untyped-def]
         with commits_of(store).turn():
             pipe.send("has")
             pipe.recv()
+
+
+def test_the_file_of_a_batch_in_the_checkpoint(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "check # point"
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "offsets" / "7").write_text("v1 ...")
+    (checkpoint / "offsets" / "8").write_text("v1 ....")
+    plans = {plan_of(f"{scheme}{checkpoint}", 7) for scheme in ("", "file:", "file://")}
+    assert len(plans - {""}) == len(plans) == 1
+    assert plan_of(str(checkpoint), 8) not in {"", *plans}
+
+
+def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("checkpoint", "offsets").mkdir(parents=True)
+    Path("checkpoint", "offsets", "7").write_text("v1 ...")
+    assert plan_of("checkpoint", 7) == plan_of(f"{tmp_path}/checkpoint", 7) != ""
+
+
+@pytest.mark.parametrize(
+    "checkpoint", [None, "", "relative", "hdfs://host/checkpoint", "s3a://bucket/checkpoint", "/no"]
+)
+def test_where_it_is_not_seen(checkpoint: str | None) -> None:
+    assert plan_of(checkpoint, 7) == ""
+
+
+@pytest.mark.parametrize("damage", [Path.mkdir, lambda path: path.symlink_to(path)])
+def test_what_the_system_refuses(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    (tmp_path / "offsets").mkdir()
+    damage(tmp_path / "offsets" / "7")
+    with pytest.raises(StoreUnavailable, match="offsets/7: "):
+        plan_of(str(tmp_path), 7)

@@ -10,8 +10,8 @@ from typing import Any
 from pyspark.sql.datasource import InputPartition
 
 from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.reading import default_schema
 from pyspark_mq.source.realtime_reader import RealTimeStreamReader
-from pyspark_mq.source.schema import default_schema
 from tests.filled import Filled
 
 Json = dict[str, Any]

@@ -7,8 +7,7 @@ from typing import Any
 from pyspark_mq.offsets.checkpoint import StreamOffset
 from pyspark_mq.offsets.positions import positions_from_json
 from pyspark_mq.options.source import SourceOptions
-from pyspark_mq.source.reading import RangeTask
-from pyspark_mq.source.schema import default_schema
+from pyspark_mq.source.reading import RangeTask, default_schema
 from pyspark_mq.source.stream_reader import MqStreamReader
 from store.directory.directory_log import DirectoryAddress
 from store.model.log_protocol import QueueRange

@@ -11,9 +11,9 @@ import pytest
 
 from pyspark_mq.errors import DataLossError
 from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.planning.queues import Queues
 from pyspark_mq.source.batch_reader import MqBatchReader
-from pyspark_mq.source.queues import Queues
-from pyspark_mq.source.schema import default_schema
+from pyspark_mq.source.reading import default_schema
 from store.remoting.serving import serve
 from tests.filled import Filled
 from tests.name_server import name_server

@@ -12,8 +12,8 @@ import pytest
 from pyspark_mq.errors import DataLossError
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source import held_reading
+from pyspark_mq.source.reading import default_schema
 from pyspark_mq.source.realtime_reader import RealTimeStreamReader
-from pyspark_mq.source.schema import default_schema
 from store import MessageStore
 from tests.filled import Filled
 from tests.pyspark_mq.offsets.test_losses import delete, recreate

@@ -14,8 +14,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.held_reading import HeldTask
 from pyspark_mq.source.ledger import Ledger, TaskRecord
+from pyspark_mq.source.reading import default_schema
 from pyspark_mq.source.realtime_reader import RealTimeStreamReader, pack
-from pyspark_mq.source.schema import default_schema
 from store.model.log_protocol import Queue
 from tests.driven import DrivenQuery
 from tests.filled import Filled

@@ -12,7 +12,7 @@ import pytest
 
 from pyspark_mq.errors import DataLossError
 from pyspark_mq.options.source import SourceOptions
-from pyspark_mq.source.schema import default_schema
+from pyspark_mq.source.reading import default_schema
 from pyspark_mq.source.stream_reader import MqStreamReader
 from store import Message, MessageStore
 from store.api.message_store import delete_topic

@@ -9,8 +9,8 @@ import pytest
 
 from pyspark_mq.errors import OptionError, SubscriptionError
 from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.reading import default_schema
 from pyspark_mq.source.realtime_reader import RealTimeStreamReader
-from pyspark_mq.source.schema import default_schema
 from pyspark_mq.source.stream_reader import MqStreamReader
 from store import MessageStore, StoreReplaced
 from store.model.errors import NotAStore

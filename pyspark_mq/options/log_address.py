@@ -1,0 +1,161 @@
+"""Which log the options of a query name: the one place that knows kinds of logs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+
+from pyspark_mq.errors import OptionError
+from pyspark_mq.options.tables import NO_OPTIONS_OF_TABLES, Option, names_of
+from store.cluster.address import TOOLS_GROUP, ClusterAddress, Credentials
+from store.directory.directory_log import DirectoryAddress, address_at
+from store.model.errors import InvalidArgument
+from store.model.log_protocol import LogAddress
+from store.objects.urls import storage_options
+from store.remoting.endpoints import Tls
+
+CLUSTER_OPTIONS = (
+    Option("nameServer", None, "10.0.0.1:9876;10.0.0.2:9876", "name servers, instead of `path`", "(needed)"),
+    Option("accessKey", None, "rocketmq2", "the account, where the cluster has access control (ACL 1.0)", "none"),
+    Option("secretKey", None, "12345678", "its secret; it is not shown, neither in errors nor in plans", "none"),
+    Option("useTls", "false", "true", "whether name servers and brokers are asked by TLS"),
+    Option(
+        "tlsCaFile",
+        None,
+        "/etc/mq/ca.pem",
+        "with `useTls`: a file on the driver with the certificates (PEM) that count: a server's own, or of who signed "
+        "it; names in certificates are not looked at then. Without it those count that the system of each machine "
+        "trusts, for the name by which `nameServer` or a route calls the server",
+        "those that the system trusts",
+    ),
+)
+CLUSTER_NAMES = names_of(CLUSTER_OPTIONS)
+
+NOT_ON_A_CLUSTER: Mapping[str, str] = {
+    "path": "a query reads a directory or a cluster",
+    "archive": "brokers keep what they have; an archive is read by its own `path`",
+    "storageOptions": "they are for an archive, which is read by its own `path`",
+    "consumeMode": "brokers lock queues for members of a group that send heart-beats, and a query is none; what "
+    "`startingOffsets=group` and `consumerGroup` do works",
+    "whenLocked": "it goes with `consumeMode=orderly`",
+    "maxBytesPerTrigger": "no broker says how large messages are before they are read; use `maxOffsetsPerTrigger`",
+    "stagingPath": "it is for `delivery=exactly-once`",
+    "producerGroup": "it is for `delivery=exactly-once`",
+}
+"""Option to why it cannot be used. All others work."""
+
+OTHERWISE_ON_A_CLUSTER: Mapping[str, str] = {
+    "assign": 'a queue is `"broker-a:0"`: `{"orders": ["broker-a:0", "broker-b:0"]}`',
+    "startingOffsets": 'JSON names queues by their brokers: `{"orders": {"broker-a:0": 23}}`',
+    "startingOffsetsByTimestamp": "likewise",
+    "endingOffsets": "likewise",
+    "endingOffsetsByTimestamp": "likewise",
+    "consumerGroup": "its offsets are the brokers', and pulls are made in its name (otherwise that of "
+    f"`{TOOLS_GROUP}`): brokers count them, and access control looks at it. Where an admin tool resets the group a "
+    "query goes on from its checkpoint; brokers of 5.3 and later say so, and that is a warning",
+    "subExpression": "messages that do not match come over the network, too, and are dropped in the task",
+    "failOnDataLoss": (
+        "messages that are gone are noticed; that a RocketMQ broker restarted a topic, only where it is shorter now"
+    ),
+    "holdTimeoutMs": "an idle query looks at all of its queues as often as that: set `15000` on a cluster with many; "
+    "an arrival wakes it at once all the same",
+    "ledgerPath": "with `realTime` it is needed: a place that the driver and all executors see",
+    "delivery": "only `at-least-once`, which has to be said",
+}
+"""Option to what is otherwise than with a directory."""
+
+ONCE_ON_A_CLUSTER = (
+    "delivery=exactly-once needs all rows of a batch to be seen at once, together with a note of it, and brokers take "
+    "messages one by one: set delivery to at-least-once"
+)
+
+
+def cluster_of(given: Mapping[str, str]) -> ClusterAddress:
+    """The cluster that options name. Raises `OptionError`, also for one that no cluster has."""
+    for name, why in NOT_ON_A_CLUSTER.items():
+        if given.get(name):
+            raise OptionError(f"{name} does not go with nameServer: {why}")
+    if ("accessKey" in given) != ("secretKey" in given):
+        raise OptionError("accessKey and secretKey go together: give both, or none")
+    credentials = Credentials(given["accessKey"], given["secretKey"]) if "accessKey" in given else None
+    try:
+        return ClusterAddress.parse(
+            given["nameServer"], credentials, given.get("consumerGroup", TOOLS_GROUP), _tls_of(given)
+        )
+    except InvalidArgument as error:
+        raise OptionError(f"nameServer: {error}") from error
+
+
+def _tls_of(given: Mapping[str, str]) -> Tls | None:
+    """Raises `OptionError`."""
+    wanted, ca_file = given.get("useTls", "false").strip().lower(), given.get("tlsCaFile")
+    if wanted not in ("true", "false"):
+        raise OptionError(f"useTls takes true or false, got {wanted!r:.40}")
+    if wanted == "false":
+        if ca_file is not None:
+            raise OptionError("tlsCaFile goes with useTls=true: set that, too, or leave both out")
+        return None
+    try:
+        return Tls() if ca_file is None else Tls.trusting(ca_file)
+    except InvalidArgument as error:
+        raise OptionError(f"tlsCaFile: {error}") from error
+
+
+_OF_DATABRICKS = re.compile("^dbfs:/+", re.IGNORECASE)
+
+
+def address_of(options: Mapping[str, str]) -> LogAddress:
+    """The log that one of the options in `_KINDS` names. options: by their documented names.
+
+    Raises `OptionError` where they name none, or two, or one that is looked for in the wrong place.
+    """
+    named = [name for name in _KINDS if options.get(name)]
+    if len(named) > 1:
+        raise OptionError(f"{' and '.join(named)} exclude each other: a query reads or writes one log")
+    if not named:
+        of_table = "" if options else f". {NO_OPTIONS_OF_TABLES}"
+        raise OptionError(
+            'The option path is missing: give the store\'s directory, e.g. .load("/data/mq"); or nameServer, for a '
+            f"RocketMQ cluster{of_table}"
+        )
+    for name in CLUSTER_NAMES:
+        if named == ["path"] and options.get(name):
+            raise OptionError(f"{name} goes with nameServer, for a RocketMQ cluster; leave it out with path")
+    return _KINDS[named[0]](options)
+
+
+def _directory(options: Mapping[str, str]) -> LogAddress:
+    """A store's directory or a `file:` URL of one, or an archive, there or behind another URL; a store together with
+    the archive that the option `archive` names, or that it remembers."""
+    path, secrets = options["path"], options.get("storageOptions", "")
+    storage_options(secrets)  # of a store without an archive nobody else looks at them
+    local = re.sub("^file:(//(localhost)?(?=/))?", "", path)
+    if (mounted := _OF_DATABRICKS.match(local)) is not None:
+        raise OptionError(
+            f"path {path!r}: a store is opened as a directory. Where dbfs: is mounted on the driver and all executors, "
+            f"that is {'/dbfs/' + local[mounted.end() :]!r}"
+        )
+    if "://" in local and not local.startswith("file:"):
+        if options.get("archive"):
+            raise OptionError(f"archive goes with the path of a store; {path} is an archive itself, or none")
+        return address_at(path, options=secrets)
+    if "://" in local or local.startswith("//"):
+        return DirectoryAddress(path)  # which says itself that it is none
+    directory = os.path.abspath(local) if os.path.isabs(local) else _in_working_folder(local)
+    return address_at(directory, options.get("archive"), secrets)
+
+
+def _in_working_folder(path: str) -> str:
+    """An absolute path: executors may run in another directory than the driver. With Spark Connect so does the user."""
+    absolute = os.path.abspath(path)
+    if not os.path.exists(absolute):
+        raise OptionError(
+            f"path {path!r} is relative, and where Spark's driver runs there is no {absolute}; give an absolute path "
+            "(with Spark Connect, and on a cluster, one of the driver's machine)"
+        )
+    return absolute
+
+
+_KINDS: Mapping[str, Callable[[Mapping[str, str]], LogAddress]] = {"path": _directory, "nameServer": cluster_of}
+"""What names a log to what makes its address."""

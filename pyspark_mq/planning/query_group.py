@@ -1,0 +1,236 @@
+"""Orderly streams (`consumeMode=orderly`): a query has all of its queues, as a member of its consumer group, or none.
+
+What Spark has done the member commits. A query that gets queues goes on where the group is, if that is further than its
+own checkpoint: another query of the group was there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection
+
+from pyspark_mq.errors import OptionError, QueuesTaken
+from pyspark_mq.options.source import WhenLocked
+from pyspark_mq.planning.queues import unchanged
+from store import StoreError
+from store.api.group_protocol import Group, HasGroups, Member, MessageModel, Subscriptions
+from store.broker.members import is_served
+from store.directory.directory_log import DirectoryAddress
+from store.model.log_protocol import Fingerprints, Log, LogAddress, Positions, Queue
+
+_RENEW_SECONDS = 5.0  # and persist; RocketMQ's persistConsumerOffsetInterval, its locks are renewed every 20 s
+_GRACE_SECONDS = 3.0  # for a query that is just being killed; RocketMQ's, between two tries to lock
+_TRY_SECONDS = 1.0  # that a lock has expired nobody tells
+_COMMIT_SECONDS = 5.0  # RocketMQ's persistConsumerOffsetInterval
+_logger = logging.getLogger("pyspark_mq")
+
+
+def group_of(address: LogAddress, name: str) -> Group:
+    """Raises `OptionError` for a log without groups."""
+    if not isinstance(address, HasGroups):
+        raise OptionError(f"consumeMode=orderly: {address} keeps no consumer groups whose members could lock queues")
+    return address.group(name)
+
+
+def has_still(group: Group, member: str, queues: Collection[Queue]) -> bool:
+    """Whether a member has all of `queues`: not if its process was killed, or stopped for a minute."""
+    return any(each.id == member and set(queues) <= set(each.queues) for each in group.members())
+
+
+class OrderlyQueues:
+    """The queues of one run of one query, from the first `take` to `close`.
+
+    A thread keeps them meanwhile; besides it one thread uses this.
+    """
+
+    def __init__(self, group: Group, reads: Subscriptions, when_locked: WhenLocked) -> None:
+        self._group = group
+        self._reads = reads
+        self._when_locked = when_locked
+        self._member: Member | None = None
+        self._over = threading.Event()
+        self._turn = threading.Lock()  # of this thread and the one that keeps the queues; held for no wait
+        self._begins: Positions = {}  # where the group was in each queue that this query has, when it got it
+        self._failure: Exception | None = None
+
+    def take(self, queues: Collection[Queue], timeout: float) -> bool:
+        """Whether this query has `queues`, all of them; if not, it has none. Waits for them, `timeout` seconds at most.
+
+        Raises `QueuesTaken` where it is not to wait, and where another took over what it had; and as `Group.join`.
+        """
+        wanted = set(queues)
+        member = self._joined()
+        if member.asked():
+            self.close()
+            raise QueuesTaken(
+                f"group {self._group.name}: another query took over (its whenLocked=takeOver), so this one ends, after "
+                "its last batch, which is committed"
+            )
+        fails = self._when_locked is WhenLocked.FAIL
+        deadline = time.monotonic() + (_GRACE_SECONDS if fails else timeout)
+        while not self._has(member, wanted):
+            left = deadline - time.monotonic()
+            if left <= 0 and fails:
+                who = ", ".join(each.id for each in self._group.members() if wanted & set(each.queues))
+                self.close()
+                raise QueuesTaken(
+                    f"group {self._group.name}: {who or 'another member'} has queues that this query is to read; stop "
+                    "it, or set whenLocked to wait or takeOver"
+                )
+            if left <= 0:
+                return False
+            member.wait(min(left, _TRY_SECONDS))
+        return True
+
+    @property
+    def member(self) -> str | None:
+        """By which id the group knows this query; None before the first `take`."""
+        return None if self._member is None else self._member.id
+
+    def further(self, positions: Positions) -> Positions:
+        """Where the group was, in queues where that was further than these positions when this query got them."""
+        return {queue: begin for queue, begin in self._begins.items() if begin > positions.get(queue, 0)}
+
+    def heed_resets(self) -> None:
+        """Warn of them. What is done before this is called, and where the group was, counts no more in these queues.
+
+        A topic that is deleted is reset to 0.
+        """
+        if self._member is not None and (reset := self._member.resets()):
+            with self._turn:
+                self._begins |= {
+                    queue: min(self._begins[queue], reset[queue]) for queue in self._begins.keys() & reset.keys()
+                }
+            _logger.warning(
+                "Group %s was reset in %s; a query goes on from its checkpoint. To follow, stop it and start one with "
+                "another checkpoint and startingOffsets=group",
+                self._group.name,
+                ", ".join(map(str, sorted(reset))),
+            )
+
+    def done(self, positions: Positions) -> bool:
+        """All messages before `positions` are done, of queues that it has. Whether this counts: not before a `take`."""
+        if self._member is not None:
+            self._member.commit(positions)
+        return self._member is not None
+
+    def tell(self) -> None:
+        """The group knows what is done, also if this process is killed from now on."""
+        with self._turn:
+            if self._member is not None:
+                self._member.persist()
+
+    def close(self) -> None:
+        """Give all back. The next `take` begins anew."""
+        self._over.set()
+        with self._turn:
+            member, self._member, self._begins = self._member, None, {}
+        if member is not None:
+            member.leave()
+
+    def _joined(self) -> Member:
+        if self._failure is not None:
+            raise self._failure
+        if self._member is None:
+            self._member = self._group.join(self._reads, orderly=True, exclusive=True)
+            self._over = threading.Event()
+            keeps = threading.Thread(target=self._keep, args=(self._member, self._over), name="mq-queues", daemon=True)
+            keeps.start()
+        return self._member
+
+    def _has(self, member: Member, wanted: set[Queue]) -> bool:
+        """Get all of them, or none."""
+        with self._turn:
+            if self._begins.keys() >= wanted:
+                return True
+            got = member.lock(wanted, ask=self._when_locked is WhenLocked.TAKE_OVER)
+            if got >= wanted:
+                new = wanted - self._begins.keys()
+                self._begins |= dict.fromkeys(new, 0) | member.committed(new)
+                return True
+            member.unlock(got)
+            self._begins = {}
+            return False
+
+    def _keep(self, member: Member, over: threading.Event) -> None:
+        """Runs in its own thread."""
+        while not over.wait(_RENEW_SECONDS):
+            with self._turn:
+                if over.is_set():
+                    return
+                try:
+                    member.persist()
+                    if self._begins and member.lock(self._begins) < self._begins.keys():
+                        self._begins = {}  # this process was stopped for a minute
+                except Exception as error:  # noqa: BLE001  # whatever it is, nobody keeps the queues
+                    self._failure = error
+                    return
+
+
+class GroupProgress:
+    """Tells a group where a query is, now and then, and at its end.
+
+    It is for whoever looks on: the query itself goes on from its checkpoint, so what cannot be told is a warning. After
+    a crash the group may be some seconds behind. Where consumers of the group were seen its offsets are theirs, also
+    while they are restarted.
+    """
+
+    def __init__(self, log: Log, address: LogAddress, group: str) -> None:
+        """address: of the log."""
+        self._log = log
+        self._address = address
+        self._group = group
+        self._reached: Positions = {}
+        self._last: Fingerprints = {}
+        self._told: Positions = {}
+        self._next = 0.0  # time.monotonic()
+        self._warned = False
+        self._consumed: set[str] = set()  # topics
+
+    def reached(self, positions: Positions, last: Fingerprints) -> None:
+        """All messages before `positions` are done, the last of which was `last`, as far as that is known."""
+        self._reached, self._last = positions, last
+        if time.monotonic() >= self._next:
+            self.tell()
+
+    def tell(self) -> None:
+        """Commit what was reached, if that is news."""
+        news = {queue: offset for queue, offset in self._reached.items() if self._told.get(queue) != offset}
+        self._next = time.monotonic() + _COMMIT_SECONDS
+        if not news:
+            return
+        try:
+            self._consumed |= consumed_topics(self._address, self._group, {queue.topic for queue in news})
+            done = unchanged(self._log, news, self._last)
+            mine = {queue: offset for queue, offset in done.items() if queue.topic not in self._consumed}
+            self._log.commit(self._group, mine)
+        except StoreError as error:
+            self._warn(str(error))
+            return
+        self._told |= mine
+        if self._consumed:
+            self._warn(
+                f"its members consume {', '.join(sorted(self._consumed))}, and whoever comes after them would not "
+                "read what they have not read; give the query a consumerGroup of its own"
+            )
+
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            _logger.warning("Group %s is not told how far this query is: %s", self._group, why)
+        self._warned = True
+
+
+def consumed_topics(address: LogAddress, group: str, topics: Collection[str]) -> set[str]:
+    """Those of `topics` that members of a group read now, who commit offsets of their own; none where this cannot tell.
+
+    Raises `StoreError`.
+    """
+    if not isinstance(address, DirectoryAddress):
+        return set()
+    it = address.group(group)
+    if is_served(it.path, group):  # of which topics is not known here
+        return set(topics)
+    sharing = [member for member in it.members() if member.model is MessageModel.CLUSTERING]
+    return {topic for member in sharing for topic in member.subscriptions if topic in topics}

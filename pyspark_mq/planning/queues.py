@@ -1,0 +1,170 @@
+"""The subscribed queues of one open log, as the driver sees them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Container, Iterable, Mapping
+
+from pyspark_mq.errors import OptionError, SubscriptionError
+from pyspark_mq.offsets.checkpoint import BatchStart
+from pyspark_mq.offsets.limits import Limit
+from pyspark_mq.offsets.losses import Case, Loss, loss_before, not_there_yet, report_loss
+from pyspark_mq.options.source import SourceOptions
+from store.model.log_protocol import Bounds, Fingerprints, Log, Positions, Queue, QueueRange
+from store.read.conditions import is_never_true
+from store.read.sql_filter import SqlFilter
+
+_logger = logging.getLogger("pyspark_mq")
+_AFTER_FOREIGN_ARRIVAL_SECONDS = 0.005
+
+
+def ends(bounds: Mapping[Queue, Bounds]) -> Positions:
+    """The offset that each queue will give next."""
+    return {queue: bound.max_offset for queue, bound in bounds.items()}
+
+
+def look_early(options: SourceOptions) -> None:
+    """Raise what is wrong with the path, or with the topics that `options` name, before a query is planned.
+
+    Topics that went since the checkpoint was written are losses (see `losses`), so they may go where these may.
+    """
+    with options.address.open() as log:
+        if options.fail_on_data_loss:
+            options.subscription.require(log.topics())
+
+
+class Queues:
+    """What there is to read. Every call asks the log anew: other processes append to it."""
+
+    def __init__(self, log: Log, options: SourceOptions) -> None:
+        self._log = log
+        self._options = options
+        self._missing = ""  # what was said of it
+        self._told: set[str] = set()
+
+    def bounds(self) -> dict[Queue, Bounds]:
+        """What each subscribed queue has, sorted by queue."""
+        return self._bounds_in(self._log.topics())
+
+    def _bounds_in(self, topics: Mapping[str, tuple[Queue, ...]]) -> dict[Queue, Bounds]:
+        return self._log.bounds(self._options.subscription.select(topics))
+
+    def bounds_of_all(self) -> dict[Queue, Bounds]:
+        """`bounds`, of a query that begins: a queue that goes meanwhile, as with its broker, is a loss.
+
+        Raises `SubscriptionError` for a topic or queue that an option names and that does not exist.
+        """
+        topics = self._log.topics()
+        self._options.subscription.require(topics)
+        self._warn(topics)
+        bounds = self._bounds_in(topics)
+        self._must_have(self._options.subscription.select(topics), bounds)
+        return bounds
+
+    def _must_have(self, queues: Iterable[Queue], there: Container[Queue]) -> None:
+        for queue in queues:
+            if queue not in there:
+                report_loss(self._options.fail_on_data_loss, Loss(QueueRange(queue, 0, 0), Case.GONE))
+
+    def _warn(self, topics: Collection[str]) -> None:
+        """Tell, once, of what reads nothing and may be a mistake."""
+        doubts = [self._options.subscription.doubt(topics)]
+        if isinstance(found := self._options.message_filter, SqlFilter) and is_never_true(found.condition):
+            doubts.append(f"subExpression {found.expression!r} is true of no message; see 'Filters' in docs/source.md")
+        for doubt in doubts:
+            if doubt is not None and doubt not in self._told:
+                self._told.add(doubt)
+                _logger.warning("%s", doubt)
+
+    def bounds_behind(self, seen: Positions) -> dict[Queue, Bounds]:
+        """`bounds`, for a query that goes on from `seen`: a queue of these that does not exist is a loss.
+
+        Any other that is named is not there yet: with failOnDataLoss a `SubscriptionError`.
+        """
+        topics = self._log.topics()
+        try:
+            self._options.subscription.require(topics, seen)
+        except SubscriptionError as error:
+            if self._missing != str(error):
+                not_there_yet(self._options.fail_on_data_loss, error)
+                self._missing = str(error)
+        return self._bounds_in(topics)
+
+    def last(self, ends: Positions, batch: BatchStart) -> Fingerprints:
+        """Which message stands before each of `ends`: where nothing is read, `batch` may know."""
+        kept = {queue: was for queue, was in batch.last.items() if ends.get(queue) == batch.begin[queue]}
+        return kept | self._log.fingerprints({queue: end for queue, end in ends.items() if queue not in kept})
+
+    def resolve(self, option: str, limit: Limit, bounds: Mapping[Queue, Bounds]) -> Positions:
+        """`limit`, the value of `option`, as one existing offset for each queue of `bounds`.
+
+        One that its queue has not yet, or not any more, is dealt with as `losses` says. Raises `OptionError`.
+        """
+        found = limit.resolve(self._log, bounds)
+        self._must_have(bounds, found)
+        positions = {queue: found.get(queue, first) for queue, (first, _) in bounds.items()}
+        for queue, offset in positions.items():
+            first, end = bounds[queue]
+            positions[queue] = min(max(offset, first), end)
+            if offset > end:
+                ahead = f"{option} says {offset} for {queue}, and its next message will be {end}"
+                advice = "Was the topic created anew? Give -1 for what comes next, or -2 for the first"
+                not_there_yet(self._options.fail_on_data_loss, OptionError(f"{ahead}. {advice}"))
+            elif loss := loss_before(queue, offset, bounds[queue]):
+                report_loss(self._options.fail_on_data_loss, loss, option)
+        return positions
+
+    def hold(self, seconds: float, known: Positions, seen: Positions, least: int = 1) -> dict[Queue, Bounds]:
+        """`bounds_behind` the `known`, once there are `least` messages behind `seen`, or other queues.
+
+        After `seconds` at the latest.
+        """
+        deadline = time.monotonic() + seconds
+        pause = 0.0
+        while True:
+            bounds = self.bounds_behind(known)
+            left = deadline - time.monotonic()
+            if left <= 0 or is_enough(seen, bounds, least):
+                return bounds
+            # What woke us was for other topics: a steady stream there must not make this a spinning loop.
+            if pause:  # even to sleep for no time is a wake-up
+                time.sleep(min(left, pause))
+            pause = _AFTER_FOREIGN_ARRIVAL_SECONDS
+            self._log.wait(ends(bounds), left)
+
+
+def replaced_queues(log: Log, positions: Positions, last: Fingerprints) -> list[Queue]:
+    """The queues that are others than when `last` was noted, as far as that can be told: which message stood before
+    each position. Where that was deleted then, and stands there again, too.
+    """
+    deleted = {queue: position for queue, position in positions.items() if queue not in last}
+    return [*log.strangers(positions, last), *log.fingerprints(deleted)]
+
+
+def unchanged(log: Log, positions: Positions, last: Fingerprints) -> Positions:
+    """Those in queues that are still the ones which were read: of a topic that was created anew nothing is done yet.
+
+    last: which message stood before each, where one did.
+    """
+    others, there = replaced_queues(log, positions, last), log.bounds(positions)
+    return {
+        queue: positions[queue]
+        for queue in there
+        if queue not in others and positions[queue] <= there[queue].max_offset
+    }
+
+
+def are_gone(log: Log, ends: Positions, last: Fingerprints) -> bool:
+    """Whether one of `ends` of which `last` says nothing is not reached any more: its topic was deleted."""
+    unknown = {queue: end for queue, end in ends.items() if end > 0 and queue not in last}
+    there = log.bounds(unknown)
+    return any(queue not in there or end > there[queue].max_offset for queue, end in unknown.items())
+
+
+def is_enough(seen: Positions, bounds: Mapping[Queue, Bounds], least: int = 1) -> bool:
+    """Whether there are `least` messages behind `seen`; or other queues than these, or less in one. Pure."""
+    now = ends(bounds)
+    if now.keys() != seen.keys() or any(now[queue] < offset for queue, offset in seen.items()):
+        return True
+    return sum(now.values()) - sum(seen.values()) >= least

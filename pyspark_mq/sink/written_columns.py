@@ -1,0 +1,187 @@
+"""Which columns a DataFrame may have that is written, and how its Arrow batches become tables of messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    IntegralType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from pyspark_mq.errors import RowError, SchemaError
+from store.format.arrays import arrow, numbers, pc
+from store.format.columns import COLUMNS
+from store.format.topic_names import TOPICS_OF_NOTES
+
+
+class ColumnKind(NamedTuple):
+    """The types that a column may have. ours: that of a view to INSERT INTO. words: all of them, to a user."""
+
+    fits: Callable[[DataType], bool]
+    ours: DataType
+    words: str
+
+
+def _is_text(kind: DataType) -> bool:
+    return isinstance(kind, StringType)
+
+
+def _is_integer(kind: DataType) -> bool:
+    return isinstance(kind, IntegralType)
+
+
+def _is_time(kind: DataType) -> bool:
+    return isinstance(kind, TimestampType | LongType)
+
+
+def _is_texts(kind: DataType) -> bool:
+    return isinstance(kind, ArrayType) and _is_text(kind.elementType)
+
+
+def _is_text_map(kind: DataType) -> bool:
+    return isinstance(kind, MapType) and _is_text(kind.keyType) and _is_text(kind.valueType)
+
+
+_TEXT = ColumnKind(_is_text, StringType(), "string")
+_INTEGER = ColumnKind(_is_integer, IntegerType(), "int")
+_TIME = ColumnKind(_is_time, TimestampType(), "timestamp, or bigint ms since 1970")
+
+SINK_COLUMNS: dict[str, ColumnKind] = {
+    "topic": _TEXT,
+    "body": ColumnKind(lambda kind: isinstance(kind, StringType | BinaryType), BinaryType(), "string or binary"),
+    "tags": _TEXT,
+    "keys": ColumnKind(
+        lambda kind: _is_text(kind) or _is_texts(kind),
+        StringType(),
+        "string, keys separated by blanks, or array<string>",
+    ),
+    "properties": ColumnKind(_is_text_map, MapType(StringType(), StringType()), "map<string,string>"),
+    "queueId": _INTEGER,
+    "shardingKey": _TEXT,
+    "flag": _INTEGER,
+    "bornTimestamp": _TIME,
+    "delayLevel": _INTEGER,
+    "deliverAt": _TIME,
+}
+"""What a message can be written from. Only `body` is needed, and `topic` where no option names it."""
+
+_KAFKA_NAMES = {
+    "value": "body",
+    "key": "keys",
+    "partition": "queueId",
+    "headers": "properties, a map<string,string>",
+    "timestamp": "bornTimestamp",
+}
+
+
+def sink_schema(with_topic: bool) -> StructType:
+    """The columns of a view to INSERT INTO."""
+    names = [name for name in SINK_COLUMNS if name != "topic" or with_topic]
+    return StructType([StructField(name, SINK_COLUMNS[name].ours) for name in names])
+
+
+def check_schema(schema: StructType, topic: str | None) -> None:
+    """Raises `SchemaError` for a DataFrame that is none of messages. topic: that of all rows, if an option says so."""
+    names = schema.fieldNames()
+    for field in schema.fields:
+        kind = SINK_COLUMNS.get(field.name)
+        if kind is None:
+            raise SchemaError(_unknown(field.name))
+        if not kind.fits(field.dataType):
+            raise SchemaError(
+                f"Column {field.name} is written from {kind.words}, this one is {field.dataType.simpleString()}; "
+                "cast it" + (", or make a text of it with to_json" if field.name == "body" else "")
+            )
+    if "body" not in names:
+        raise SchemaError(f"There is no column body: name what is to be sent so, e.g. select({_example(names)})")
+    if "topic" not in names and topic is None:
+        raise SchemaError('Where do the rows go? Set option("topic", ...), or add a column topic')
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SchemaError(f"Columns that stand twice: {', '.join(twice)}; drop one of each")
+
+
+def _example(names: list[str]) -> str:
+    """How the columns of a DataFrame may become a body."""
+    return 'expr("to_json(struct(*)) AS body")' if len(names) != 1 else f'col("{names[0]}").alias("body")'
+
+
+def _unknown(name: str) -> str:
+    if name.lower() in _KAFKA_NAMES:
+        ours = _KAFKA_NAMES[name.lower()]
+        return f"Column {name} is Kafka's name; here it is {ours}: withColumnRenamed({name!r}, {ours.split(',')[0]!r})"
+    if name in COLUMNS:
+        return f"Column {name} cannot be written, the store gives each message its own: drop({name!r})"
+    near = get_close_matches(name, SINK_COLUMNS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(SINK_COLUMNS)}; the rest goes into body"
+    return f"A message has no column {name!r}: {hint}"
+
+
+def tables_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """What one Arrow batch of a checked DataFrame sends to each topic, rows in their order.
+
+    topic: that of all rows, if an option says so. The batches have the columns that `MessageStore.append_table` takes.
+    Raises `RowError` for a row without body or topic, or to a topic in which the store notes what was written.
+    """
+    if batch.num_rows == 0:
+        return
+    names = [name for name in batch.schema.names if name != "topic"]
+    columns = [_filled(name, batch.column(name)) for name in names]
+    messages = pa.RecordBatch.from_arrays(columns, names)
+    if topic is not None:  # it overrides the column topic, as in Spark's Kafka sink
+        yield topic, messages
+    else:
+        yield from _split(messages, _filled("topic", batch.column("topic")))
+
+
+def _split(messages: pa.RecordBatch, topics: pa.StringArray) -> Iterator[tuple[str, pa.RecordBatch]]:
+    encoded = topics.dictionary_encode()
+    names = encoded.dictionary.to_pylist()
+    if notes := TOPICS_OF_NOTES.intersection(names):
+        raise RowError(f"Topic {min(notes)} says what was written before; rows go to topics of yours")
+    if len(names) == 1:
+        yield names[0], messages
+        return
+    codes = numbers(encoded.indices)
+    order = np.argsort(codes, kind="stable")
+    bounds = np.searchsorted(codes[order], np.arange(len(names) + 1))
+    sorted_ = messages.take(arrow(order))
+    for code, name in enumerate(names):
+        yield name, sorted_.slice(bounds[code], bounds[code + 1] - bounds[code])
+
+
+def _filled(name: str, column: pa.Array) -> pa.Array:
+    """A column without the nulls that stand for "none" where the store takes no null."""
+    if not column.null_count:
+        return column
+    if name in ("body", "topic"):
+        raise RowError(
+            f"{column.null_count:,} of {len(column):,} rows have no {name} (null); leave them out with "
+            f'where("{name} IS NOT NULL"), or fill them with coalesce'
+        )
+    if name == "flag":
+        return pc.fill_null(column, _integer(0, column.type))
+    if name == "bornTimestamp":
+        ms = _integer(int(time.time() * 1000), pa.int64())
+        kind = column.type
+        return pc.fill_null(column, ms if kind == pa.int64() else ms.cast(pa.timestamp("ms", kind.tz)).cast(kind))
+    return column
+
+
+def _integer(value: int, kind: pa.DataType) -> pa.Scalar:
+    return arrow(np.array([value]))[0].cast(kind)

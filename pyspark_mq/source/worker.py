@@ -1,0 +1,52 @@
+"""The Python worker in which Spark runs a task: how many of them it has, and what it need not do for each task."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import sys
+from collections.abc import Callable
+from functools import cache
+
+from pyspark import TaskContext
+
+_LOCAL = re.compile(r"local(?:\[(\*|[0-9]+)(?:, *[0-9]+)?\])?")
+
+
+def task_slots() -> int | None:
+    """In a task, of its application; None where the settings leave that open, as with dynamic allocation."""
+    context = TaskContext.get()
+    return None if context is None else slots(context.getLocalProperty)
+
+
+def slots(setting: Callable[[str], str | None]) -> int | None:
+    """By Spark's settings: the cores of a local master, of a cluster's executors, or all that it may take."""
+    cores = _cores(setting)
+    return None if cores is None else max(1, cores // _number(setting("spark.task.cpus"), 1))
+
+
+def _cores(setting: Callable[[str], str | None]) -> int | None:
+    local = _LOCAL.fullmatch(setting("spark.master") or "")
+    if local is not None:
+        return (os.cpu_count() or 1) if local[1] == "*" else int(local[1] or 1)
+    if setting("spark.dynamicAllocation.enabled") == "true":
+        return None
+    executors, cores = _number(setting("spark.executor.instances"), 0), _number(setting("spark.executor.cores"), 0)
+    return executors * cores or _number(setting("spark.cores.max"), 0) or None
+
+
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text is not None and text.isdecimal() else default
+
+
+@cache
+def spare_what_is_loaded() -> None:
+    """In a process of Spark's daemon, have the garbage collector leave alone what is loaded by the first call.
+
+    The daemon's workers collect garbage after everything that they do for a query. With the modules of Spark and Arrow
+    that takes some 30 ms of a core each time, and finds nothing in them: a third of what a small query takes in all.
+    """
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    if main is not None and main.name == "pyspark.daemon":
+        gc.freeze()

@@ -1,0 +1,216 @@
+"""What a store's files tell, as Prometheus metrics under RocketMQ's names. Nobody counts anything while writing or
+reading: what came in are the ends of queues, and what went out the offsets of groups. Only how long things take do
+producers and consumers tell themselves.
+
+    prometheus_client.REGISTRY.register(StoreCollector(store))
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark_mq.stats.measures import Extent, GroupLag, deliverer, extents, group_lags, log_files
+from store import MessageStore, OffsetLost, OffsetNotYet, UnknownTopic
+from store.directory.directory_log import DirectoryLog
+from store.files.consumer_offsets import ConsumerOffsets
+from store.files.figures import (
+    BUCKETS,
+    DELIVERED,
+    HELD,
+    PROCESS_FAILED,
+    PROCESSED,
+    PUT,
+    PUT_FAILED,
+    REFUSED,
+    SEND_FAILED,
+    SENT,
+    Figure,
+    figures_in,
+)
+from store.format.layout import DLQ_TOPIC_PREFIX
+from store.model.log_protocol import Fingerprint
+from store.publish.locks import Holder
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+Extents = dict[tuple[str, int], Extent]
+
+
+class StoreCollector:
+    """A collector of `prometheus_client`: each scrape looks at the store, which may be open to be read only.
+
+    Of queues that were seen before only the change is looked at. Counters of bytes begin with what the store has at the
+    first look. Threads may share it.
+    """
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+        self._turn = threading.Lock()
+        self._seen: Extents = {}
+        self._bytes: Counter[str] = Counter()  # that came in, by topic
+
+    def collect(self) -> Iterator[Metric]:
+        """Each metric with its values now."""
+        with self._turn:
+            found = extents(self._store, self._seen)
+            for key, each in found.items():
+                before = self._seen.get(key)
+                if before is None:
+                    self._bytes[each.topic] += each.size
+                else:
+                    self._bytes[each.topic] += _new_bytes(self._store, before, each)
+            self._seen = found
+            delivers = deliverer(self._store)
+            bytes_in = Counter(self._bytes)
+        yield from _of_topics(found, bytes_in)
+        yield from _of_groups(self._store)
+        yield from _of_log(self._store, found)
+        yield _of_delivery(delivers)
+        yield from _of_clients(figures_in(Path(self._store.path)))
+
+
+def _new_bytes(store: MessageStore, before: Extent, now: Extent) -> int:
+    """Bytes of the records that came between two looks at a queue, of those that are still there."""
+    if now.first == before.first and now.end >= before.end:
+        return now.size - before.size
+    start = min(max(before.end, now.first), now.end)
+    try:
+        return int(store.sizes(now.topic, now.queue, start, now.end).sum())
+    except (UnknownTopic, OffsetLost, OffsetNotYet):  # retention was here again, or the topic is gone
+        return 0
+
+
+def _of_topics(found: Extents, bytes_in: Counter[str]) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    messages: Counter[str] = Counter()
+    for each in found.values():
+        messages[each.topic] += each.end
+    total = CounterMetricFamily("rocketmq_messages_in", "Messages that were ever put", labels=["topic"])
+    size = CounterMetricFamily("rocketmq_throughput_in", "Bytes of records that were put", labels=["topic"])
+    dead = CounterMetricFamily(
+        "rocketmq_send_to_dlq_messages", "Messages that a group gave up", labels=["consumer_group"]
+    )
+    for topic, count in messages.items():
+        total.add_metric([topic], count)
+        size.add_metric([topic], bytes_in[topic])
+        if topic.startswith(DLQ_TOPIC_PREFIX):
+            dead.add_metric([topic.removeprefix(DLQ_TOPIC_PREFIX)], count)
+    yield from (total, size, dead)
+    yield GaugeMetricFamily("rocketmq_topic_number", "Topics", value=len(messages))
+
+
+def _of_groups(store: MessageStore) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    labels = ["topic", "consumer_group"]
+    out = CounterMetricFamily("rocketmq_messages_out", "Offsets that a group has committed, summed up", labels=labels)
+    behind = GaugeMetricFamily("rocketmq_consumer_lag_messages", "Messages not read yet", labels=labels)
+    late = GaugeMetricFamily(
+        "rocketmq_consumer_lag_latency", "Milliseconds since the first message not read was stored", labels=labels
+    )
+    by_group: dict[tuple[str, str], list[GroupLag]] = {}
+    for lag in group_lags(DirectoryLog(store)):
+        by_group.setdefault((lag.queue.topic, lag.group), []).append(lag)
+    for key, queues in by_group.items():
+        out.add_metric(key, sum(lag.offset or 0 for lag in queues))
+        behind.add_metric(key, sum(lag.messages for lag in queues))
+        late.add_metric(key, max(_milliseconds_behind(store, lag) for lag in queues))
+    yield from (out, behind, late)
+    groups = ConsumerOffsets(Path(store.path)).names()
+    yield GaugeMetricFamily("rocketmq_consumer_group_number", "Groups", value=len(groups))
+
+
+def _milliseconds_behind(store: MessageStore, lag: GroupLag) -> float:
+    if not lag.messages:
+        return 0.0
+    first = _fingerprint(store, lag.queue.topic, lag.queue.queue_id, lag.end - lag.messages)
+    return 0.0 if first is None else _age(first)
+
+
+def _of_log(store: MessageStore, found: Extents) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    log = log_files(store)
+    oldest = [_fingerprint(store, each.topic, each.queue, each.first) for each in found.values() if each.messages]
+    kept = max((_age(each) for each in oldest if each is not None), default=0.0)
+    yield GaugeMetricFamily("rocketmq_storage_size", "Bytes that the log takes on the device", value=log.taken)
+    yield GaugeMetricFamily(
+        "rocketmq_storage_dispatch_behind_bytes", "Bytes in the log and not in the queues yet", value=log.dispatch_lag
+    )
+    yield GaugeMetricFamily(
+        "rocketmq_storage_message_reserve_time", "Milliseconds since the oldest message was stored", value=kept
+    )
+
+
+def _of_delivery(delivers: Holder | None) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
+    text = "Whether the process is stopped that delivers delayed messages"
+    return GaugeMetricFamily("rocketmq_delivery_stopped", text, value=delivers is not None and delivers.is_stopped)
+
+
+def _of_clients(figures: Iterable[tuple[str, Figure]]) -> Iterator[Metric]:
+    """A series for each client, for the counters of one that is closed are gone."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    client, status = ["topic", "client_id"], ["invocation_status"]
+    group = [*client, "consumer_group"]
+    putting = HistogramMetricFamily(
+        "rocketmq_put_cost_time", "Milliseconds that an append takes until it is seen", labels=client + status
+    )
+    sending = HistogramMetricFamily(
+        "rocketmq_send_cost_time",
+        "Milliseconds from sending to being seen",
+        labels=client + status,
+    )
+    delivery = HistogramMetricFamily(
+        "rocketmq_delivery_latency", "Milliseconds from being stored to being in a consumer's memory", labels=group
+    )
+    process = HistogramMetricFamily(
+        "rocketmq_process_time", "Milliseconds that a call of a listener takes", labels=group + status
+    )
+    refused = CounterMetricFamily(
+        "rocketmq_refused_connections", "Connections that a server closed, by why", labels=["reason", "client_id"]
+    )
+    held = GaugeMetricFamily("rocketmq_held_requests", "Requests that wait for messages", labels=group)
+    families = {
+        PUT: (putting, ["success"]),
+        PUT_FAILED: (putting, ["failure"]),
+        SENT: (sending, ["success"]),
+        SEND_FAILED: (sending, ["failure"]),
+        DELIVERED: (delivery, []),
+        PROCESSED: (process, ["success"]),
+        PROCESS_FAILED: (process, ["failure"]),
+    }
+    for client_id, each in figures:
+        labels = [each.topic, client_id, *filter(None, [each.group])]
+        if each.name == HELD:
+            held.add_metric(labels, each.counts[0])
+        elif each.name in REFUSED:
+            refused.add_metric([each.name, client_id], each.counts[0])
+        elif each.name in families:
+            family, more = families[each.name]
+            bounds = [*map(str, map(float, BUCKETS[each.name])), "+Inf"]
+            buckets = list(zip(bounds, accumulate(each.counts), strict=True))
+            family.add_metric(labels + more, buckets, each.total)
+    yield from (putting, sending, delivery, process, held, refused)
+
+
+def _fingerprint(store: MessageStore, topic: str, queue: int, offset: int) -> Fingerprint | None:
+    """Of a message; None where it is deleted meanwhile, or its topic."""
+    try:
+        return store.fingerprint(topic, queue, offset)
+    except (UnknownTopic, OffsetLost, OffsetNotYet):
+        return None
+
+
+def _age(message: Fingerprint) -> float:
+    return max(0.0, time.time() * 1000 - message.store_timestamp)

@@ -1,0 +1,208 @@
+"""How far a query is behind its log: from the progress that Spark reports, in messages; with the log at hand, in bytes
+and seconds, too. As log lines, and as Prometheus metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from pyspark_mq.errors import CheckpointError
+from pyspark_mq.offsets.checkpoint import EpochOffset, StreamOffset
+from pyspark_mq.offsets.positions import positions_from_json
+from store import OffsetLost, OffsetNotYet, UnknownTopic
+from store.model.log_protocol import Log, LogAddress, Positions, Queue, QueueRange, ReadSpec
+from store.read.filters import TagFilter
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Gauge
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+
+_logger = logging.getLogger("pyspark_mq")
+_SIZES_AT_ONCE = 1 << 16  # messages of which the sizes are looked up; those behind them count as the average of these
+
+Labels = tuple[str, str, str]  # query, topic and queue
+_FARTHEST = 3  # queues that a log line names
+
+
+class QueryLag(NamedTuple):
+    """What a query has not read yet of one queue.
+
+    bytes: of records; where there are very many messages, by the average of the first ones. seconds: since the first of
+    them was stored. Both None where there is no log at hand, or it cannot tell.
+    """
+
+    messages: int
+    bytes: int | None = None
+    seconds: float | None = None
+
+
+def positions(source: Mapping[str, Any]) -> tuple[Positions, Positions] | None:
+    """Up to where a source of this kind has read, and the ends of its queues, from one entry of a progress' `sources`.
+
+    None for a source of another kind, and where there was no batch yet.
+    """
+    try:
+        reached, ends = (json.loads(source[name]) for name in ("endOffset", "latestOffset"))
+        epoch = EpochOffset.from_json(reached)  # its tasks are still reading: only where they begin is known
+        begin = StreamOffset.from_json(reached).next if epoch is None else epoch.begin
+        return begin, positions_from_json(ends)
+    except (KeyError, TypeError, ValueError, CheckpointError):
+        return None
+
+
+def query_lags(source: Mapping[str, Any], log: Log | None = None) -> dict[Queue, QueryLag]:
+    """The lag in each queue of one source, an entry of a progress' `sources`; {} for a source of another kind.
+
+    log: by which messages that are deleted do not count. Without it a queue that was never read counts from 0.
+    """
+    found = positions(source)
+    if found is None:
+        return {}
+    reached, ends = found
+    first = {} if log is None else {queue: there.min_offset for queue, there in log.bounds(ends).items()}
+    left = {
+        queue: QueueRange(queue, min(max(reached.get(queue, 0), first.get(queue, 0)), end), end)
+        for queue, end in ends.items()
+    }
+    return {queue: _lag(wanted, log) for queue, wanted in left.items()}
+
+
+def of_query(of_sources: Iterable[Mapping[Queue, QueryLag]]) -> dict[Queue, QueryLag]:
+    """The lags of all sources of a query: in a queue that several read, of the one that is farthest behind."""
+    found: dict[Queue, QueryLag] = {}
+    for by_queue in of_sources:
+        for queue, lag in by_queue.items():
+            found[queue] = max(found.get(queue, lag), lag, key=lambda each: each.messages)
+    return found
+
+
+def total(by_queue: Mapping[Queue, QueryLag]) -> QueryLag:
+    """All queues together: the sums, and the longest time; None for what is not known of one of them."""
+    sizes = [lag.bytes for lag in by_queue.values()]
+    times = [lag.seconds for lag in by_queue.values() if lag.seconds is not None]
+    return QueryLag(
+        sum(lag.messages for lag in by_queue.values()),
+        sum(size for size in sizes if size is not None) if None not in sizes else None,
+        max(times, default=None) if len(times) == len(by_queue) else None,
+    )
+
+
+def described(by_queue: Mapping[Queue, QueryLag]) -> str:
+    """In words: the total, and the queues that are farthest behind."""
+    whole = total(by_queue)
+    size = "" if whole.bytes is None else f", {whole.bytes:,} bytes"
+    age = "" if whole.seconds is None else f", {whole.seconds:.1f} s"
+    farthest = sorted(by_queue, key=lambda queue: -by_queue[queue].messages)[:_FARTHEST]
+    queues = ", ".join(f"{queue} {by_queue[queue].messages:,}" for queue in farthest if by_queue[queue].messages)
+    return f"{whole.messages:,} messages{size}{age}" + (f" ({queues})" if queues else "")
+
+
+def _lag(left: QueueRange, log: Log | None) -> QueryLag:
+    if not left.length:
+        return QueryLag(0, 0, 0.0)
+    if log is None:
+        return QueryLag(left.length)
+    try:
+        return QueryLag(left.length, record_bytes(left, log), _seconds(left, log))
+    except (UnknownTopic, OffsetLost, OffsetNotYet):  # deleted meanwhile, or created anew: the query itself says so
+        return QueryLag(left.length)
+
+
+def record_bytes(left: QueueRange, log: Log) -> int | None:
+    """Bytes of the records of a range that has any; of very many by the average of the first. None: it cannot tell."""
+    sizes = log.sizes(left._replace(end=min(left.end, left.start + _SIZES_AT_ONCE)))
+    return None if sizes is None else int(sizes.sum()) * left.length // len(sizes)
+
+
+def _seconds(left: QueueRange, log: Log) -> float | None:
+    first = left._replace(end=left.start + 1)
+    for batch in log.scan(first, ReadSpec(("storeTimestamp",), TagFilter(None), check_crc=False)):
+        stored: float = batch.column(0)[0].as_py().timestamp()
+        return max(0.0, time.time() - stored)
+    return None
+
+
+class LagListener(StreamingQueryListener):
+    """Tells how far each query of format "mq" is behind: `spark.streams.addListener(LagListener())`.
+
+    With each progress that Spark reports it writes a line to the logger `pyspark_mq` (INFO), at most every `every`
+    seconds a query; with `registry` it keeps the gauges `mq_lag_messages`, `mq_lag_bytes` and `mq_lag_seconds` with the
+    labels query, topic and queue there (`prometheus_client.REGISTRY`; `pip install 'pyspark-mq[prometheus]'`). A query
+    that has ended has none: what it was behind last says nothing of what came since.
+    """
+
+    def __init__(
+        self, log: LogAddress | None = None, *, every: float = 10.0, registry: CollectorRegistry | None = None
+    ) -> None:
+        """log: the address of the log that the queries read, for bytes and seconds."""
+        self._log = log
+        self._every = every
+        self._told: dict[str, float] = {}  # by query, time.monotonic()
+        self._gauges = _gauges(registry) if registry is not None else []
+        self._series: dict[str, set[tuple[Gauge, Labels]]] = {}  # by the id of the query
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        pass
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        progress = event.progress
+        query = progress.name or str(progress.id)
+        series: set[tuple[Gauge, Labels]] = set()
+        by_queue = of_query(self._lags(progress.sources))
+        if by_queue:
+            for queue, lag in by_queue.items():
+                labels = query, queue.topic, queue.name
+                for gauge, value in zip(self._gauges, lag, strict=False):
+                    if value is not None:
+                        gauge.labels(*labels).set(value)
+                        series.add((gauge, labels))
+            now = time.monotonic()
+            if now - self._told.get(query, -self._every) >= self._every:
+                self._told[query] = now
+                _logger.info("Query %s is behind by %s", query, described(by_queue))
+        self._keep(str(progress.id), series)
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        self._told.clear()
+        self._keep(str(event.id), set())
+
+    def _keep(self, query: str, series: set[tuple[Gauge, Labels]]) -> None:
+        """Those of a query, and none that it had before."""
+        for gauge, labels in self._series.pop(query, set()) - series:
+            gauge.remove(*labels)
+        if series:
+            self._series[query] = series
+
+    def _lags(self, sources: Sequence[Mapping[str, Any]]) -> Iterator[dict[Queue, QueryLag]]:
+        if self._log is None:
+            found = [query_lags(source) for source in sources]
+        else:
+            with closing(self._log.open()) as log:
+                found = [query_lags(source, log) for source in sources]
+        yield from filter(None, found)
+
+
+def _gauges(registry: CollectorRegistry) -> list[Gauge]:
+    """One for each field of `QueryLag`, in their order."""
+    from prometheus_client import Gauge
+
+    labels = ("query", "topic", "queue")
+    return [
+        Gauge("mq_lag_messages", "Messages that the query has not read yet", labels, registry=registry),
+        Gauge("mq_lag_bytes", "Bytes of records that the query has not read yet", labels, registry=registry),
+        Gauge("mq_lag_seconds", "Seconds since the first of these was stored", labels, registry=registry),
+    ]

@@ -1,0 +1,149 @@
+"""Which kind of log a path names."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from pyspark_mq.errors import OptionError
+from pyspark_mq.offsets.positions import positions_from_json, to_json
+from pyspark_mq.options.log_address import CLUSTER_OPTIONS, NOT_ON_A_CLUSTER, OTHERWISE_ON_A_CLUSTER, address_of
+from pyspark_mq.options.sink import WriteOptions
+from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, names_of
+from store import ConfigError
+from store.archive.log import ArchiveAddress
+from store.cluster.address import ClusterAddress, Credentials
+from store.directory.directory_log import DirectoryAddress, TieredDirectoryAddress
+from store.model.log_protocol import Queue
+from store.remoting.endpoints import Tls
+from tests.certificates import certificate
+from tests.filled import Filled
+
+
+def test_a_store_and_the_archive_that_it_remembers(filled: Filled, tmp_path: Path) -> None:
+    archive = str(tmp_path / "archive")
+    assert address_of({"path": filled.path}) == DirectoryAddress(filled.path)
+    assert address_of({"path": filled.path, "archive": "s3://b/mq"}) == TieredDirectoryAddress(filled.path, "s3://b/mq")
+    filled.store.archive(archive)
+    assert address_of({"path": filled.path}) == TieredDirectoryAddress(filled.path, archive)
+    assert address_of({"path": filled.path, "archive": ""}) == DirectoryAddress(filled.path)
+
+
+def test_an_archive(filled: Filled, tmp_path: Path) -> None:
+    archive = str(tmp_path / "archive")
+    filled.store.archive(archive)
+    (cluster,) = (tmp_path / "archive").iterdir()
+    for path in (archive, f"file:{archive}", f"file://{archive}"):
+        assert address_of({"path": path}) == ArchiveAddress(archive)
+    assert address_of({"path": f"{cluster}/mq"}) == ArchiveAddress(f"{cluster}/mq")
+    options = '{"anon": true}'
+    address = address_of({"path": "s3://bucket/mq", "storageOptions": options})
+    assert address == ArchiveAddress("s3://bucket/mq", options)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"accessKey": "me", "secretKey": "12345678"}, "accessKey goes with nameServer, for a RocketMQ cluster"),
+        ({"useTls": "true"}, "useTls goes with nameServer"),
+        ({"path": "s3://bucket/mq", "archive": "s3://bucket/other"}, "archive goes with the path of a store"),
+        (
+            {"path": "", "nameServer": "a:1", "archive": "s3://b/mq"},
+            "archive does not go with nameServer: brokers keep",
+        ),
+    ],
+)
+def test_options_that_would_say_nothing(filled: Filled, more: dict[str, str], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        address_of({"path": filled.path, **more})
+
+
+@pytest.mark.parametrize("given", ["{", "[]", "anon=true"])
+def test_storage_options_are_read_where_nothing_needs_them(filled: Filled, given: str) -> None:
+    with pytest.raises(ConfigError, match=r"storage options are (no JSON|a JSON object)"):
+        address_of({"path": filled.path, "storageOptions": given})
+
+
+BASE = {"nameServer": "a:1;b:2", "subscribe": "orders"}
+A0 = Queue("orders", 0, broker="broker-a")
+PAGE = Path(__file__).parents[3] / "docs" / "cluster.md"
+
+
+def test_the_address() -> None:
+    assert SourceOptions.parse(BASE).address == ClusterAddress(("a:1", "b:2"))
+    account = {"accessKey": "me", "secretKey": "12345678", "consumerGroup": "billing"}
+    parsed = SourceOptions.parse({**BASE, **account})
+    assert parsed.address == ClusterAddress(("a:1", "b:2"), Credentials("me", "12345678"), "billing")
+    assert "12345678" not in repr(parsed)
+    written = WriteOptions.parse({"nameServer": "a:1", "topic": "t", "delivery": "at-least-once"})
+    assert written.address == ClusterAddress(("a:1",))
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"path": "/data/mq"}, "path and nameServer exclude each other"),
+        ({"maxBytesPerTrigger": "1k"}, "maxBytesPerTrigger does not go with nameServer: .*maxOffsetsPerTrigger"),
+        ({"archive": "s3://bucket/mq"}, "archive does not go with nameServer: brokers keep what they have"),
+        ({"consumerGroup": "g", "consumeMode": "orderly"}, "consumeMode does not go with nameServer"),
+        ({"accessKey": "me"}, "accessKey and secretKey go together"),
+        ({"nameServer": "9876"}, "nameServer: address '9876': must be host:port"),
+        ({"nameServer": " ; "}, "nameServer: .*must be host:port"),
+        ({"useTls": "yes"}, "useTls takes true or false, got 'yes'"),
+        ({"tlsCaFile": "/etc/mq/ca.pem"}, "tlsCaFile goes with useTls=true"),
+        ({"useTls": "true", "tlsCaFile": "/nowhere/ca.pem"}, "tlsCaFile: /nowhere/ca.pem: .*: No such file"),
+        ({"useTls": "true", "tlsCaFile": __file__}, f"tlsCaFile: {__file__}: no file of certificates"),
+    ],
+)
+def test_what_is_refused(more: dict[str, str], told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        SourceOptions.parse({**BASE, **more})
+
+
+def test_tls(tmp_path: Path) -> None:
+    """Tasks need no file of certificates: what is in it goes with the options."""
+    assert SourceOptions.parse({**BASE, "useTls": "false"}).address == ClusterAddress(("a:1", "b:2"))
+    assert SourceOptions.parse({**BASE, "useTls": "True"}).address == ClusterAddress(("a:1", "b:2"), tls=Tls())
+    made = certificate(tmp_path).path
+    parsed = SourceOptions.parse({**BASE, "useTls": "true", "tlsCaFile": str(made)})
+    assert parsed.address == ClusterAddress(("a:1", "b:2"), tls=Tls(made.read_text()))
+    assert "CERTIFICATE" not in repr(parsed)
+    made.unlink()
+    assert pickle.loads(pickle.dumps(parsed)).address.tls.context().get_ca_certs()
+
+
+def test_exactly_once_is_refused() -> None:
+    with pytest.raises(OptionError, match="set delivery to at-least-once"):
+        WriteOptions.parse({"nameServer": "a:1", "topic": "t"})
+
+
+def test_real_time_needs_a_place_for_its_ledger() -> None:
+    options = SourceOptions.parse({**BASE, "realTime": "true"})
+    with pytest.raises(OptionError, match="cluster at a:1;b:2 has no directory for that: set the option ledgerPath"):
+        options.stream_start()
+
+
+def test_queues_of_brokers_in_json() -> None:
+    assert SourceOptions.parse({"nameServer": "a:1", "assign": '{"orders": ["broker-a:0"]}'}).subscription.assigned == (
+        A0,
+    )
+    json_ = {"orders": {"broker-a:0": 23, "broker-b:10": 5}}
+    assert positions_from_json(json_) == {A0: 23, Queue("orders", 10, broker="broker-b"): 5}
+    assert to_json(positions_from_json(json_)) == json_
+    for text in (":0", "broker-a:", "broker-a:x", "broker-a:-1", "a:b:0", "broker-a:99999999999"):
+        with pytest.raises(ValueError, match="queue number belongs"):
+            positions_from_json({"orders": {text: 1}})
+
+
+def test_the_page_says_of_all_options_what_becomes_of_them() -> None:
+    """And names no option that there is not."""
+    names = {*names_of(READ_OPTIONS), *names_of(WRITE_OPTIONS)}
+    assert names >= NOT_ON_A_CLUSTER.keys() | OTHERWISE_ON_A_CLUSTER.keys()
+    page = PAGE.read_text("utf-8")
+    for name, what in {**NOT_ON_A_CLUSTER, **OTHERWISE_ON_A_CLUSTER}.items():
+        assert f"| `{name}` | {what} |\n" in page
+    for option in CLUSTER_OPTIONS:
+        assert f"| `{option.name}` | `{option.example}` | {option.meaning} |\n" in page

@@ -1,0 +1,326 @@
+"""Orderly streams, driven as Spark drives them, over real stores.
+
+Two real queries: `tests/end_to_end/test_orderly.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+
+from pyspark_mq.errors import DataLossError, OptionError, QueuesTaken
+from pyspark_mq.options.source import SourceOptions, WhenLocked
+from pyspark_mq.planning.query_group import OrderlyQueues
+from pyspark_mq.source.reading import default_schema
+from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+from store import GroupConflict
+from store.api.group_protocol import Subscription
+from store.directory.directory_group import DirectoryGroup
+from store.model.errors import CorruptStore
+from store.model.log_protocol import Queue
+from tests.filled import Filled
+from tests.members import remote_member
+from tests.pyspark_mq.source.streaming import bare, latest, ranges
+from tests.restarted import delete_as_broker
+from tests.waiting import until
+
+Q0, Q1 = Queue("orders", 0), Queue("orders", 1)
+ORDERLY = {"consumeMode": "orderly", "consumerGroup": "g", "startingOffsets": "earliest", "holdTimeoutMs": "0"}
+EVERYTHING = {"orders": Subscription()}
+
+
+class Readers:
+    """Each is one run of a query. All are stopped at last."""
+
+    def __init__(self, filled: Filled, stack: ExitStack) -> None:
+        self._filled = filled
+        self._stack = stack
+
+    def __call__(self, **options: str) -> RealTimeStreamReader:
+        given = {"path": str(self._filled.path), "subscribe": "orders", **ORDERLY, **options}
+        it = RealTimeStreamReader(SourceOptions.parse(given), default_schema(False))
+        self._stack.callback(it.stop)
+        return it
+
+
+@pytest.fixture
+def reader(filled: Filled) -> Iterator[Readers]:
+    with ExitStack() as stack:
+        yield Readers(filled, stack)
+
+
+@pytest.fixture
+def group(filled: Filled) -> DirectoryGroup:
+    return DirectoryGroup(filled.path, "g")
+
+
+def test_a_query_has_its_queues_while_it_runs(reader: Readers, group: DirectoryGroup) -> None:
+    it = reader()
+    start = it.initialOffset()
+    assert group.members() == []
+    end = latest(it, start)
+    (member,) = group.members()
+    assert (member.queues, member.orderly) == ((Q0, Q1), True)
+    assert latest(it, end) == end
+    it.stop()
+    assert group.members() == []
+    assert group.committed([Q0, Q1]) == {Q0: 3, Q1: 5}
+
+
+def test_the_group_knows_what_is_done_before_the_query_ends(reader: Readers, group: DirectoryGroup) -> None:
+    """Spark ends a query that has read all without `stop`."""
+    it = reader()
+    end = latest(it, it.initialOffset())
+    assert latest(it, end) == end
+    assert group.committed([Q0, Q1]) == {Q0: 3, Q1: 5}
+
+
+def test_another_waits_and_goes_on_where_the_group_is(reader: Readers, filled: Filled) -> None:
+    one, other = reader(maxOffsetsPerTrigger="4"), reader()
+    start = one.initialOffset()
+    end = latest(one, start)
+    assert latest(other, start) == start
+    following = latest(one, end)
+    assert latest(other, start) == start
+    one.stop()  # the second batch was not done
+    theirs = latest(other, start)
+    first = {Queue("orders", int(queue)): offset for queue, offset in end["orders"].items()}
+    assert bare(theirs) == {"orders": {"0": 3, "1": 5}, "$start": {"orders": {"0": first[Q0], "1": first[Q1]}}}
+    read = sorted(part for text in ranges(other, start, theirs) for part in text.split(" + "))
+    assert read == [f"orders/0 [{first[Q0]}, 3)", f"orders/1 [{first[Q1]}, 5)"]
+    assert bare(following)["orders"] == {"0": 3, "1": 5}
+    filled.put("orders", 0, 1)
+    assert bare(latest(other, theirs)) == {"orders": {"0": 4, "1": 5}}
+
+
+def test_where_the_group_is_counts_when_nothing_is_new(reader: Readers, filled: Filled) -> None:
+    one, other = reader(), reader()
+    start = one.initialOffset()
+    end = latest(one, start)
+    assert latest(one, end) == end
+    one.stop()
+    assert latest(other, start) == start
+    filled.put("orders", 1, 1)
+    assert ranges(other, start, latest(other, start)) == ["orders/1 [5, 6)"]
+
+
+def test_one_that_is_to_fail(reader: Readers, filled: Filled, group: DirectoryGroup) -> None:
+    one, other = reader(), reader(whenLocked="fail")
+    end = latest(one, one.initialOffset())
+    (member,) = group.members()
+    with pytest.raises(QueuesTaken, match=f"group g: {member.id} has queues .* set whenLocked to wait or takeOver"):
+        latest(other, other.initialOffset())
+    assert [(each.id, each.queues) for each in group.members()] == [(member.id, (Q0, Q1))]
+    assert latest(one, end) == end
+    one.stop()
+    filled.put("orders", 0, 1)
+    assert latest(other, other.initialOffset())["orders"] == {"0": 4, "1": 5}
+
+
+def test_one_that_takes_over(reader: Readers) -> None:
+    one, other = reader(), reader(whenLocked="takeOver")
+    start = one.initialOffset()
+    end = latest(one, start)
+    assert latest(other, start) == start
+    with pytest.raises(QueuesTaken, match=r"group g: another query took over .* this one ends, after its last batch"):
+        latest(one, end)
+    assert latest(other, start) == start, "all is done: nothing is new"
+    assert other._orderly is not None
+    assert other._orderly.take([Q0, Q1], 0)
+
+
+def test_a_query_that_is_to_end_waits_for_its_queues(reader: Readers) -> None:
+    one, other = reader(maxOffsetsPerTrigger="4"), reader()
+    start = one.initialOffset()
+    latest(one, start)
+    other.prepareForTriggerAvailableNow()
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(latest, other, start)
+        assert not asked.done()
+        one.stop()
+        assert asked.result()["orders"] == {"0": 3, "1": 5}
+
+
+def test_a_batch_that_is_run_again_waits_for_its_queues(reader: Readers, filled: Filled) -> None:
+    it = reader()
+    start = it.initialOffset()
+    end = latest(it, start)
+    planned = ranges(it, start, end)
+    it.stop()
+    again = reader()
+    with DirectoryGroup(filled.path, "g").join(EVERYTHING, orderly=True) as member:
+        member.lock([Q1])
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(ranges, again, start, end)
+            until(lambda: len(DirectoryGroup(filled.path, "g").members()) == 2)
+            assert not asked.done()
+            member.unlock([Q1])
+            assert asked.result() == planned
+
+
+def test_a_queue_that_is_added_is_locked_before_it_is_read(
+    reader: Readers, filled: Filled, group: DirectoryGroup
+) -> None:
+    it = reader()
+    end = latest(it, it.initialOffset())
+    filled.store.create_topic("orders", 3)
+    filled.put("orders", 2, 2)
+    assert latest(it, end)["orders"] == {"0": 3, "1": 5, "2": 2}
+    assert group.members()[0].queues == (Q0, Q1, Queue("orders", 2))
+
+
+def test_a_queue_that_another_locks_while_a_batch_is_planned_does_not_end_a_query_that_is_to_end(
+    reader: Readers, filled: Filled, group: DirectoryGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, q2 = reader(), Queue("orders", 2)
+    start = it.initialOffset()
+    it.prepareForTriggerAvailableNow()
+    with group.join(EVERYTHING, orderly=True) as member, ThreadPoolExecutor() as pool:
+        look, was_added = it._queues.hold, Event()
+
+        def after_a_queue_is_added(*given: Any) -> Any:
+            if not was_added.is_set():
+                filled.store.create_topic("orders", 3)
+                assert member.lock([q2]) == {q2}
+                was_added.set()
+            return look(*given)
+
+        monkeypatch.setattr(it._queues, "hold", after_a_queue_is_added)
+        asked = pool.submit(latest, it, start)
+        assert was_added.wait(60)
+        until(lambda: asked.done() or not any(Q0 in each.queues for each in group.members()))
+        assert not asked.done()
+        member.unlock([q2])
+        assert bare(asked.result())["orders"] == {"0": 3, "1": 5}
+
+
+def test_real_time_tasks_wait_for_the_lock(reader: Readers, filled: Filled) -> None:
+    one, other = reader(), reader(realTime="true")
+    start = one.initialOffset()
+    end = latest(one, start)
+    assert latest(one, end) == end
+    assert latest(other, start) == start
+    one.stop()
+    assert latest(other, start)["$from"] == [{"orders": {"0": 3}}, {"orders": {"1": 5}}]
+
+
+def test_real_time_tasks_end_with_the_process_that_has_their_queues(
+    reader: Readers, filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark learns only behind the batch that its Python beside the driver was killed; another has them by then."""
+    monkeypatch.setenv("SPARK_PIPELINED_UDF", "1")
+    it, other = reader(realTime="true", batchDuration="10 minutes", realTimePartitions="1"), reader()
+    start = it.initialOffset()
+    end = latest(it, start)
+    (partition,) = it.partitions(start, end)
+    batches, rows = it.read(partition), 0
+    while rows < len(filled.rows):
+        rows += next(batches).num_rows
+    it.stop()
+    filled.put("orders", 0, 2)
+    theirs = latest(other, start)
+    assert theirs["orders"] == {"0": 5, "1": 5}
+    assert all(batch.num_rows == 0 for batch in batches)
+    following = reader(realTime="true")
+    other.stop()
+    assert latest(following, end)["$from"] == [{"orders": {"0": 3}}, {"orders": {"1": 5}}]
+
+
+def test_one_that_was_stopped_for_long_loses_its_queues(
+    reader: Readers, filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark_mq.planning.query_group._RENEW_SECONDS", 0.05)
+    monkeypatch.setattr("store.broker.allocation.LOCK_SECONDS", 1.0)
+    with remote_member(DirectoryGroup(filled.path, "g"), EVERYTHING, orderly=True) as member:
+        member.call("lock", [Q0])
+        it = reader()
+        start = it.initialOffset()
+        assert latest(it, start) == start
+        member.call("commit", {Q0: 2})
+        member.signal(signal.SIGSTOP)
+        until(lambda: latest(it, start) != start)
+        member.signal(signal.SIGCONT)
+        assert member.call("lock", [Q0]) == set()
+
+
+def test_a_plain_consumer_is_not_let_in(reader: Readers, group: DirectoryGroup) -> None:
+    it = reader(subExpression="a||b")
+    latest(it, it.initialOffset())
+    with pytest.raises(GroupConflict, match=r"reads orders by TAG 'a\|\|b', and this one .* TAG '\*'"):
+        group.join(EVERYTHING, orderly=True)
+    with group.join({"orders": Subscription("b || a")}, orderly=True) as member:
+        assert member.members() == [member.id]
+        assert member.lock([Q0, Q1]) == set()
+
+
+def test_a_reset_is_warned_of(reader: Readers, group: DirectoryGroup, caplog: pytest.LogCaptureFixture) -> None:
+    it = reader()
+    end = latest(it, it.initialOffset())
+    group.reset({Q0: 1})
+    assert latest(it, end) == end
+    assert "Group g was reset in orders/0; a query goes on from its checkpoint" in caplog.text
+
+
+def test_nothing_is_done_of_a_topic_that_was_created_anew(
+    reader: Readers, filled: Filled, group: DirectoryGroup
+) -> None:
+    it = reader()
+    end = latest(it, it.initialOffset())
+    assert latest(it, end) == end
+    assert group.committed([Q0, Q1]) == {Q0: 3, Q1: 5}
+    delete_as_broker(filled.path, "orders")
+    filled.store.create_topic("orders", queues=2)
+    filled.put("orders", 0, 1)
+    with pytest.raises(DataLossError):
+        latest(it, end)
+    it.stop()
+    assert group.committed([Q0, Q1]) == {Q0: 3, Q1: 5}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"consumeMode": "orderly"}, "consumeMode=orderly needs consumerGroup"),
+        ({"consumeMode": "ordered", "consumerGroup": "g"}, "consumeMode takes concurrently or orderly, got 'ordered'"),
+        ({"whenLocked": "wait"}, "whenLocked goes with consumeMode=orderly"),
+        (ORDERLY | {"whenLocked": "go"}, "whenLocked takes wait or takeOver or fail, got 'go'"),
+        (ORDERLY | {"minPartitions": "2"}, "minPartitions splits queues over partitions"),
+        (ORDERLY | {"maxRecordsPerPartition": "2"}, "maxRecordsPerPartition splits queues"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        SourceOptions.parse({"path": os.devnull, "subscribe": "orders", **options})
+
+
+def test_a_batch_query_locks_nothing() -> None:
+    options = SourceOptions.parse({"path": os.devnull, "subscribe": "orders", **ORDERLY})
+    with pytest.raises(OptionError, match="consumeMode=orderly is for streaming queries"):
+        options.batch_limits()
+
+
+def test_whatever_keeps_it_from_keeping_its_queues_is_told(
+    group: DirectoryGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that went on would read what is another's a minute later."""
+    monkeypatch.setattr("pyspark_mq.planning.query_group._RENEW_SECONDS", 0.05)
+    it = OrderlyQueues(group, EVERYTHING, WhenLocked.WAIT)
+    assert it.take([Q0, Q1], 0)
+    Path(group.path, "consumers", "g", "resets.json").write_text("[" * 100_000)
+    it.done({Q0: 1})
+    with pytest.raises(CorruptStore):
+        until(lambda: not it.take([Q0, Q1], 0))
+
+
+def test_closing_what_nobody_took(group: DirectoryGroup) -> None:
+    options = SourceOptions.parse({"path": str(group.path), "subscribe": "orders", **ORDERLY})
+    assert options.orderly is not None
+    OrderlyQueues(group, EVERYTHING, options.orderly).close()

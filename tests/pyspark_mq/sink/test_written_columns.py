@@ -1,0 +1,134 @@
+"""Columns that are written: which are taken, which are refused and how, and what each topic gets."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from pyspark_mq.errors import RowError, SchemaError
+from pyspark_mq.sink.written_columns import check_schema, sink_schema, tables_by_topic
+from store.format.topic_names import COMMITS_TOPIC
+
+TEXT, INTEGER, BYTES = StringType(), IntegerType(), BinaryType()
+
+
+def schema(**columns: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+@pytest.mark.parametrize(
+    ("columns", "topic"),
+    [
+        (schema(body=TEXT), "t"),
+        (schema(body=BYTES, topic=TEXT), None),
+        (sink_schema(with_topic=True), None),
+        (sink_schema(with_topic=False), "t"),
+        (schema(body=TEXT, keys=ArrayType(TEXT), queueId=ShortType(), bornTimestamp=LongType()), "t"),
+        (schema(body=TEXT, delayLevel=ShortType(), deliverAt=TimestampType()), "t"),
+    ],
+)
+def test_columns_that_are_taken(columns: StructType, topic: str | None) -> None:
+    check_schema(columns, topic)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (schema(id=INTEGER, name=TEXT), "no column 'id': there are topic, body, tags"),
+        (schema(tags=TEXT), 'no column body: name what is to be sent so, e.g. select(col("tags").alias("body"))'),
+        (schema(tags=TEXT, flag=INTEGER), 'select(expr("to_json(struct(*)) AS body"))'),
+        (schema(value=TEXT), "value is Kafka's name; here it is body: withColumnRenamed('value', 'body')"),
+        (schema(body=TEXT, key=TEXT), "withColumnRenamed('key', 'keys')"),
+        (schema(body=TEXT, partition=INTEGER), "withColumnRenamed('partition', 'queueId')"),
+        (schema(body=TEXT, timestamp=TimestampType()), "withColumnRenamed('timestamp', 'bornTimestamp')"),
+        (schema(body=TEXT, headers=TEXT), "here it is properties, a map<string,string>"),
+        (schema(body=TEXT, tag=TEXT), "no column 'tag': did you mean tags?"),
+        (schema(body=TEXT, deliverAt=INTEGER), "deliverAt is written from timestamp, or bigint ms since 1970"),
+        (schema(body=TEXT, queueOffset=LongType()), "the store gives each message its own: drop('queueOffset')"),
+        (schema(body=schema(a=INTEGER)), "string or binary, this one is struct<a:int>; cast it, or make a text of it"),
+        (schema(body=TEXT, keys=ArrayType(INTEGER)), "separated by blanks, or array<string>, this one is array<int>"),
+        (schema(body=TEXT, queueId=DoubleType()), "queueId is written from int, this one is double; cast it"),
+        (schema(body=TEXT, bornTimestamp=DateType()), "timestamp, or bigint ms since 1970, this one is date"),
+        (schema(body=TEXT, properties=MapType(TEXT, INTEGER)), "map<string,string>, this one is map<string,int>"),
+        (StructType([StructField("body", TEXT)] * 2), "Columns that stand twice: body"),
+    ],
+)
+def test_columns_that_are_refused_and_what_to_write_instead(columns: StructType, message: str) -> None:
+    with pytest.raises(SchemaError, match=re.escape(message)):
+        check_schema(columns, "t")
+
+
+def test_without_any_topic() -> None:
+    with pytest.raises(SchemaError, match=re.escape('Set option("topic", ...), or add a column topic')):
+        check_schema(schema(body=TEXT), None)
+
+
+rows = st.lists(st.tuples(st.sampled_from("abcd"), st.binary(max_size=3)), min_size=1, max_size=40)
+
+
+@given(rows, st.integers(0, 3))
+def test_each_topic_gets_its_rows_in_their_order(rows: list[tuple[str, bytes]], skipped: int) -> None:
+    topics, bodies = zip(*rows, strict=True)
+    batch = pa.record_batch({"topic": pa.array(topics), "body": pa.array(bodies)}).slice(skipped)
+    got = {topic: table["body"].to_pylist() for topic, table in tables_by_topic(batch, None)}
+    kept = rows[skipped:]
+    assert got == {topic: [body for other, body in kept if other == topic] for topic in {topic for topic, _ in kept}}
+
+
+def test_the_option_overrides_the_column() -> None:
+    batch = pa.record_batch({"topic": ["a", None], "body": ["1", "2"]})
+    ((topic, table),) = tables_by_topic(batch, "all")
+    assert topic == "all"
+    assert table.to_pydict() == {"body": ["1", "2"]}
+
+
+@pytest.mark.parametrize("name", ["topic", "body"])
+def test_a_row_without_what_it_needs(name: str) -> None:
+    batch = pa.record_batch({"topic": ["a"] * 3, "body": ["1"] * 3}).set_column(
+        0 if name == "topic" else 1, name, pa.array(["x", None, None])
+    )
+    with pytest.raises(RowError, match=f'2 of 3 rows have no {name} .*where."{name} IS NOT NULL"'):
+        list(tables_by_topic(batch, None))
+
+
+@pytest.mark.parametrize("others", [[], ["orders"]])
+def test_no_row_goes_where_the_store_notes_what_was_written(others: list[str]) -> None:
+    """It could hide a batch of another query."""
+    topics = [*others, COMMITS_TOPIC]
+    batch = pa.record_batch({"topic": topics, "body": ['{"batch": 3}'] * len(topics)})
+    with pytest.raises(RowError, match=f"Topic {COMMITS_TOPIC} says what was written before"):
+        list(tables_by_topic(batch, None))
+
+
+def test_nulls_in_other_columns_are_none() -> None:
+    now = int(time.time() * 1000)
+    times = pa.array([5_000_000, None], pa.timestamp("us", "UTC"))
+    batch = pa.record_batch(
+        {"body": ["1", "2"], "flag": [7, None], "bornTimestamp": times, "tags": pa.array([None, "t"])}
+    )
+    ((_, table),) = tables_by_topic(batch, "t")
+    assert table["flag"].to_pylist() == [7, 0]
+    assert table["tags"].to_pylist() == [None, "t"]
+    first, second = table["bornTimestamp"].cast(pa.int64()).to_pylist()
+    assert first == 5_000_000
+    assert 0 <= second - now * 1000 < 60_000_000
