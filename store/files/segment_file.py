@@ -11,6 +11,7 @@ import mmap
 import os
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -22,6 +23,9 @@ from store.files.opened import Descriptor
 from store.format.arrays import Bytes
 from store.format.layout import segment_name
 from store.model.errors import CorruptSegment, FlushFailed, OffsetLost, raise_translated, system_errors
+
+_PAGE = 4096
+_LOOK_BLOCK = 1 << 20
 
 
 def sync(fd: int, path: Path) -> None:
@@ -108,6 +112,40 @@ class SegmentFile:
     def flush(self) -> None:
         """Raises `FlushFailed`."""
         sync(self._file.fd, self.path)
+
+    def pages(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the data and its positions page by page: a larger piece could reach into a hole and fill it."""
+        position = self.next_data(0)
+        while position < self.size:
+            data = self.read(position, _PAGE - position % _PAGE)
+            yield position, data
+            position = self.next_data(position + len(data))
+
+    def has_any(self, begin: int) -> bool:
+        """Whether there is data from `begin` on: in the rest of its page, or a page of zeros that is no hole."""
+        rest = -begin % _PAGE
+        return self.next_data(begin + rest) < self.size or any(self.read(begin, rest))
+
+    def zero(self, begin: int, end: int) -> None:
+        """Overwrite [begin, end) with zeros where it is not zero; holes stay holes."""
+        zeros = memoryview(bytes(_PAGE))
+        position = self.next_data(begin)
+        while position < end:
+            length = min(_PAGE, end - position)
+            if self.read(position, length).strip(b"\0"):
+                self.write(position, zeros[:length])
+            position = self.next_data(position + length)
+
+    def first_not_zero(self, begin: int, end: int) -> int | None:
+        """Return the position of the first byte of [begin, end) that is not zero; None if all are."""
+        position, block = self.next_data(begin), _PAGE  # as a rule no more than the rest of a page is no hole
+        while position < end:
+            data = np.frombuffer(self.read(position, min(block - position % block, end - position)), np.uint8)
+            found = np.flatnonzero(data) if data.any() else data[:0]
+            if len(found):
+                return position + int(found[0])
+            position, block = self.next_data(position + len(data)), _LOOK_BLOCK
+        return None
 
     @property
     def is_deleted(self) -> bool:

@@ -16,8 +16,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-
 from store.files.atomic import make_folder, open_file, status_of, write_at
 from store.files.segment_file import OpenFiles, SegmentFile, sync, sync_names
 from store.format.arrays import Bytes
@@ -26,44 +24,30 @@ from store.model.errors import CorruptSegment, OffsetLost, ReadOnlyStore, raise_
 
 _OPEN_FILES = 8
 _FEW = 1024  # files: so many are tried without a look at the directory; damaged ends may be far away
-_ZERO_BLOCK = 4096
-_LOOK_BLOCK = 1 << 20
 BLOCK_BYTES = 512  # of st_blocks, whatever the file system's
 
 
-class Segments:
-    """The segments of one directory as one sequence of bytes, addressed by logical offset."""
+class SegmentFolder:
+    """Which segments there are: their names, lengths and times, by the logical offsets at which they start."""
 
-    def __init__(
-        self, root: Path, directory: str, size: int | None, *, writable: bool, files: OpenFiles | None = None
-    ) -> None:
-        """size: bytes of each file; None, for a reader, is what the files have, once there are any: 0 until then.
-
-        files: those that are open, shared with others; default: some of its own.
-        """
-        self.directory = root / directory
+    def __init__(self, directory: Path, size: int | None) -> None:
+        """size: bytes of each file; None, for a reader: the length that the files have, 0 until there are any."""
+        self.directory = directory
         self.size = size or 0
-        self._root = root
-        self._writable = writable
         self._first: tuple[int, Path] | None = None
-        self._files_open = files or OpenFiles(_OPEN_FILES)
 
     def starts(self) -> list[int]:
         """Logical offsets of the first bytes of all segments, ascending; empty without a directory.
 
         Raises `CorruptSegment` for a wrong name or length. An empty last file is what a RocketMQ killed during
-        creation leaves; it is passed over, as RocketMQ does. Files that are gone are closed here: an open one keeps
-        its space.
+        creation leaves; it is passed over, as RocketMQ does.
         """
         listed = [(name, status.st_size) for name, status in list_files(self.directory)]
         if listed and listed[-1][1] == 0:
             listed.pop()
         self.size = self.size or next((length for _, length in listed if length), 0)
         starts = [self._checked_start(name, length) for name, length in listed]
-        first = (starts[0], self.path(starts[0])) if starts else None
-        if first != self._first:
-            self._first = first
-            self.forget()
+        self._first = (starts[0], self.path(starts[0])) if starts else None
         return starts
 
     @property
@@ -83,6 +67,25 @@ class Segments:
                 return start
         return next(iter(self.starts()), 0)
 
+    def check(self, remedy: str = "restore the missing segments from a copy") -> list[int]:
+        """`starts`, after making sure that no segment is missing between the first and the last."""
+        starts = self.starts()
+        for start, following in itertools.pairwise(starts):
+            if following != start + self.size:
+                raise CorruptSegment(
+                    f"{self.directory}: no file for bytes {start + self.size} to {following}; {remedy}"
+                )
+        return starts
+
+    def exists(self, offset: int) -> bool:
+        """Whether there is a file for this logical offset; an empty one does not count (see `starts`)."""
+        status = status_of(self.path(self._start(offset)))
+        return status is not None and status.st_size > 0
+
+    def path(self, start: int) -> Path:
+        """The file of the segment that begins at `start`."""
+        return self.directory / segment_name(start)
+
     def delete(self, start: int) -> int:
         """Unlink the segment that begins at `start`; returns the bytes it took on the device."""
         taken, path = self.taken(start), self.path(start)
@@ -98,20 +101,49 @@ class Segments:
         """When the segment that begins at `start` was last written, in seconds since 1970."""
         return self._status(start).st_mtime
 
-    def check(self, remedy: str = "restore the missing segments from a copy") -> list[int]:
-        """`starts`, after making sure that no segment is missing between the first and the last."""
-        starts = self.starts()
-        for start, following in itertools.pairwise(starts):
-            if following != start + self.size:
-                raise CorruptSegment(
-                    f"{self.directory}: no file for bytes {start + self.size} to {following}; {remedy}"
-                )
-        return starts
+    def _start(self, offset: int) -> int:
+        if not self.size:
+            self.starts()
+        return offset - offset % self.size if self.size else offset
 
-    def exists(self, offset: int) -> bool:
-        """Whether there is a file for this logical offset; an empty one does not count (see `starts`)."""
-        status = status_of(self.path(self._start(offset)))
-        return status is not None and status.st_size > 0
+    def _status(self, start: int) -> os.stat_result:
+        path = self.path(start)
+        with system_errors(path):
+            return path.stat()
+
+    def _checked_start(self, name: str, length: int) -> int:
+        is_number = len(name) == SEGMENT_NAME_DIGITS and name.isascii() and name.isdigit()
+        if not is_number or int(name) % (self.size or 1):
+            raise CorruptSegment(
+                f"{self.directory / name}: not the name of a segment of {self.size} bytes ({SEGMENT_NAME_DIGITS} "
+                "digits, a multiple of that size); move the file out of the store"
+            )
+        if not length or length != self.size:
+            raise CorruptSegment(
+                f"{self.directory / name}: {length} bytes, but segments of this store have {self.size or 'more'}; "
+                "restore the file from a copy, or the size, if it was changed in config/store.conf"
+            )
+        return int(name)
+
+
+class Segments(SegmentFolder):
+    """The segments of one directory as one sequence of bytes, addressed by logical offset."""
+
+    def __init__(
+        self, root: Path, directory: str, size: int | None, *, writable: bool, files: OpenFiles | None = None
+    ) -> None:
+        """size: as `SegmentFolder` takes it. files: open files, shared with others; default: some of its own."""
+        super().__init__(root / directory, size)
+        self._root = root
+        self._writable = writable
+        self._files_open = files or OpenFiles(_OPEN_FILES)
+
+    def starts(self) -> list[int]:
+        """As `SegmentFolder.starts`; closes files that retention deleted, for an open one keeps its space."""
+        first, starts = self._first, super().starts()
+        if self._first != first:
+            self.forget()
+        return starts
 
     def view(self, offset: int, length: int) -> Bytes:
         """`length` published bytes from `offset`, shape (length,), mapped, without a copy; within one segment."""
@@ -150,7 +182,7 @@ class Segments:
     def zero(self, begin: int, end: int) -> None:
         """Make [begin, end) zero where it is not: holes stay holes, so this needs no space."""
         for start, file in self._files(begin, end):
-            self._zero_within(file, max(0, begin - start), min(end - start, self.size))
+            file.zero(max(0, begin - start), min(end - start, self.size))
 
     def write_again(self, begin: int, end: int) -> None:
         """Put files in the place of those of [begin, end) that have the same, on the device; holes stay holes. Raises
@@ -161,13 +193,13 @@ class Segments:
         that has nothing from `begin` on stays: so has almost every queue of many.
         """
         for start, file in self._files(begin, end):
-            if self._has_any(file, max(0, begin - start)):
-                self._make(start, self._pages(file))
+            if file.has_any(max(0, begin - start)):
+                self._make(start, file.pages())
 
     def first_not_zero(self, begin: int, end: int) -> int | None:
         """Logical offset of the first byte of [begin, end) that is not zero; None when all are, or have no file."""
         for start, file in self._files(begin, end):
-            position = self._first_not_zero_within(file, max(0, begin - start), min(end - start, self.size))
+            position = file.first_not_zero(max(0, begin - start), min(end - start, self.size))
             if position is not None:
                 return start + position
         return None
@@ -185,20 +217,6 @@ class Segments:
         """Bring the files' names to the device: who made one may have died before. Raises `FlushFailed`."""
         with suppress(FileNotFoundError):
             sync_names(self.directory)
-
-    def _start(self, offset: int) -> int:
-        if not self.size:
-            self.starts()
-        return offset - offset % self.size if self.size else offset
-
-    def _status(self, start: int) -> os.stat_result:
-        path = self.path(start)
-        with system_errors(path):
-            return path.stat()
-
-    def path(self, start: int) -> Path:
-        """The file of the segment that begins at `start`."""
-        return self.directory / segment_name(start)
 
     def _opened(self, start: int) -> SegmentFile:
         return self._files_open.get(self.directory, start, self.size, writable=self._writable)
@@ -244,56 +262,6 @@ class Segments:
             sync_names(directory)
             if directory == self._root:
                 break
-
-    def _checked_start(self, name: str, length: int) -> int:
-        is_number = len(name) == SEGMENT_NAME_DIGITS and name.isascii() and name.isdigit()
-        if not is_number or int(name) % (self.size or 1):
-            raise CorruptSegment(
-                f"{self.directory / name}: not the name of a segment of {self.size} bytes ({SEGMENT_NAME_DIGITS} "
-                "digits, a multiple of that size); move the file out of the store"
-            )
-        if not length or length != self.size:
-            raise CorruptSegment(
-                f"{self.directory / name}: {length} bytes, but segments of this store have {self.size or 'more'}; "
-                "restore the file from a copy, or the size, if it was changed in config/store.conf"
-            )
-        return int(name)
-
-    @staticmethod
-    def _pages(file: SegmentFile) -> Iterator[tuple[int, bytes]]:
-        """What a file has, by pages: a piece that reached into a hole would fill it."""
-        position = file.next_data(0)
-        while position < file.size:
-            data = file.read(position, _ZERO_BLOCK - position % _ZERO_BLOCK)
-            yield position, data
-            position = file.next_data(position + len(data))
-
-    @staticmethod
-    def _has_any(file: SegmentFile, begin: int) -> bool:
-        """Whether a file has anything from `begin` on: in the rest of its page, or a page of zeros that is no hole."""
-        rest = -begin % _ZERO_BLOCK
-        return file.next_data(begin + rest) < file.size or any(file.read(begin, rest))
-
-    @staticmethod
-    def _zero_within(file: SegmentFile, begin: int, end: int) -> None:
-        zeros = memoryview(bytes(_ZERO_BLOCK))
-        position = file.next_data(begin)
-        while position < end:
-            length = min(_ZERO_BLOCK, end - position)
-            if file.read(position, length).strip(b"\0"):
-                file.write(position, zeros[:length])
-            position = file.next_data(position + length)
-
-    @staticmethod
-    def _first_not_zero_within(file: SegmentFile, begin: int, end: int) -> int | None:
-        position, block = file.next_data(begin), _ZERO_BLOCK  # as a rule no more than the rest of a page is no hole
-        while position < end:
-            data = np.frombuffer(file.read(position, min(block - position % block, end - position)), np.uint8)
-            found = np.flatnonzero(data) if data.any() else data[:0]
-            if len(found):
-                return position + int(found[0])
-            position, block = file.next_data(position + len(data)), _LOOK_BLOCK
-        return None
 
 
 def list_files(directory: Path) -> list[tuple[str, os.stat_result]]:
