@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
+
+import pyarrow as pa
 
 from store.api.store_reader import StoreReader
+from store.format.columns import COLUMNS, DEFAULT_COLUMNS, check_columns
 from store.format.record_copies import RecordCopies
 from store.format.stored_message import StoredMessage, inflated
 from store.index.index import END_OF_TIME
+from store.model.errors import InvalidArgument, OffsetLost
 from store.model.integers import integer, text
-from store.model.log_protocol import Int64s, Queue, QueueRange
+from store.model.log_protocol import Int64s, MessageFilter, Queue, QueueRange
 from store.read.narrowing import Narrowing
 from store.read.query import is_queued, message_at, messages_with_key, offset_of_id, record_at, sizes_at, taken
+
+TopicPart = Iterable[int] | Mapping[int, tuple[int, int]] | None
 
 
 class StoreFinder(StoreReader):
@@ -94,6 +101,60 @@ class StoreFinder(StoreReader):
         """
         self.must_be_open()
         return self._narrowing().with_keys(ranges, [text("key", key) for key in keys])
+
+    def to_arrow(
+        self,
+        topic: str,
+        columns: Sequence[str] = DEFAULT_COLUMNS,
+        *,
+        queues: TopicPart = None,
+        begin: int | None = None,
+        end: int | None = None,
+        tags: str | MessageFilter | None = None,
+    ) -> pa.RecordBatchReader:
+        """The messages of a topic as they stand now, queue after queue, as a stream of batches with `columns`.
+
+        queues: some queue ids, or the range [start, end) of each; default: all there is. begin, end: only what was
+        stored in [begin, end), ms since 1970. Raises as `scan`, and `InvalidArgument` for a range that ends before it
+        begins.
+        """
+        self.must_be_open()
+        ranges = self._ranges(topic, queues, begin, end)
+        check_columns(columns)
+        schema = pa.schema([(name, COLUMNS[name]) for name in columns])
+        scans = [self.scan(topic, queue, *part, columns, tags) for queue, part in ranges.items()]
+        return pa.RecordBatchReader.from_batches(schema, chain.from_iterable(scans))
+
+    def _ranges(self, topic: str, part: TopicPart, begin: int | None, end: int | None) -> dict[int, tuple[int, int]]:
+        """Return what `to_arrow` reads of each queue, as it stands now. Raises as it does."""
+        if isinstance(part, Mapping):
+            found = {queue: (start, stop) for queue, (start, stop) in part.items()}
+        else:
+            # Asking for queue 0 of an unknown topic raises the right error.
+            queues = range(self.topics().get(topic, 1)) if part is None else part
+            found = {queue: self.offsets(topic, queue) for queue in queues}
+            of_one_moment = self.bounds(Queue(topic, queue) for queue in found)
+            found |= {queue.queue_id: bounds for queue, bounds in of_one_moment.items()}
+        for queue, (start, stop) in found.items():
+            if start > stop:
+                raise InvalidArgument(f"topic {topic!r}, queue {queue}: [{start}, {stop}) ends before it begins")
+            first = start if begin is None else min(max(start, self._stored_from(topic, queue, start, begin)), stop)
+            last = stop if end is None else max(min(stop, self._stored_from(topic, queue, start, end)), first)
+            found[queue] = first, last
+        return found
+
+    def _stored_from(self, topic: str, queue: int, start: int, timestamp: int) -> int:
+        """Return the queue offset of the first message stored at `timestamp` (ms) or after.
+
+        Raises `OffsetLost` if that may be one of the messages from `start` on that the store has deleted.
+        """
+        found = self.offset_by_time(topic, queue, timestamp)
+        if start < found <= self.offsets(topic, queue)[0]:
+            raise OffsetLost(
+                f"topic {topic!r}, queue {queue}: which messages before offset {found} were stored at {timestamp} or "
+                "after is not known here any more; begin there, or leave out the time"
+            )
+        return found
 
     def _narrowing(self) -> Narrowing:
         return Narrowing(self._log, self._index, self._published, self._published_end)

@@ -44,10 +44,10 @@ from store.publish.watch import Watch, Watches
 from store.read.arrivals import Arrival, arrivals
 from store.read.filters import EVERYTHING, filter_of
 from store.read.fingerprint import can_have, fingerprint
-from store.read.getting import GetResult, GetStatus, get_message
+from store.read.getting import GetRequest, GetResult, GetStatus, get_message
 from store.read.published import PublishedQueues
 from store.read.query import offset_by_time
-from store.read.scan import ranges, scan_queue, to_arrow
+from store.read.scan import Decoding, scan_queue
 
 
 class StoreReader(Opened):
@@ -146,13 +146,12 @@ class StoreReader(Opened):
             minimum, maximum = self.offsets(topic, queue_id)
         except UnknownTopic:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
-        queue, accept = self._queues.of(topic, int(queue_id)), message_filter or EVERYTHING
-        where = self._log, queue, offset, minimum, maximum
+        request = GetRequest(offset, max_messages, message_filter or EVERYTHING, as_records)
+        own, queue = Bounds(minimum, maximum), self._queues.of(topic, int(queue_id))
         try:
             if offset < minimum and not as_records and (log := self._tiered()):
-                own = Bounds(minimum, maximum)
-                return log.get_message(Queue(topic, queue_id), own, offset, max_messages, accept)
-            return get_message(*where, max_messages, accept, self.config, as_records=as_records)
+                return log.get_message(Queue(topic, queue_id), own, request)
+            return get_message(self._log, queue, own, request, self.config)
         except (CorruptRecord, CorruptSegment, OffsetLost, OffsetNotYet, UnknownTopic):
             with suppress(UnknownTopic):
                 now = self.offsets(topic, queue_id)
@@ -248,27 +247,8 @@ class StoreReader(Opened):
         """`read` of what the store has itself."""
         self.must_be_open()
         check_columns(spec.columns)
-        queue, most = self._published.holding(wanted), self.config.maxDecompressedMessageSize
-        return scan_queue(self._log, queue, wanted.start, wanted.end, spec, most)
-
-    def to_arrow(
-        self,
-        topic: str,
-        columns: Sequence[str] = DEFAULT_COLUMNS,
-        *,
-        queues: Iterable[int] | Mapping[int, tuple[int, int]] | None = None,
-        begin: int | None = None,
-        end: int | None = None,
-        tags: str | MessageFilter | None = None,
-    ) -> pa.RecordBatchReader:
-        """The messages of a topic as they stand now, queue after queue, as a stream of batches with `columns`.
-
-        queues: some queue ids, or the range [start, end) of each; default: all there is. begin, end: only what was
-        stored in [begin, end), ms since 1970. Raises as `scan`, and `InvalidArgument` for a range that ends before it
-        begins.
-        """
-        self.must_be_open()
-        return to_arrow(self, topic, ranges(self, topic, queues, begin, end), columns, tags)
+        queue, decoding = self._published.holding(wanted), Decoding(spec, self.config.maxDecompressedMessageSize)
+        return scan_queue(self._log, queue, wanted.start, wanted.end, decoding)
 
     def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:
         """Which message stands at `offset`, below the queue's end; None where it is deleted.

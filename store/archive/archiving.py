@@ -42,7 +42,7 @@ from store.model.log_protocol import Fingerprint, Queue
 from store.publish.flusher import flush_log, flushing
 from store.read.fingerprint import can_have
 from store.read.published import PublishedQueues
-from store.read.scan import Checked, checked_blocks
+from store.read.scan import CheckedBlock, checked_blocks
 
 PIECE_BYTES = 64 << 20  # of a queue's log: one object
 _SMALL = 4  # a last segment of less than a piece by that is written anew
@@ -82,10 +82,10 @@ class Piece:
         self.filing = Filing()
         self.stretch = (LONG_MAX, 0)  # of the store's log, from which the records are
 
-    def add(self, checked: Checked, queue: Queue, topic_id: int) -> None:
+    def add(self, checked: CheckedBlock, queue: Queue, topic_id: int) -> None:
         """More messages, behind those that it has. topic_id: the topic's number in the archive."""
         self.last = fingerprint_of(checked, -1)
-        block, sizes, codes = checked
+        block, (_, _, sizes, codes) = checked
         begin, end = self.stretch
         first, stop = fingerprint_of(checked, 0).physical_offset, self.last.physical_offset + int(sizes[-1])
         self.stretch = min(begin, first), max(end, stop)
@@ -112,7 +112,7 @@ class Piece:
         return Segment(self.base, len(log), *times), Segment(self.entries_base, len(entries), *times), self.last
 
 
-def fingerprint_of(checked: Checked, row: int) -> Fingerprint:
+def fingerprint_of(checked: CheckedBlock, row: int) -> Fingerprint:
     physical, stored = (int(checked.block.field(name)[row]) for name in ("physical_offset", "store_timestamp"))
     return Fingerprint(physical, stored)
 

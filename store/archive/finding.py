@@ -24,7 +24,7 @@ from store.model.log_protocol import Int64s, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.read.narrowing import joined
 from store.read.query import offset_of_id
-from store.read.scan import scan_queue
+from store.read.scan import Decoding, scan_queue
 
 _MOST_FOUND = 1000  # a key that is so common is read sooner than looked up
 _AT_ONCE = 8
@@ -158,7 +158,7 @@ def _with_key(it: FlatQueue, start: int, stop: int, key: str) -> Iterator[Stored
     if start >= stop:
         return
     with it.ahead(start, stop) as (log, entries):
-        for batch in scan_queue(log, entries, start, stop, _KEYS, 0):
+        for batch in scan_queue(log, entries, start, stop, Decoding(_KEYS, 0)):
             for offset in (start + np.flatnonzero(numbers(_may_have(batch, key)))).tolist():
                 at, size, _ = it.entries.entries(offset, offset + 1)[0].item()
                 message = decode_record(it.log.read(at, size), f"{it.queue}, offset {offset}")

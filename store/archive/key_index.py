@@ -28,7 +28,7 @@ from store.format.layout import (
 from store.model.errors import CorruptSegment
 from store.model.log_protocol import Int64s, Queue
 from store.objects.any_objects import ByteReader
-from store.read.scan import Checked
+from store.read.scan import CheckedBlock
 
 Items = npt.NDArray[Any]  # dtype ARCHIVE_INDEX_ITEM
 
@@ -59,9 +59,9 @@ class Filing:
         self._items: list[Items] = []
         self._times: list[Int64s] = []
 
-    def add(self, queue: Queue, topic_id: int, checked: Checked, at: int) -> None:
+    def add(self, queue: Queue, topic_id: int, checked: CheckedBlock, at: int) -> None:
         """Messages of a queue. topic_id: its topic's number; at: offset of their first record in the queue's log."""
-        block, sizes, _ = checked
+        block, sizes = checked.block, checked.entries.sizes
         hashes, rows = key_hashes(queue.topic, block.value(PROPERTY_UNIQ_KEY), block.value(PROPERTY_KEYS))
         if not len(hashes):
             return

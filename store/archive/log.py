@@ -18,7 +18,7 @@ from store.archive.flat import MAX_STRETCH, FlatQueue
 from store.archive.held import POLL_SECONDS, PolledHeld
 from store.archive.kin import Kin
 from store.archive.place import ArchivePlace, StillPlace
-from store.archive.served_records import ServedRecords, named, records_of
+from store.archive.served_records import named, records_of
 from store.files.config import StoreConfig
 from store.format.columns import check_columns
 from store.format.layout import CQ_ENTRY
@@ -49,8 +49,9 @@ from store.model.log_protocol import (
 )
 from store.objects.urls import storage_options, without_secrets
 from store.read.fingerprint import fingerprint
+from store.read.getting import RecordPieces
 from store.read.query import offset_by_time
-from store.read.scan import Checked, checked_blocks, scan_queue
+from store.read.scan import CheckedBlock, Decoding, checked_blocks, scan_queue
 
 Found = TypeVar("Found")
 
@@ -251,7 +252,7 @@ class ArchiveLog:
         check_columns(spec.columns)
         return _scan(self._holding(self._catalog(), wanted), wanted, spec)
 
-    def checked(self, wanted: QueueRange, max_bytes: int) -> Iterator[Checked]:
+    def checked(self, wanted: QueueRange, max_bytes: int) -> Iterator[CheckedBlock]:
         """The records of a range, as `checked_blocks` has them. Raises as `scan`."""
         it = self._holding(self._catalog(), wanted)
         if wanted.length > 0:
@@ -274,14 +275,17 @@ class ArchiveLog:
             yield from self.messages(rest._replace(end=middle))
             yield from self.messages(rest._replace(start=middle))
 
-    def records(self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int) -> ServedRecords:
-        """The first records of a range that match, at most `most` and `max_bytes`, the first always; as clients of a
-        server get them, see `archive.names`. Raises as `scan`; where one is damaged some of those before it come."""
+    def records(self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int) -> RecordPieces:
+        """Return the first records of a range that match, at most `most` and `max_bytes`, and the first always.
 
-        def first(catalog: Catalog) -> ServedRecords:
+        They are as clients of a server get them, see `archive.served_records`. Raises as `scan`; if one is damaged,
+        some of those before it are returned.
+        """
+
+        def first(catalog: Catalog) -> RecordPieces:
             it = self._holding(catalog, wanted)
             number = catalog.topics[wanted.queue.topic]
-            return records_of(it, number, wanted.start, wanted.end, message_filter, most, max_bytes)
+            return records_of(it, number, wanted, message_filter, most, max_bytes)
 
         try:
             return self._steady(first)
@@ -291,7 +295,7 @@ class ArchiveLog:
         return self.records(wanted._replace(end=(wanted.start + wanted.end) // 2), message_filter, most, max_bytes)
 
     def named(self, physical_offset: int) -> QueueRange:
-        """The one message that a client of a server names so, see `archive.names`. Raises `OffsetLost`."""
+        """The one message that a client of a server names so, see `archive.served_records`. Raises `OffsetLost`."""
         what = named(physical_offset)
         topics = {number: topic for topic, number in self._catalog().topics.items()}
         if what is None or what.topic_number not in topics:
@@ -369,7 +373,7 @@ def _scan(it: FlatQueue, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.Reco
     if wanted.length <= 0:
         return
     with it.ahead(wanted.start, wanted.end) as (log, queue):
-        yield from scan_queue(log, queue, wanted.start, wanted.end, spec, _MAX_BODY_BYTES, max_stretch=MAX_STRETCH)
+        yield from scan_queue(log, queue, wanted.start, wanted.end, Decoding(spec, _MAX_BODY_BYTES), MAX_STRETCH)
 
 
 def _is_strange(it: FlatQueue, position: int, was: Fingerprint) -> bool:

@@ -1,8 +1,8 @@
-"""What a server tells its clients as the commit log offset of an archived message, so that it is found again by that.
+"""Archived records as a server gives them to its clients: those that match, checked, and with offsets as names.
 
-An archived record has the offset that it has in its queue's own log, which many have. Clients name a message by its
-offset alone, where they send it back, and in ids: so they are told one that no log of a store ever reaches, and that
-says which message it is.
+An archived record has the offset that it has in its queue's own log, so many records have the same. A client names a
+message by its offset alone, when it sends it back and in ids. So it gets an offset that no log of a store ever reaches
+and that says which message it is:
 
     bit 62 | number of the topic in the archive | queue | queue offset
 """
@@ -18,9 +18,13 @@ import pyarrow as pa
 from store.archive.flat import FlatQueue
 from store.format.arrays import numbers
 from store.format.columns import Block
-from store.format.layout import CQ_ENTRY
-from store.model.log_protocol import Int64s, MessageFilter
-from store.read.scan import batch_bounds, block_of, may_match
+from store.model.log_protocol import Int64s, MessageFilter, QueueRange
+from store.read.getting import RecordPieces
+from store.read.scan import EntryColumns, batch_bounds, checked_block, may_match
+
+_BY_TAG = {"tags"}
+_STRETCH_BYTES = 1 << 20  # of the log, read at once
+_MOST_BYTES = 16 << 20  # read for one pull, if a condition on properties decides
 
 _BITS: Final = 63
 _TOPIC_BITS: Final = 12
@@ -41,7 +45,7 @@ class NamedMessage(NamedTuple):
 
 
 def names(topic_number: int, queue_id: int, queue_offsets: Int64s) -> Int64s:
-    """One for each message of a queue, shape of `queue_offsets`."""
+    """Return the names of messages of a queue, shape of `queue_offsets`."""
     if topic_number >= (1 << _TOPIC_BITS) - 1 or queue_id >= 1 << _QUEUE_BITS:
         return np.full(queue_offsets.shape, NAMELESS, np.int64)
     of_queue = _ARCHIVED | topic_number << (_QUEUE_BITS + _OFFSET_BITS) | queue_id << _OFFSET_BITS
@@ -49,53 +53,29 @@ def names(topic_number: int, queue_id: int, queue_offsets: Int64s) -> Int64s:
 
 
 def is_name(physical_offset: int) -> bool:
-    """Whether an offset is of an archived message, and not of a store's log."""
+    """Return whether an offset names an archived message."""
     return physical_offset >= _ARCHIVED
 
 
 def named(physical_offset: int) -> NamedMessage | None:
-    """Which message is meant; None where nothing says it."""
+    """Return the message with this name, None if it is none."""
     if not is_name(physical_offset) or physical_offset >= NAMELESS:
         return None
     rest, queue_offset = divmod(physical_offset - _ARCHIVED, 1 << _OFFSET_BITS)
     return NamedMessage(*divmod(rest, 1 << _QUEUE_BITS), queue_offset)
 
 
-_BY_TAG = {"tags"}
-_STRETCH_BYTES = 1 << 20  # of the log, looked at together
-_MOST_BYTES = 16 << 20  # that are looked at for one pull
-
-
-class ServedRecords(NamedTuple):
-    """records: pieces, each of whole records. next_begin: the queue offset behind what was looked at."""
-
-    records: list[memoryview]
-    next_begin: int
-
-
-class _Entries(NamedTuple):
-    """queue_offsets, physical_offsets, sizes, tags_codes: int64, shape (n,)."""
-
-    queue_offsets: Int64s
-    physical_offsets: Int64s
-    sizes: Int64s
-    tags_codes: Int64s
-
-    def at(self, rows: Int64s | slice) -> _Entries:
-        return _Entries(*(each[rows] for each in self))
-
-
 def records_of(
-    it: FlatQueue, topic_number: int, start: int, end: int, message_filter: MessageFilter, most: int, max_bytes: int
-) -> ServedRecords:
-    """Of messages [start, end), one at least, those that match: at most `most`, and `max_bytes`, the first always.
+    it: FlatQueue, topic_number: int, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int
+) -> RecordPieces:
+    """Return the records of a range that match: at most `most` and `max_bytes`, and the first always.
 
-    By tags as a broker: the hash decides here, and the client compares the tags themselves. topic_number: see `names`.
-    Raises `CorruptRecord`, `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
+    wanted: one message at least. topic_number: see `names`. Tags are compared by their hashes, as by a broker; the
+    client compares the tags. Raises `CorruptRecord`, `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
     """
+    start, end = wanted.start, wanted.end
     found = it.entries.entries(start, end)
-    columns = [found[name].astype(np.int64) for name in CQ_ENTRY.names or ()]
-    entries = _Entries(np.arange(start, end), *columns)
+    entries = EntryColumns.of(np.arange(start, end), found)
     rows = np.flatnonzero(may_match(found, message_filter))
     if not _BY_TAG.issuperset(message_filter.columns):
         rows, end = _matching(it, entries, rows, message_filter, most, end)
@@ -108,26 +88,24 @@ def records_of(
     pieces = []
     for first, last, block in _blocks(it, entries.at(chosen)):
         pieces.append(block.naming(offsets[first:last]).data)
-    return ServedRecords(pieces, end)
+    return RecordPieces(pieces, end)
 
 
-def _blocks(it: FlatQueue, entries: _Entries) -> Iterator[tuple[int, int, Block]]:
-    """Rows [first, last) and their records, checked, some at a time."""
+def _blocks(it: FlatQueue, entries: EntryColumns) -> Iterator[tuple[int, int, Block]]:
+    """Yield rows [first, last) and their records, checked, some at a time."""
     count = len(entries.sizes)
     where = entries.physical_offsets, entries.sizes, it.log.size, count, _STRETCH_BYTES
     for first, last in batch_bounds(*where, max_stretch=_STRETCH_BYTES):
-        some = entries.at(slice(first, last))
-        block = block_of(it.log, it.entries, some.queue_offsets, some.physical_offsets, some.sizes)
-        block.check_crc()
-        block.check_tags_codes(some.tags_codes)
-        yield first, last, block
+        yield first, last, checked_block(it.log, it.entries, entries.at(slice(first, last)))
 
 
 def _matching(
-    it: FlatQueue, entries: _Entries, rows: Int64s, message_filter: MessageFilter, most: int, end: int
+    it: FlatQueue, entries: EntryColumns, rows: Int64s, message_filter: MessageFilter, most: int, end: int
 ) -> tuple[Int64s, int]:
-    """Those of `rows` whose properties match, one more than `most` at least if there are so many; and the queue offset
-    behind what was looked at, `end` where that is all."""
+    """Return those of `rows` whose properties match, and the queue offset after the last examined entry, or `end`.
+
+    At least `most + 1` rows are returned, if so many match.
+    """
     matching, taken = [np.empty(0, np.int64)], 0
     some = entries.at(rows)
     for first, last, block in _blocks(it, some):

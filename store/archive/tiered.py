@@ -20,7 +20,7 @@ from store.archive.of_store import StoreArchive
 from store.archive.place import RecentPlace
 from store.files.config import StoreConfig
 from store.format.columns import check_columns
-from store.format.layout import CQ_ENTRY, LIGHT_PREFIX
+from store.format.layout import LIGHT_PREFIX
 from store.format.stored_message import StoredMessage
 from store.model.errors import CorruptRecord, MessageTooLarge, OffsetLost, UnknownTopic
 from store.model.log_protocol import (
@@ -33,7 +33,7 @@ from store.model.log_protocol import (
     QueueRange,
     ReadSpec,
 )
-from store.read.getting import MOST_RECORDS, GetResult, GetStatus
+from store.read.getting import MOST_RECORDS, GetRequest, GetResult, GetStatus, most_examined, status_of
 
 
 class Newer(Protocol):
@@ -122,35 +122,23 @@ class TieredLog:
         """As `Log.scan`."""
         return self._batches(wanted, spec, self._piece(wanted, spec))
 
-    def get_message(
-        self,
-        queue: Queue,
-        own: Bounds,
-        offset: int,
-        max_messages: int,
-        message_filter: MessageFilter,
-        *,
-        as_records: bool = False,
-    ) -> GetResult:
+    def get_message(self, queue: Queue, own: Bounds, request: GetRequest) -> GetResult:
         """As `MessageStore.get_message`, from an offset before `own`, what the store has; none of that is in it.
 
-        as_records: give records as clients of a server get them, see `archive.names`.
+        Records have the names that clients of a server get, see `archive.served_records`.
         """
-        config, first = self._newer.config, self.first(queue, own)
-        if offset < first:
+        config, first, accept = self._newer.config, self.first(queue, own), request.message_filter
+        if request.offset < first:
             return GetResult(GetStatus.OFFSET_TOO_SMALL, first, first, own.max_offset)
-        examined = max(config.maxFilterMessageSize // CQ_ENTRY.itemsize, max_messages)
-        wanted = QueueRange(queue, offset, min(own.min_offset, offset + examined))
-        max_bytes = config.maxTransferBytesOnMessageInMemory
-        if as_records:
-            most = max(1, min(max_messages, MOST_RECORDS))
-            records, next_begin = self.older.records(wanted, message_filter, most, max_bytes)
-            status = GetStatus.FOUND if records else GetStatus.NO_MATCHED_MESSAGE
-            return GetResult(status, next_begin, first, own.max_offset, records=records)
-        most = min(max_messages, config.maxTransferCountOnMessageInMemory)
-        messages, next_begin = self._messages(wanted, message_filter, most, max_bytes)
-        status = GetStatus.FOUND if messages else GetStatus.NO_MATCHED_MESSAGE
-        return GetResult(status, next_begin, first, own.max_offset, messages)
+        end = min(own.min_offset, request.offset + most_examined(config, request.max_messages))
+        wanted, max_bytes = QueueRange(queue, request.offset, end), config.maxTransferBytesOnMessageInMemory
+        if request.as_records:
+            most = max(1, min(request.max_messages, MOST_RECORDS))
+            records, next_begin = self.older.records(wanted, accept, most, max_bytes)
+            return GetResult(status_of(records), next_begin, first, own.max_offset, records=records)
+        most = min(request.max_messages, config.maxTransferCountOnMessageInMemory)
+        messages, next_begin = self._messages(wanted, accept, most, max_bytes)
+        return GetResult(status_of(messages), next_begin, first, own.max_offset, messages)
 
     def query(
         self, topic: str, key: str, most: int, times: tuple[int, int], found: Sequence[StoredMessage]

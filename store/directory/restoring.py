@@ -25,7 +25,7 @@ from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
 from store.log.commit_log import CommitLog
 from store.model.errors import NotAStore, StoreLocked, UnknownTopic, UnsupportedStore, system_errors
 from store.model.log_protocol import Boundary, Queue, QueueRange
-from store.read.scan import Checked
+from store.read.scan import CheckedBlock
 from store.upkeep.store_directory import StoreDirectory
 
 _BYTES_AT_ONCE = 8 << 20
@@ -171,12 +171,12 @@ def _write(log: ArchiveLog, root: Path, ranges: Sequence[QueueRange], config: St
     return done
 
 
-def _append(written: CommitLog, at: int, checked: Checked) -> int:
+def _append(written: CommitLog, at: int, checked: CheckedBlock) -> int:
     """Write the records from log offset `at` on; the offset behind them."""
-    placement, ends = written.place(at, checked.sizes), np.cumsum(checked.sizes)
+    placement, ends = written.place(at, checked.entries.sizes), np.cumsum(checked.entries.sizes)
 
     def encoded(first: int, last: int) -> memoryview:
-        begin = int(ends[first] - checked.sizes[first])  # of these, where all stand back to back
+        begin = int(ends[first] - checked.entries.sizes[first])  # of these, where all stand back to back
         # What was delivered from the other log's offsets is no proof that something was from those of this one.
         moved = checked.block.moved(int(placement.physical_offsets[first]) - begin, with_proofs=False)
         return moved[begin : int(ends[last - 1])].data

@@ -1,152 +1,122 @@
-"""A range of one queue as Arrow batches: entries, filter, records, columns."""
+"""A range of one queue as Arrow batches: its entries, the filter, the records, the columns.
+
+`scan_queue` reads a range. `checked_blocks` reads whole records, to copy them into another log.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import partial
-from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from store.format.arrays import Bytes, numbers
-from store.format.columns import COLUMNS, PROPERTY_COLUMNS, Block, LightBlock, check_columns
+from store.format.columns import COLUMNS, PROPERTY_COLUMNS, Block, LightBlock
 from store.format.inflating import BodyBounds, inflated
-from store.format.layout import CQ_ENTRY, CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, MIN_RECORD_BYTES
+from store.format.layout import CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, MIN_RECORD_BYTES
 from store.log.consume_queue import MAKE_ANEW, Entries
 from store.log.sources import EntryQueue, RecordLog
-from store.model.errors import CorruptRecord, InvalidArgument, OffsetLost
-from store.model.log_protocol import Bools, Int64s, MessageFilter, Queue, ReadSpec
+from store.model.errors import CorruptRecord, OffsetLost
+from store.model.log_protocol import Bools, Int64s, MessageFilter, ReadSpec
+
+_ENTRIES_AT_ONCE = 1 << 15  # they stay in the processor's cache until they are used
+_FILTERED_ENTRIES_AT_ONCE = 8 * _ENTRIES_AT_ONCE  # or batches become small when few entries pass a filter
+
+
+class EntryColumns(NamedTuple):
+    """n entries of a queue, each field int64, shape (n,)."""
+
+    queue_offsets: Int64s
+    physical_offsets: Int64s
+    sizes: Int64s
+    tags_codes: Int64s
+
+    @staticmethod
+    def of(queue_offsets: Int64s, entries: Entries) -> EntryColumns:
+        columns = (entries[name].astype(np.int64) for name in ("physical_offset", "size", "tags_code"))
+        return EntryColumns(queue_offsets, *columns)
+
+    def at(self, rows: Int64s | slice) -> EntryColumns:
+        return EntryColumns(*(each[rows] for each in self))
+
+
+def scan_queue(
+    log: RecordLog, queue: EntryQueue, start: int, end: int, decoding: Decoding, max_stretch: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages [start, end) that match, in order. The range must be published.
+
+    A batch does not cross a commit log segment. max_stretch: make no batch of more bytes of the log, for logs of which
+    unneeded bytes are expensive. Raises `CorruptRecord`, `MessageTooLarge`.
+    """
+    spec = decoding.spec
+    at_once = _FILTERED_ENTRIES_AT_ONCE if spec.message_filter.columns else _ENTRIES_AT_ONCE
+    while start < end:
+        stop = min(end, start + at_once)
+        entries = _matching_entries(queue, start, stop, spec.message_filter)
+        bounds = entries.physical_offsets, entries.sizes, log.segments.size, spec.max_rows, spec.max_bytes, max_stretch
+        for first, last in batch_bounds(*bounds):
+            some = entries.at(slice(first, last))
+            block = block_of(log, queue, some, with_bodies=decoding.with_bodies, with_trailers=decoding.with_trailers)
+            yield from decoding.batches(block, some.tags_codes)
+        start = stop
+
+
+class CheckedBlock(NamedTuple):
+    """n whole messages, whose checksums are right, and their entries."""
+
+    block: Block
+    entries: EntryColumns
+
+
+def checked_blocks(log: RecordLog, queue: EntryQueue, start: int, end: int, max_bytes: int) -> Iterator[CheckedBlock]:
+    """Yield the messages [start, end) in order, in blocks within a segment of at most `max_bytes`, or of one message.
+
+    The range must be published. Raises `CorruptRecord`, `OffsetLost`.
+    """
+    while start < end:
+        stop = min(end, start + _ENTRIES_AT_ONCE)
+        entries = EntryColumns.of(np.arange(start, stop), queue.entries(start, stop))
+        bounds = entries.physical_offsets, entries.sizes, log.segments.size, stop - start, max_bytes
+        for first, last in batch_bounds(*bounds):
+            some = entries.at(slice(first, last))
+            yield CheckedBlock(checked_block(log, queue, some), some)
+        start = stop
+
+
+def checked_block(log: RecordLog, queue: EntryQueue, entries: EntryColumns) -> Block:
+    """Return `block_of` after comparing all checksums and tags codes. Raises `CorruptRecord`, `OffsetLost`."""
+    block = block_of(log, queue, entries)
+    block.check_crc()
+    block.check_tags_codes(entries.tags_codes)
+    return block
 
 
 def block_of(
     log: RecordLog,
     queue: EntryQueue,
-    queue_offsets: Int64s,
-    physical_offsets: Int64s,
-    sizes: Int64s,
+    entries: EntryColumns,
     *,
     with_bodies: bool = True,
     with_trailers: bool = True,
 ) -> Block:
-    """The messages at these offsets, all in one segment, n >= 1; with_bodies, with_trailers: as `Block` takes them.
+    """Return the messages of these entries, n >= 1, all in one segment. with_bodies, with_trailers: see `Block`.
 
     Raises `CorruptRecord`, `OffsetLost`.
     """
     kind = LightBlock if queue.topic.startswith(LIGHT_PREFIX) else Block
-    view, begin = _stretch(log, queue, queue_offsets, physical_offsets, sizes), int(physical_offsets[0])
-    where = queue.topic, queue.queue_id, view, begin, queue_offsets, physical_offsets, sizes
+    view, begin = _stretch(log, queue, entries), int(entries.physical_offsets[0])
+    where = queue.topic, queue.queue_id, view, begin, *entries[:3]
     return kind(*where, with_bodies=with_bodies, with_trailers=with_trailers or kind is LightBlock)
 
 
 def may_match(entries: Entries, message_filter: MessageFilter) -> Bools:
-    """Where the message of an entry may pass the filter, shape (n,).
+    """Return where the message of an entry may pass the filter, shape (n,).
 
-    An empty entry may: it is damaged, and who reads its message is told. Its tags code would say that it has no tag.
+    An empty entry may: it is damaged, and its tags code, which says that the message has no tag, means nothing.
     """
     return message_filter.match_codes(entries["tags_code"].astype(np.int64)) | (entries["size"] <= 0)
-
-
-def _stretch(log: RecordLog, queue: EntryQueue, queue_offsets: Int64s, physical: Int64s, sizes: Int64s) -> Bytes:
-    """The log from the first to the last of these records."""
-    begin, end = int(physical[0]), int(physical[-1] + sizes[-1])
-    ascending = (physical[1:] > physical[:-1]).all()
-    if (sizes == CQ_PRE_BLANK_SIZE).any():
-        raise OffsetLost(
-            f"{queue.topic}, queue {queue.queue_id}: offsets {queue_offsets[0]} to {queue_offsets[-1]} are gone, for "
-            "the topic was deleted"
-        )
-    if not ascending or begin < 0 or end > log.next_segment(begin) or sizes.min() < MIN_RECORD_BYTES:
-        raise CorruptRecord(
-            f"{queue.topic}, queue {queue.queue_id}, offsets {queue_offsets[0]} to {queue_offsets[-1]}: the queue's "
-            f"entries are no records in ascending order; {MAKE_ANEW}"
-        )
-    return log.segments.view(begin, end - begin)
-
-
-class Decoding:
-    """One `ReadSpec`, made ready. with_bodies, with_trailers: what its blocks need, as `Block` takes them."""
-
-    def __init__(self, spec: ReadSpec, max_body_bytes: int) -> None:
-        """max_body_bytes: unless `spec` says otherwise."""
-        self._spec = spec
-        self._looked_at = spec.message_filter.columns
-        self._schema = pa.schema([(name, COLUMNS[name]) for name in spec.columns])
-        self._bounds = BodyBounds(spec.max_body_bytes or max_body_bytes, spec.max_bytes, spec.oversized)
-        self._needs_properties = not PROPERTY_COLUMNS.isdisjoint((*spec.columns, *self._looked_at))
-        self.with_bodies = spec.check_crc or "body" in spec.columns
-        self.with_trailers = spec.check_crc or self._needs_properties
-
-    def batches(self, block: Block, tags_codes: Int64s | None = None) -> Iterator[pa.RecordBatch]:
-        """The messages of a block that match; tags_codes: of their entries, where there are any.
-
-        Raises `CorruptRecord`, `MessageTooLarge`.
-        """
-        if self._spec.check_crc:
-            block.check_crc()
-        if self._needs_properties and tags_codes is not None:
-            block.check_tags_codes(tags_codes)
-        columns = {name: block.column(name) for name in dict.fromkeys((*self._spec.columns, *self._looked_at))}
-        batch = pa.RecordBatch.from_arrays([columns[name] for name in self._spec.columns], schema=self._schema)
-        kept = np.arange(len(block))
-        if self._looked_at:
-            seen = pa.RecordBatch.from_arrays([columns[name] for name in self._looked_at], names=list(self._looked_at))
-            matches = self._spec.message_filter.match_batch(seen)
-            batch, kept = batch.filter(matches), np.flatnonzero(numbers(matches))
-        if len(kept):
-            yield from inflated(batch, block.sys_flags[kept], partial(_where, block, kept), self._bounds)
-
-
-def _where(block: Block, rows: Int64s, row: int) -> str:
-    return block.where(int(rows[row]))
-
-
-_ENTRIES_AT_ONCE = 1 << 15  # they stay in the processor's cache until they are used
-_FILTERED_ENTRIES_AT_ONCE = 8 * _ENTRIES_AT_ONCE  # where few pass a filter, batches shall not become small
-
-
-def scan_queue(
-    log: RecordLog,
-    queue: EntryQueue,
-    start: int,
-    end: int,
-    spec: ReadSpec,
-    max_body_bytes: int,
-    *,
-    max_stretch: int | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """Messages [start, end) that match, in order, decoded to the columns of `spec`.
-
-    The range must be published. max_body_bytes: unless `spec` says otherwise. A batch does not cross a commit log
-    segment, nor is it made of more than `max_stretch` bytes of the log where that is given: others than a file's are
-    not read for nothing. Raises `CorruptRecord`, `MessageTooLarge`.
-    """
-    decoding = Decoding(spec, max_body_bytes)
-    at_once = _FILTERED_ENTRIES_AT_ONCE if spec.message_filter.columns else _ENTRIES_AT_ONCE
-    while start < end:
-        stop = min(end, start + at_once)
-        queue_offsets, entries = _entries(queue, start, stop, spec.message_filter)
-        physical, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)
-        bounds = physical, sizes, log.segments.size, spec.max_rows, spec.max_bytes, max_stretch
-        for first, last in batch_bounds(*bounds):
-            rows = queue_offsets[first:last], physical[first:last], sizes[first:last]
-            block = block_of(log, queue, *rows, with_bodies=decoding.with_bodies, with_trailers=decoding.with_trailers)
-            yield from decoding.batches(block, entries["tags_code"][first:last].astype(np.int64))
-        start = stop
-
-
-def _entries(queue: EntryQueue, start: int, stop: int, message_filter: MessageFilter) -> tuple[Int64s, Entries]:
-    """Those of the entries [start, stop) that may pass the filter, with their queue offsets before them."""
-    if not message_filter.columns:
-        return np.arange(start, stop), queue.entries(start, stop)
-    offsets, kept = [], []
-    for first in range(start, stop, _ENTRIES_AT_ONCE):
-        entries = queue.entries(first, min(stop, first + _ENTRIES_AT_ONCE))
-        rows = np.flatnonzero(may_match(entries, message_filter))
-        offsets.append(first + rows)
-        kept.append(entries[rows])
-    return np.concatenate(offsets), np.concatenate(kept)
 
 
 def batch_bounds(
@@ -177,88 +147,74 @@ def batch_bounds(
         first = last
 
 
-_CHECKED_AT_ONCE = 1 << 15
+def _matching_entries(queue: EntryQueue, start: int, stop: int, message_filter: MessageFilter) -> EntryColumns:
+    """Return the entries among [start, stop) that may pass the filter."""
+    if not message_filter.columns:
+        return EntryColumns.of(np.arange(start, stop), queue.entries(start, stop))
+    offsets, kept = [], []
+    for first in range(start, stop, _ENTRIES_AT_ONCE):
+        entries = queue.entries(first, min(stop, first + _ENTRIES_AT_ONCE))
+        rows = np.flatnonzero(may_match(entries, message_filter))
+        offsets.append(first + rows)
+        kept.append(entries[rows])
+    return EntryColumns.of(np.concatenate(offsets), np.concatenate(kept))
 
 
-class Checked(NamedTuple):
-    """n messages, with what their entries say of them: sizes (bytes) and tags codes, shape (n,)."""
-
-    block: Block
-    sizes: Int64s
-    tags_codes: Int64s
-
-
-def checked_blocks(log: RecordLog, queue: EntryQueue, start: int, end: int, max_bytes: int) -> Iterator[Checked]:
-    """Messages [start, end), in order, some at a time: `max_bytes` of records, or one, within a segment.
-
-    The range must be published. Raises `CorruptRecord`, `OffsetLost`.
-    """
-    while start < end:
-        stop = min(end, start + _CHECKED_AT_ONCE)
-        entries = queue.entries(start, stop)
-        physical, sizes, codes = (entries[name].astype(np.int64) for name in CQ_ENTRY.names or ())
-        offsets = np.arange(start, stop)
-        for first, last in batch_bounds(physical, sizes, log.segments.size, len(entries), max_bytes):
-            rows = slice(first, last)
-            block = block_of(log, queue, offsets[rows], physical[rows], sizes[rows])
-            block.check_crc()
-            block.check_tags_codes(codes[rows])
-            yield Checked(block, sizes[rows], codes[rows])
-        start = stop
-
-
-Ranges = dict[int, tuple[int, int]]  # queue id to queue offsets [start, end)
-Part = Iterable[int] | Mapping[int, tuple[int, int]] | None
-
-
-class Readable(Protocol):
-    """What of a `MessageStore` this needs."""
-
-    def topics(self) -> dict[str, int]: ...
-    def offsets(self, topic: str, queue_id: int) -> tuple[int, int]: ...
-    def bounds(self, queues: Iterable[Queue]) -> Mapping[Queue, tuple[int, int]]: ...
-    def offset_by_time(self, topic: str, queue_id: int, timestamp: int) -> int: ...
-    def scan(
-        self, topic: str, queue_id: int, start: int, end: int, columns: Sequence[str], tags: str | MessageFilter | None
-    ) -> Iterator[pa.RecordBatch]: ...
-
-
-def ranges(store: Readable, topic: str, part: Part, begin: int | None, end: int | None) -> Ranges:
-    """What `to_arrow` reads of each queue, as it stands now. Raises as it does."""
-    if isinstance(part, Mapping):
-        found = {queue: (start, stop) for queue, (start, stop) in part.items()}
-    else:
-        # Of an unknown topic queue 0 is asked for, so that the store says what is wrong.
-        queues = range(store.topics().get(topic, 1)) if part is None else part
-        found = {queue: store.offsets(topic, queue) for queue in queues}
-        of_one_moment = store.bounds(Queue(topic, queue) for queue in found)
-        found |= {queue.queue_id: bounds for queue, bounds in of_one_moment.items()}
-    for queue, (start, stop) in found.items():
-        if start > stop:
-            raise InvalidArgument(f"topic {topic!r}, queue {queue}: [{start}, {stop}) ends before it begins")
-        first = start if begin is None else min(max(start, _stored_from(store, topic, queue, start, begin)), stop)
-        last = stop if end is None else max(min(stop, _stored_from(store, topic, queue, start, end)), first)
-        found[queue] = first, last
-    return found
-
-
-def _stored_from(store: Readable, topic: str, queue: int, start: int, timestamp: int) -> int:
-    """Queue offset of the first message stored at `timestamp` (ms) or after. Raises `OffsetLost` where it may be one of
-    those from `start` on that the store has no longer."""
-    found = store.offset_by_time(topic, queue, timestamp)
-    if start < found <= store.offsets(topic, queue)[0]:
+def _stretch(log: RecordLog, queue: EntryQueue, entries: EntryColumns) -> Bytes:
+    """Return the log from the first to the last of these records."""
+    queue_offsets, physical, sizes, _ = entries
+    begin, end = int(physical[0]), int(physical[-1] + sizes[-1])
+    if (sizes == CQ_PRE_BLANK_SIZE).any():
         raise OffsetLost(
-            f"topic {topic!r}, queue {queue}: which messages before offset {found} were stored at {timestamp} or after "
-            "is not known here any more; begin there, or leave out the time"
+            f"{queue.topic}, queue {queue.queue_id}: offsets {queue_offsets[0]} to {queue_offsets[-1]} were deleted "
+            "with the topic"
         )
-    return found
+    ascending = (physical[1:] > physical[:-1]).all()
+    if not ascending or begin < 0 or end > log.next_segment(begin) or sizes.min() < MIN_RECORD_BYTES:
+        raise CorruptRecord(
+            f"{queue.topic}, queue {queue.queue_id}, offsets {queue_offsets[0]} to {queue_offsets[-1]}: the queue's "
+            f"entries are no records in ascending order; {MAKE_ANEW}"
+        )
+    return log.segments.view(begin, end - begin)
 
 
-def to_arrow(
-    store: Readable, topic: str, parts: Ranges, columns: Sequence[str], tags: str | MessageFilter | None
-) -> pa.RecordBatchReader:
-    """The messages of `parts`. What is wrong with an argument is raised at once, what reading meets while reading."""
-    check_columns(columns)
-    schema = pa.schema([(name, COLUMNS[name]) for name in columns])
-    scans = [store.scan(topic, queue, *part, columns, tags) for queue, part in parts.items()]
-    return pa.RecordBatchReader.from_batches(schema, chain.from_iterable(scans))
+class Decoding:
+    """Turns blocks of messages into the batches that a `ReadSpec` asks for: checks, columns, filter.
+
+    with_bodies, with_trailers: what its blocks need, see `Block`.
+    """
+
+    def __init__(self, spec: ReadSpec, max_body_bytes: int) -> None:
+        """max_body_bytes: the limit of a body if `spec` has none."""
+        self.spec = spec
+        self._filter_columns = spec.message_filter.columns
+        self._schema = pa.schema([(name, COLUMNS[name]) for name in spec.columns])
+        self._bounds = BodyBounds(spec.max_body_bytes or max_body_bytes, spec.max_bytes, spec.oversized)
+        self._needs_properties = not PROPERTY_COLUMNS.isdisjoint((*spec.columns, *self._filter_columns))
+        self.with_bodies = spec.check_crc or "body" in spec.columns
+        self.with_trailers = spec.check_crc or self._needs_properties
+
+    def batches(self, block: Block, tags_codes: Int64s | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of a block that match. tags_codes: of their entries, if they have any.
+
+        Raises `CorruptRecord`, `MessageTooLarge`.
+        """
+        spec = self.spec
+        if spec.check_crc:
+            block.check_crc()
+        if self._needs_properties and tags_codes is not None:
+            block.check_tags_codes(tags_codes)
+        columns = {name: block.column(name) for name in dict.fromkeys((*spec.columns, *self._filter_columns))}
+        batch = pa.RecordBatch.from_arrays([columns[name] for name in spec.columns], schema=self._schema)
+        kept = np.arange(len(block))
+        if self._filter_columns:
+            names = list(self._filter_columns)
+            filtered = pa.RecordBatch.from_arrays([columns[name] for name in names], names=names)
+            matches = spec.message_filter.match_batch(filtered)
+            batch, kept = batch.filter(matches), np.flatnonzero(numbers(matches))
+        if len(kept):
+            yield from inflated(batch, block.sys_flags[kept], partial(_where, block, kept), self._bounds)
+
+
+def _where(block: Block, rows: Int64s, row: int) -> str:
+    return block.where(int(rows[row]))

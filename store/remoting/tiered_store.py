@@ -32,6 +32,7 @@ from store.model.errors import (
 )
 from store.model.log_protocol import Boundary, Bounds, Queue, QueueRange
 from store.read.filters import EVERYTHING
+from store.read.getting import GetRequest
 from store.remoting.connection import Connection
 from store.remoting.request import Answer, Request, Response
 from store.remoting.threads import LEAVING, Turns, settle
@@ -223,8 +224,8 @@ class TieredStore:
         own = self._store.bounds([queue]).get(queue)
         if log is None or own is None or pull.offset >= own.min_offset:
             return answer(self._store, pull, as_records=True)
-        accept = pull.message_filter or EVERYTHING
-        return response(pull, log.get_message(queue, own, pull.offset, pull.max_messages, accept, as_records=True))
+        request = GetRequest(pull.offset, pull.max_messages, pull.message_filter or EVERYTHING, as_records=True)
+        return response(pull, log.get_message(queue, own, request))
 
     def _log(self) -> TieredLog | None:
         """Return None for a store that archives nowhere."""

@@ -14,7 +14,7 @@ from store.archive.of_store import StoreArchive
 from store.model.log_protocol import ReadSpec
 from store.objects.any_objects import objects_at
 from store.read.filters import EVERYTHING
-from store.read.scan import scan_queue
+from store.read.scan import Decoding, scan_queue
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 BODIES = ReadSpec(("body",), EVERYTHING)
@@ -47,7 +47,7 @@ def test_light_queues_whose_records_have_other_queues_offsets(tmp_path: Path) ->
                     it = place.queue(catalog.having(queue, cut), queue)
                     assert isinstance(it, FlatQueue)
                     assert it.min_offset() == first
-                    batches = scan_queue(it.log, it.entries, first, cut.max_offset, BODIES, 1 << 20)
+                    batches = scan_queue(it.log, it.entries, first, cut.max_offset, Decoding(BODIES, 1 << 20))
                     assert [body for batch in batches for body in batch["body"]] == here[first:]
                     cuts += number > 0
         assert cuts > 30
