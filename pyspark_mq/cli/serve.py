@@ -6,6 +6,7 @@ import ssl
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import click
 
@@ -14,7 +15,8 @@ from pyspark_mq.cli.commands import interruptible, sleep_until_interrupted
 from store import MessageStore, StoreConfig
 from store.remoting.access import Access
 from store.remoting.endpoints import host_and_port
-from store.remoting.serving import BROKER_SETTINGS, LISTEN, BrokerConfig
+from store.remoting.served_broker import BROKER_SETTINGS, BrokerConfig
+from store.remoting.serving import LISTEN
 from store.remoting.serving import serve as serving_of
 from store.upkeep.store_directory import StoreDirectory
 
@@ -54,20 +56,13 @@ def serve(
     access = None if accounts is None else Access.load(accounts)
     tls = _tls(tls_cert, tls_key)
     broker_config = BrokerConfig() if config is None else BrokerConfig.load(config)
+    options = {"brokerName": broker, "brokerClusterName": cluster, "autoCreateTopicEnable": create_topics}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     with (
         interruptible(lambda: f"{store} is served no longer"),
         MessageStore.open(store, config=_configuration(store, listen, config)) as opened,
-        serving_of(
-            opened,
-            listen,
-            broker=broker or broker_config.brokerName,
-            cluster=cluster or broker_config.brokerClusterName,
-            create_topics=broker_config.autoCreateTopicEnable if create_topics is None else create_topics,
-            checks=broker_config.checks,
-            access=access,
-            tls=tls,
-        ) as serving,
+        serving_of(opened, listen, config=replace(broker_config, **given), access=access, tls=tls) as serving,
     ):
         click.echo(f"{store}: name server and broker at {serving.address}; Ctrl-C ends it")
         sleep_until_interrupted()

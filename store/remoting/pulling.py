@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any
 
 from store.api.group_protocol import EVERYTHING
-from store.api.message_store import MessageStore
 from store.broker.hold import HeldRequest, PullRequestHoldService
 from store.broker.pull import PullRequest, PullResponse, answer
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
@@ -20,13 +19,11 @@ from store.model.errors import FilterError, RequestRefused
 from store.model.log_protocol import MessageFilter, Queue
 from store.read.filters import TagFilter, message_filter
 from store.read.getting import GetStatus
-from store.remoting.clients import Clients
 from store.remoting.connection import Connection
 from store.remoting.headers import Pulled, PullMessage
 from store.remoting.request import Answer, Handler, Request, Response
-from store.remoting.served_offsets import ServedOffsets
+from store.remoting.served_broker import ServedBroker
 from store.remoting.threads import LoopThread, settle
-from store.remoting.tiered_store import TieredStore
 
 _ENABLED, _BROADCAST_ENABLED = "consumeEnable", "consumeBroadcastEnable"
 
@@ -34,10 +31,10 @@ _ENABLED, _BROADCAST_ENABLED = "consumeEnable", "consumeBroadcastEnable"
 class Permissions:
     """Asked at each pull, so the file is read only when it changed, whoever changed it."""
 
-    def __init__(self, store: MessageStore, clients: Clients) -> None:
-        self._path = store.path / GROUPS_FILE
-        self._files = ConsumerOffsets(store.path)
-        self._clients = clients
+    def __init__(self, broker: ServedBroker) -> None:
+        self._path = broker.store.path / GROUPS_FILE
+        self._files = ConsumerOffsets(broker.store.path)
+        self._clients = broker.clients
         self._seen: tuple[int, int] | None = None
         self._restricted: Mapping[str, Mapping[str, Any]] = {}
 
@@ -72,6 +69,7 @@ class Permissions:
 _COMMIT, _SUSPEND, _SUBSCRIPTION = 1, 2, 4  # PullSysFlag
 _OF_A_QUEUE = (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
 _MASTER = 0
+_MAX_HELD = 100_000  # pulls at a time
 _MAX_HOLD_SECONDS = 120.0
 _MAX_TOLD = 16_384  # queues of groups, of one connection: clients may make up any number of groups
 _MAX_CONDITION = MAX_PROPERTIES_BYTES  # characters; it is parsed in the loop's thread
@@ -80,33 +78,20 @@ _MAX_CONDITION = MAX_PROPERTIES_BYTES  # characters; it is parsed in the loop's 
 class Pulling:
     """Translates pulls, and holds those that find nothing. In the loop's thread, unless a verb says otherwise."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        hold: PullRequestHoldService,
-        clients: Clients,
-        offsets: ServedOffsets,
-        thread: LoopThread,
-        permissions: Permissions,
-        older: TieredStore,
-        *,
-        max_held: int,
-    ) -> None:
-        """max_held: at a time; one more is refused."""
-        self._store = store
+    def __init__(self, broker: ServedBroker, hold: PullRequestHoldService, thread: LoopThread) -> None:
+        self._store = broker.store
+        self._clients = broker.clients
+        self._offsets = broker.offsets
+        self._tiered = broker.tiered
+        self._permissions = Permissions(broker)
+        self._figures = broker.store.figures
         self._hold = hold
-        self._clients = clients
-        self._offsets = offsets
         self._thread = thread
-        self._permissions = permissions
-        self._figures = store.figures
-        self._older = older
-        self._max_held = max_held
         self._held: dict[Connection, dict[HeldRequest, Figure]] = {}
         self._count = 0
 
-    def quick(self) -> Mapping[int, Handler]:
-        """Handlers for the loop's thread."""
+    def quick_handlers(self) -> Mapping[int, Handler]:
+        """Return handlers for the loop's thread."""
         return {RequestCode.PULL_MESSAGE: self._pull, RequestCode.LITE_PULL_MESSAGE: self._pull}
 
     def lost(self, connection: Connection) -> None:
@@ -136,10 +121,8 @@ class Pulling:
             return self._from_before(request.connection, pull)
         if response.code is not ResponseCode.PULL_NOT_FOUND or not header.sys_flag & _SUSPEND:
             return _answer(response)
-        if self._count >= self._max_held:
-            raise RequestRefused(
-                ResponseCode.SYSTEM_BUSY, f"{self._max_held:,} pulls are held already; try again later"
-            )
+        if self._count >= _MAX_HELD:
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{_MAX_HELD:,} pulls are held already; try again later")
         seconds = min(header.suspend_timeout_millis / 1000, _MAX_HOLD_SECONDS)
         return self._until_arrival(request.connection, pull, seconds)
 
@@ -180,7 +163,7 @@ class Pulling:
     def _from_before(self, connection: Connection, pull: PullRequest) -> Future[Response]:
         """The answer from before what the store has."""
         answered: Future[Response] = Future()
-        asked = self._older.pulled(connection, pull)
+        asked = self._tiered.pulled(connection, pull)
         asked.add_done_callback(lambda done: self._thread.call(settle, answered, lambda: _answer(done.result())))
         return answered
 

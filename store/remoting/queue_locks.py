@@ -37,8 +37,8 @@ class Locks:
         self._locked: dict[str, dict[str, _ClientClaims]] = {}  # group, client id
         self._clients: Counter[Connection] = Counter()  # that came on it; counted anew by `forget`
 
-    def others(self) -> Mapping[int, Handler]:
-        """Handlers that may wait."""
+    def handlers(self) -> Mapping[int, Handler]:
+        """Return handlers that may wait."""
         return {RequestCode.LOCK_BATCH_MQ: self._claim, RequestCode.UNLOCK_BATCH_MQ: self._give_back}
 
     def are_held(self, group: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -13,11 +13,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from store.api.message_store import MessageStore
 from store.broker.half_messages import Half
 from store.broker.retries import DEAD_LETTER_QUEUES, send_back
-from store.directory.directory_group import DirectoryGroup
-from store.files.consumer_offsets import ConsumerOffsets, check_group_name
+from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import (
     DLQ_TOPIC_PREFIX,
     IPV4_BYTES,
@@ -40,12 +38,13 @@ from store.read.query import offset_of_id
 from store.remoting.appending import Appending
 from store.remoting.bodies import Batched, decode_batch
 from store.remoting.headers import SendAnswer, SendBack, SendMessage, SendMessageV2
+from store.remoting.queue_locks import Locks
 from store.remoting.request import Answer, Handler, Request, Response
+from store.remoting.served_broker import ServedBroker
 from store.remoting.served_routes import NEW_TOPIC_QUEUES
 from store.remoting.served_topics import must_be_of
 from store.remoting.served_transactions import ServedTransactions, is_half
 from store.remoting.threads import settle
-from store.remoting.tiered_store import TieredStore
 
 _KEPT_FLAGS = SYS_COMPRESSED | SYS_COMPRESSION_MASK  # what else a producer may say of a body
 _DELAYS_MS = {"TIMER_DELAY_SEC": 1000, "TIMER_DELAY_MS": 1}
@@ -58,24 +57,16 @@ class Sending:
     """Puts what producers send."""
 
     def __init__(
-        self,
-        store: MessageStore,
-        appending: Appending,
-        transactions: ServedTransactions,
-        is_orderly: Callable[[str], bool],
-        *,
-        create_topics: bool,
+        self, broker: ServedBroker, appending: Appending, transactions: ServedTransactions, locks: Locks
     ) -> None:
-        """is_orderly: whether a group reads in order. create_topics: a topic that is not there is made
-        (autoCreateTopicEnable)."""
-        self._store = store
+        self._store = broker.store
+        self._create_topics = broker.config.autoCreateTopicEnable
         self._appending = appending
         self._transactions = transactions
-        self._is_orderly = is_orderly
-        self._create_topics = create_topics
+        self._locks = locks
 
-    def quick(self) -> Mapping[int, Handler]:
-        """Handlers for the loop's thread."""
+    def quick_handlers(self) -> Mapping[int, Handler]:
+        """Return handlers for the loop's thread."""
         return {
             RequestCode.SEND_MESSAGE: lambda request: self._send(request, SendMessage.of(request.command.fields)),
             RequestCode.SEND_MESSAGE_V2: lambda request: self._send(request, SendMessageV2.of(request.command.fields)),
@@ -113,7 +104,7 @@ class Sending:
         group, most = header.topic.removeprefix(RETRY_TOPIC_PREFIX), header.max_reconsume_times
         if most is None:
             most, _ = ConsumerOffsets(self._store.path).retries(group)
-        return (header.reconsume_times or 0) > most or self._is_orderly(group)
+        return (header.reconsume_times or 0) > most or self._locks.are_held(group)
 
     def _sent(self, placed: AppendResult) -> Response:
         ids = offset_msg_ids(*self._store.config.store_host, placed.physical_offsets.tolist())
@@ -190,28 +181,20 @@ def _fields(request: Request, header: SendMessage) -> Mapping[str, npt.ArrayLike
     }
 
 
-class Retries:
-    """What a group needs for messages to come again."""
+class SendBacks:
+    """CONSUMER_SEND_MSG_BACK: messages that a client could not process are delivered again, see `broker/retries`."""
 
-    def __init__(self, store: MessageStore, older: TieredStore) -> None:
-        self._store = store
-        self._older = older
+    def __init__(self, broker: ServedBroker) -> None:
+        self._store = broker.store
+        self._tiered = broker.tiered
 
-    def others(self) -> Mapping[int, Handler]:
-        """Handlers that may wait."""
+    def handlers(self) -> Mapping[int, Handler]:
+        """Return handlers that may wait."""
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back}
-
-    def prepare(self, group: str) -> None:
-        """Make a group, and the topic that its consumers subscribe to beside their own."""
-        check_group_name(group)
-        DirectoryGroup(self._store.path, group).create()  # which inherits what members beside the server did that died
-        topic = RETRY_TOPIC_PREFIX + group
-        if topic not in self._store.topics():
-            self._store.create_topic(topic, 1)
 
     def _send_back(self, request: Request) -> Answer:
         header = SendBack.of(request.command.fields)
-        return self._older.answer_of(request, header.offset, lambda record: self._sent_back(header, record))
+        return self._tiered.answer_of(request, header.offset, lambda record: self._sent_back(header, record))
 
     def _sent_back(self, header: SendBack, record: bytes) -> Response:
         message = decode_record(record, f"commit log offset {header.offset}")

@@ -1,4 +1,4 @@
-"""Settings of groups, and resets, as admin tools ask for them."""
+"""Groups: their settings, offsets and resets, how far they have read, and who is in them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from store.api.message_store import MessageStore
 from store.directory.directory_group import DirectoryGroup
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import GROUP_SEPARATOR, MAX_QUEUES
@@ -15,21 +14,24 @@ from store.model.codes import CommandFlag, Language, RequestCode, ResponseCode
 from store.model.errors import ArchiveError, ObjectsUnavailable, RequestRefused
 from store.model.integers import INT_MAX, integer
 from store.model.log_protocol import Positions, Queue
-from store.remoting.clients import Clients, ConsumerClient, Neighbours, ProducerClient
+from store.remoting.clients import ConsumerClient, ProducerClient
 from store.remoting.command import Command, parse_json
 from store.remoting.headers import (
+    CommitOffset,
     ConsumerGroup,
     ConsumeStats,
     DeleteGroup,
+    GroupQueue,
     GroupSettings,
+    Offset,
     ProducerGroup,
     ResetOffset,
     Topic,
 )
+from store.remoting.heart_beats import Neighbours
 from store.remoting.request import Answer, Handler, Request, Response, of_json
-from store.remoting.served_offsets import ServedOffsets
+from store.remoting.served_broker import ServedBroker
 from store.remoting.served_topics import message_queue, queue_table, table_of_queues
-from store.remoting.tiered_store import TieredStore
 
 _TO_THE_END = -1
 # Those that count here: numbers up to, and those that are true or false.
@@ -40,33 +42,28 @@ _MAX_SETTINGS_BYTES, _MAX_NESTED = 64 << 10, 500
 
 
 class ServedGroups:
-    """What groups are, not who is in them."""
+    """Settings, offsets and resets of groups."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        broker: str,
-        clients: Clients,
-        neighbours: Neighbours,
-        offsets: ServedOffsets,
-        older: TieredStore,
-    ) -> None:
-        self._store = store
+    def __init__(self, broker: ServedBroker, neighbours: Neighbours) -> None:
+        self._store = broker.store
+        self._broker = broker.name
+        self._clients = broker.clients
+        self._offsets = broker.offsets
+        self._tiered = broker.tiered
         self._neighbours = neighbours
-        self._older = older
-        self._broker = broker
-        self._clients = clients
-        self._offsets = offsets
-        self._files = ConsumerOffsets(store.path)
+        self._files = ConsumerOffsets(broker.store.path)
 
-    def others(self) -> Mapping[int, Handler]:
-        """Handlers that may wait."""
+    def handlers(self) -> Mapping[int, Handler]:
+        """Return handlers that may wait."""
         return {
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self._configure,
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self._settings,
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self._all_settings,
             RequestCode.DELETE_SUBSCRIPTIONGROUP: self._delete,
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self._reset,
+            RequestCode.QUERY_CONSUMER_OFFSET: self._offset,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self._commit,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self._all_offsets,
         }
 
     def _configure(self, request: Request) -> Response:
@@ -102,6 +99,29 @@ class ServedGroups:
         self._group(header.group_name).delete(with_offsets=header.clean_offset)
         return Response()
 
+    def _offset(self, request: Request) -> Response:
+        """A group without an offset begins at 0 where all messages are there still, as RocketMQ's do."""
+        header = GroupQueue.of(request.command.fields)
+        offset = self._offsets.committed(header.consumer_group, Queue(header.topic, header.queue_id))
+        if offset is None:
+            if not header.set_zero_if_not_found or self._store.min_offset(header.topic, header.queue_id) > 0:
+                raise RequestRefused(ResponseCode.QUERY_NOT_FOUND, "Not found, maybe this group consumer boot first")
+            offset = 0
+        return Response(header=Offset(offset))
+
+    def _all_offsets(self, request: Request) -> Response:
+        self._offsets.persist()
+        return of_json({"offsetTable": self._files.all_offsets()})
+
+    def _commit(self, request: Request) -> Response:
+        header = CommitOffset.of(request.command.fields)
+        group, queue, offset = header.consumer_group, Queue(header.topic, header.queue_id), header.commit_offset
+        self._store.max_offset(queue.topic, queue.queue_id)  # or there is no such queue
+        self._offsets.commit(group, queue, offset)
+        if not self._clients.consumers(group):  # others may join beside the server, who go by the files
+            self._offsets.persist()
+        return Response()
+
     def _reset(self, request: Request) -> Answer:
         """Set offsets, and tell the group's consumers, who would go on where they are."""
         header = ResetOffset.of(request.command.fields)
@@ -113,7 +133,7 @@ class ServedGroups:
             )
         asked = range(queues) if header.queue_id < 0 else [header.queue_id]
         of_topic = [Queue(header.topic, id) for id in asked]
-        return self._older.answer(request, of_topic, lambda: self._set(header, of_topic))
+        return self._tiered.answer(request, of_topic, lambda: self._set(header, of_topic))
 
     def _set(self, header: ResetOffset, queues: Sequence[Queue]) -> Response:
         positions = {queue: self._begin(header, queue) for queue in queues}
@@ -133,7 +153,7 @@ class ServedGroups:
         if header.timestamp == _TO_THE_END:
             found = self._store.max_offset(queue.topic, queue.queue_id)
         else:
-            found = self._older.offset_by_time(queue, header.timestamp)
+            found = self._tiered.offset_by_time(queue, header.timestamp)
         current = self._offsets.committed(header.group, queue)
         return found if header.is_force or current is None else min(found, current)
 
@@ -143,20 +163,18 @@ class ServedGroups:
 
 
 class GroupStats:
-    """Puts together what the store, the groups' offsets and the connected clients say."""
+    """Progress and connections of groups, for admin tools."""
 
-    def __init__(
-        self, store: MessageStore, broker: str, clients: Clients, offsets: ServedOffsets, older: TieredStore
-    ) -> None:
-        self._store = store
-        self._older = older
-        self._broker = broker
-        self._clients = clients
-        self._offsets = offsets
-        self._groups = ConsumerOffsets(store.path)
+    def __init__(self, broker: ServedBroker) -> None:
+        self._store = broker.store
+        self._broker = broker.name
+        self._clients = broker.clients
+        self._offsets = broker.offsets
+        self._tiered = broker.tiered
+        self._files = ConsumerOffsets(broker.store.path)
 
-    def others(self) -> Mapping[int, Handler]:
-        """Handlers that may wait."""
+    def handlers(self) -> Mapping[int, Handler]:
+        """Return handlers that may wait."""
         return {
             RequestCode.GET_CONSUME_STATS: self._stats,
             RequestCode.GET_BROKER_CONSUME_STATS: self._all_stats,
@@ -179,17 +197,17 @@ class GroupStats:
         def stats() -> Response:
             return queue_table((message_queue(self._broker, queue), self._progress(group, queue)) for queue in queues)
 
-        return self._older.answer(request, queues, stats)
+        return self._tiered.answer(request, queues, stats)
 
     def _all_stats(self, request: Request) -> Answer:
         """Of every group and topic."""
         self._offsets.persist()
         queues = [Queue(topic, id) for topic, count in self._store.topics().items() for id in range(count)]
-        return self._older.answer(request, queues, lambda: self._of_all(request))
+        return self._tiered.answer(request, queues, lambda: self._of_all(request))
 
     def _of_all(self, request: Request) -> Response:
         of_groups, behind = [], 0
-        for group in self._groups.names():
+        for group in self._files.names():
             tables = []
             for topic, queues in self._topics(group).items():
                 found = {Queue(topic, id): self._progress(group, Queue(topic, id)) for id in range(queues)}
@@ -204,14 +222,14 @@ class GroupStats:
     def _readers(self, request: Request) -> Response:
         """The groups that read a topic, or have."""
         topic = Topic.of(request.command.fields).topic
-        had = (key.partition(GROUP_SEPARATOR) for key in self._groups.all_offsets())
+        had = (key.partition(GROUP_SEPARATOR) for key in self._files.all_offsets())
         return of_json({"groupList": sorted({*self._clients.groups_of(topic), *(g for t, _, g in had if t == topic)})})
 
     def _topics(self, group: str) -> dict[str, int]:
         """Those that a group has offsets in, with their number of queues."""
         read = {
             key.partition(GROUP_SEPARATOR)[0]
-            for key in self._groups.all_offsets()
+            for key in self._files.all_offsets()
             if key.partition(GROUP_SEPARATOR)[2] == group
         }
         return {topic: queues for topic, queues in self._store.topics().items() if topic in read}
@@ -222,7 +240,7 @@ class GroupStats:
         end = self._store.max_offset(queue.topic, queue.queue_id)
         time = 0
         with suppress(ArchiveError, ObjectsUnavailable):  # logged elsewhere; the offsets are known without it
-            time = (self._older.stored_at(queue, offset - 1) if offset and offset <= end else None) or 0
+            time = (self._tiered.stored_at(queue, offset - 1) if offset and offset <= end else None) or 0
         offset = -1 if offset is None else offset
         return {"brokerOffset": end, "consumerOffset": offset, "pullOffset": offset, "lastTimestamp": time}
 

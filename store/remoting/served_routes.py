@@ -6,13 +6,13 @@ import shutil
 import time
 from collections.abc import Mapping
 
-from store.api.message_store import MessageStore
 from store.format.layout import SYSTEM_TOPICS
 from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RequestRefused
 from store.model.log_protocol import Queue
 from store.remoting.headers import GetRoute
 from store.remoting.request import Handler, Request, Response, of_json
+from store.remoting.served_broker import ServedBroker
 
 DEFAULT_TOPIC = "TBW102"  # whose route producers take for topics that are not there yet
 NEW_TOPIC_QUEUES = 8  # at most, of a topic that is created by its first message (defaultTopicQueueNums)
@@ -23,14 +23,14 @@ _INHERIT = 1
 class Routes:
     """One broker, master of one cluster, at whatever address a client reached it."""
 
-    def __init__(self, store: MessageStore, broker: str, cluster: str, *, create_topics: bool) -> None:
-        self._store = store
-        self._broker = broker
-        self._cluster = cluster
-        self._create_topics = create_topics
+    def __init__(self, broker: ServedBroker) -> None:
+        self._store = broker.store
+        self._broker = broker.name
+        self._cluster = broker.config.brokerClusterName
+        self._create_topics = broker.config.autoCreateTopicEnable
 
-    def others(self) -> Mapping[int, Handler]:
-        """Handlers that may wait."""
+    def handlers(self) -> Mapping[int, Handler]:
+        """Return handlers that may wait."""
         return {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
@@ -90,13 +90,13 @@ _VERSION = "V5_3_3"
 class Status:
     """Runtime information and settings. What RocketMQ counts and this does not is left out."""
 
-    def __init__(self, store: MessageStore, broker: str, cluster: str) -> None:
-        self._store = store
-        self._names = f"brokerName={broker}\nbrokerClusterName={cluster}\nbrokerId=0\n"
+    def __init__(self, broker: ServedBroker) -> None:
+        self._store = broker.store
+        self._names = f"brokerName={broker.name}\nbrokerClusterName={broker.config.brokerClusterName}\nbrokerId=0\n"
         self._began = int(time.time() * 1000)
 
-    def others(self) -> Mapping[int, Handler]:
-        """Handlers that may wait."""
+    def handlers(self) -> Mapping[int, Handler]:
+        """Return handlers that may wait."""
         return {
             RequestCode.GET_BROKER_RUNTIME_INFO: self._runtime_info,
             RequestCode.GET_BROKER_CONFIG: self._settings,

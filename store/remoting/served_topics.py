@@ -1,35 +1,45 @@
-"""Topics and single messages, as admin tools ask for them."""
+"""Topics, the offsets of their queues, and single messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from store.api.message_store import MessageStore, delete_topic
+from store.api.message_store import delete_topic
 from store.format.layout import PROPERTY_REAL_TOPIC, PROPERTY_RETRY_TOPIC
 from store.format.stored_message import StoredMessage, decode_record
 from store.format.strict_json import encode
 from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RequestRefused
-from store.model.log_protocol import Queue
+from store.model.log_protocol import Boundary, Queue
 from store.remoting.bodies import MessageQueue
-from store.remoting.headers import CreateTopic, Found, QueryMessage, Topic, ViewMessage
+from store.remoting.headers import (
+    CreateTopic,
+    Found,
+    Offset,
+    QueryMessage,
+    SearchOffset,
+    Timestamp,
+    Topic,
+    TopicQueue,
+    ViewMessage,
+)
 from store.remoting.request import Answer, Handler, Request, Response, of_json
+from store.remoting.served_broker import ServedBroker
 from store.remoting.served_routes import READ_WRITE
-from store.remoting.tiered_store import TieredStore
 
 _MOST_FOUND = 64  # maxMsgsNumBatch
 
 
 class ServedTopics:
-    """Makes topics and deletes them, says what is in them, and finds single messages."""
+    """Creates, describes and deletes topics; answers offsets of queues; finds single messages."""
 
-    def __init__(self, store: MessageStore, broker: str, older: TieredStore) -> None:
-        self._store = store
-        self._broker = broker
-        self._older = older
+    def __init__(self, broker: ServedBroker) -> None:
+        self._store = broker.store
+        self._broker = broker.name
+        self._tiered = broker.tiered
 
-    def others(self) -> Mapping[int, Handler]:
-        """Handlers that may wait."""
+    def handlers(self) -> Mapping[int, Handler]:
+        """Return handlers that may wait."""
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self._create,
             RequestCode.GET_TOPIC_CONFIG: self._config,
@@ -38,6 +48,10 @@ class ServedTopics:
             RequestCode.DELETE_TOPIC_IN_BROKER: self._delete,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: lambda request: Response(),  # it has those that the broker has
             RequestCode.QUERY_MESSAGE: self._query,
+            RequestCode.GET_MAX_OFFSET: self._max,
+            RequestCode.GET_MIN_OFFSET: self._min,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self._search,
+            RequestCode.GET_EARLIEST_MSG_STORETIME: self._earliest,
         }
 
     def _create(self, request: Request) -> Response:
@@ -85,11 +99,11 @@ class ServedTopics:
         def stats() -> Response:
             return queue_table((message_queue(self._broker, queue), self._offsets(queue)) for queue in queues)
 
-        return self._older.answer(request, queues, stats)
+        return self._tiered.answer(request, queues, stats)
 
     def _offsets(self, queue: Queue) -> dict[str, int]:
-        minimum, maximum = self._older.bounds(queue)
-        last = self._older.stored_at(queue, maximum - 1) if minimum < maximum else None
+        minimum, maximum = self._tiered.bounds(queue)
+        last = self._tiered.stored_at(queue, maximum - 1) if minimum < maximum else None
         return {"lastUpdateTimestamp": last or 0, "maxOffset": maximum, "minOffset": minimum}
 
     def _view(self, request: Request) -> Answer:
@@ -100,7 +114,38 @@ class ServedTopics:
             must_be_of(message, header.topic)
             return Response(body=(record,))
 
-        return self._older.answer_of(request, header.offset, view)
+        return self._tiered.answer_of(request, header.offset, view)
+
+    def _max(self, request: Request) -> Response:
+        header = TopicQueue.of(request.command.fields)
+        return Response(header=Offset(self._store.max_offset(header.topic, header.queue_id)))
+
+    def _min(self, request: Request) -> Answer:
+        header = TopicQueue.of(request.command.fields)
+        queue = Queue(header.topic, header.queue_id)
+        return self._tiered.answer(request, [queue], lambda: Response(header=Offset(self._tiered.bounds(queue)[0])))
+
+    def _search(self, request: Request) -> Answer:
+        header = SearchOffset.of(request.command.fields)
+        boundary = Boundary.UPPER if (header.boundary_type or "").lower() == "upper" else Boundary.LOWER
+        queue = Queue(header.topic, header.queue_id)
+
+        def search() -> Response:
+            return Response(header=Offset(self._tiered.offset_by_time(queue, header.timestamp, boundary)))
+
+        return self._tiered.answer(request, [queue], search)
+
+    def _earliest(self, request: Request) -> Answer:
+        """The store time of a queue's oldest message; -1 without one, as RocketMQ answers."""
+        header = TopicQueue.of(request.command.fields)
+        queue = Queue(header.topic, header.queue_id)
+
+        def earliest() -> Response:
+            minimum, maximum = self._tiered.bounds(queue)
+            found = self._tiered.stored_at(queue, minimum) if minimum < maximum else None
+            return Response(header=Timestamp(-1 if found is None else found))
+
+        return self._tiered.answer(request, [queue], earliest)
 
     def _query(self, request: Request) -> Answer:
         header = QueryMessage.of(request.command.fields)
@@ -111,10 +156,10 @@ class ServedTopics:
             if not found:
                 raise RequestRefused(ResponseCode.QUERY_NOT_FOUND, "can not find message, maybe time range not correct")
             last = Found(found[-1].store_timestamp, found[-1].physical_offset)
-            return Response(header=last, body=self._older.records(found))
+            return Response(header=last, body=self._tiered.records(found))
 
         queues = [Queue(header.topic, queue_id) for queue_id in range(self._store.topics().get(header.topic, 0))]
-        return self._older.answer(request, queues, query)
+        return self._tiered.answer(request, queues, query)
 
 
 def must_be_of(message: StoredMessage, topic: str | None) -> None:

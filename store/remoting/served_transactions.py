@@ -7,34 +7,23 @@ import random
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from store.api.message_store import MessageStore
 from store.broker.half_messages import Half
-from store.broker.transactions import IMMUNITY_SECONDS, MAX_CHECKS, Outcome, Transactions, as_committed
+from store.broker.transactions import Outcome, Transactions, as_committed
 from store.format.layout import HALF_TOPIC, PROPERTY_PRODUCER_GROUP, PROPERTY_TRANSACTION
 from store.format.message import Message
 from store.format.stored_message import StoredMessage, decode_record, offset_msg_id
 from store.model.codes import CommandFlag, RequestCode, ResponseCode
 from store.model.errors import RequestRefused, StoreError, UnknownQueue, UnknownTopic
 from store.remoting.appending import Fields
-from store.remoting.clients import Clients
 from store.remoting.command import Command
 from store.remoting.headers import CheckTransactionState, EndTransaction
 from store.remoting.request import Handler, Request, Response
+from store.remoting.served_broker import ServedBroker
 
 _logger = logging.getLogger("store.remoting")
 _COMMIT, _ROLL_BACK, _UNKNOWN = 8, 12, 0
-
-
-@dataclass(frozen=True)
-class Checks:
-    """How half messages that nobody ends are asked for, with RocketMQ's defaults: every `interval_seconds`, from
-    `immunity_seconds` after they were prepared on, at most `most` times."""
-
-    interval_seconds: float = 30.0
-    immunity_seconds: float = IMMUNITY_SECONDS
-    most: int = MAX_CHECKS
 
 
 def is_half(message: Message) -> bool:
@@ -45,15 +34,16 @@ def is_half(message: Message) -> bool:
 class ServedTransactions:
     """The transactions of all producer groups, one step after the other in a thread of its own."""
 
-    def __init__(self, store: MessageStore, clients: Clients, checks: Checks) -> None:
-        self._store = store
-        self._clients = clients
-        self._checks = checks
+    def __init__(self, broker: ServedBroker) -> None:
+        self._store = broker.store
+        self._clients = broker.clients
+        self._immunity_seconds = broker.config.transactionTimeOut / 1000
+        self._max_checks = broker.config.transactionCheckMax
         self._thread = ThreadPoolExecutor(1, "mq-transactions")
         self._groups: dict[str, Transactions] = {}
 
-    def quick(self) -> Mapping[int, Handler]:
-        """Handlers for the loop's thread."""
+    def quick_handlers(self) -> Mapping[int, Handler]:
+        """Return handlers for the loop's thread."""
         return {RequestCode.END_TRANSACTION: self._end_soon}
 
     def prepare(self, group: str, message: Message, fields: Fields, new_queues: int) -> Future[Half]:
@@ -131,10 +121,10 @@ class ServedTransactions:
         reading = [connection for connection in producers if not connection.is_stuck_writing]
         if not reading:
             return
-        immunity = self._checks.immunity_seconds
+        immunity = self._immunity_seconds
         try:
             transactions = self._of(group)
-            transactions.check(lambda message: Outcome.UNKNOWN, immunity, self._checks.most + 1)
+            transactions.check(lambda message: Outcome.UNKNOWN, immunity, self._max_checks + 1)
             for half, message in transactions.open(immunity):
                 random.choice(reading).send_soon(self._question(half, message))
         except StoreError as error:

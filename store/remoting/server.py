@@ -57,12 +57,12 @@ class ServerLimits:
 
 @dataclass(frozen=True)
 class Processors:
-    """Who answers which request code: `quick` ones in the loop's thread, for which they must not wait for anything;
-    `others` in threads, in which connections take turns. lost: told of each connection that is over, in the loop's
-    thread. check: raises `RequestRefused` for a request that its sender may not make."""
+    """The handlers by request code: `quick` ones run in the loop's thread, so they must not wait for anything;
+    `waiting` ones in threads, in which connections take turns. lost: called with each connection that is over, in the
+    loop's thread. check: raises `RequestRefused` for a request that its sender may not make."""
 
     quick: Mapping[int, Handler]
-    others: Mapping[int, Handler]
+    waiting: Mapping[int, Handler]
     lost: Callable[[Connection], None]
     check: Callable[[Request], None] = lambda request: None
 
@@ -183,8 +183,8 @@ class Server(Opened):
                 answer: Any = Response(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is leaving")
             elif (quick := self._processors.quick.get(command.code)) is not None:
                 answer = quick(request)
-            elif (other := self._processors.others.get(command.code)) is not None:
-                work = partial(other, request)
+            elif (waiting := self._processors.waiting.get(command.code)) is not None:
+                work = partial(waiting, request)
                 answer = self._turns.begin(connection, work, after_others=command.code in _IN_ORDER)
             else:
                 remark = f"[BROKER_NOT_SUPPORT] request type {command.code} not supported"

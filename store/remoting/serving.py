@@ -4,73 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from functools import partial
-from pathlib import Path
 from ssl import SSLContext
 
 from store.api.message_store import MessageStore
 from store.broker.allocation import LOCK_SECONDS
 from store.broker.hold import PullRequestHoldService
-from store.files.config import entries, parsed
-from store.model.errors import ConfigError, StoreError
+from store.model.errors import StoreError
 from store.remoting.access import Access
 from store.remoting.appending import Appending
-from store.remoting.clients import Clients, Neighbours
+from store.remoting.clients import Clients
 from store.remoting.connection import Connection
-from store.remoting.pulling import Permissions, Pulling
+from store.remoting.heart_beats import HeartBeats, Neighbours
+from store.remoting.pulling import Pulling
 from store.remoting.queue_locks import Locks
-from store.remoting.sending import Retries, Sending
+from store.remoting.sending import SendBacks, Sending
+from store.remoting.served_broker import BrokerConfig, ServedBroker
 from store.remoting.served_groups import GroupStats, ServedGroups
-from store.remoting.served_offsets import PERSIST_SECONDS, Offsets, ServedOffsets
+from store.remoting.served_offsets import PERSIST_SECONDS, ServedOffsets
 from store.remoting.served_routes import Routes, Status
 from store.remoting.served_topics import ServedTopics
-from store.remoting.served_transactions import Checks, ServedTransactions
+from store.remoting.served_transactions import ServedTransactions
 from store.remoting.server import Processors, Server, ServerLimits
 from store.remoting.threads import LoopThread
 from store.remoting.tiered_store import ArchiveReads, TieredStore
 
-
-@dataclass(frozen=True)
-class BrokerConfig:
-    """Settings of a served store, with RocketMQ's names and defaults (BrokerConfig). Times are ms."""
-
-    brokerName: str = "broker-a"  # as RocketMQ's conf/broker.conf has them
-    brokerClusterName: str = "DefaultCluster"
-    autoCreateTopicEnable: bool = True
-    transactionTimeOut: int = 6_000
-    transactionCheckInterval: int = 30_000
-    transactionCheckMax: int = 15
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> BrokerConfig:
-        """The settings in a properties file, the defaults for the rest; what is not named here is passed over.
-
-        Raises `ConfigError`, naming file, line and what is wrong.
-        """
-        found = [entry for entry in entries(Path(path)) if entry[1] in BROKER_SETTINGS]
-        values = {key: parsed(where, key, text, BROKER_SETTINGS[key]) for where, key, text in found}
-        for name, value in values.items():
-            if type(value) is int and value < 1:
-                raise ConfigError(f"{path}: {name}={value}: must be 1 at least")
-        return BrokerConfig(**values)
-
-    @property
-    def checks(self) -> Checks:
-        """How transactions that are open are asked for."""
-        interval, immunity = self.transactionCheckInterval / 1000, self.transactionTimeOut / 1000
-        return Checks(interval, immunity, self.transactionCheckMax)
-
-
-BROKER_SETTINGS = {field.name: type(field.default) for field in fields(BrokerConfig)}
-
-
 LISTEN = "127.0.0.1:9876"
-MAX_HELD = 100_000
 LIMITS = ServerLimits()
-CHECKS = Checks()
+BROKER = BrokerConfig()
 _LOOK_SECONDS = 1.0  # for topics that were deleted
 _logger = logging.getLogger("store.remoting")
 
@@ -85,12 +47,8 @@ class Serving:
         self,
         store: MessageStore,
         listen: str,
-        broker: str,
-        cluster: str,
+        config: BrokerConfig,
         limits: ServerLimits,
-        checks: Checks,
-        *,
-        create_topics: bool,
         access: Access | None,
         tls: SSLContext | None,
     ) -> None:
@@ -101,38 +59,33 @@ class Serving:
         self._thread = LoopThread("mq-server")
         self._offsets = offsets = ServedOffsets(store)
         self._reads = reads = ArchiveReads()
-        older = TieredStore(store, reads)
-        retries = Retries(store, older)
-        # Where a group has no clients any more others may join beside the server, who go by the files.
-        clients = Clients(retries.prepare, neighbours.admit, offsets.persist, neighbours.changed)
+        broker = ServedBroker(store, config, Clients(), offsets, TieredStore(store, reads))
+        heart_beats = HeartBeats(broker, neighbours)
         locks = Locks(store.topics)
-        self._transactions = ServedTransactions(store, clients, checks)
-        sending = Sending(store, self._appending, self._transactions, locks.are_held, create_topics=create_topics)
-        reading = clients, offsets, self._thread, Permissions(store, clients), older
-        pulling = Pulling(store, self._hold, *reading, max_held=MAX_HELD)
-        routes = Routes(store, broker, cluster, create_topics=create_topics)
-        others = (
-            routes,
-            clients,
+        self._transactions = ServedTransactions(broker)
+        pulling = Pulling(broker, self._hold, self._thread)
+        quick = Sending(broker, self._appending, self._transactions, locks), pulling, self._transactions
+        waiting = (
+            Routes(broker),
+            heart_beats,
             locks,
-            retries,
-            Offsets(store, clients, offsets, older),
-            ServedTopics(store, broker, older),
-            GroupStats(store, broker, clients, offsets, older),
-            ServedGroups(store, broker, clients, neighbours, offsets, older),
-            Status(store, broker, cluster),
+            SendBacks(broker),
+            ServedTopics(broker),
+            GroupStats(broker),
+            ServedGroups(broker, neighbours),
+            Status(broker),
         )
 
         def lost(connection: Connection) -> None:
             pulling.lost(connection)
             reads.lost(connection)
             if not self._is_leaving:
-                gone = partial(clients.lost, connection)
-                self._thread.submit(_done(gone, "who is gone may count as a member still"))
+                left = partial(heart_beats.lost, connection)
+                self._thread.submit(_done(left, "its clients may still count as members"))
 
         processors = Processors(
-            quick={**sending.quick(), **pulling.quick(), **self._transactions.quick()},
-            others={code: handler for each in others for code, handler in each.others().items()},
+            quick={code: handler for each in quick for code, handler in each.quick_handlers().items()},
+            waiting={code: handler for each in waiting for code, handler in each.handlers().items()},
             lost=lost,
             check=(lambda request: None) if access is None else access.check,
         )
@@ -148,7 +101,7 @@ class Serving:
             self._thread.submit(_every(PERSIST_SECONDS, offsets.persist)),
             self._thread.submit(_every(_LOOK_SECONDS, reads.look)),
             self._thread.submit(_every(LOCK_SECONDS, locks.forget)),
-            self._thread.submit(_every(checks.interval_seconds, self._transactions.check)),
+            self._thread.submit(_every(config.transactionCheckInterval / 1000, self._transactions.check)),
         ]
 
     @property
@@ -204,21 +157,17 @@ def serve(
     store: MessageStore,
     listen: str = LISTEN,
     *,
-    broker: str = BrokerConfig.brokerName,
-    cluster: str = BrokerConfig.brokerClusterName,
-    create_topics: bool = True,
+    config: BrokerConfig = BROKER,
     limits: ServerLimits = LIMITS,
-    checks: Checks = CHECKS,
     access: Access | None = None,
     tls: SSLContext | None = None,
 ) -> Serving:
     """Serve a store that is open for writing to RocketMQ's clients, in threads of this process, until `close`.
 
-    listen: "host:port"; port 0 is any free one, see `Serving.address`. Clients are told the address at which they
-    came. create_topics: a topic is made by the first message that is sent to it. access: who may do what; without it
-    everybody everything. tls: with which clients have to come (`useTLS`). Others may go on using the store, in
-    this process and in others.
+    listen: "host:port"; port 0 is any free one, see `Serving.address`. Routes name the address by which a client
+    connected. access: who may do what; None allows everything to everybody. tls: if given, clients have to use TLS
+    (`useTLS`). Other handles, of this process and of others, may use the store at the same time.
 
-    Raises `InvalidArgument` for no address, `StoreUnavailable` for one that cannot be listened at.
+    Raises `InvalidArgument` for a malformed address, `StoreUnavailable` if this cannot listen there.
     """
-    return Serving(store, listen, broker, cluster, limits, checks, create_topics=create_topics, access=access, tls=tls)
+    return Serving(store, listen, config, limits, access, tls)

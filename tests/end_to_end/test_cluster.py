@@ -15,7 +15,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_mq.stats.query_lag import QueryLag, query_lags
 from store import Message, MessageStore
 from store.model.log_protocol import Queue
-from store.remoting.serving import BrokerConfig, Serving, serve
+from store.remoting.served_broker import BrokerConfig
+from store.remoting.serving import Serving, serve
 from tests.end_to_end.test_stream_query import Sink
 from tests.waiting import PATIENCE, until
 

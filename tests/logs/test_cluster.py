@@ -12,7 +12,8 @@ from store import MessageStore, StoreConfig, UnsupportedStore
 from store.cluster.address import ClusterAddress
 from store.model.log_protocol import Log, LogWriter, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
-from store.remoting.serving import BrokerConfig, serve
+from store.remoting.served_broker import BrokerConfig
+from store.remoting.serving import serve
 from tests.logs.conformance import WriterTests
 from tests.logs.test_local import Directory
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from store import MessageStore, StoreConfig
-from store.remoting.served_transactions import Checks
+from store.remoting.served_broker import BrokerConfig
 from store.remoting.serving import serve
 from tests import seen
 from tests.rocketmq.harness import RocketMQ, chosen_lines, free_ports, unavailable
@@ -54,7 +54,11 @@ def served(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Iter
     config = StoreConfig(mappedFileSizeCommitLog=1 << 22, mappedFileSizeConsumeQueue=20_000, listenPort=port)
     with (
         MessageStore.open(tmp_path_factory.mktemp("served") / "mq", config=config) as store,
-        serve(store, f"127.0.0.1:{port}", checks=Checks(interval_seconds=0.5, immunity_seconds=1, most=2)) as serving,
+        serve(
+            store,
+            f"127.0.0.1:{port}",
+            config=BrokerConfig(transactionCheckInterval=500, transactionTimeOut=1000, transactionCheckMax=2),
+        ) as serving,
         rocketmq.clients(serving.address) as clients,
     ):
         yield Served(store, clients)

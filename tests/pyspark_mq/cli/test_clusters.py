@@ -13,6 +13,7 @@ from pyspark_mq.browsing import Place, PointInTime, bounds_of, offsets_at
 from store import Message, MessageStore, UnknownQueue
 from store.cluster.address import ClusterAddress
 from store.remoting.access import Access
+from store.remoting.served_broker import BrokerConfig
 from store.remoting.serving import Serving, serve
 from tests.certificates import Certificate, certificate
 from tests.name_server import name_server
@@ -38,7 +39,7 @@ def store(path: Path) -> Iterator[MessageStore]:
 
 @pytest.fixture
 def serving(store: MessageStore) -> Iterator[Serving]:
-    with serve(store, "127.0.0.1:0", broker="b") as it:
+    with serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="b")) as it:
         yield it
 
 
@@ -104,7 +105,7 @@ def test_a_broker_that_goes_while_a_command_looks_where_to_begin(
             it = stack.enter_context(MessageStore.open(tmp_path / name))
             it.create_topic("t", 1)
             it.put_many([Message("t", b"")] * 3)
-            brokers.append(stack.enter_context(serve(it, "127.0.0.1:0", broker=name)))
+            brokers.append(stack.enter_context(serve(it, "127.0.0.1:0", config=BrokerConfig(brokerName=name))))
         addresses = [broker.address for broker in brokers]
         names = stack.enter_context(name_server(*addresses, remembers=False))
         log = stack.enter_context(ClusterAddress((names,), patience=0.3).open())

@@ -10,6 +10,7 @@ from store.api.group_protocol import Subscription
 from store.cluster.address import ClusterAddress
 from store.directory.directory_group import DirectoryGroup
 from store.model.log_protocol import Queue
+from store.remoting.served_broker import BrokerConfig
 from store.remoting.serving import serve
 from tests.pyspark_mq.cli.process import run, succeed
 
@@ -57,7 +58,10 @@ def test_groups_and_their_lag(read: Path) -> None:
 
 
 def test_groups_of_a_cluster(read: Path) -> None:
-    with MessageStore.open(read) as store, serve(store, "127.0.0.1:0", broker="broker-a") as serving:
+    with (
+        MessageStore.open(read) as store,
+        serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="broker-a")) as serving,
+    ):
         cluster = f"rocketmq://{serving.address}"
         with ClusterAddress((serving.address,)).open() as log:  # not in the files yet
             log.commit("billing", {Queue("orders", 0, broker="broker-a"): 2})

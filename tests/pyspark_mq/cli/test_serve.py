@@ -15,7 +15,7 @@ from store.model.codes import RequestCode, ResponseCode
 from store.remoting.client import Client
 from store.remoting.command import Command
 from store.remoting.headers import CreateTopic, GetRoute, PullMessage, SendAnswer, SendMessageV2
-from store.remoting.serving import BROKER_SETTINGS, BrokerConfig
+from store.remoting.served_broker import BROKER_SETTINGS, BrokerConfig
 from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, signal_another_thread, started
 
 ROOT = Path(__file__).parents[3]

@@ -14,6 +14,7 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.planning.queues import Queues
 from pyspark_mq.source.batch_reader import MqBatchReader
 from pyspark_mq.source.reading import default_schema
+from store.remoting.served_broker import BrokerConfig
 from store.remoting.serving import serve
 from tests.filled import Filled
 from tests.name_server import name_server
@@ -59,7 +60,7 @@ def test_a_broker_that_dies_while_a_query_is_planned_is_told(
             store = stack.enter_context(filled.store)
             filled.put("t", 0, 3)
             store.commit_offsets("g", "t", {0: 3})
-            return stack.enter_context(serve(store, "127.0.0.1:0", broker=broker)).address
+            return stack.enter_context(serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName=broker))).address
 
         stays, goes = started(stack, "a"), started(going, "b")
         for folder in ("first", "later"):

@@ -14,6 +14,7 @@ from store import Message, MessageStore
 from store.cluster.address import ClusterAddress
 from store.directory.directory_log import DirectoryAddress
 from store.model.log_protocol import Queue
+from store.remoting.served_broker import BrokerConfig
 from store.remoting.serving import serve
 from tests.filled import Filled
 from tests.waiting import until
@@ -90,7 +91,10 @@ def test_messages_that_are_deleted_do_not_count(tmp_path: Path) -> None:
 
 def test_of_a_cluster(tmp_path: Path) -> None:
     """It cannot say how large messages are; what a query reports names brokers."""
-    with MessageStore.open(tmp_path / "mq") as store, serve(store, "127.0.0.1:0", broker="b") as serving:
+    with (
+        MessageStore.open(tmp_path / "mq") as store,
+        serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="b")) as serving,
+    ):
         store.create_topic("orders", 2)
         store.put_many([Message("orders", b"x", queue_id=0)] * 9)
         progress = source({"orders": {"b:0": 5, "b:1": 0}}, {"orders": {"b:0": 9, "b:1": 0}})

@@ -28,7 +28,8 @@ from store.cluster.address import ClusterAddress, Credentials
 from store.directory.directory_group import DirectoryGroup
 from store.model.log_protocol import Queue
 from store.remoting.access import Access
-from store.remoting.serving import BrokerConfig, serve
+from store.remoting.served_broker import BrokerConfig
+from store.remoting.serving import serve
 from tests.name_server import name_server
 from tests.store.client.consumers import QUEUES, Seen, config, has_done, opened, put
 from tests.store.client.consumers import TOPIC as TOPIC_HERE
@@ -200,7 +201,7 @@ def test_on_two_brokers(tmp_path: Path, consumers: ExitStack, orderly: bool) -> 
 
     stores = [consumers.enter_context(opened(tmp_path / name)) for name in "ab"]
     brokers = [
-        consumers.enter_context(serve(each, "127.0.0.1:0", broker=name))
+        consumers.enter_context(serve(each, "127.0.0.1:0", config=BrokerConfig(brokerName=name)))
         for each, name in zip(stores, "ab", strict=True)
     ]
     names = consumers.enter_context(name_server(*(broker.address for broker in brokers)))
@@ -238,7 +239,10 @@ def test_one_of_two_brokers_is_away(
     monkeypatch.setattr(rebalancer, "_RENEW_SECONDS", 0.0)
     monkeypatch.setattr(member, "_UNHEARD_SECONDS", 0.5)
     here, away = (consumers.enter_context(opened(tmp_path / name)) for name in "ab")
-    broker, leaving = (serve(each, "127.0.0.1:0", broker=name) for each, name in zip((here, away), "ab", strict=True))
+    broker, leaving = (
+        serve(each, "127.0.0.1:0", config=BrokerConfig(brokerName=name))
+        for each, name in zip((here, away), "ab", strict=True)
+    )
     consumers.enter_context(broker)
     there = ClusterAddress((consumers.enter_context(name_server(broker.address, leaving.address)),), patience=0.5)
     queues = [{Queue("t", number, broker=name) for number in range(QUEUES)} for name in "ab"]
@@ -252,7 +256,7 @@ def test_one_of_two_brokers_is_away(
         until(lambda: {*seen.numbers} == {*range(100)})
         until(lambda: DirectoryGroup(here.path, "g").committed(TOPIC_HERE) == dict.fromkeys(TOPIC_HERE, 25))
         put(away, range(100, 200))
-        with serve(away, leaving.address, broker="b"):
+        with serve(away, leaving.address, config=BrokerConfig(brokerName="b")):
             until(lambda: {*seen.numbers} == {*range(200)})
             consumer.close()
             assert there.group("g").committed(queues[0] | queues[1]) == dict.fromkeys(queues[0] | queues[1], 25)
@@ -271,7 +275,10 @@ def test_a_broker_that_leaves_takes_nothing_of_the_others_along(
 ) -> None:
     """What was pulled of their queues and not handed out yet is handed out."""
     here, away = (consumers.enter_context(opened(tmp_path / name)) for name in "ab")
-    broker, leaving = (serve(each, "127.0.0.1:0", broker=name) for each, name in zip((here, away), "ab", strict=True))
+    broker, leaving = (
+        serve(each, "127.0.0.1:0", config=BrokerConfig(brokerName=name))
+        for each, name in zip((here, away), "ab", strict=True)
+    )
     consumers.enter_context(broker)
     names = name_server(broker.address, leaving.address, remembers=False)
     there = ClusterAddress((consumers.enter_context(names),), patience=0.5)

@@ -16,6 +16,7 @@ from store.model.codes import RequestCode
 from store.model.log_protocol import Queue, QueueRange
 from store.read.filters import EVERYTHING
 from store.remoting.request import Request, Response
+from store.remoting.served_broker import BrokerConfig
 from store.remoting.serving import serve
 from tests.store.cluster.test_pulls import Moody
 from tests.store.cluster.test_route_table import said
@@ -30,7 +31,7 @@ def test_a_broker_that_is_in_no_route_keeps_no_other_queue_waiting(tmp_path: Pat
         for name in "ab":
             stores.append(stack.enter_context(MessageStore.open(tmp_path / name)))
             stores[-1].create_topic("t", 1)
-            brokers.append(stack.enter_context(serve(stores[-1], "127.0.0.1:0", broker=name)))
+            brokers.append(stack.enter_context(serve(stores[-1], "127.0.0.1:0", config=BrokerConfig(brokerName=name))))
         asked = count()
 
         def route(request: Request) -> Response:
@@ -56,7 +57,10 @@ def test_a_broker_that_is_in_no_route_keeps_no_other_queue_waiting(tmp_path: Pat
 
 def test_each_pull_that_failed_is_begun_again(tmp_path: Path) -> None:
     """However close together they failed: one that is not waits for nothing any more, and nobody is told."""
-    with MessageStore.open(tmp_path) as store, serve(store, "127.0.0.1:0", broker="b") as serving:
+    with (
+        MessageStore.open(tmp_path) as store,
+        serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="b")) as serving,
+    ):
         store.create_topic("t", QUEUES)
         queues = [Queue("t", number, broker="b") for number in range(QUEUES)]
         with ClusterAddress((serving.address,)).open() as log, log.hold({}, math.inf, EVERYTHING, 0.0) as held:
@@ -69,7 +73,10 @@ def test_each_pull_that_failed_is_begun_again(tmp_path: Path) -> None:
 
 def test_what_was_held_before_does_not_come(tmp_path: Path) -> None:
     """Neither its answer, which may be late, nor that it is gone."""
-    with MessageStore.open(tmp_path) as store, serve(store, "127.0.0.1:0", broker="b") as serving:
+    with (
+        MessageStore.open(tmp_path) as store,
+        serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="b")) as serving,
+    ):
         store.create_topic("t", 1)
         store.put(Message("t", b""))
         there, gone = (Queue(topic, 0, broker="b") for topic in ("t", "gone"))

@@ -17,6 +17,7 @@ from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.remoting.request import Request, Response, of_json
+from store.remoting.served_broker import BrokerConfig
 from store.remoting.serving import Serving, serve
 from tests.name_server import name_server
 from tests.store.cluster.test_pulls import Moody
@@ -47,7 +48,7 @@ def test_one_that_is_in_no_route_any_more_is_waited_for_once_for_all_topics(
         store = stack.enter_context(MessageStore.open(tmp_path / name))
         for topic in topics:
             store.create_topic(topic, 1)
-        return stack.enter_context(serve(store, "127.0.0.1:0", broker=name))
+        return stack.enter_context(serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName=name)))
 
     with ExitStack() as stack, ExitStack() as going:
         (stays, goes) = started(stack, "a"), started(going, "b")

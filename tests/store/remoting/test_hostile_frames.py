@@ -38,6 +38,7 @@ from store.remoting.headers import (
     TopicQueue,
     ViewMessage,
 )
+from store.remoting.served_broker import BrokerConfig
 from store.remoting.serving import serve
 from tests.store.remoting.broker import SUBSCRIPTION, SUSPEND, Broker, send
 from tests.waiting import until
@@ -118,7 +119,7 @@ def test_frames_that_were_changed(store: MessageStore, client: Client, caplog: p
     chance, process = random.Random(SEED), psutil.Process()
     caplog.set_level(logging.ERROR, "store.remoting")  # what is logged of each connection would be kept
     store.create_topic("other", 2)
-    with serve(store, "127.0.0.1:0", create_topics=False) as serving:
+    with serve(store, "127.0.0.1:0", config=BrokerConfig(autoCreateTopicEnable=False)) as serving:
         broker = Broker(serving, client)
         feed(broker, frames(min(FRAMES, 500), chance), chance)  # what is loaded and pooled once
         gc.collect()

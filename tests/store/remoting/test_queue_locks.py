@@ -78,7 +78,7 @@ def test_who_is_gone_is_forgotten_when_it_has_nothing(monkeypatch: pytest.Monkey
 
     def claim(connection: Connection, body: bytes = MADE) -> bool:
         asked = Request(Command(RequestCode.LOCK_BATCH_MQ, body=body), connection)
-        (answer,) = locks.others()[RequestCode.LOCK_BATCH_MQ](asked).body
+        (answer,) = locks.handlers()[RequestCode.LOCK_BATCH_MQ](asked).body
         return bool(json.loads(bytes(answer))["lockOKMQSet"])
 
     assert claim(gone)
@@ -97,7 +97,7 @@ def test_who_is_gone_before_it_was_heard_has_nothing() -> None:
     connection = Connection(lambda connection, command: None, lambda connection, error: None)
     connection.connection_lost(None)
     asked = Command(RequestCode.LOCK_BATCH_MQ, body=MADE)
-    (body,) = locks.others()[RequestCode.LOCK_BATCH_MQ](Request(asked, connection)).body
+    (body,) = locks.handlers()[RequestCode.LOCK_BATCH_MQ](Request(asked, connection)).body
     assert json.loads(bytes(body)) == {"lockOKMQSet": []}
 
 
@@ -108,7 +108,7 @@ def connection() -> Connection:
 def lock(locks: Locks, on: Connection, client_id: str, *ids: int, group: str = "g") -> list[int]:
     body = json.dumps({"clientId": client_id, "consumerGroup": group, "mqSet": queues(*ids)}).encode()
     request = Request(Command(RequestCode.LOCK_BATCH_MQ, body=body), on)
-    (answer,) = locks.others()[RequestCode.LOCK_BATCH_MQ](request).body
+    (answer,) = locks.handlers()[RequestCode.LOCK_BATCH_MQ](request).body
     return [each["queueId"] for each in json.loads(bytes(answer))["lockOKMQSet"]]
 
 
@@ -141,7 +141,7 @@ def test_so_many_clients_lock_on_one_connection(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(RequestRefused):
         lock(locks, on, "4", 0, group="h")
     body = json.dumps({"clientId": "1", "consumerGroup": "g", "mqSet": queues(1)}).encode()
-    locks.others()[RequestCode.UNLOCK_BATCH_MQ](Request(Command(RequestCode.UNLOCK_BATCH_MQ, body=body), on))
+    locks.handlers()[RequestCode.UNLOCK_BATCH_MQ](Request(Command(RequestCode.UNLOCK_BATCH_MQ, body=body), on))
     locks.forget()
     assert lock(locks, on, "4", 1) == [1]
 

@@ -17,9 +17,10 @@ from store.model.log_protocol import Queue
 from store.remoting.bodies import Batched
 from store.remoting.client import Client
 from store.remoting.headers import SendAnswer, SendBack, SendMessage, SendMessageV2, Topic
+from store.remoting.served_broker import BrokerConfig
 from store.remoting.serving import serve
 from tests.store.remoting.broker import Broker, encode_batch, send
-from tests.store.remoting.test_clients import heartbeat
+from tests.store.remoting.test_heart_beats import heartbeat
 from tests.waiting import until
 
 
@@ -188,7 +189,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_nobody_elses_loss(broker: Broker, 
 
 
 def test_a_topic_that_is_deleted_and_not_made(store: MessageStore, client: Client) -> None:
-    with serve(store, "127.0.0.1:0", create_topics=False) as serving:
+    with serve(store, "127.0.0.1:0", config=BrokerConfig(autoCreateTopicEnable=False)) as serving:
         broker = Broker(serving, client)
         broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("orders"))
         assert broker.send(b"").code == ResponseCode.TOPIC_NOT_EXIST

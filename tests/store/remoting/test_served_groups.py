@@ -20,7 +20,7 @@ from store.remoting.headers import (
     ResetOffset,
 )
 from tests.store.remoting.broker import Broker
-from tests.store.remoting.test_clients import heartbeat
+from tests.store.remoting.test_heart_beats import heartbeat
 
 CONFIGURE, DELETE = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.DELETE_SUBSCRIPTIONGROUP
 

@@ -10,6 +10,7 @@ from store.model.codes import RequestCode, ResponseCode
 from store.remoting.client import Client
 from store.remoting.command import Command
 from store.remoting.headers import GetRoute
+from store.remoting.served_broker import BrokerConfig
 from store.remoting.serving import serve
 from tests.store.remoting.broker import Broker
 from tests.store.remoting.golden import FRAMES
@@ -39,7 +40,7 @@ def test_no_route(broker: Broker) -> None:
 
 def test_topics_may_be_made_or_not(store: MessageStore, client: Client) -> None:
     for may, code in ((True, ResponseCode.SUCCESS), (False, ResponseCode.TOPIC_NOT_EXIST)):
-        with serve(store, "127.0.0.1:0", create_topics=may) as serving:
+        with serve(store, "127.0.0.1:0", config=BrokerConfig(autoCreateTopicEnable=may)) as serving:
             broker = Broker(serving, client)
             assert broker.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("TBW102")).code == code
             assert broker.send(b"", topic=f"new-{may}").code == code
@@ -47,7 +48,7 @@ def test_topics_may_be_made_or_not(store: MessageStore, client: Client) -> None:
 
 
 def test_the_cluster(store: MessageStore, client: Client) -> None:
-    with serve(store, "127.0.0.1:0", broker="mine", cluster="ours") as serving:
+    with serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="mine", brokerClusterName="ours")) as serving:
         found = content(Broker(serving, client).ask(RequestCode.GET_BROKER_CLUSTER_INFO))
     assert found["clusterAddrTable"] == {"ours": ["mine"]}
     assert found["brokerAddrTable"]["mine"]["brokerAddrs"] == {"0": serving.address}

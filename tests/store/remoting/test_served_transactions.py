@@ -13,7 +13,7 @@ from store.model.codes import RequestCode, ResponseCode
 from store.remoting.client import Client
 from store.remoting.command import Command, encode
 from store.remoting.headers import EndTransaction, SendAnswer
-from store.remoting.served_transactions import Checks
+from store.remoting.served_broker import BrokerConfig
 from store.remoting.serving import serve
 from tests.store.remoting.broker import Broker
 from tests.waiting import until
@@ -92,7 +92,11 @@ def test_who_does_not_read_is_not_asked_again(store: MessageStore) -> None:
     asked = threading.Semaphore(0)
     with (
         Client(60, heard=lambda command: asked.release()) as client,
-        serve(store, "127.0.0.1:0", checks=Checks(0.01, 0.0, 1000)) as serving,
+        serve(
+            store,
+            "127.0.0.1:0",
+            config=BrokerConfig(transactionCheckInterval=10, transactionTimeOut=0, transactionCheckMax=1000),
+        ) as serving,
         socket.socket() as deaf,
     ):
         broker, body = Broker(serving, client), bytes(4_000_000)

@@ -12,7 +12,8 @@ from store.api.group_protocol import Subscription
 from store.cluster.address import ClusterAddress
 from store.model.errors import StoreBusy
 from store.model.log_protocol import Queue
-from store.remoting.serving import BrokerConfig, _every, serve
+from store.remoting.served_broker import BrokerConfig
+from store.remoting.serving import _every, serve
 from tests.children import in_a_child
 
 

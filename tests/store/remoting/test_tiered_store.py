@@ -43,7 +43,7 @@ from store.remoting.headers import (
 from tests.gated import Gated, new_url
 from tests.store.client.consumers import Seen, config
 from tests.store.remoting.broker import SUBSCRIPTION, Broker
-from tests.store.remoting.test_clients import heartbeat
+from tests.store.remoting.test_heart_beats import heartbeat
 from tests.waiting import until
 
 ORDERS = Queue("orders", 0)

@@ -8,6 +8,8 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -16,7 +18,6 @@ from store import BadFrame, GroupConflict, InvalidGroup, Message, MessageModel, 
 from store.api.group_protocol import Subscription
 from store.broker.members import is_served
 from store.directory.directory_group import DirectoryGroup
-from store.files.consumer_offsets import check_group_name
 from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Queue
 from store.remoting.bodies import MAX_BODY_BYTES, Heartbeat
@@ -25,9 +26,12 @@ from store.remoting.clients import Clients
 from store.remoting.command import Command, decode, encode
 from store.remoting.connection import Connection
 from store.remoting.headers import CommitOffset, ConsumerGroup, GroupQueue, PullMessage, ResetOffset, UnregisterClient
+from store.remoting.heart_beats import HeartBeats, Neighbours
 from store.remoting.request import Request
+from store.remoting.served_broker import BrokerConfig, ServedBroker
 from store.remoting.served_offsets import ServedOffsets
 from store.remoting.serving import serve
+from store.remoting.tiered_store import ArchiveReads, TieredStore
 from tests.store.remoting.broker import Broker
 from tests.store.remoting.golden import FRAMES
 from tests.waiting import until
@@ -94,14 +98,24 @@ def test_members_come_and_go(broker: Broker) -> None:
     until(lambda: members(broker) == ["b"])
 
 
-def test_who_is_gone_before_it_was_heard_is_no_member() -> None:
-    """Nobody would ever miss it, and the queues that are its share would be read by nobody."""
-    clients = Clients()
-    connection = Connection(lambda connection, command: None, lambda connection, error: clients.lost(connection))
+@pytest.fixture
+def beats(store: MessageStore) -> Iterator[HeartBeats]:
+    served = ServedBroker(store, BrokerConfig(), Clients(), ServedOffsets(store), TieredStore(store, ArchiveReads()))
+    with closing(Neighbours(store)) as neighbours:
+        yield HeartBeats(served, neighbours)
+
+
+def lost_connection(beats: HeartBeats) -> Connection:
+    connection = Connection(lambda connection, command: None, lambda connection, error: beats.lost(connection))
     connection.connection_lost(None)
-    beat = Command(RequestCode.HEART_BEAT, body=MADE)
-    assert clients.others()[RequestCode.HEART_BEAT](Request(beat, connection)).code == ResponseCode.SUCCESS
-    assert (clients.consumers("group"), clients.producers("producers")) == ({}, {})
+    return connection
+
+
+def test_client_of_a_lost_connection_is_no_member(beats: HeartBeats) -> None:
+    """Nothing would remove it, and nothing would read its share of the queues."""
+    request = Request(Command(RequestCode.HEART_BEAT, body=MADE), lost_connection(beats))
+    assert beats.handlers()[RequestCode.HEART_BEAT](request).code == ResponseCode.SUCCESS
+    assert (beats.clients.consumers("group"), beats.clients.producers("producers")) == ({}, {})
 
 
 def beat(*groups: str, model: str = "CLUSTERING") -> Command:
@@ -115,15 +129,11 @@ def test_a_group_that_cannot_be_is_none_of_the_others_business(broker: Broker, s
     assert all(is_served(store.path, group) for group in ("before", "behind"))
 
 
-def test_who_is_gone_before_it_was_heard_is_not_told_of() -> None:
-    """It counted as a member for ever, where another group that it named cannot be."""
-    told: dict[str, int] = {}
-    clients = Clients(joined=check_group_name, changed=told.__setitem__)
-    connection = Connection(lambda connection, command: None, lambda connection, error: clients.lost(connection))
-    connection.connection_lost(None)
+def test_lost_connection_leaves_no_group_locked(beats: HeartBeats, store: MessageStore) -> None:
+    """Also if another group of the same heart-beat is refused."""
     with pytest.raises(InvalidGroup):
-        clients.others()[RequestCode.HEART_BEAT](Request(beat("group", "a/b"), connection))
-    assert told == {"group": 0}
+        beats.handlers()[RequestCode.HEART_BEAT](Request(beat("group", "a/b"), lost_connection(beats)))
+    assert not is_served(store.path, "group")
 
 
 def test_who_begins_to_share_queues_is_told_of(broker: Broker, store: MessageStore) -> None:

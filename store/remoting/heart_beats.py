@@ -1,0 +1,184 @@
+"""Heart-beats: clients join and leave groups, and the members of a group are notified.
+
+Clients of a server cannot share a group's queues with other members: clients of another server, or consumers of this
+host. A consumer of this host owns a queue until it gives the queue up, and most clients of RocketMQ never say that they
+gave one up. A server does not know the clients of another server. So the second to come is refused: a server locks each
+group that it has members of (`ServerGroups`), and `DirectoryGroup.join` refuses a locked group.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from store.api.group_protocol import MessageModel
+from store.api.message_store import MessageStore
+from store.broker.members import ServerGroups, server_of
+from store.directory.directory_group import DirectoryGroup
+from store.files.consumer_offsets import check_group_name
+from store.format.layout import RETRY_TOPIC_PREFIX
+from store.model.codes import CommandFlag, RequestCode, ResponseCode
+from store.model.errors import GroupConflict, StoreClosed, StoreError
+from store.remoting.clients import Beat, ConsumerClient
+from store.remoting.command import Command
+from store.remoting.connection import Connection
+from store.remoting.headers import ConsumerGroup, UnregisterClient
+from store.remoting.request import Handler, Request, Response, of_json
+from store.remoting.served_broker import ServedBroker
+
+_logger = logging.getLogger("store.remoting")
+
+
+class HeartBeats:
+    """Keeps `clients` by what clients say, and the locks of groups by `clients`."""
+
+    def __init__(self, broker: ServedBroker, neighbours: Neighbours) -> None:
+        self._store = broker.store
+        self.clients = broker.clients
+        self._offsets = broker.offsets
+        self._neighbours = neighbours
+        self._joining = threading.Lock()  # a group's lock and its members change together
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """Return handlers that may wait."""
+        return {
+            RequestCode.HEART_BEAT: self._heart_beat,
+            RequestCode.UNREGISTER_CLIENT: self._unregister,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self._consumer_list,
+            RequestCode.CHECK_CLIENT_CONFIG: lambda request: Response(),
+        }
+
+    def lost(self, connection: Connection) -> None:
+        """Remove the clients of a connection that is over. It may take a while."""
+        for group in self.clients.remove_connection(connection):
+            self._notify(group)
+
+    def _heart_beat(self, request: Request) -> Response:
+        beat = Beat.of(request.command, request.connection)
+        self.clients.check_room(beat)
+        changed: list[str] = []
+        refused: StoreError | None = None
+        for group, consumer in beat.consumers.items():
+            try:
+                if self._join(group, beat.client_id, consumer):
+                    changed.append(group)
+            except StoreError as error:  # its other groups are joined
+                refused = error
+        for group, producer in beat.producers.items():
+            self.clients.put_producer(group, beat.client_id, producer)
+        for group in changed:
+            self._notify(group)
+        if refused is not None:
+            raise refused
+        return Response()
+
+    def _join(self, group: str, client_id: str, consumer: ConsumerClient) -> bool:
+        """Return whether the group's other members have to know. Raises `StoreError` for a group it may not be in."""
+        before = self.clients.consumers(group).get(client_id)
+        is_news = before is None or before.reads != consumer.reads
+        if is_news:
+            self._prepare(group)
+        with self._joining:
+            if not consumer.is_broadcasting and (before is None or before.is_broadcasting):
+                self._neighbours.admit(group)
+            self.clients.put_consumer(group, client_id, consumer)
+        return is_news
+
+    def _prepare(self, group: str) -> None:
+        """Create a group, and the retry topic that its consumers subscribe to."""
+        check_group_name(group)
+        DirectoryGroup(self._store.path, group).create()  # inherits the progress of dead members beside the server
+        topic = RETRY_TOPIC_PREFIX + group
+        if topic not in self._store.topics():
+            self._store.create_topic(topic, 1)
+
+    def _unregister(self, request: Request) -> Response:
+        header = UnregisterClient.of(request.command.fields)
+        if header.producer_group is not None:
+            self.clients.remove_producer(header.producer_group, header.client_id)
+        group = header.consumer_group
+        if group is not None and self.clients.remove_consumer(group, header.client_id):
+            self._notify(group)
+        return Response()
+
+    def _consumer_list(self, request: Request) -> Response:
+        group = ConsumerGroup.of(request.command.fields).consumer_group
+        ids = list(self.clients.consumers(group))
+        if not ids:
+            return Response(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
+        return of_json({"consumerIdList": ids})
+
+    def _notify(self, group: str) -> None:
+        """Tell a group's consumers that its members changed, so that they share the queues anew."""
+        if not self.clients.sharing(group):
+            self._offsets.persist()  # consumers beside the server, which go by the files, may join now
+        with self._joining:
+            if not self.clients.sharing(group):
+                self._neighbours.release(group)
+        told = Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerGroup(group).texts(), flag=CommandFlag.ONEWAY)
+        for connection in {each.connection for each in self.clients.consumers(group).values()}:
+            connection.send_soon(told)
+
+
+class Neighbours:
+    """The groups of which one server has members. Threads may share it."""
+
+    def __init__(self, store: MessageStore) -> None:
+        """Raises `StoreUnavailable`."""
+        self._root = Path(store.path)
+        self._locks = ServerGroups(self._root)
+        self._turn = threading.Lock()
+        self._groups: set[str] = set()
+        self._is_over = False
+
+    def has(self, group: str) -> bool:
+        """Return whether the group has members here."""
+        return group in self._groups
+
+    def admit(self, group: str) -> None:
+        """Lock a group for a client that is about to join it here.
+
+        First this locks, then it looks for consumers; a consumer does likewise, so one of the two sees the other.
+        Raises `GroupConflict`, `StoreClosed`, `StoreUnavailable`.
+        """
+        with self._turn:
+            if self._is_over:
+                raise StoreClosed(f"{self._root}: the server was closed")
+            if group in self._groups:
+                return
+            if not self._locks.enter(group):
+                raise self._conflict(group, f"clients of another server ({server_of(self._root, group)})")
+            try:
+                self._must_have_no_consumers(group)
+            except StoreError:
+                self._locks.leave(group)
+                raise
+            self._groups.add(group)
+
+    def release(self, group: str) -> None:
+        """Unlock a group that has no members here any more."""
+        with self._turn:
+            if group in self._groups and not self._is_over:
+                self._groups.remove(group)
+                self._locks.leave(group)
+
+    def close(self) -> None:
+        """Release all groups."""
+        with self._turn:
+            self._is_over = True
+            self._locks.close()
+
+    def _must_have_no_consumers(self, group: str) -> None:
+        members = DirectoryGroup(self._root, group).members()
+        if others := [each.id for each in members if each.model is MessageModel.CLUSTERING]:
+            raise self._conflict(group, f"consumers in processes of the broker's host ({', '.join(others)})")
+
+    def _conflict(self, group: str, others: str) -> GroupConflict:
+        why = (
+            f"group {group}: {others} read its queues, and clients of this broker cannot share them: end those first, "
+            "or consume in a group of another name"
+        )
+        _logger.error("%s", why)
+        return GroupConflict(why)

@@ -1,0 +1,58 @@
+"""What the processors of one server share."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from store.api.message_store import MessageStore
+from store.files.config import entries, parsed
+from store.model.errors import ConfigError
+from store.remoting.clients import Clients
+from store.remoting.served_offsets import ServedOffsets
+from store.remoting.tiered_store import TieredStore
+
+
+@dataclass(frozen=True)
+class BrokerConfig:
+    """Settings of a served store, with RocketMQ's names and defaults (BrokerConfig). Times are ms."""
+
+    brokerName: str = "broker-a"  # as RocketMQ's conf/broker.conf has them
+    brokerClusterName: str = "DefaultCluster"
+    autoCreateTopicEnable: bool = True
+    transactionTimeOut: int = 6_000
+    transactionCheckInterval: int = 30_000
+    transactionCheckMax: int = 15
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> BrokerConfig:
+        """Read settings from a properties file; the others have their defaults, and unknown names are ignored.
+
+        Raises `ConfigError`, naming file, line and what is wrong.
+        """
+        found = [entry for entry in entries(Path(path)) if entry[1] in BROKER_SETTINGS]
+        values = {key: parsed(where, key, text, BROKER_SETTINGS[key]) for where, key, text in found}
+        for name, value in values.items():
+            if type(value) is int and value < 1:
+                raise ConfigError(f"{path}: {name}={value}: must be 1 at least")
+        return BrokerConfig(**values)
+
+
+BROKER_SETTINGS = {field.name: type(field.default) for field in fields(BrokerConfig)}
+
+
+@dataclass(frozen=True)
+class ServedBroker:
+    """The store, the broker's settings, the connected clients, the offsets of their groups, and the store read through
+    to its archive."""
+
+    store: MessageStore
+    config: BrokerConfig
+    clients: Clients
+    offsets: ServedOffsets
+    tiered: TieredStore
+
+    @property
+    def name(self) -> str:
+        return self.config.brokerName
