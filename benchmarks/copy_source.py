@@ -36,7 +36,9 @@ class _Copy:
             start, end = store.offsets(TOPIC, queue_id)
             (first,) = store.scan(TOPIC, queue_id, start, start + 1, ("body",))
             size = int(store.sizes(TOPIC, queue_id, start, start + 1)[0])
-            queue = ConsumeQueue(store.path, TOPIC, queue_id, store.config.mappedFileSizeConsumeQueue, writable=False)
+            queue = ConsumeQueue.at(
+                store.path, TOPIC, queue_id, store.config.mappedFileSizeConsumeQueue, writable=False
+            )
             log_file_size = store.config.mappedFileSizeCommitLog
         log = _logs.setdefault(self._path, CommitLog(store.path, log_file_size, writable=False))
         width, rows = len(first["body"][0].as_py()), min(_BATCH_ROWS, _BATCH_BYTES // size)

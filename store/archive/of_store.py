@@ -27,8 +27,8 @@ from store.format.layout import (
     SYSTEM_TOPICS,
 )
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import MAKE_ANEW
 from store.log.queue_ends import QueueEnds
+from store.log.queue_files import MAKE_ANEW
 from store.model.errors import (
     ArchiveOfAnother,
     CorruptSegment,

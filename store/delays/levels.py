@@ -18,8 +18,9 @@ from store.delays.timers import Due
 from store.format.delayed import LEVELS
 from store.format.layout import CQ_PRE_BLANK_SIZE, RECORD_HEADER, SCHEDULE_TOPIC, field_offset
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue, Entries
+from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues, Ends
+from store.log.queue_files import Entries
 from store.log.queues_in_log import behind_lost, first_left
 from store.model.errors import OffsetLost
 from store.model.log_protocol import Int64s

@@ -39,8 +39,8 @@ from store.format.layout import (
 from store.format.properties import PropertyColumns
 from store.format.record_view import RecordView
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import Entries
 from store.log.consume_queues import ConsumeQueues, Ends
+from store.log.queue_files import Entries
 from store.log.queues_in_log import behind_lost, first_left
 from store.model.errors import OffsetLost, system_errors
 from store.model.log_protocol import Int64s

@@ -1,4 +1,4 @@
-"""The ConsumeQueue of one topic and queue: an array of 20-byte entries over `Segments`.
+"""The ConsumeQueue of one topic and queue: where it begins and ends, over `QueueFiles`.
 
 An entry counts when `size > 0` and `physical_offset + size <= confirm offset`. That is monotone along a queue:
 all entries before the end count, none after it does. So the end is found by bisection and followed from there.
@@ -12,86 +12,36 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from store.files.segment_file import OpenFiles
 from store.files.segments import Segments
-from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE
+from store.format.layout import CQ_ENTRY, CQ_PRE_BLANK_SIZE
+from store.log.queue_files import MAKE_ANEW, QueueFiles, queue_segments
 from store.model.errors import CorruptSegment, OffsetLost
 
-Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
 _NO_ENTRIES = np.empty(0, CQ_ENTRY)
 _NEARBY = 4
 _LEFT_AT_ONCE = 4096  # entries behind the end that are looked at
-MAKE_ANEW = (
-    "close the store everywhere, move the queue's folder out of it, and open it for writing: the queue is made anew "
-    "from the log"
-)
-_EMPTY = bytes(CQ_ENTRY.itemsize)
 IsMessage = Callable[[str, int, int, int, int], bool]  # topic, queue id, queue offset, physical offset, size
 
 
-class ConsumeQueue:
-    """Entries of one queue, addressed by queue offset (an index, not a byte offset)."""
+class QueueEnd:
+    """Where the entries of a queue that count end; a search begins where the one before ended."""
 
-    def __init__(
-        self,
-        root: Path,
-        topic: str,
-        queue_id: int,
-        file_size: int | None,
-        *,
-        writable: bool,
-        is_message: IsMessage | None = None,
-        files: OpenFiles | None = None,
-        least_end: int = 0,
-        begin: int = 0,
-    ) -> None:
-        """file_size, files: as `Segments` takes them. least_end: it is known to have had so many entries.
-        begin: see `Topics.begin`.
+    def __init__(self, files: QueueFiles, name: tuple[str, int], least_end: int, is_message: IsMessage | None) -> None:
+        """name: topic and queue id. least_end: the queue is known to have had so many entries.
 
         is_message: asked too whether an entry counts, where the confirm offset alone cannot tell.
         """
-        self.topic = topic
-        self.queue_id = queue_id
-        self.begin = begin
-        self._is_message = is_message
-        folder = f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}"
-        self._segments = Segments(root, folder, file_size, writable=writable, files=files)
+        self._files = files
+        self._name = name
         self._least_end = least_end
-        self._found_end = 0  # the end found last: where the next search begins
-        self._found_first = 0  # the first found last, likewise
+        self._is_message = is_message
+        self._found_end = 0  # the end found last
 
-    def __str__(self) -> str:
-        return str(self._segments.directory)
-
-    @property
-    def entries_per_file(self) -> int:
-        """How many entries a file has."""
-        return self._segments.size // CQ_ENTRY.itemsize or 1  # without files it is all the same
-
-    def file_end(self, offset: int) -> int:
-        """Queue offset after the last entry of the file that entry `offset` is in."""
-        return (offset // self.entries_per_file + 1) * self.entries_per_file
-
-    @property
-    def has_files(self) -> bool:
-        """Whether it has any; without one it has no messages."""
-        return bool(self._segments.starts())
-
-    def first(self) -> int:
-        """Queue offset of the first entry of the first file that can be a message's; where it begins without files."""
-        return max(self.begin, self._segments.first() // CQ_ENTRY.itemsize)
-
-    def check(self) -> int:
-        """`first`; raises `CorruptSegment` for a file with a wrong name or length, or one missing in between."""
-        starts = self._segments.check(MAKE_ANEW)
-        return max(self.begin, starts[0] // CQ_ENTRY.itemsize if starts else 0)
-
-    def max_offset(self, confirm_offset: int) -> int:
+    def find(self, confirm_offset: int) -> int:
         """Queue offset after the last entry that counts. Raises as `check`, and where it knew of more."""
-        if not self._found_end and not self._least_end and not self._segments.has_folder:
-            return self.begin  # as of most queues of a topic with many: one look instead of three
+        if not self._found_end and not self._least_end and not self._files.has_folder:
+            return self._files.begin  # as of most queues of a topic with many: one look instead of three
         start, low = self._found_end, self._end_nearby(confirm_offset)
         if low is None:
             start, low = self._search_end(confirm_offset)
@@ -101,18 +51,11 @@ class ConsumeQueue:
         self._found_end = low
         return low
 
-    def known_end(self, least: int, confirm_offset: int) -> int:
-        """`max_offset` of a queue that had `least` entries. Raises `CorruptSegment` too where it ends before."""
-        found = self.max_offset(confirm_offset)
-        if found < least:
-            raise CorruptSegment(f"{self}: ends at {found}, but had {least} entries; {MAKE_ANEW}")
-        return found
-
     def _end_nearby(self, confirm_offset: int) -> int | None:
         """The end, if it is among the entries behind the one found last."""
         last = self._found_end - 1
         try:
-            entries = self.entries(last, last + _NEARBY) if last >= 0 else _NO_ENTRIES
+            entries = self._files.entries(last, last + _NEARBY) if last >= 0 else _NO_ENTRIES
         except OffsetLost:
             return None
         rows = entries.tolist()
@@ -126,7 +69,7 @@ class ConsumeQueue:
         """Where the search began, and the end. Raises as `check`: a search that met a hole would end before it."""
         seen = self._found_end
         is_first = not seen or not self._counts(seen - 1, confirm_offset)
-        start = low = self._known_end(self.check(), confirm_offset) if is_first else seen
+        start = low = self._known_end(self._files.check(), confirm_offset) if is_first else seen
         step = 1
         while self._counts(low + step - 1, confirm_offset):
             low, step = low + step, step * 2
@@ -144,15 +87,13 @@ class ConsumeQueue:
         Unless it counts by now, too: then a broker wrote them meanwhile. No message but the first has log offset 0.
         is_first: nothing is known of the queue, or not any more, so look at all that is behind.
         """
-        found = self._any_counts(end + 1, self.entries_left(end + 1, end + _NEARBY).tolist(), confirm_offset)
+        found = self._any_counts(end + 1, self._files.entries_left(end + 1, end + _NEARBY).tolist(), confirm_offset)
         at = end + _NEARBY
-        while is_first and not found and (left := self.stale(at)) is not None:
+        while is_first and not found and (left := self._files.stale(at)) is not None:
             at = left + _LEFT_AT_ONCE
-            found = self._any_counts(left, self.entries_left(left, at).tolist(), confirm_offset)
+            found = self._any_counts(left, self._files.entries_left(left, at).tolist(), confirm_offset)
         if found and not self._counts(end, confirm_offset):
-            raise CorruptSegment(
-                f"{self._segments.directory}: entry {end} is damaged, for more come behind; {MAKE_ANEW}"
-            )
+            raise CorruptSegment(f"{self._files}: entry {end} is damaged, for more come behind; {MAKE_ANEW}")
 
     def _any_counts(self, start: int, rows: list[tuple[int, int, int]], confirm_offset: int) -> bool:
         """Whether any of the entries from `start` on counts, by what they say; they come behind another."""
@@ -165,8 +106,61 @@ class ConsumeQueue:
         """Where to search from: damaged entries before it are no end."""
         least = self._least_end
         if least > first and not self._counts(least - 1, confirm_offset):
-            raise CorruptSegment(f"{self._segments.directory}: entry {least - 1}, which it had, is gone; {MAKE_ANEW}")
+            raise CorruptSegment(f"{self._files}: entry {least - 1}, which it had, is gone; {MAKE_ANEW}")
         return max(first, least)
+
+    def _counts(self, index: int, confirm_offset: int) -> bool:
+        try:
+            data = self._files.entries(index, index + 1)
+        except OffsetLost:
+            return index < self._files.first()
+        offset, size, _ = np.frombuffer(data, CQ_ENTRY)[0].item()
+        return self._is_published(index, offset, size, confirm_offset)
+
+    def _is_published(self, index: int, offset: int, size: int, confirm_offset: int) -> bool:
+        """Whether entry `index` counts, by what it says."""
+        if offset == 0 and size == CQ_PRE_BLANK_SIZE:
+            return True
+        if offset < 0 or size <= 0 or offset + size > confirm_offset:
+            return False
+        return self._is_message is None or self._is_message(*self._name, index, offset, size)
+
+
+class ConsumeQueue(QueueFiles):
+    """Entries of one queue, and which of them count."""
+
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int,
+        segments: Segments,
+        *,
+        begin: int = 0,
+        least_end: int = 0,
+        is_message: IsMessage | None = None,
+    ) -> None:
+        """segments: see `queue_segments`. begin: see `Topics.begin`. The rest: as `QueueEnd` takes it."""
+        super().__init__(segments, begin)
+        self.topic = topic
+        self.queue_id = queue_id
+        self._end = QueueEnd(QueueFiles(segments, begin), (topic, queue_id), least_end, is_message)
+        self._found_first = 0  # the first found last: where the next search begins
+
+    @staticmethod
+    def at(root: Path, topic: str, queue_id: int, file_size: int | None, *, writable: bool) -> ConsumeQueue:
+        """Return a queue of a directory that nothing else is known of. file_size: as `Segments` takes it."""
+        return ConsumeQueue(topic, queue_id, queue_segments(root, topic, queue_id, file_size, writable=writable))
+
+    def max_offset(self, confirm_offset: int) -> int:
+        """Queue offset after the last entry that counts. Raises as `check`, and where it knew of more."""
+        return self._end.find(confirm_offset)
+
+    def known_end(self, least: int, confirm_offset: int) -> int:
+        """`max_offset` of a queue that had `least` entries. Raises `CorruptSegment` too where it ends before."""
+        found = self.max_offset(confirm_offset)
+        if found < least:
+            raise CorruptSegment(f"{self}: ends at {found}, but had {least} entries; {MAKE_ANEW}")
+        return found
 
     def dispatched(self, confirm_offset: int) -> int:
         """Log offset (bytes) after the record of the last entry that counts, 0 without one."""
@@ -211,48 +205,6 @@ class ConsumeQueue:
             return False
         return not entries["size"][-1] or not (np.diff(entries["physical_offset"]) > 0).all()
 
-    def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
-        """Entries [start, end), shape (end - start,), dtype CQ_ENTRY, copied. current: as `Segments.read` takes it.
-
-        Raises `OffsetLost` when a file is gone, `CorruptSegment` when one is shorter than it was.
-        """
-        pieces = []
-        while start < end:
-            stop = min(end, self.file_end(start))
-            pieces.append(self._read(start, stop, current=current))
-            start = stop
-        return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), CQ_ENTRY)
-
-    def entries_left(self, start: int, end: int) -> Entries:
-        """`entries`, zeros where a file is gone."""
-        found, at = np.zeros(end - start, CQ_ENTRY), start
-        while at < end:
-            stop = min(end, self.file_end(at))
-            with suppress(OffsetLost):
-                found[at - start : stop - start] = self.entries(at, stop)
-            at = stop
-        return found
-
-    def write(self, start: int, entries: Entries | bytes) -> bool:
-        """Write entries, or their bytes, from queue offset `start` on, creating files as needed; whether each that was
-        made begins with them: or else a file that had others is lost.
-
-        Raises `StoreFull`, `FlushFailed`.
-
-        A file is begun when the one before is on the device: after a crash RocketMQ looks at the last three only.
-        As RocketMQ does, the first entry of the queue gets pre-blank entries before it in its file.
-        """
-        is_whole = start != self.begin or self._write_blank(start - start % self.entries_per_file, start)
-        data = memoryview(entries if isinstance(entries, bytes) else entries.tobytes())
-        while len(data):
-            position, index = start * CQ_ENTRY.itemsize, start % self.entries_per_file
-            if start and index == 0 and not self._segments.exists(position):
-                self.flush(start - 1, start)
-            room = (self.entries_per_file - index) * CQ_ENTRY.itemsize
-            is_whole &= self._segments.write(position, data[:room])
-            data, start = data[room:], start + self.entries_per_file - index
-        return is_whole
-
     def begin_at(self, start: int, min_physical_offset: int) -> None:
         """`start` gets the first entry that there is: let nothing before it count as one of a record that is there.
 
@@ -265,17 +217,17 @@ class ConsumeQueue:
         try:
             before = self.entries(first, start)
         except OffsetLost:
-            self._write_blank(start - start % self.entries_per_file, start)
+            self.write_blank(start - start % self.entries_per_file, start)
             return
         at = before["physical_offset"]
         are_gone = (at >= 0) & (at < min_physical_offset) & (before["size"] > 0)
         if not are_gone.all() or (start > first and self._is_damaged(start - 1, first)):
-            self._write_blank(first, start)
+            self.write_blank(first, start)
 
     def begin_empty(self, start: int) -> None:
         """Leave no entry; `start` gets the next one, before which pre-blank ones stand (see `begin_at`)."""
         self.truncate(self.begin)
-        self._write_blank((start - 1) // self.entries_per_file * self.entries_per_file, start)
+        self.write_blank((start - 1) // self.entries_per_file * self.entries_per_file, start)
 
     def truncate(self, max_offset: int) -> None:
         """Zero every entry from `end` on, for what a dead writer left must never count later; delete empty files.
@@ -285,19 +237,13 @@ class ConsumeQueue:
         """
         starts, end = self._segments.starts(), max_offset * CQ_ENTRY.itemsize if max_offset > self.begin else 0
         if starts and end and end == starts[0]:  # nothing would be left that says where the queue goes on
-            self._write_blank(max_offset - self.entries_per_file, max_offset)
+            self.write_blank(max_offset - self.entries_per_file, max_offset)
         for start in reversed(starts):
             self._segments.zero(max(start, end), start + self._segments.size)
             if start < end:
                 break
             self._segments.delete(start)
             self._segments.flush_names()
-
-    def _write_blank(self, start: int, end: int) -> bool:
-        """As `write` of pre-blank entries in [start, end)."""
-        blank = np.zeros(end - start, CQ_ENTRY)
-        blank["size"] = CQ_PRE_BLANK_SIZE
-        return start == end or self.write(start, blank)
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
         """Delete files, never the last, of whose last entries the log has no record any longer.
@@ -313,28 +259,6 @@ class ConsumeQueue:
             gone.append((str(self._segments.path(start)), self._segments.delete(start)))
         return gone
 
-    def stale(self, max_offset: int) -> int | None:
-        """Queue offset of the first entry from `end` on that is not empty, None without: none may be there."""
-        for start in self._segments.starts()[-1:]:
-            found = self._segments.first_not_zero(max_offset * CQ_ENTRY.itemsize, start + self._segments.size)
-            return None if found is None else found // CQ_ENTRY.itemsize
-        return None
-
-    def write_again(self, start: int) -> None:
-        """`Segments.write_again` of the files from that of entry `start` on. Call as the only writer."""
-        for last in self._segments.starts()[-1:]:
-            self._segments.write_again(start * CQ_ENTRY.itemsize, last + self._segments.size)
-
-    def flush(self, start: int, end: int) -> None:
-        """Bring entries [start, end) to the device."""
-        self._segments.flush(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize)
-
-    def _read(self, start: int, end: int, *, current: bool = False) -> bytes:
-        """Entries [start, end), which stand in one file; an empty one is looked for again in the file on disk."""
-        where = start * CQ_ENTRY.itemsize, (end - start) * CQ_ENTRY.itemsize
-        data = self._segments.read(*where, current=current)
-        return self._segments.read(*where, current=True) if data.endswith(_EMPTY) else data
-
     def _is_behind(self, index: int, min_physical_offset: int) -> bool:
         """Whether the log has no longer the record of entry `index`."""
         try:
@@ -348,19 +272,3 @@ class ConsumeQueue:
     def _is_deleted(self, index: int) -> bool:
         """Whether entry `index`, which has no file, had one that retention took."""
         return index < self.first()
-
-    def _counts(self, index: int, confirm_offset: int) -> bool:
-        try:
-            data = self._read(index, index + 1)
-        except OffsetLost:
-            return self._is_deleted(index)
-        offset, size, _ = np.frombuffer(data, CQ_ENTRY)[0].item()
-        return self._is_published(index, offset, size, confirm_offset)
-
-    def _is_published(self, index: int, offset: int, size: int, confirm_offset: int) -> bool:
-        """Whether entry `index` counts, by what it says."""
-        if offset == 0 and size == CQ_PRE_BLANK_SIZE:
-            return True
-        if offset < 0 or size <= 0 or offset + size > confirm_offset:
-            return False
-        return self._is_message is None or self._is_message(self.topic, self.queue_id, index, offset, size)

@@ -10,6 +10,7 @@ from pathlib import Path
 from store.files.segment_file import OpenFiles
 from store.files.topics import Topics
 from store.log.consume_queue import ConsumeQueue, IsMessage
+from store.log.queue_files import queue_segments
 
 QueueName = tuple[str, int]  # topic, queue id
 Ends = Mapping[QueueName, int]  # queue offset after the last entry
@@ -20,7 +21,10 @@ _SHARE = 8  # of what the process may have open: it may have other stores, and f
 
 
 class ConsumeQueues:
-    """Every queue by its name. Who drops this closes them: nothing in here refers to it. topics: of that directory."""
+    """Every queue by its name. Nothing refers back to this object, so dropping it closes their files.
+
+    topics: those of the directory.
+    """
 
     def __init__(
         self,
@@ -42,19 +46,21 @@ class ConsumeQueues:
         self._deleted: Mapping[str, int] = {}  # as the topics were when that was learnt
         self._noted_ends = lru_cache(1)(noted_ends)
         self._files = OpenFiles(_open_files())
-        queue = partial(
-            ConsumeQueue,
-            root,
-            file_size=file_size,
-            writable=writable,
-            is_message=is_message,
-            files=self._files,
-        )
+        segments = partial(queue_segments, root, file_size=file_size, writable=writable, files=self._files)
+        expected, noted = self._expected, self._noted_ends  # the function below must not refer to this object
 
-        def begin(topic: str, queue_id: int) -> int:
-            return 0 if is_brokers() else topics.begin(topic, queue_id)
+        def open_queue(topic: str, queue_id: int) -> ConsumeQueue:
+            name = topic, queue_id
+            return ConsumeQueue(
+                topic,
+                queue_id,
+                segments(topic, queue_id),
+                begin=0 if is_brokers() else topics.begin(topic, queue_id),
+                least_end=max(ends.get(name, 0) for ends in (expected, noted())),
+                is_message=is_message,
+            )
 
-        self._opened = lru_cache(_MAX_QUEUES)(partial(_open, queue, self._expected, self._noted_ends, begin))
+        self._opened = lru_cache(_MAX_QUEUES)(open_queue)
         self._deletions: Callable[[], int] = _never
         self._seen = 0  # of the deletions
 
@@ -118,16 +124,3 @@ def _open_files() -> int:
     least, most = _OPEN_FILES
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else min(most, max(least, soft // _SHARE))
-
-
-def _open(
-    queue: partial[ConsumeQueue],
-    expected: Ends,
-    noted: Callable[[], Ends],
-    begin: Callable[[str, int], int],
-    topic: str,
-    queue_id: int,
-) -> ConsumeQueue:
-    name = topic, queue_id
-    least_end = max(ends.get(name, 0) for ends in (expected, noted()))
-    return queue(topic, queue_id, least_end=least_end, begin=begin(topic, queue_id))

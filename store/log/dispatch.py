@@ -32,7 +32,7 @@ from store.format.properties import PropertyColumns
 from store.format.record_view import Ints, Mask, RecordView
 from store.format.topic_names import is_folder_name
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import Entries
+from store.log.queue_files import Entries
 from store.model.errors import OffsetLost
 
 # Who follows a log finds a record or two behind where it was; who walks all of it wants few and large chunks.

@@ -22,9 +22,10 @@ from store.format.entering import in_own_queue
 from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE, LIGHT_PREFIX
 from store.format.record_view import Ints
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries, IsMessage
+from store.log.consume_queue import ConsumeQueue, IsMessage
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import LogChunk, light_entries, walk
+from store.log.queue_files import MAKE_ANEW, Entries
 from store.model.errors import CorruptSegment, OffsetLost
 from store.model.integers import LONG_MAX
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from store.format.arrays import Bytes
-from store.log.consume_queue import Entries
+from store.log.queue_files import Entries
 
 
 class LogBytes(Protocol):

@@ -21,7 +21,8 @@ from store.format.entering import QueueEntry
 from store.format.layout import CQ_ENTRY, MIN_RECORD_BYTES, SYS_COMPRESSED
 from store.format.stored_message import StoredMessage, decode_record, inflated, must_be_entered, stored_messages
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import MAKE_ANEW, ConsumeQueue, Entries
+from store.log.consume_queue import ConsumeQueue
+from store.log.queue_files import MAKE_ANEW, Entries
 from store.model.errors import CorruptRecord, MessageTooLarge, OffsetLost
 from store.model.log_protocol import Bounds, Int64s, MessageFilter
 from store.read.scan import EntryColumns, checked_block, may_match

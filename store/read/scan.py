@@ -16,7 +16,7 @@ from store.format.arrays import Bytes, numbers
 from store.format.columns import COLUMNS, PROPERTY_COLUMNS, Block, LightBlock
 from store.format.inflating import BodyBounds, inflated
 from store.format.layout import CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, MIN_RECORD_BYTES
-from store.log.consume_queue import MAKE_ANEW, Entries
+from store.log.queue_files import MAKE_ANEW, Entries
 from store.log.sources import EntryQueue, RecordLog
 from store.model.errors import CorruptRecord, OffsetLost
 from store.model.log_protocol import Bools, Int64s, MessageFilter, ReadSpec

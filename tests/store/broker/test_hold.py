@@ -398,7 +398,7 @@ def test_requests_are_stopped_when_the_directory_changes_owner(path: Path) -> No
 
 def test_a_queue_entry_that_a_recovery_restores_wakes(path: Path) -> None:
     """The machine crashed, and the record came to the device, but not its queue entry."""
-    ConsumeQueue(path, "orders", 0, StoreConfig().mappedFileSizeConsumeQueue, writable=True).truncate(1)
+    ConsumeQueue.at(path, "orders", 0, StoreConfig().mappedFileSizeConsumeQueue, writable=True).truncate(1)
     with closing(PublishedEnd(path, writable=True)) as published:
         published._fields["boot_id"][...] = b"another"
         published._fields["flushed_offset"][...] = checked(0)

@@ -18,7 +18,7 @@ from store.format.delayed import Waits, waiting
 from store.format.encoding import encode_list
 from store.format.layout import DELAY_OFFSETS_FILE, LOCK_FILE, SCHEDULE_TOPIC, TIMER_TOPIC
 from store.format.records import EncodedRecords, as_columns
-from store.log.consume_queue import MAKE_ANEW
+from store.log.queue_files import MAKE_ANEW
 from store.model.errors import CorruptSegment
 from store.publish.locks import DELIVERY_BYTE, Turn
 from store.publish.putting import encoding_of

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from store import CorruptSegment, OffsetLost
 from store.files.segments import Segments
 from store.format.layout import CQ_ENTRY, CQ_PRE_BLANK_SIZE, segment_name
-from store.log.consume_queue import ConsumeQueue, Entries
+from store.log.consume_queue import ConsumeQueue
+from store.log.queue_files import Entries, queue_segments
 
 PER_FILE = 10
 
 
 def queue(root: Path, per_file: int = PER_FILE) -> ConsumeQueue:
-    return ConsumeQueue(root, "t", 0, per_file * CQ_ENTRY.itemsize, writable=True)
+    return ConsumeQueue.at(root, "t", 0, per_file * CQ_ENTRY.itemsize, writable=True)
 
 
 def entries(first: int, last: int, size: int = 100) -> Entries:
@@ -237,7 +238,9 @@ def test_a_queue_without_entries_says_where_it_goes_on(tmp_path: Path, start: in
 
 
 def known(root: Path, least_end: int) -> ConsumeQueue:
-    return ConsumeQueue(root, "t", 0, PER_FILE * CQ_ENTRY.itemsize, writable=True, least_end=least_end)
+    return ConsumeQueue(
+        "t", 0, queue_segments(root, "t", 0, PER_FILE * CQ_ENTRY.itemsize, writable=True), least_end=least_end
+    )
 
 
 def test_a_queue_that_is_known_to_have_had_more(tmp_path: Path) -> None:
@@ -258,7 +261,7 @@ def test_entries_count_whose_records_say_so(tmp_path: Path) -> None:
         asked.append(entry)
         return entry[2] in range(20)
 
-    it = ConsumeQueue(tmp_path, "t", 0, None, writable=False, is_message=is_message)
+    it = ConsumeQueue("t", 0, queue_segments(tmp_path, "t", 0, None, writable=False), is_message=is_message)
     assert it.max_offset(3500) == 20
     assert {(topic, queue_id, size) for topic, queue_id, _, _, size in asked} == {("t", 0, 100)}
     assert all(offset == 100 * index for _, _, index, offset, _ in asked)
@@ -348,7 +351,7 @@ def test_an_entry_whose_first_look_shows_no_offset_does_not_count(
 
 
 def test_a_queue_without_files_lists_no_directory(tmp_path: Path) -> None:
-    queue, listed = ConsumeQueue(tmp_path, "t", 0, 200, writable=True), []
+    queue, listed = ConsumeQueue.at(tmp_path, "t", 0, 200, writable=True), []
     sys.addaudithook(lambda event, arguments: listed.append(arguments) if event == "os.scandir" else None)
     assert queue.max_offset(1000) == 0
     assert [path for (path, *_) in listed if str(path).startswith(str(tmp_path))] == []

@@ -16,7 +16,7 @@ import pytest
 from store import CorruptRecord, CorruptSegment, CorruptStore, Message, MessageRefused, MessageStore
 from store.api.message_store import delete_topic
 from store.format.layout import CQ_ENTRY, INDEX_HEADER, field_offset, segment_name
-from store.log.consume_queue import MAKE_ANEW
+from store.log.queue_files import MAKE_ANEW
 from store.upkeep.verify import repair, verify
 from tests.end_to_end.test_kill import bodies
 from tests.store.log.damages import (

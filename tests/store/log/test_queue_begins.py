@@ -10,7 +10,8 @@ import pytest
 from store import CorruptSegment, Message, MessageStore, OffsetLost
 from store.format.layout import segment_name
 from store.log.commit_log import CommitLog
-from store.log.consume_queue import MAKE_ANEW, ConsumeQueue
+from store.log.consume_queue import ConsumeQueue
+from store.log.queue_files import MAKE_ANEW
 from store.log.queues_in_log import Begin, behind_lost, first_left, must_begin
 from tests.store.log.damages import ENTRIES, SMALL, first_file
 
@@ -18,7 +19,7 @@ from tests.store.log.damages import ENTRIES, SMALL, first_file
 def parts(path: Path) -> tuple[CommitLog, ConsumeQueue]:
     """The log, and queue 1 of topic t."""
     sizes = SMALL.mappedFileSizeCommitLog, SMALL.mappedFileSizeConsumeQueue
-    return CommitLog(path, sizes[0], writable=False), ConsumeQueue(path, "t", 1, sizes[1], writable=False)
+    return CommitLog(path, sizes[0], writable=False), ConsumeQueue.at(path, "t", 1, sizes[1], writable=False)
 
 
 def test_a_first_file_that_is_lost(path: Path) -> None:

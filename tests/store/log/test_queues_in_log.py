@@ -12,8 +12,8 @@ import pytest
 
 from store import CorruptRecord, Message, MessageStore, StoreConfig
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_name
-from store.log.consume_queue import Entries
 from store.log.consume_queues import ConsumeQueues
+from store.log.queue_files import Entries
 from store.log.queues_in_log import Life, QueueInLog, QueuesInLog
 from store.upkeep.verify import repair, verify
 from tests import seen

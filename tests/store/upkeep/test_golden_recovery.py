@@ -13,7 +13,7 @@ import pytest
 from store import ConfigError, Message, MessageStore, StoreConfig
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.layout import CQ_ENTRY, LOCK_FILE, SCHEDULE_TOPIC
-from store.log.consume_queue import Entries
+from store.log.queue_files import Entries
 from store.publish.locks import DELIVERY_BYTE, Turn
 from store.upkeep.verify import repair, verify
 from tests import seen
