@@ -224,7 +224,7 @@ class GroupFiles:
 
     def enter(self, entry: MemberEntry) -> Seat:
         """Become a member; the group is made if it is new. In turn. Raises `GroupConflict`."""
-        self.offsets.create(self.name)
+        self.offsets.settings.create(self.name)
         return self.roster.enter(entry)
 
     def reset(self, positions: Positions) -> None:

@@ -51,12 +51,63 @@ def check_may_commit(group: str) -> None:
         raise InvalidGroup(f"group {group}: its offsets say which transactions are over, and are the store's own")
 
 
-class ConsumerOffsets:
-    """The consumer groups of one store. Call what writes under the store lock."""
+class GroupSettings:
+    """The settings of the consumer groups of one store. Call the methods that write under the store lock."""
 
     def __init__(self, root: Path) -> None:
+        self._path = root / GROUPS_FILE
+
+    def of(self, group: str) -> dict[str, Any] | None:
+        """RocketMQ's SubscriptionGroupConfig of a group, None without."""
+        return self.all().get(group)
+
+    def all(self) -> dict[str, dict[str, Any]]:
+        """Group to its SubscriptionGroupConfig."""
+        return read_table(self._path, _GROUPS)
+
+    def retries(self, group: str) -> tuple[int, int]:
+        """How often a message comes again to a group, and in how many queues, 1 at least. Raises `CorruptStore`."""
+        settings, standard = self.of(group) or {}, _new_group(group)
+
+        def count(name: str, maximum: int) -> int:
+            value = standard[name] if settings.get(name) is None else settings[name]
+            return 0 if type(value) is int and value < 0 else number(self._path, f"{name} of {group}", value, maximum)
+
+        return count("retryMaxTimes", INT_MAX), max(1, count("retryQueueNums", MAX_QUEUES))
+
+    def create(self, group: str) -> None:
+        """Add a group with RocketMQ's default settings, if it has none. Raises `InvalidGroup`."""
+        check_group_name(group)
+        content = read_json(self._path)
+        groups = table(self._path, content, _GROUPS)
+        if group not in groups:
+            groups[group] = _new_group(group)
+            next_version(self._path, content)
+            write_json(self._path, content)
+
+    def configure(self, group: str, settings: Mapping[str, Any]) -> None:
+        """Set some of a group's settings, of a new one beside RocketMQ's defaults. Raises `InvalidGroup`."""
+        self.create(group)
+        content = read_json(self._path)
+        groups = table(self._path, content, _GROUPS)
+        groups[group] = {**groups[group], **settings, "groupName": group}
+        next_version(self._path, content)
+        write_json(self._path, content)
+
+    def delete(self, group: str) -> None:
+        """Drop a group's settings."""
+        content = read_json(self._path)
+        if table(self._path, content, _GROUPS).pop(group, None) is not None:
+            next_version(self._path, content)
+            write_json(self._path, content)
+
+
+class ConsumerOffsets:
+    """The offsets of the consumer groups of one store. Call the methods that write under the store lock."""
+
+    def __init__(self, root: Path) -> None:
+        self.settings = GroupSettings(root)
         self._offsets = root / CONSUMER_OFFSETS_FILE
-        self._groups = root / GROUPS_FILE
         self._delays = root / DELAY_OFFSETS_FILE
 
     @staticmethod
@@ -152,53 +203,13 @@ class ConsumerOffsets:
         return found
 
     def names(self) -> list[str]:
-        """ConsumerOffsets that have settings or offsets, sorted."""
+        """Groups that have settings or offsets, sorted."""
         committed = (key.partition(GROUP_SEPARATOR)[2] for key in read_table(self._offsets, _OFFSETS))
-        return sorted({*self.all_settings(), *filter(None, committed)})
-
-    def settings(self, group: str) -> dict[str, Any] | None:
-        """RocketMQ's SubscriptionGroupConfig of a group, None without."""
-        return self.all_settings().get(group)
-
-    def retries(self, group: str) -> tuple[int, int]:
-        """How often a message comes again to a group, and in how many queues, 1 at least. Raises `CorruptStore`."""
-        settings, standard = self.settings(group) or {}, _new_group(group)
-
-        def count(name: str, maximum: int) -> int:
-            value = standard[name] if settings.get(name) is None else settings[name]
-            return 0 if type(value) is int and value < 0 else number(self._groups, f"{name} of {group}", value, maximum)
-
-        return count("retryMaxTimes", INT_MAX), max(1, count("retryQueueNums", MAX_QUEUES))
-
-    def all_settings(self) -> dict[str, dict[str, Any]]:
-        """Group to its SubscriptionGroupConfig."""
-        return read_table(self._groups, _GROUPS)
-
-    def create(self, group: str) -> None:
-        """Add a group with RocketMQ's default settings, if it has none. Raises `InvalidGroup`."""
-        check_group_name(group)
-        content = read_json(self._groups)
-        groups = table(self._groups, content, _GROUPS)
-        if group not in groups:
-            groups[group] = _new_group(group)
-            next_version(self._groups, content)
-            write_json(self._groups, content)
-
-    def configure(self, group: str, settings: Mapping[str, Any]) -> None:
-        """Set some of a group's settings, of a new one beside RocketMQ's defaults. Raises `InvalidGroup`."""
-        self.create(group)
-        content = read_json(self._groups)
-        groups = table(self._groups, content, _GROUPS)
-        groups[group] = {**groups[group], **settings, "groupName": group}
-        next_version(self._groups, content)
-        write_json(self._groups, content)
+        return sorted({*self.settings.all(), *filter(None, committed)})
 
     def delete(self, group: str, *, with_offsets: bool) -> None:
         """Drop a group's settings, and its offsets in all topics."""
-        content = read_json(self._groups)
-        if table(self._groups, content, _GROUPS).pop(group, None) is not None:
-            next_version(self._groups, content)
-            write_json(self._groups, content)
+        self.settings.delete(group)
         if not with_offsets:
             return
         content = read_json(self._offsets)

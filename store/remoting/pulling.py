@@ -59,7 +59,7 @@ class Permissions:
             return
         seen = status.st_ino, status.st_mtime_ns
         if seen != self._seen:
-            found = self._files.all_settings().items()
+            found = self._files.settings.all().items()
             self._restricted = {
                 group: its for group, its in found if False in (its.get(_ENABLED), its.get(_BROADCAST_ENABLED))
             }

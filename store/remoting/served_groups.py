@@ -84,14 +84,14 @@ class ServedGroups:
 
     def _settings(self, request: Request) -> Response:
         group = GroupSettings.of(request.command.fields).group
-        settings = self._files.settings(group)
+        settings = self._files.settings.of(group)
         if settings is None:
             raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {group}")
         return of_json(settings)
 
     def _all_settings(self, request: Request) -> Response:
         version: dict[str, Any] = {"counter": 0, "stateVersion": 0, "timestamp": 0}
-        return of_json({"dataVersion": version, "subscriptionGroupTable": self._files.all_settings()})
+        return of_json({"dataVersion": version, "subscriptionGroupTable": self._files.settings.all()})
 
     def _delete(self, request: Request) -> Response:
         header = DeleteGroup.of(request.command.fields)

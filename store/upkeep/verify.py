@@ -148,7 +148,7 @@ class _Verifier:
         looks: tuple[tuple[str, Callable[[], object], str], ...] = (
             (TOPICS_FILE, self._look_at_topics, COPY),
             (CONSUMER_OFFSETS_FILE, groups.all_offsets, COPY),
-            (GROUPS_FILE, groups.all_settings, COPY),
+            (GROUPS_FILE, groups.settings.all, COPY),
             (DELAY_OFFSETS_FILE, groups.delay_offsets, COPY),
             (QUEUE_ENDS_FILE, partial(QueueEnds.sound, self._root), REPAIR),
         )

@@ -39,7 +39,7 @@ def fill(path: Path) -> dict[tuple[int, int], bytes]:
         # past the door: nobody but a broker puts there
         store._writing().append([encode_messages(later, [0] * 3, encoding, 0)])
         store.commit_offsets("readers", "orders", COMMITTED)
-    ConsumerOffsets(path).create("readers")
+    ConsumerOffsets(path).settings.create("readers")
     write_json(path / DELAY_OFFSETS_FILE, {"offsetTable": {"1": 1}})
     left = {
         (put.queue_id, put.queue_offset): message.body
@@ -70,7 +70,7 @@ def test_a_broker_goes_on_from_our_files_and_we_from_its(rocketmq: RocketMQ, tmp
         assert named - {"DefaultCluster_REPLY_TOPIC"} == NAMED_AFTER_THE_BROKER
         assert (answer["topic"]["readQueueNums"], answer["topic"]["perm"]) == (3, 6)
         assert answer["offsets"] == {str(queue): offset for queue, offset in COMMITTED.items()}
-        settings = groups.settings("readers") or {}
+        settings = groups.settings.of("readers") or {}
         plain = {name: value for name, value in settings.items() if not isinstance(value, dict)}
         known = answer["group"].keys() & plain.keys()  # RocketMQ 4 has fewer
         assert {"groupName", "retryMaxTimes", "consumeEnable"} <= known

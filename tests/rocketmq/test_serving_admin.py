@@ -105,10 +105,10 @@ def test_mqadmin_changes_groups(served: Served) -> None:
     store, clients = served
     address = f"127.0.0.1:{store.config.listenPort}"
     mqadmin(clients, "updateSubGroup", "-c", "DefaultCluster", "-g", "settled", "-r", "5", "-q", "2")
-    settings = ConsumerOffsets(store.path).settings("settled") or {}
+    settings = ConsumerOffsets(store.path).settings.of("settled") or {}
     assert (settings["retryMaxTimes"], settings["retryQueueNums"], settings["consumeEnable"]) == (5, 2, True)
     assert "success" in mqadmin(clients, "deleteSubGroup", "-b", address, "-g", "settled", "-r", "true")
-    assert ConsumerOffsets(store.path).settings("settled") is None
+    assert ConsumerOffsets(store.path).settings.of("settled") is None
 
 
 def test_mqadmin_finds_sends_and_reads_messages(rocketmq: RocketMQ, served: Served, topic: str) -> None:

@@ -102,7 +102,7 @@ def test_at_once_where_that_is_asked_for(store: MessageStore) -> None:
 
 
 def test_a_groups_own_settings_count(store: MessageStore) -> None:
-    ConsumerOffsets(store.path).create("workers")
+    ConsumerOffsets(store.path).settings.create("workers")
     file = store.path / GROUPS_FILE
     content = json.loads(file.read_text())
     content["subscriptionGroupTable"]["workers"] |= {"retryMaxTimes": 0, "retryQueueNums": 3}

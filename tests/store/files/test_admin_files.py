@@ -199,8 +199,8 @@ def use_all(root: Path) -> None:
         groups.names,
         groups.delay_offsets,
         lambda: groups.offsets("g", "orders"),
-        lambda: groups.settings("g"),
-        lambda: groups.create("h"),
+        lambda: groups.settings.of("g"),
+        lambda: groups.settings.create("h"),
         lambda: verify(root),
     ):
         with suppress(StoreError):

@@ -61,9 +61,9 @@ def test_how_often_a_group_gets_a_message_again(tmp_path: Path, settings: str, f
     write(tmp_path, "subscriptionGroup.json", f'{{"subscriptionGroupTable":{{"g":{settings}}}}}')
     if isinstance(found, str):
         with pytest.raises(CorruptStore, match=found):
-            ConsumerOffsets(tmp_path).retries("g")
+            ConsumerOffsets(tmp_path).settings.retries("g")
     else:
-        assert ConsumerOffsets(tmp_path).retries("g") == found
+        assert ConsumerOffsets(tmp_path).settings.retries("g") == found
 
 
 def test_what_a_broker_does_not_know_is_none(tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ def test_a_brokers_offsets_are_read_and_the_rest_of_its_file_stays(tmp_path: Pat
 
 def test_groups_in_rocketmqs_shape(tmp_path: Path) -> None:
     groups = ConsumerOffsets(tmp_path)
-    assert groups.settings("grp") is None
-    groups.create("grp")
+    assert groups.settings.of("grp") is None
+    groups.settings.create("grp")
     before = (tmp_path / "config/subscriptionGroup.json").read_bytes()
-    groups.create("grp")
+    groups.settings.create("grp")
     assert (tmp_path / "config/subscriptionGroup.json").read_bytes() == before
     groups.commit("another", "t", {0: 1})
     assert groups.names() == ["another", "grp"]
@@ -114,21 +114,21 @@ def test_groups_in_rocketmqs_shape(tmp_path: Path) -> None:
 
 def test_a_new_group_is_what_rocketmq_makes(tmp_path: Path) -> None:
     shutil.unpack_archive(GOLDEN / "recreated-topic-5.4.tar.gz", tmp_path)
-    theirs = ConsumerOffsets(tmp_path / "store").settings("puller")
+    theirs = ConsumerOffsets(tmp_path / "store").settings.of("puller")
     ours = ConsumerOffsets(tmp_path)
-    ours.create("puller")
-    assert ours.settings("puller") == theirs
+    ours.settings.create("puller")
+    assert ours.settings.of("puller") == theirs
 
 
 def test_settings_of_a_group(tmp_path: Path) -> None:
     groups = ConsumerOffsets(tmp_path)
-    groups.configure("grp", {"retryMaxTimes": 3, "groupName": "another"})
-    groups.create("plain")
-    groups.configure("grp", {"consumeEnable": False})
+    groups.settings.configure("grp", {"retryMaxTimes": 3, "groupName": "another"})
+    groups.settings.create("plain")
+    groups.settings.configure("grp", {"consumeEnable": False})
     changed = {"groupName": "grp", "retryMaxTimes": 3, "consumeEnable": False}
-    assert groups.all_settings() == {
-        "grp": {**(groups.settings("plain") or {}), **changed},
-        "plain": groups.settings("plain"),
+    assert groups.settings.all() == {
+        "grp": {**(groups.settings.of("plain") or {}), **changed},
+        "plain": groups.settings.of("plain"),
     }
     assert counter(tmp_path, "subscriptionGroup.json") == 4, "create and set, create, set"
 
@@ -137,12 +137,12 @@ def test_a_group_that_is_deleted(tmp_path: Path) -> None:
     """Its offsets stay unless they are to go, too; those of others do."""
     groups = ConsumerOffsets(tmp_path)
     for group in ("grp", "other"):
-        groups.create(group)
+        groups.settings.create(group)
         groups.commit(group, "t", {0: 1})
         groups.commit(group, "u", {1: 2})
     for _ in range(2):
         groups.delete("grp", with_offsets=False)
-        assert groups.all_settings().keys() == {"other"}
+        assert groups.settings.all().keys() == {"other"}
         assert groups.all_offsets().keys() == {"t@grp", "u@grp", "t@other", "u@other"}
         assert counter(tmp_path, "subscriptionGroup.json") == 3, "the second time nothing is written"
     groups.set_positions("a@b", {Queue("t", 0): 5})
@@ -157,7 +157,7 @@ def test_a_group_that_is_deleted(tmp_path: Path) -> None:
 def test_positions_of_groups(tmp_path: Path) -> None:
     groups = ConsumerOffsets(tmp_path)
     assert groups.all_positions() == {}
-    groups.create("idle")
+    groups.settings.create("idle")
     groups.set_positions("a@b", {Queue("t", 0): 1, Queue("t", 2): 3, Queue("u", 0): 2})
     groups.commit("grp", "t", {1: 7})
     assert groups.names() == ["a@b", "grp", "idle"]
@@ -175,7 +175,7 @@ def test_positions_of_groups(tmp_path: Path) -> None:
 def test_a_brokers_groups_stay_as_they_are(tmp_path: Path) -> None:
     theirs = '{"forbiddenTable":{},"subscriptionGroupTable":{"grp":{"groupName":"grp","retryMaxTimes":3}}}'
     write(tmp_path, "subscriptionGroup.json", theirs)
-    ConsumerOffsets(tmp_path).create("other")
+    ConsumerOffsets(tmp_path).settings.create("other")
     content = read(tmp_path, "subscriptionGroup.json")
     assert content["forbiddenTable"] == {}
     assert content["subscriptionGroupTable"]["grp"] == {"groupName": "grp", "retryMaxTimes": 3}  # type: ignore[index]
@@ -196,7 +196,7 @@ def test_brokers_own_files() -> None:
 @pytest.mark.parametrize("name", ["", "a b", "a@b", "../g", "g" * 121])
 def test_names_that_rocketmq_refuses(tmp_path: Path, name: str) -> None:
     for write_it in (
-        ConsumerOffsets(tmp_path).create,
+        ConsumerOffsets(tmp_path).settings.create,
         lambda group: ConsumerOffsets(tmp_path).commit(group, "t", {0: 1}),
     ):
         with pytest.raises(InvalidGroup, match=r"group .*: (only letters|121 characters, at most 120)"):

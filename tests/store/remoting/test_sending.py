@@ -198,7 +198,7 @@ def test_a_topic_that_is_deleted_and_not_made(store: MessageStore, client: Clien
 def test_a_group_is_made_with_its_first_member(broker: Broker, store: MessageStore) -> None:
     assert broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a")).code == ResponseCode.SUCCESS
     assert store.topics()["%RETRY%group"] == 1
-    assert ConsumerOffsets(store.path).settings("group") is not None
+    assert ConsumerOffsets(store.path).settings.of("group") is not None
 
 
 def test_sent_back(broker: Broker, store: MessageStore) -> None:

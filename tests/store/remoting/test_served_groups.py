@@ -35,7 +35,7 @@ def nested(depth: int) -> list[object]:
 def test_settings_that_are_named_count(broker: Broker, store: MessageStore) -> None:
     for settings in ({"retryMaxTimes": 3}, {"retryQueueNums": 2}):
         assert broker.ask(CONFIGURE, None, json.dumps({"groupName": "g", **settings}).encode()).code == 0
-    found = ConsumerOffsets(store.path).settings("g") or {}
+    found = ConsumerOffsets(store.path).settings.of("g") or {}
     assert (found["retryMaxTimes"], found["retryQueueNums"], found["groupName"]) == (3, 2, "g")
 
 
@@ -59,7 +59,7 @@ def test_settings_that_are_named_count(broker: Broker, store: MessageStore) -> N
 def test_settings_that_cannot_be(broker: Broker, store: MessageStore, settings: dict[str, object], why: str) -> None:
     answer = broker.ask(CONFIGURE, None, json.dumps(settings).encode())
     assert (answer.code, why in (answer.remark or "")) == (ResponseCode.INVALID_PARAMETER, True)
-    assert ConsumerOffsets(store.path).all_settings() == {}
+    assert ConsumerOffsets(store.path).settings.all() == {}
 
 
 @pytest.mark.parametrize("with_offsets", [False, True])
@@ -68,7 +68,7 @@ def test_a_group_that_is_deleted(broker: Broker, store: MessageStore, *, with_of
     store.commit_offsets("other", "orders", {0: 1})
     broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("g", "orders", 0, 1))
     assert broker.ask(DELETE, DeleteGroup("g", with_offsets)).code == ResponseCode.SUCCESS
-    assert ConsumerOffsets(store.path).settings("g") is None
+    assert ConsumerOffsets(store.path).settings.of("g") is None
     assert store.consumer_offset("g", "orders", 0) == (None if with_offsets else 1)
     assert store.consumer_offset("other", "orders", 0) == 1
     assert broker.ask(DELETE, DeleteGroup("nobody")).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
