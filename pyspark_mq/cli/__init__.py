@@ -15,6 +15,7 @@ _MODULES = {
     "archive": "archive",
     "clean": "upkeep",
     "completion": "arguments",
+    "console": "console",
     "demo": "demo",
     "doctor": "doctor",
     "export": "export",

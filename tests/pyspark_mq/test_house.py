@@ -20,7 +20,8 @@ FLOORS = (
     ("source",),
     ("datasource", "browsing"),
     ("__init__",),
-    ("cli", "console"),
+    ("console",),
+    ("cli",),
     ("__main__",),
 )
 

@@ -1,0 +1,35 @@
+"""`pyspark-mq console`: a store or a cluster in a browser."""
+
+from __future__ import annotations
+
+import click
+
+from pyspark_mq.cli.arguments import STORE_OR_CLUSTER, log_at
+from pyspark_mq.cli.commands import interruptible
+from store.remoting.endpoints import host_and_port
+
+LISTEN_CONSOLE = "127.0.0.1:8770"
+_DIRECTORY_SECONDS, _CLUSTER_SECONDS = 1.0, 5.0
+
+
+@click.command()
+@STORE_OR_CLUSTER
+@click.option("--listen", metavar="HOST:PORT", default=LISTEN_CONSOLE, show_default=True, help="Port 0 is any.")
+@click.option("--allow-changes", is_flag=True, help="Allow resets of groups, and sending dead letters again.")
+def console(store: str, listen: str, allow_changes: bool) -> None:
+    """Show STORE in a browser, until Ctrl-C.
+
+    It shows topics with rates, messages, groups with their lag, dead letters and the health of the files. It prints an
+    address with a token; without the token nobody sees a page. STORE is a directory, also one that a RocketMQ broker
+    writes; or a cluster, by its name servers: rocketmq://10.0.0.1:9876.
+    """
+    try:
+        from pyspark_mq.console.serving import ConsoleServer
+    except ImportError as error:
+        raise click.ClickException(f"{error}; pip install 'pyspark-mq[console]'") from error
+    address = log_at(store)
+    interval = _CLUSTER_SECONDS if address.directory is None else _DIRECTORY_SECONDS
+    with interruptible(lambda: f"no more console of {store}"):
+        server = ConsoleServer(address, *host_and_port(listen), interval=interval, allow_changes=allow_changes)
+        click.echo(server.url)
+        server.serve_pages()

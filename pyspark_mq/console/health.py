@@ -1,0 +1,157 @@
+"""The health of a store's directory: files, retention, archive, delayed messages, and `verify` in the background."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark_mq.console.messages import MessageLine, readable
+from pyspark_mq.stats.measures import LogFiles, log_files
+from store import MessageStore, StoreError, message_filter
+from store.archive.of_store import Remembered, remembered
+from store.format.delayed import LEVELS
+from store.format.layout import PROPERTY_TIMER_OUT, SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC, TIMER_TOPIC
+from store.model.log_protocol import Boundary, Log, Queue, QueueRange, ReadSpec
+from store.upkeep.findings import Report
+from store.upkeep.retention import Cleaned
+from store.upkeep.verify import verify
+
+_NEXT = 20  # delayed messages that a page shows of each level
+_TIMERS = 10_000  # that are looked at
+
+
+@dataclass(frozen=True)
+class StoreHealth:
+    """retention: what `pyspark-mq clean` would delete now. archive: its `url` is "" if there is none."""
+
+    files: LogFiles
+    retention: Cleaned
+    reserved_hours: int
+    archive: Remembered
+    oldest: int | None  # ms since 1970
+
+
+def health_of(directory: str) -> StoreHealth:
+    """Look at a store's files, without changing them. Raises `StoreError`."""
+    with MessageStore.open(directory, create=False, read_only=True) as store:
+        oldest = [
+            found.store_timestamp
+            for topic, queues in store.topics().items()
+            for found in store.fingerprints(
+                {
+                    queue: first
+                    for queue, (first, end) in store.bounds(Queue(topic, number) for number in range(queues)).items()
+                    if first < end
+                }
+            ).values()
+        ]
+        return StoreHealth(
+            log_files(store),
+            store.clean(asked=True, dry_run=True),
+            store.config.fileReservedTime,
+            remembered(Path(store.path)),
+            min(oldest, default=None),
+        )
+
+
+class Verification:
+    """`verify` in a thread of its own, one at a time. Pages show its progress and its report."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.done = self.total = 0
+        self.report: Report | None = None
+        self.failure: str | None = None
+        self.ended: float | None = None  # seconds since 1970
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def percent(self) -> int:
+        """How much of the log is verified."""
+        return 100 * self.done // self.total if self.total else 0
+
+    def start(self) -> None:
+        """Begin, unless one is running."""
+        with self._lock:
+            if not self.is_running:
+                self.done = self.total = 0
+                self._thread = threading.Thread(target=self._run, name="mq-verify", daemon=True)
+                self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        self.report = self.failure = None
+        try:
+            self.report = verify(self.directory, self._progress)
+        except (StoreError, OSError) as error:
+            self.failure = str(error)
+        self.ended = time.time()
+
+    def _progress(self, done: int, total: int) -> None:
+        self.done, self.total = done, total
+
+
+@dataclass(frozen=True)
+class DelayedMessages:
+    """Messages that wait for their time. seconds: the delay of a level, None for any time. lines: those due first."""
+
+    queue: Queue
+    seconds: float | None
+    waiting: int
+    lines: Sequence[MessageLine]
+
+
+def delayed(log: Log) -> list[DelayedMessages]:
+    """Return the messages that wait, by level; only levels with some. Of those at any time, the newest are counted."""
+    topics, now, found = log.topics(), round(time.time() * 1000), list[DelayedMessages]()
+    for queue, has in log.bounds(topics.get(SCHEDULE_TOPIC, ())).items():
+        if queue.queue_id >= LEVELS:
+            continue
+        delay = SCHEDULE_DELAYS_MS[queue.queue_id]
+        first = log.offsets_by_time([queue], now - delay, Boundary.LOWER).get(queue, has.max_offset)
+        if first < has.max_offset:
+            wanted = QueueRange(queue, first, min(has.max_offset, first + _NEXT))
+            lines = readable(log, wanted, message_filter("*"))
+            found.append(DelayedMessages(queue, delay / 1000, has.max_offset - first, lines))
+    for queue, has in log.bounds(topics.get(TIMER_TOPIC, ())).items():
+        due = _timers_after(log, QueueRange(queue, max(has.min_offset, has.max_offset - _TIMERS), has.max_offset), now)
+        lines = [
+            line for at in due[:_NEXT] for line in readable(log, QueueRange(queue, at, at + 1), message_filter("*"))
+        ]
+        if due:
+            found.append(DelayedMessages(queue, None, len(due), lines))
+    return found
+
+
+def _timers_after(log: Log, wanted: QueueRange, now: int) -> list[int]:
+    """Return the offsets of messages whose time is after `now`, in the order of their times."""
+    due = list[tuple[int, int]]()
+    for batch in log.scan(wanted, ReadSpec(("queueOffset", "properties"), message_filter("*"))):
+        for row in batch.to_pylist():
+            slot = dict(row["properties"] or ()).get(PROPERTY_TIMER_OUT, "")
+            if slot.isdecimal() and int(slot) > now:
+                due.append((int(slot), row["queueOffset"]))
+    return [offset for _, offset in sorted(due)]
+
+
+def record_of(directory: str, queue: Queue, offset: int) -> bytes:
+    """Return a message's record as it stands in the log, for one that cannot be decoded; b"" if it cannot be read."""
+    with MessageStore.open(directory, create=False, read_only=True) as store:
+        try:
+            found = store.get_message("", queue.topic, queue.queue_id, offset, 1, as_records=True)
+            size = int(store.sizes(queue.topic, queue.queue_id, offset, offset + 1)[0])
+            return b"".join(map(bytes, found.records))[:size]
+        except StoreError:
+            return b""

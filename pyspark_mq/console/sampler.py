@@ -1,0 +1,167 @@
+"""What a log has, looked at again and again: sizes, rates and lags, and their last hour."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pyspark_mq.stats.measures import GroupLag, group_lags
+from store import OffsetLost, StoreClosed, StoreError, StoreReplaced, UnknownTopic
+from store.format.layout import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SYSTEM_TOPICS
+from store.model.log_protocol import Bounds, Log, LogAddress, Queue, QueueRange
+
+HISTORY_SECONDS = 3_600.0
+_SIZES_AT_ONCE = 1_000_000
+
+
+class QueueSize(NamedTuple):
+    """The messages of a queue. size: bytes of their records, None if the log cannot tell."""
+
+    bounds: Bounds
+    size: int | None
+
+
+class TopicFigures(NamedTuple):
+    """A topic at one moment. rate: messages a second; byte_rate: bytes of records a second; None at the first look."""
+
+    topic: str
+    queues: int
+    messages: int
+    size: int | None
+    rate: float | None
+    byte_rate: float | None
+
+    @property
+    def is_system(self) -> bool:
+        """Whether RocketMQ or a group made the topic, and no user."""
+        return self.topic in SYSTEM_TOPICS or self.topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
+
+
+class GroupFigures(NamedTuple):
+    """A consumer group at one moment. lag: messages not read; rate: messages a second that it reads."""
+
+    group: str
+    topics: tuple[str, ...]
+    lag: int
+    rate: float | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A log at one moment. at: seconds since 1970. offsets: those of groups, by group and queue."""
+
+    at: float
+    queues: Mapping[Queue, QueueSize] = field(default_factory=dict)
+    topics: Mapping[str, TopicFigures] = field(default_factory=dict)
+    groups: Mapping[str, GroupFigures] = field(default_factory=dict)
+    offsets: Mapping[tuple[str, Queue], int] = field(default_factory=dict)
+
+
+class Sampler:
+    """Looks at a log every `interval` seconds in a thread of its own, from `start` to `close`.
+
+    It opens the log again if a RocketMQ broker took its directory over or gave it back (`StoreReplaced`).
+    """
+
+    def __init__(self, address: LogAddress, interval: float) -> None:
+        self.address = address
+        self.interval = interval
+        self.log: Log = address.open()
+        self.last = take_sample(self.log, None)
+        self.failure: str | None = None  # of the last look
+        self.history: deque[Sample] = deque([self.last], maxlen=round(HISTORY_SECONDS / interval))
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mq-console", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, and close the log."""
+        self._is_over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self.log.close()
+
+    def look(self) -> None:
+        """Take a sample now. An error of the store becomes `failure`, which pages show."""
+        try:
+            self.last, self.failure = take_sample(self.log, self.last), None
+            self.history.append(self.last)
+        except (StoreReplaced, StoreClosed):
+            self._reopen()
+        except StoreError as error:
+            self.failure = str(error)
+
+    def _reopen(self) -> None:
+        before = self.log
+        try:
+            self.log = self.address.open()
+            before.close()
+        except StoreError as error:
+            self.failure = str(error)
+
+    def _run(self) -> None:
+        while not self._is_over.wait(self.interval):
+            self.look()
+
+
+def take_sample(log: Log, before: Sample | None) -> Sample:
+    """Look at a log; of queues that were looked at before, only the change is read."""
+    now, queues, topics = time.time(), dict[Queue, QueueSize](), dict[str, TopicFigures]()
+    seconds = None if before is None else max(0.001, now - before.at)
+    for topic, names in sorted(log.topics().items()):
+        earlier = {} if before is None else before.queues
+        try:
+            found = {queue: _size_of(log, queue, has, earlier.get(queue)) for queue, has in log.bounds(names).items()}
+        except UnknownTopic:  # deleted concurrently
+            continue
+        queues |= found
+        topics[topic] = _figures(topic, found, earlier, seconds)
+    positions = list(group_lags(log))
+    groups = {name: _of_group(name, positions, before, seconds) for name in log.groups()}
+    offsets = {(each.group, each.queue): each.offset for each in positions if each.offset is not None}
+    return Sample(now, queues, topics, groups, offsets)
+
+
+def _size_of(log: Log, queue: Queue, has: Bounds, before: QueueSize | None) -> QueueSize:
+    start, size = has.min_offset, 0
+    if before is not None and before.size is not None and before.bounds.min_offset == has.min_offset:
+        start, size = min(before.bounds.max_offset, has.max_offset), before.size
+    for first in range(start, has.max_offset, _SIZES_AT_ONCE):
+        try:
+            sizes = log.sizes(QueueRange(queue, first, min(first + _SIZES_AT_ONCE, has.max_offset)))
+        except OffsetLost:  # deleted concurrently; the next look sees the new bounds
+            return QueueSize(has, None)
+        if sizes is None:
+            return QueueSize(has, None)
+        size += int(sizes.sum())
+    return QueueSize(has, size)
+
+
+def _figures(
+    topic: str, found: Mapping[Queue, QueueSize], earlier: Mapping[Queue, QueueSize], seconds: float | None
+) -> TopicFigures:
+    messages = sum(each.bounds.max_offset - each.bounds.min_offset for each in found.values())
+    sizes = [each.size for each in found.values()]
+    size = None if None in sizes else sum(each or 0 for each in sizes)
+    if seconds is None:
+        return TopicFigures(topic, len(found), messages, size, None, None)
+    both = [(each, earlier.get(queue, QueueSize(Bounds(0, 0), 0))) for queue, each in found.items()]
+    rate = sum(max(0, new.bounds.max_offset - old.bounds.max_offset) for new, old in both) / seconds
+    grown = sum(max(0, (new.size or 0) - (old.size or 0)) for new, old in both) / seconds
+    return TopicFigures(topic, len(found), messages, size, rate, None if size is None else grown)
+
+
+def _of_group(name: str, positions: list[GroupLag], before: Sample | None, seconds: float | None) -> GroupFigures:
+    own = [each for each in positions if each.group == name]
+    rate = None
+    if before is not None and seconds is not None and name in before.groups:
+        moved = ((each.offset, before.offsets.get((name, each.queue))) for each in own)
+        rate = sum(max(0, new - old) for new, old in moved if new is not None and old is not None) / seconds
+    topics = tuple(dict.fromkeys(each.queue.topic for each in own))
+    return GroupFigures(name, topics, sum(each.messages for each in own), rate)
