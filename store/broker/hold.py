@@ -1,11 +1,11 @@
-"""Who waits for which queue from which offset: RocketMQ's long polling (PullRequestHoldService)."""
+"""Held requests: each waits for messages of one queue from an offset on. RocketMQ's long polling."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
@@ -30,13 +30,13 @@ from store.read.arrivals import Arrival
 
 CHECK_SECONDS = 5.0
 _NEVER = float("inf")
-# Between two looks that find nothing for anybody, twice as long each time: a busy stream of other messages must not
-# keep a core busy, and a message behind one other must not be kept waiting.
+# Pauses between two looks in vain, twice as long each time: a busy stream of other messages must not keep a core busy,
+# and a message right behind another one must not wait.
 _REST_SECONDS = (0.00005, 0.001)
 _BYTES_A_QUEUE = 1 << 10  # of log; reading these costs about as much as a look at one queue
 
-# The queue is gone, its beginning was deleted, the system has no descriptor left for a moment: whoever waits is woken,
-# reads, and is told. Anything else ends the service.
+# The queue or its beginning was deleted, or the system has no descriptor left at the moment: the request is woken, and
+# its reader gets the error. Any other error ends the service.
 _TOLD_TO_READERS = (UnknownTopic, OffsetOutOfRange, CorruptStore, StoreUnavailable)
 
 QueueName = tuple[str, int]  # topic, queue id
@@ -77,6 +77,73 @@ class HeldRequest:
         return self.topic, self.queue_id
 
 
+class HeldRequests:
+    """The requests that are held, by queue. Threads may share it.
+
+    changed: the lock; `with` it, several calls see one state.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self._by_queue: dict[QueueName, set[HeldRequest]] = {}
+
+    def __len__(self) -> int:
+        with self.changed:
+            return sum(map(len, self._by_queue.values()))
+
+    @property
+    def queues(self) -> int:
+        """How many queues are waited for."""
+        return len(self._by_queue)
+
+    def all(self) -> list[HeldRequest]:
+        return [request for requests in self.by_queue() for request in requests]
+
+    def by_queue(self) -> list[list[HeldRequest]]:
+        """Return the requests of each queue."""
+        with self.changed:
+            return list(map(list, self._by_queue.values()))
+
+    def add(self, request: HeldRequest) -> None:
+        with self.changed:
+            self._by_queue.setdefault(request.queue, set()).add(request)
+
+    def remove(self, request: HeldRequest) -> bool:
+        """Return whether it was still held."""
+        with self.changed:
+            requests = self._by_queue.get(request.queue, set())
+            if request not in requests:
+                return False
+            requests.remove(request)
+            if not requests:
+                del self._by_queue[request.queue]
+            return True
+
+    def behind(self) -> list[HeldRequest]:
+        """Return the requests that lie behind their queue's end, as RocketMQ's `checkHoldRequest` finds them."""
+        return [request for request in self.all() if request.noticed > request.offset]
+
+    def expired(self, now: float) -> list[HeldRequest]:
+        return [request for request in self.all() if request.deadline <= now]
+
+    def next_expiry(self) -> float:
+        """Return the first deadline."""
+        return min((request.deadline for request in self.all()), default=_NEVER)
+
+    def accepting(self, arrivals: list[Arrival]) -> list[HeldRequest]:
+        """Return the requests that accept one of `arrivals`; the others of its queue skip it from now on."""
+        due = []
+        with self.changed:
+            for arrival in arrivals:
+                for request in self._by_queue.get((arrival.topic, arrival.queue_id), ()):
+                    if request.offset <= arrival.queue_offset:
+                        if request.codes is None or arrival.tags_code in request.codes:
+                            due.append(request)
+                        elif request.noticed == arrival.queue_offset:  # else `hold` has still to look at earlier ones
+                            request.noticed += 1
+        return due
+
+
 class PullRequestHoldService(Opened):
     """Holds requests until a message arrives that they may want, or their time is over.
 
@@ -96,8 +163,8 @@ class PullRequestHoldService(Opened):
         super().__init__(f"a hold service of {store.path}", "PullRequestHoldService(store)")
         self._store = store
         self._stopping = False
-        self._lock = threading.Condition()
-        self._held: dict[QueueName, set[HeldRequest]] = {}
+        self._requests = HeldRequests()
+        self._lock = self._requests.changed
         self._thread: threading.Thread | None = None
         self._watch: Watch | None = None
         self._next_expiry = _NEVER
@@ -126,12 +193,12 @@ class PullRequestHoldService(Opened):
         request = HeldRequest(topic, queue_id, offset, wake, codes)
         with self._lock:
             self._start()
-            self._held.setdefault(request.queue, set()).add(request)
-        # Now the thread notices what arrives; this call, what did before, whatever the timeout.
+            self._requests.add(request)
+        # From now on the thread notices arrivals; this call looks for earlier ones, whatever the timeout.
         if self._stopping:
-            self._wake(request, Wake.STOPPED)
+            self._wake_all([request], Wake.STOPPED)
         elif self._due([request]):
-            self._wake(request, Wake.ARRIVED)
+            self._wake_all([request], Wake.ARRIVED)
         else:
             with self._lock:
                 request.deadline = deadline
@@ -141,23 +208,15 @@ class PullRequestHoldService(Opened):
         return request
 
     def cancel(self, request: HeldRequest) -> bool:
-        """Forget a request; False when it was woken before."""
+        """Forget a request; return False if it was woken before."""
         self.must_be_open()
-        with self._lock:
-            requests = self._held.get(request.queue, set())
-            if request not in requests:
-                return False
-            requests.remove(request)
-            if not requests:
-                del self._held[request.queue]
-            return True
+        return self._requests.remove(request)
 
     @property
     def held(self) -> int:
         """How many requests are held."""
         self.must_be_open()
-        with self._lock:
-            return sum(map(len, self._held.values()))
+        return len(self._requests)
 
     def stop(self) -> None:
         """Wake every request with STOPPED and end the thread, at once; later requests are not held.
@@ -209,10 +268,12 @@ class PullRequestHoldService(Opened):
                     rest = POLL_SECONDS
                 now = time.monotonic()
                 if now >= next_check:
-                    self._check()
+                    self._wake_all(self._requests.behind(), Wake.CHECKED)
                     next_check = now + CHECK_SECONDS
                 if now >= self._next_expiry:
-                    self._expire(now)
+                    self._wake_all(self._requests.expired(now), Wake.TIMEOUT)
+                    with self._lock:
+                        self._next_expiry = self._requests.next_expiry()
                 watch.wait(min(next_check - now, self._next_expiry - now, rest))
         except StoreError as error:  # whoever waits is told below
             self.failure = error
@@ -220,8 +281,7 @@ class PullRequestHoldService(Opened):
                 _logger.error("%s: no requests are held any more: %s", self._store.path, error)
         finally:
             self._stopping = True
-            for request in self._all():
-                self._wake(request, Wake.STOPPED)
+            self._wake_all(self._requests.all(), Wake.STOPPED)
             with self._lock:
                 self._watch = None
             watch.close()
@@ -236,8 +296,7 @@ class PullRequestHoldService(Opened):
             return
         due = self._behind() if by_queues else self._arrived(confirm_offset)
         self._seen = confirm_offset
-        for request in due:
-            self._wake(request, Wake.ARRIVED)
+        self._wake_all(due, Wake.ARRIVED)
         if due:
             self._rest_seconds = 0.0
         else:
@@ -247,31 +306,16 @@ class PullRequestHoldService(Opened):
 
     def _arrived(self, confirm_offset: int) -> list[HeldRequest]:
         """The requests that may have a message: by the log where little was appended, else by their queues."""
-        if self._seen <= confirm_offset <= self._seen + _BYTES_A_QUEUE * len(self._held):
+        if self._seen <= confirm_offset <= self._seen + _BYTES_A_QUEUE * self._requests.queues:
             try:
-                return self._wanting(self._store.arrivals(self._seen, confirm_offset))
+                return self._requests.accepting(self._store.arrivals(self._seen, confirm_offset))
             except _TOLD_TO_READERS:  # deleted meanwhile, or no records: look at the queues themselves
                 pass
         return self._behind()
 
-    def _wanting(self, arrivals: list[Arrival]) -> list[HeldRequest]:
-        """The requests that accept one of `arrivals`; the others of its queue note it."""
-        due = []
-        with self._lock:
-            for arrival in arrivals:
-                for request in self._held.get((arrival.topic, arrival.queue_id), ()):
-                    if request.offset <= arrival.queue_offset:
-                        if request.codes is None or arrival.tags_code in request.codes:
-                            due.append(request)
-                        elif request.noticed == arrival.queue_offset:  # or `hold` has still to look at what is before
-                            request.noticed += 1
-        return due
-
     def _behind(self) -> list[HeldRequest]:
-        """`_due` of all requests."""
-        with self._lock:
-            waiting = [list(requests) for requests in self._held.values()]
-        return [request for requests in waiting for request in self._due(requests)]
+        """Return all requests that may have a message, by the ends of their queues."""
+        return [request for requests in self._requests.by_queue() for request in self._due(requests)]
 
     def _due(self, requests: list[HeldRequest]) -> list[HeldRequest]:
         """Those of `requests`, all of one queue, for which a message may be there."""
@@ -296,28 +340,10 @@ class PullRequestHoldService(Opened):
             return requests
         return due
 
-    def _check(self) -> None:
-        """RocketMQ's `checkHoldRequest`: wake whoever lies behind the end of the queue."""
-        for request in self._all():
-            if request.noticed > request.offset:
-                self._wake(request, Wake.CHECKED)
-
-    def _expire(self, now: float) -> None:
-        for request in self._all():
-            if request.deadline <= now:
-                self._wake(request, Wake.TIMEOUT)
-        with self._lock:
-            self._next_expiry = min(
-                (request.deadline for requests in self._held.values() for request in requests), default=_NEVER
-            )
-
-    def _all(self) -> Iterable[HeldRequest]:
-        with self._lock:
-            return [request for requests in self._held.values() for request in requests]
-
-    def _wake(self, request: HeldRequest, why: Wake) -> None:
-        if self.cancel(request):
-            request.wake(request, why)
+    def _wake_all(self, requests: list[HeldRequest], why: Wake) -> None:
+        for request in requests:
+            if self.cancel(request):
+                request.wake(request, why)
 
 
 def _hashes(tags_codes: npt.NDArray[np.int64]) -> list[int] | None:

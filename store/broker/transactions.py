@@ -15,13 +15,12 @@ from dataclasses import replace
 from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 
-from store.api.append import Append
 from store.api.message_store import MessageStore
 from store.broker.half_messages import QUEUE, Half, HalfMessages, made, number_in, op_body
 from store.files.consumer_offsets import check_group_name
@@ -70,13 +69,6 @@ _KnownBy = tuple[str, str | None, int, int]
 Result = TypeVar("Result")
 
 
-class Wanted(NamedTuple):
-    """A topic that has to be the one that it was when a half message was put."""
-
-    topic: str
-    half: Half
-
-
 class Outcome(Enum):
     """What a producer's group says of a half message (LocalTransactionState)."""
 
@@ -97,7 +89,6 @@ class Transactions:
         self.path = store.path
         self._store = store
         self._group = group
-        self._topics = Topics(Path(store.path))
         self._turn = threading.Condition()  # who has its lock uses what is known of half messages
         self._halves = HalfMessages(store)
 
@@ -120,7 +111,7 @@ class Transactions:
         append = self._store.begin()
         ids = [message.properties.get(PROPERTY_UNIQ_KEY) or uuid4().hex.upper() for message in messages]
         named = zip(messages, append.choose(messages), ids, strict=True)
-        halves = [self._half(message, queue_id, own) for message, queue_id, own in named]
+        halves = [_half(self._group, message, queue_id, own) for message, queue_id, own in named]
         if not halves:
             return []
         append.add_own(halves, fields)
@@ -141,17 +132,17 @@ class Transactions:
         self._wherever_they_wait(halves, self._roll_back)
 
     def _commit(self, halves: Sequence[Half]) -> AppendResult:
-        append = self._store.begin()
-        wanted = self._add_committed(append, halves)
+        ending = EndingAppend(self._store, self._halves)
+        ending.add_committed(halves)
         with self._turn:
-            placed = self._end(append, halves, wanted)
+            placed = ending.publish(halves)
         count = len(halves)  # behind them is the op message
         return AppendResult(placed.queue_ids[:count], placed.queue_offsets[:count], placed.physical_offsets[:count])
 
     def _roll_back(self, halves: Sequence[Half]) -> None:
-        append = self._store.begin()  # before the turn: in a forked child nobody gives that back
+        ending = EndingAppend(self._store, self._halves)  # before the turn, which a forked child cannot take
         with self._turn:
-            self._end(append, halves)
+            ending.publish(halves)
 
     def _wherever_they_wait(self, halves: Sequence[Half], end: Callable[[Sequence[Half]], Result]) -> Result:
         """`end`, also of those that wait elsewhere, for somebody was asked meanwhile, and did not know."""
@@ -169,14 +160,10 @@ class Transactions:
             asked = [each for each in self._halves.open() if PROPERTY_CHECK_TIMES in each[1].properties]
             now: dict[_KnownBy | None, Half] = {_known_by(message): half for half, message in asked}
             is_open = [self._halves.is_open(half.queue_offset) for half in halves]
-        return [half if waits else now.get(self._was(half), half) for half, waits in zip(halves, is_open, strict=True)]
-
-    def _was(self, half: Half) -> _KnownBy | None:
-        try:
-            record = self._store.record_at(half.physical_offset)
-            return _known_by(decode_record(record, half.transaction_id, check_crc=False))
-        except (OffsetLost, CorruptRecord):
-            return None
+        return [
+            half if waits else now.get(_was(self._store, half), half)
+            for half, waits in zip(halves, is_open, strict=True)
+        ]
 
     # --- those left open ---------------------------------------------------------------------------------
 
@@ -228,12 +215,12 @@ class Transactions:
         """Those that nobody else has ended meanwhile. One that cannot be does not keep the others."""
         while outcomes:
             try:
-                append = self._store.begin()
-                wanted = self._add_committed(append, [half for half, _, said in outcomes if said is Outcome.COMMIT])
+                ending = EndingAppend(self._store, self._halves)
+                ending.add_committed([half for half, _, said in outcomes if said is Outcome.COMMIT])
                 for half, message, outcome in outcomes:
                     if outcome is Outcome.UNKNOWN:
-                        wanted += self._add_again(append, half, message, max_checks)
-                self._end(append, [half for half, _, _ in outcomes], wanted)
+                        ending.add_waiting(half, message, max_checks)
+                ending.publish([half for half, _, _ in outcomes])
                 break
             except TransactionEnded:
                 outcomes = [each for each in outcomes if self._halves.is_open(each[0].queue_offset)]
@@ -253,56 +240,52 @@ class Transactions:
         if outcome is Outcome.COMMIT:
             self._end_all([(half, message, Outcome.UNKNOWN)], max_checks)
 
-    def _half(self, message: Message, queue_id: int, transaction_id: str) -> Message:
-        own = {
-            PROPERTY_UNIQ_KEY: transaction_id,
-            PROPERTY_TRANSACTION_ID: transaction_id,
-            PROPERTY_TRANSACTION: "true",
-            PROPERTY_PRODUCER_GROUP: self._group,
-            PROPERTY_REAL_TOPIC: message.topic,
-            PROPERTY_REAL_QUEUE: str(queue_id),
-        }
-        return replace(message, topic=HALF_TOPIC, queue_id=QUEUE, properties={**message.properties, **own})
 
-    def _add_committed(self, append: Append, halves: Sequence[Half]) -> list[Wanted]:
-        """Raises `MessageRefused` for one that names no queue."""
+class EndingAppend:
+    """One append that ends half messages: it commits some of them, lets some wait again, and names all that it ends."""
+
+    def __init__(self, store: MessageStore, halves: HalfMessages) -> None:
+        """halves: used only with the lock of its owner, so by `publish` alone."""
+        self._store = store
+        self._halves = halves
+        self._append = store.begin()
+        self._topics = Topics(Path(store.path))
+        self._needed: list[tuple[str, Half]] = []  # topics that must exist when this is published, and for what
+
+    def add_committed(self, halves: Sequence[Half]) -> None:
+        """Put the messages into their topics. Raises `MessageRefused` for one that names no queue."""
         if not halves:
-            return []
+            return
         offsets = np.array([half.physical_offset for half in halves], np.int64)
         copies = self._store.copies(offsets)
-        topics, queue_ids, said = real_places(copies)
-        said &= queue_ids < MAX_QUEUES
-        if not said.all():
-            wrong = halves[int(np.argmin(said))].transaction_id
+        topics, queue_ids, named = real_places(copies)
+        named &= queue_ids < MAX_QUEUES
+        if not named.all():
+            wrong = halves[int(np.argmin(named))].transaction_id
             raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, f"the half message of transaction {wrong} names no queue")
         flags = copies.field("sys_flag") | SYS_TRANSACTION_COMMIT
         fields = {"sys_flag": flags, "prepared_transaction_offset": offsets}
-        append.add_copies(copies, Places(topics, queue_ids, fields=fields))
-        return list(map(Wanted, topics.to_pylist(), halves))
+        self._append.add_copies(copies, Places(topics, queue_ids, fields=fields))
+        self._needed += zip(topics.to_pylist(), halves, strict=True)
 
-    def _are_there(self, wanted: Iterable[Wanted]) -> bool:
-        """True, or raises `UnknownTopic`. Call it under the append lock: till then one may go and come again."""
-        for topic, half in wanted:
-            if not self._topics.queue_count(topic):
-                raise UnknownTopic(
-                    f"{self._store.path}: no topic {topic!r} any more, as it was when transaction "
-                    f"{half.transaction_id} began; roll it back"
-                )
-        return True
+    def add_waiting(self, half: Half, message: StoredMessage, max_checks: int) -> None:
+        """Let a message wait on, as a new half message that was asked for once more.
 
-    def _add_again(self, append: Append, half: Half, message: StoredMessage, max_checks: int) -> list[Wanted]:
-        """Let it wait on, as a new half message; or no more, as where its topic is gone: it can never be committed."""
+        After `max_checks`, and if its topic is missing so that it can never be committed, it goes to UNDECIDED_TOPIC.
+        """
         times = number_in(message, PROPERTY_CHECK_TIMES)
         waits = times < max_checks - 1 and self._topics.queue_count(message.topic) > 0
         topic = HALF_TOPIC if waits else made(self._store, UNDECIDED_TOPIC)
         copies = self._store.copies(np.array([half.physical_offset], np.int64))
         counted = {PROPERTY_CHECK_TIMES: texts([str(times + 1)])}
-        append.add_copies(copies, Places(topic, np.array([QUEUE]), counted))
-        return [Wanted(message.topic, half)] if waits else []
+        self._append.add_copies(copies, Places(topic, np.array([QUEUE]), counted))
+        if waits:
+            self._needed.append((message.topic, half))
 
-    def _end(self, append: Append, halves: Sequence[Half], wanted: Sequence[Wanted] = ()) -> AppendResult:
-        """Publish, with an op message for the halves; unless one of them is ended already, or what is wanted is not
-        there. Raises `TransactionEnded`, `UnknownTopic`.
+    def publish(self, halves: Sequence[Half]) -> AppendResult:
+        """Publish, with an op message for all `halves`.
+
+        Raises `TransactionEnded` if one of them was ended before, `UnknownTopic` if a topic was deleted meanwhile.
         """
         offsets = [half.queue_offset for half in halves]
         if len(set(offsets)) < len(offsets):
@@ -310,8 +293,9 @@ class Transactions:
             raise TransactionEnded(f"{self._store.path}: a transaction is given twice, and ends once; of {ids}")
         if offsets:
             own = {PROPERTY_UNIQ_KEY: uuid4().hex.upper()}
-            append.add_own([Message(OP_TOPIC, op_body(offsets), OP_TAG, properties=own, queue_id=QUEUE)])
-        placed = append.publish(unless=lambda: not (self._are_open(offsets) and self._are_there(wanted)))
+            self._append.add_own([Message(OP_TOPIC, op_body(offsets), OP_TAG, properties=own, queue_id=QUEUE)])
+        # Under the append lock, in which nothing else ends one, or deletes a topic and creates it again.
+        placed = self._append.publish(unless=lambda: not (self._are_open(offsets) and self._topics_exist()))
         if placed is None:
             over = ", ".join(half.transaction_id for half in halves if not self._halves.is_open(half.queue_offset))
             raise TransactionEnded(f"{self._store.path}: committed or rolled back before: {over}")
@@ -320,6 +304,35 @@ class Transactions:
     def _are_open(self, offsets: list[int]) -> bool:
         self._halves.look()
         return all(map(self._halves.is_open, offsets))
+
+    def _topics_exist(self) -> bool:
+        """Return True, or raise `UnknownTopic`."""
+        for topic, half in self._needed:
+            if not self._topics.queue_count(topic):
+                raise UnknownTopic(
+                    f"{self._store.path}: topic {topic!r} was deleted after transaction {half.transaction_id} began; "
+                    "roll it back"
+                )
+        return True
+
+
+def _half(group: str, message: Message, queue_id: int, transaction_id: str) -> Message:
+    own = {
+        PROPERTY_UNIQ_KEY: transaction_id,
+        PROPERTY_TRANSACTION_ID: transaction_id,
+        PROPERTY_TRANSACTION: "true",
+        PROPERTY_PRODUCER_GROUP: group,
+        PROPERTY_REAL_TOPIC: message.topic,
+        PROPERTY_REAL_QUEUE: str(queue_id),
+    }
+    return replace(message, topic=HALF_TOPIC, queue_id=QUEUE, properties={**message.properties, **own})
+
+
+def _was(store: MessageStore, half: Half) -> _KnownBy | None:
+    try:
+        return _known_by(decode_record(store.record_at(half.physical_offset), half.transaction_id, check_crc=False))
+    except (OffsetLost, CorruptRecord):
+        return None
 
 
 def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> bytes:

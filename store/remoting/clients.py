@@ -166,8 +166,12 @@ class Clients:
     def remove_connection(self, connection: Connection) -> list[str]:
         """Remove all clients of a connection, and return the groups that lost a consumer."""
         with self._lock:
-            self._remove_all(self._producers, connection)
-            return self._remove_all(self._consumers, connection)
+            for group, id in _clients_on(connection, self._producers):
+                self._remove(self._producers, group, id)
+            lost = _clients_on(connection, self._consumers)
+            for group, id in lost:
+                self._remove(self._consumers, group, id)
+        return list(dict.fromkeys(group for group, _ in lost))
 
     def _put(self, table: _Table[Kind], group: str, client_id: str, client: Kind) -> None:
         with self._lock:
@@ -188,16 +192,15 @@ class Clients:
             del self._bytes[client.connection]
         return True
 
-    def _remove_all(self, table: _Table[Kind], connection: Connection) -> list[str]:
-        found = [
-            (group, id)
-            for group, of_group in table.items()
-            for id, client in of_group.items()
-            if client.connection is connection
-        ]
-        for group, id in found:
-            self._remove(table, group, id)
-        return list(dict.fromkeys(group for group, _ in found))
+
+def _clients_on(connection: Connection, table: _Table[Kind]) -> list[tuple[str, str]]:
+    """Return the group and id of each client of a connection."""
+    return [
+        (group, id)
+        for group, of_group in table.items()
+        for id, client in of_group.items()
+        if client.connection is connection
+    ]
 
 
 def _growth(table: _Table[Kind], beat: Beat, said: Mapping[str, Kind]) -> int:

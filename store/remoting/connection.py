@@ -1,4 +1,4 @@
-"""One connection, at either end: commands in, commands out. It lives in its event loop's thread."""
+"""One connection, at either end: commands in, commands out."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ _logger = logging.getLogger("store.remoting")
 
 
 class Connection(asyncio.Protocol):
-    """peer, here: "host:port" of the two ends. ip, port: of the peer, if it has an IPv4 address. heard: when something
-    came last; stuck_since: since when the rest of a frame, or the other end that should read, is waited for, None
-    if neither; both `time.monotonic()`. is_over: nothing comes or goes any more; set before `lost` is called."""
+    """Of one transport, in the thread of its event loop.
+
+    peer, here: "host:port" of the two ends. ip, port: of the peer, if it has an IPv4 address. heard: when data came
+    last; stuck_since: since when this waits for the rest of a frame, or for the peer to read, or None; both
+    `time.monotonic()`. is_stuck_writing: the peer does not read. is_over: set before `lost` is called.
+    """
 
     def __init__(
         self,
@@ -30,8 +33,8 @@ class Connection(asyncio.Protocol):
         made: Callable[[Connection], None] = lambda connection: None,
         secure: Secure | None = None,
     ) -> None:
-        """received: called with each command. lost: called once, when the connection is over, with why. made: when it
-        is there, which is before TLS is. secure: begins TLS, as a loop's `start_tls` does."""
+        """received: called with each command. lost: called once, when the connection is over, with the reason. made:
+        called when it exists, before TLS begins. secure: begins TLS, as a loop's `start_tls` does."""
         self._received = received
         self._lost = lost
         self._made = made
@@ -45,12 +48,13 @@ class Connection(asyncio.Protocol):
         self.port = 0
         self.heard = time.monotonic()
         self.stuck_since: float | None = None
+        self.is_stuck_writing = False
         self.is_over = False
 
     def send(self, command: Command, body: Sequence[Bytes] = ()) -> None:
         """Send a command, with the pieces of `body` instead of its own. Raises `BadFrame` for one that is too large.
 
-        While the other end does not read it waits as it is: a transport would copy it, and any number of others.
+        While the peer does not read, pieces wait here uncopied: a transport would copy any number of them.
         """
         pieces = body or (command.body,)
         head = encode_head(command, sum(map(len, pieces)))
@@ -58,15 +62,10 @@ class Connection(asyncio.Protocol):
             return
         # From Python 3.12 on an empty piece behind the others is never written: the loop spins, and nothing ends this.
         pieces = (head, *filter(len, pieces))
-        if self._is_stuck_writing:
+        if self.is_stuck_writing:
             self._unsent.append(pieces)
         else:
             self._transport.writelines(pieces)
-
-    @property
-    def is_stuck_writing(self) -> bool:
-        """Whether the other end does not read."""
-        return self._is_stuck_writing
 
     def send_soon(self, command: Command) -> None:
         """`send`, from any thread."""
@@ -74,7 +73,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon_threadsafe(self.send, command)
 
     def pause(self) -> None:
-        """Take no more commands until as many `resume`, also of those that have come."""
+        """Handle no more commands until `resume` was called as often as this."""
         self._reasons_to_pause += 1
         if self._reasons_to_pause == 1 and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -83,7 +82,7 @@ class Connection(asyncio.Protocol):
         self._reasons_to_pause -= 1
         if self._reasons_to_pause == 0 and not self._transport.is_closing():
             self._transport.resume_reading()
-            self._loop.call_soon(self._take)
+            self._loop.call_soon(self._handle_frames)
 
     def close(self) -> None:
         """After what was sent went out."""
@@ -113,18 +112,18 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.heard = time.monotonic()
         self._frames.add(data)
-        self._take()
+        self._handle_frames()
 
     def pause_writing(self) -> None:
-        self._is_stuck_writing = True
+        self.is_stuck_writing = True
         self.stuck_since = self.stuck_since or time.monotonic()
         self.pause()
 
     def resume_writing(self) -> None:
-        self._is_stuck_writing = False
+        self.is_stuck_writing = False
         self.stuck_since = None
         self.resume()
-        while self._unsent and not self._is_stuck_writing and not self._transport.is_closing():
+        while self._unsent and not self.is_stuck_writing and not self._transport.is_closing():
             self._transport.writelines(self._unsent.popleft())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -133,8 +132,6 @@ class Connection(asyncio.Protocol):
         self.is_over = True
         self._unsent.clear()
         self._lost(self, self._error or exc)
-
-    _is_stuck_writing = False
 
     async def _begin_tls(self, secure: Secure) -> None:
         """Nothing is taken for a command, and nothing is said, until it is there."""
@@ -151,8 +148,8 @@ class Connection(asyncio.Protocol):
         self._transport = secured
         self.resume()
 
-    def _take(self) -> None:
-        """The commands that have come, until one of them is a reason to pause."""
+    def _handle_frames(self) -> None:
+        """Handle the commands that have come, until one of them is a reason to pause."""
         is_new = False
         try:
             while not self._reasons_to_pause and not self.is_over and (frame := self._frames.next()) is not None:
@@ -165,7 +162,7 @@ class Connection(asyncio.Protocol):
 
     def _note_frame(self, is_new: bool) -> None:
         """is_new: what is waited for begins behind a frame that came just now."""
-        if self._is_stuck_writing:
+        if self.is_stuck_writing:
             return
         if self._frames.is_between or self._reasons_to_pause:
             self.stuck_since = None

@@ -74,7 +74,7 @@ def test_who_reads_nothing_is_asked_for_nothing(turns: Turns) -> None:
     stuck, gone = connection(), connection()
     asked = []
     for each in (stuck, gone):
-        each._is_stuck_writing = True
+        each.is_stuck_writing = True
         asked.append(turns.begin(each, lambda: 1))
     assert turns.begin(connection(), lambda: 2).result() == 2
     assert not any(each.done() for each in asked)
@@ -82,14 +82,14 @@ def test_who_reads_nothing_is_asked_for_nothing(turns: Turns) -> None:
     turns.look()
     assert asked[1].result() == 1
     assert not asked[0].done()
-    stuck._is_stuck_writing = False
+    stuck.is_stuck_writing = False
     turns.look()
     assert asked[0].result() == 1
 
 
 def test_who_closes_does_what_was_asked(turns: Turns) -> None:
     gate, stuck = threading.Event(), connection()
-    stuck._is_stuck_writing = True
+    stuck.is_stuck_writing = True
     asked = [turns.begin(connection(), lambda: gate.wait(60)) for _ in range(20)]
     asked.append(turns.begin(stuck, lambda: True))
     closing = threading.Thread(target=turns.close)
