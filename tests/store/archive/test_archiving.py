@@ -33,6 +33,7 @@ from store.archive.removal import expire
 from store.directory.directory_log import TieredDirectoryAddress
 from store.model.log_protocol import Boundary, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
+from store.read.query import KeyQuery
 from tests.filled import Filled
 
 ROUNDS = int(os.environ.get("KILLS", "4"))
@@ -374,7 +375,9 @@ def test_killed_at_any_moment_nothing_is_lost_or_doubled(tmp_path: Path) -> None
         for queue in bodies:
             for offset in moments.sample(range(len(bodies[queue])), min(30, len(bodies[queue]))):
                 found = [
-                    each.queue_offset for each in log.query("orders", f"k{offset}") if each.queue_id == queue.queue_id
+                    each.queue_offset
+                    for each in log.query(KeyQuery("orders", f"k{offset}"))
+                    if each.queue_id == queue.queue_id
                 ]
                 assert found == [offset]
     for queue in (Queue("orders", 0), Queue("orders", 1)):

@@ -16,6 +16,7 @@ from store import CorruptSegment, CorruptStore, StoreError
 from store.archive.catalog import METADATA, Catalog
 from store.archive.log import ArchiveAddress
 from store.model.log_protocol import Queue, QueueRange
+from store.read.query import KeyQuery
 from tests.filled import Filled
 from tests.store.archive.test_archiving import SPEC, rows, same
 
@@ -123,4 +124,4 @@ def test_numbers_that_nothing_can_come_behind(
         assert filled.store.archive().messages == 3
         same(filled.store, url)
         with ArchiveAddress(str(url)).open() as log:
-            assert [message.queue_offset for message in log.query("orders", "k5")] == [5]
+            assert [message.queue_offset for message in log.query(KeyQuery("orders", "k5"))] == [5]

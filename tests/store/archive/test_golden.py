@@ -17,6 +17,7 @@ from store.archive.catalog import INDEX, METADATA, Catalog, cluster_folder
 from store.archive.log import ArchiveAddress
 from store.model.log_protocol import Bounds, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
+from store.read.query import KeyQuery
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 ARCHIVE = GOLDEN / "tiered" / "5.5"
@@ -63,15 +64,15 @@ def test_its_index_names_what_it_finds_there_itself(tmp_path: Path) -> None:
     assert len(theirs) > 80
     copy = shutil.copytree(GOLDEN / "tiered" / "5.5-index", tmp_path / "archive")
     with ArchiveAddress(str(copy)).open() as log:
-        found = {(key, each.queue_id, each.queue_offset) for key in keys for each in log.query("keyed", key)}
+        found = {(key, each.queue_id, each.queue_offset) for key in keys for each in log.query(KeyQuery("keyed", key))}
         assert found == theirs
         (index,) = copy.rglob(f"{INDEX}/*")
         (queues,) = (copy / cluster_folder("DefaultCluster") / "broker-a").glob("keyed")
         queues.rename(tmp_path / "away")
-        assert log.query("keyed", "none") == []  # so no message was read for it
+        assert log.query(KeyQuery("keyed", "none")) == []  # so no message was read for it
         os.truncate(index, 100)
         with pytest.raises(CorruptSegment, match="it ends before byte"):
-            log.query("keyed", "none")
+            log.query(KeyQuery("keyed", "none"))
 
 
 def test_its_metadata_survives_our_writing() -> None:

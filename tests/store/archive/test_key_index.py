@@ -22,6 +22,7 @@ from store.archive.removal import expire
 from store.format.layout import ARCHIVE_INDEX_HEADER, ARCHIVE_INDEX_ITEM, ARCHIVE_INDEX_SLOT
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
+from store.read.query import KeyQuery
 from tests.logs.archives import ArchivedStore, archived
 from tests.store.log.test_light_queues import broker_has_it, made_up
 from tests.waiting import another_millisecond
@@ -69,7 +70,7 @@ def holds(log: ArchiveLog, store: MessageStore, keys: list[str]) -> int:
         found = {
             (topic, each.queue_id, each.queue_offset): each.body
             for topic in TOPICS
-            for each in log.query(topic, key, 10_000)
+            for each in log.query(KeyQuery(topic, key, 10_000))
         }
         assert found == expected
         ranges = log.with_keys(everything(log), [key])
@@ -103,7 +104,7 @@ def test_what_is_found_is_what_is_there(it: ArchivedStore, tmp_path: Path) -> No
         read = holds(log, it.store, keys)
         assert read < 0.7 * len(keys) * sum(each.length for each in everything(log))
         with pytest.raises(UnknownTopic, match="nowhere"):
-            log.query("nowhere", "k1")
+            log.query(KeyQuery("nowhere", "k1"))
     assert len(index_files(tmp_path / "archive")) == 1  # the small one was replaced
 
 
@@ -121,7 +122,7 @@ def test_the_newest_of_several_queues(it: ArchivedStore) -> None:
         for key in ("k0", "k1", "k2", "k3"):
             expected = [each.body for each in it.store.query("orders", key)]
             for most in range(1, len(expected) + 1):
-                assert [each.body for each in log.query("orders", key, most)] == expected[-most:]
+                assert [each.body for each in log.query(KeyQuery("orders", key, most))] == expected[-most:]
 
 
 def test_by_time(it: ArchivedStore) -> None:
@@ -138,7 +139,7 @@ def test_by_time(it: ArchivedStore) -> None:
             (stored[2] + 1, 1 << 60),
         ):
             expected = [each for each in stored if begin <= each <= end]
-            assert [each.store_timestamp for each in log.query("orders", "k", 9, begin, end)] == expected
+            assert [each.store_timestamp for each in log.query(KeyQuery("orders", "k", 9, begin, end))] == expected
 
 
 def test_many_segments(it: ArchivedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,10 +171,10 @@ def test_what_is_deleted_is_found_no_longer_and_the_rest_is(
     assert expire(it.place.place(), between)
     assert 0 < len(index_files(tmp_path / "archive")) < before
     with it.address.open() as log:
-        assert [each.keys for each in log.query("invoices", "old")] == [("old",)]
+        assert [each.keys for each in log.query(KeyQuery("invoices", "old"))] == [("old",)]
         ranges = log.with_keys(everything(log), ["old"])
         assert any(each.queue.topic == "invoices" for each in ranges)
-        assert len(log.query("orders", "new1", 100)) == 60
+        assert len(log.query(KeyQuery("orders", "new1", 100))) == 60
         bounds = log.bounds(ALL)
         for key in ("k1", "k2"):
             kept = [
@@ -181,7 +182,7 @@ def test_what_is_deleted_is_found_no_longer_and_the_rest_is(
                 for m in it.store.query("orders", key, 999)
                 if m.queue_offset >= bounds[Queue("orders", m.queue_id)][0]
             ]
-            assert len(log.query("orders", key, 999)) == len(kept)
+            assert len(log.query(KeyQuery("orders", key, 999))) == len(kept)
 
 
 def test_an_index_that_begins_anew_is_not_taken_for_the_one_before(
@@ -203,7 +204,7 @@ def test_an_index_that_begins_anew_is_not_taken_for_the_one_before(
             with pytest.raises(OffsetLost):
                 late.query("orders", "k1")
     with address.open() as log:
-        assert [message.body for key in ("k1", "k2") for message in log.query("orders", key)] == [b"1", b"2"]
+        assert [message.body for key in ("k1", "k2") for message in log.query(KeyQuery("orders", key))] == [b"1", b"2"]
 
 
 def test_what_was_archived_without_an_index_is_read(it: ArchivedStore, tmp_path: Path) -> None:
@@ -231,7 +232,7 @@ def test_a_key_of_very_many_is_read_sooner_than_looked_up(it: ArchivedStore, mon
     it.append([Message("orders", b"%d" % each, queue_id=0, keys=("same",)) for each in range(50)])
     with it.address.open() as log:
         assert log.with_keys(everything(log), ["same"]) == everything(log)
-        assert [each.body for each in log.query("orders", "same", 3)] == [b"47", b"48", b"49"]
+        assert [each.body for each in log.query(KeyQuery("orders", "same", 3))] == [b"47", b"48", b"49"]
 
 
 def test_by_the_id_of_a_place(it: ArchivedStore) -> None:
@@ -252,12 +253,12 @@ def test_an_index_that_was_cut_or_changed_is_named(it: ArchivedStore, tmp_path: 
     for data in (whole[: len(whole) // 2], whole[:20], b"\0" * len(whole)):
         file.write_bytes(data)
         with it.address.open() as log, pytest.raises(CorruptSegment, match=r"INDEX.*restore it from a copy"):
-            log.query("orders", "k1")
+            log.query(KeyQuery("orders", "k1"))
         with it.address.open() as log:
             assert log.with_keys(everything(log), ["k1"]) == everything(log)
     file.unlink()
     with it.address.open() as log, pytest.raises(OffsetLost, match="is gone"):
-        log.query("orders", "k1")
+        log.query(KeyQuery("orders", "k1"))
 
 
 @pytest.mark.parametrize("what", ["items", "slots"])
@@ -313,7 +314,7 @@ def test_by_a_key_or_an_id_of_a_light_queue_whose_messages_were_sent_to_several_
     with MessageStore.open(tmp_path / "mq") as store:
         store.archive(str(tmp_path / "archive"))
     with ArchiveAddress(str(tmp_path / "archive")).open() as log:
-        found = {(each.topic, each.queue_offset) for each in log.query("%LMQ%x", "k")}
+        found = {(each.topic, each.queue_offset) for each in log.query(KeyQuery("%LMQ%x", "k"))}
         assert found == {("a", 0), ("b", 0), ("a", 1), ("b", 1)}
         last = list(log.messages(QueueRange(Queue("%LMQ%x", 0), 0, 4)))[3]
         assert log.with_id("%LMQ%x", last.msg_id) == [last]
@@ -326,7 +327,7 @@ def test_it_is_found_while_the_index_is_replaced(it: ArchivedStore) -> None:
     def look() -> None:
         with it.address.open() as log:
             while not over.is_set():
-                looks.append([each.body for each in log.query("orders", "first")])
+                looks.append([each.body for each in log.query(KeyQuery("orders", "first"))])
                 looks.append(log.with_keys([QueueRange(Queue("orders", 0), 0, 1)], ["first"]))
 
     looks: list[object] = []

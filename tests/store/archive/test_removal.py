@@ -27,6 +27,7 @@ from store.directory.restoring import restore
 from store.model.log_protocol import Bounds, Queue, QueueRange, ReadSpec
 from store.objects.any_objects import LocalObjects
 from store.read.filters import EVERYTHING
+from store.read.query import KeyQuery
 from tests.store.archive.lives import (
     ORDERS,
     SPEC,
@@ -102,7 +103,7 @@ def test_the_others_are_archived_and_then_the_new_one(store: MessageStore, url: 
     assert archived(url) == named("new", count) + named("more", 4)
     with ArchiveAddress(url).open() as log:
         for key in ("old7", "new7", "more3"):
-            found = [message.body.decode() for message in log.query("orders", key)]
+            found = [message.body.decode() for message in log.query(KeyQuery("orders", key))]
             assert found == ([] if key == "old7" or (key == "new7" and count < 8) else [f"{key[:-1]} {key[-1]}"])
 
 
