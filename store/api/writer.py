@@ -25,7 +25,7 @@ from store.log.consume_queues import ConsumeQueues
 from store.log.queue_ends import QueueEnds
 from store.log.queues_in_log import Ranges, Unflushed
 from store.model.errors import StoreError, StoreLocked
-from store.publish.appender import Appender, Condition, Piece
+from store.publish.appender import Appender, Condition, LogTail, Piece
 from store.publish.flusher import Flusher
 from store.publish.locks import StoreLock
 from store.publish.log_end import is_left
@@ -80,11 +80,10 @@ class Writer:
         log, index, queues = self._log, self._index, self._queues
         unflushed = Unflushed(log, queues)
         self._deletion = Deletion(directory.root, self.published)
-        parts = log, index, queues, unflushed, self._deletion.finish
-        self._appender = Appender(lock, self.published, *parts, sync_flush=config.sync_flush)
-        interval = config.flushIntervalCommitLog / 1000
+        tail = LogTail(self.published, log, index, queues, unflushed, self._deletion.finish)
+        self._appender = Appender(lock, tail, sync_flush=config.sync_flush)
         apart = log.opened_again()
-        self._flusher = Flusher(self.published, apart, queues, unflushed, self._ends.note, interval, lock.place)
+        self._flusher = Flusher(self.published, apart, queues, unflushed, self._ends.note, lock.place)
         rooms = directory.root, log, queues, self.published, encoding_of(config), self._append
         self._deliverer = Deliverer(directory.root, partial(Delivery, *rooms), partial(Watch.of, self.published))
         self._topics = Topics(directory.root)
@@ -92,7 +91,7 @@ class Writer:
 
     def start(self) -> None:
         """Work in the background, too. Not before somebody has this one, who closes it whatever happens."""
-        self._flusher.start(self._attend)
+        self._flusher.start(self._config.flushIntervalCommitLog / 1000, self._attend)
 
     def _attend(self) -> None:
         """Begin to deliver once there are delayed messages, and write the figures."""

@@ -1,4 +1,4 @@
-"""Bringing what was appended to the device, behind the appends (ASYNC_FLUSH)."""
+"""Flushing the log and the queues to the device, behind the appends (ASYNC_FLUSH)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from store.publish.published_end import PublishedEnd, published_end_of
 
 _logger = logging.getLogger("store")
 
-# Flushes of one directory take turns: where two threads flush by one descriptor, the system tells one of them of what
-# the device did not take, and the other that all is well.
+# Flushes of one directory take turns: if two threads flush one descriptor, the kernel reports a failure to one of them
+# only.
 _turns: defaultdict[Path, threading.RLock] = defaultdict(threading.RLock)
 os.register_at_fork(after_in_child=_turns.clear)
 
 
 class Flusher:
-    """Flushes every `interval` seconds while there is something new, whoever appended it: that one may be dead by now.
+    """Flushes every `interval` seconds while there is something new, also of other processes, which may have died.
 
-    The published end's flushed offset says that log *and* queues are on the device up to there, whoever wrote them:
-    a machine's crash costs at most what lies above it, and recovery begins there. RocketMQ's checkpoint says the same.
+    The published end's flushed offset says that log *and* queues are on the device up to there: a crash of the machine
+    costs at most what lies above it, and recovery begins there. RocketMQ's checkpoint says the same.
 
-    A flush that failed ends this for ever, see `FlushFailed`. Any other error, such as no descriptor being left for the
-    moment, is logged, and the next turn tries again.
+    A failed flush ends this for ever, see `FlushFailed`. Any other error, such as no descriptor being left, is logged,
+    and the next turn tries again.
     """
 
     def __init__(
@@ -43,10 +43,12 @@ class Flusher:
         queues: ConsumeQueues,
         unflushed: Unflushed,
         note: Callable[[int, int, Ranges], None],
-        interval: float,
         place: PinnedPath,
     ) -> None:
-        """note: told what was flushed, as log offsets (bytes) and queue entries, without those of deleted topics."""
+        """note: called with what was flushed: log offsets (bytes) and queue entries, without those of deleted topics.
+
+        log: with files of its own.
+        """
         self._published_end = published
         self._root = published.path.parent
         self._log = log
@@ -54,28 +56,28 @@ class Flusher:
         self._unflushed = unflushed
         self._flushed_to: dict[QueueName, int] = {}
         self._note = note
-        self._interval = interval
+        self._interval = threading.TIMEOUT_MAX
         self._place = place
         self._attend: Callable[[], None] = _nothing
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()  # several threads may append for the first time at once
 
-    def start(self, attend: Callable[[], None]) -> None:
-        """Take turns in the background, from now on. attend: called now, and at each turn."""
+    def start(self, interval: float, attend: Callable[[], None]) -> None:
+        """Flush every `interval` seconds in the background. attend: called now, and after each flush."""
         attend()
-        self._attend = attend
+        self._interval, self._attend = interval, attend
         self.appending()
 
     def appending(self) -> None:
-        """Flush from now on, if it does no more because of an error."""
+        """Restart the background thread if an error ended it."""
         if self._is_running:  # as a rule
             return
         with self._starting:
             if not self._is_running:
                 thread = threading.Thread(target=self._run, name="mq-flush", daemon=True)
                 thread.start()
-                self._thread = thread  # not before: who stops it can only wait for one that runs
+                self._thread = thread  # not before: `end` joins it
 
     @property
     def _is_running(self) -> bool:
@@ -103,8 +105,8 @@ class Flusher:
             self._note(*flushed)
 
     def _flush_published(self) -> tuple[int, int, Ranges] | None:
-        """What was flushed, None where nothing was published since."""
-        self._place.check()  # or the checkpoint would be that of another store
+        """Return what was flushed, None if nothing was published since."""
+        self._place.check()  # or the checkpoint would be written into another store
         store_timestamp = self._published_end.store_timestamp
         begin, end = self._published_end.flushed_offset, self._published_end.confirm_offset
         if end <= begin:
@@ -131,29 +133,29 @@ class Flusher:
         return ranges
 
     def _run(self) -> None:
-        told = ""
+        logged = ""
         while not self._stop.wait(self._interval):
             try:
                 self.flush()
                 self._attend()
-                told = ""
+                logged = ""
             except (FlushFailed, StoreReplaced):
                 _logger.exception("%s: nothing more is appended or flushed", self._root)
                 return
             except Exception as error:
-                if told != (told := repr(error)):  # once, not at every turn
+                if logged != (logged := repr(error)):  # once, not at every turn
                     _logger.exception("%s: nothing is flushed; tried again every %g s", self._root, self._interval)
 
 
 @contextmanager
 def flushing(root: Path) -> Iterator[None]:
-    """Flush the log in here by `CommitLog.opened_again`, without having the store open for writing.
+    """Flush a log in this context that the caller has not open for writing (`CommitLog.opened_again`).
 
-    If it fails, all are told that have, as far as this user may. Raises `FlushFailed`.
+    A failure is recorded for all that have the store open, if this user may write there. Raises `FlushFailed`.
     """
     try:
         published = PublishedEnd(root, writable=True)
-    except StoreUnavailable:  # nothing of ours; or the others hear of it themselves
+    except StoreUnavailable:  # a broker's directory, or another user's
         yield
         return
     with closing(published), _turns[root]:
@@ -163,11 +165,12 @@ def flushing(root: Path) -> Iterator[None]:
 
 
 def flush_log(root: Path) -> None:
-    """Bring what was published to the device, also for who has not opened the store for writing: a recovery makes the
-    queues of it. Raises `FlushFailed`.
+    """Flush the log up to the published end, for a caller that has not opened the store for writing.
+
+    Recovery rebuilds the queues from it. Raises `FlushFailed`.
     """
     published = published_end_of(root)
-    if published is None:  # nothing of ours
+    if published is None:  # a broker's directory
         return
 
     with closing(published), flushing(root):

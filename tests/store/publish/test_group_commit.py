@@ -14,7 +14,7 @@ from store import Message, MessageRefused, MessageStore, PutStatus, StoreBusy, S
 from store.format.message import encode_messages
 from store.format.records import EncodedRecord, Encoding
 from store.log.queues_in_log import Ranges, Unflushed
-from store.publish.appender import Together, WaitingAppend
+from store.publish.appender import GroupCommit, WaitingAppend
 from store.publish.locks import StoreLock
 from store.publish.placing import Where
 from tests.waiting import until
@@ -44,7 +44,7 @@ class Log:
         self.turns: list[list[int]] = []
         self.fail: Callable[[list[int]], Exception | None] = lambda numbers: None
         self.lock = StoreLock(root, timeout)
-        self.together = Together(self.lock)
+        self.group_commit = GroupCommit(self.lock, self.append)
 
     def append(self, waiting: list[WaitingAppend]) -> None:
         numbers = [number_of(each) for each in waiting]
@@ -66,8 +66,8 @@ def at_once(log: Log, root: Path) -> list[Future[list[Where]]]:
     """The outcomes of THREADS threads, which all waited before the first had its turn."""
     other = StoreLock(root)
     with ThreadPoolExecutor(THREADS) as pool, other.held():
-        begun = [pool.submit(log.together.append, records(number), log.append) for number in range(THREADS)]
-        until(lambda: len(log.together._waiting) == THREADS)
+        begun = [pool.submit(log.group_commit.append, records(number)) for number in range(THREADS)]
+        until(lambda: len(log.group_commit._waiting) == THREADS)
     other.close()
     return begun
 
@@ -77,13 +77,13 @@ def test_who_waits_is_taken_along(log: Log, tmp_path: Path) -> None:
     (turn,) = log.turns
     assert sorted(turn) == [*range(THREADS)]
     assert [outcome.result() for outcome in outcomes] == [[Where(number, number, number)] for number in range(THREADS)]
-    assert not log.together._waiting
+    assert not log.group_commit._waiting
 
 
 def test_an_error_is_told_to_all_it_happens_to(log: Log, tmp_path: Path) -> None:
     log.fail = lambda numbers: FULL
     assert {type(outcome.exception()) for outcome in at_once(log, tmp_path)} == {StoreFull}
-    assert not log.together._waiting
+    assert not log.group_commit._waiting
 
 
 def test_an_error_that_passes_is_told_to_one(log: Log, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_who_has_the_turn_and_finds_something_else_busy_is_told_at_once(log: Log
     failures = [StoreBusy("no turn among groups")]
     log.fail = lambda numbers: failures.pop() if failures else None
     with pytest.raises(StoreBusy, match="among groups"):
-        log.together.append(records(1), log.append)
+        log.group_commit.append(records(1))
     assert log.turns == []
 
 
@@ -117,8 +117,8 @@ def test_who_waited_in_vain_is_not_appended_later(tmp_path: Path) -> None:
         other.held(),
         pytest.raises(StoreBusy, match=r"no turn to write within 0.05 s .* Nothing of this call is visible"),
     ):
-        log.together.append(records(1), log.append)
-    log.together.append(records(2), log.append)
+        log.group_commit.append(records(1))
+    log.group_commit.append(records(2))
     assert log.turns == [[2]]
     log.lock.close()
     other.close()
@@ -136,8 +136,8 @@ def test_thread_hears_how_the_turn_that_took_it_along_ended(tmp_path: Path) -> N
     log.fail = slow
     with ThreadPoolExecutor(3) as pool:
         with log.lock.held():
-            begun = [pool.submit(log.together.append, records(number), log.append) for number in range(2)]
-            until(lambda: len(log.together._waiting) == 2)
+            begun = [pool.submit(log.group_commit.append, records(number)) for number in range(2)]
+            until(lambda: len(log.group_commit._waiting) == 2)
         assert is_at_work.wait(30)
         closed = pool.submit(log.lock.close)
         go_on.set()
@@ -149,12 +149,12 @@ def test_thread_hears_how_the_turn_that_took_it_along_ended(tmp_path: Path) -> N
 def test_reentrant_append_is_appended_by_no_one(log: Log) -> None:
     def put_again(numbers: list[int]) -> None:
         with pytest.raises(StoreLocked, match="MessageStore is not re-entrant"):
-            log.together.append(records(2), log.append)
+            log.group_commit.append(records(2))
 
     log.fail = put_again
-    log.together.append(records(1), log.append)
+    log.group_commit.append(records(1))
     assert log.turns == [[1]]
-    assert not log.together._waiting
+    assert not log.group_commit._waiting
 
 
 @pytest.mark.parametrize("mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
@@ -199,11 +199,11 @@ def test_who_is_interrupted_tells_the_others_what_is_published(tmp_path: Path) -
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         appender = store._writing()._appender
-        appender._unflushed = InterruptedOnce(store._log, store._queues)
+        appender._tail._unflushed = InterruptedOnce(store._log, store._queues)
         other = StoreLock(tmp_path)
         with ThreadPoolExecutor(THREADS) as pool, other.held():
             outcomes = [pool.submit(store.put, Message("t", str(number).encode())) for number in range(THREADS)]
-            until(lambda: len(appender._together._waiting) == THREADS)
+            until(lambda: len(appender._group_commit._waiting) == THREADS)
         other.close()
         assert sum(isinstance(outcome.exception(), KeyboardInterrupt) for outcome in outcomes) == 1
         put = {outcome.result().queue_offset for outcome in outcomes if outcome.exception() is None}
