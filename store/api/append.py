@@ -16,7 +16,7 @@ from store.format.records import set_field
 from store.model.errors import StoreClosed
 from store.publish.appender import Condition, Piece
 from store.publish.placing import AppendResult
-from store.publish.putting import Putting
+from store.publish.putting import RecordMaker, sendable
 
 
 class Append:
@@ -26,9 +26,9 @@ class Append:
     then on, as when the store is closed, verbs raise `StoreClosed`.
     """
 
-    def __init__(self, path: Path, putting: Putting, writer: Writer) -> None:
+    def __init__(self, path: Path, records: RecordMaker, writer: Writer) -> None:
         self.path = path
-        self._putting = putting
+        self._records = records
         self._writer = writer
         self._parts: list[Iterable[Piece]] | None = []
 
@@ -40,7 +40,7 @@ class Append:
 
         Raises `UnknownTopic`, `InvalidTopic`, and `InvalidColumns` for names and types of columns.
         """
-        self._open_parts().append(self._putting.of_table(topic, table))
+        self._open_parts().append(self._records.of_table(topic, table))
 
     def add_messages(self, messages: Iterable[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> None:
         """Add messages, of any topics, behind what was added before. Raises as `put` where one is refused.
@@ -48,26 +48,26 @@ class Append:
         fields: of the records' headers, what a producer elsewhere says of its messages: the name of a field of
         RECORD_HEADER to a value for each.
         """
-        parts, listed = self._open_parts(), Putting.listed(messages)
+        parts, listed = self._open_parts(), sendable(messages)
         if listed:
-            parts.append([_saying(fields, self._putting.of_messages(listed))])
+            parts.append([_saying(fields, self._records.of_messages(listed))])
 
     def choose(self, messages: Sequence[Message]) -> list[int]:
         """The queues that `add_messages` would put these into, which it would not refuse. Raises as that does."""
         self._open_parts()
-        return self._putting.choose(Putting.listed(messages))
+        return self._records.choose(sendable(messages))
 
     def add_own(self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> None:
         """Add messages as a broker puts its own: into any topic, with any properties; each names its queue. fields: as
         of `add_messages`.
         """
-        self._open_parts().append([_saying(fields, self._putting.of_own(messages))])
+        self._open_parts().append([_saying(fields, self._records.of_own(messages))])
 
     def add_copies(self, copies: RecordCopies, places: Places) -> None:
         """Add stored messages again (see `MessageStore.copies`), where a broker would put them: also into topics of its
         own, and with properties that nobody else may put. Raises `MessageRefused` where those become too large.
         """
-        self._open_parts().append(list(self._putting.of_copies(copies, places)))
+        self._open_parts().append(list(self._records.of_copies(copies, places)))
 
     @overload
     def publish(self, *, flush: bool = ...) -> AppendResult: ...

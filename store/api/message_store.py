@@ -33,7 +33,7 @@ from store.model.integers import seconds
 from store.publish.log_end import LogEnd
 from store.publish.placing import AppendResult
 from store.publish.published_end import PublishedEnd
-from store.publish.putting import PutResult, Putting
+from store.publish.putting import PutResult, RecordMaker, sendable
 from store.publish.watch import Watches
 from store.read.published import PublishedQueues
 from store.upkeep.retention import Cleaned, Retention
@@ -86,7 +86,7 @@ class MessageStore(StoreFinder):
             self._queues = queues
             self._published = PublishedQueues(self._topics, self._log, queues, self._published_end)
             delaying = _nothing if self._writer is None else self._writer.delay
-            self._putting = Putting(self._topics, config, self._published.ever_put, delaying)
+            self._records = RecordMaker(self._topics, config, self._published.ever_put, delaying)
             self._watches = Watches(self._published_end)
             if self._writer is not None:
                 self._writer.start()
@@ -161,12 +161,12 @@ class MessageStore(StoreFinder):
         return self._put(messages)
 
     def _put(self, messages: Iterable[Message]) -> list[PutResult]:
-        writer, putting, messages = self._writing(), self._putting, Putting.listed(messages)
+        writer, messages = self._writing(), sendable(messages)
         if not messages:
             return []
-        records = putting.of_messages(messages)
+        records = self._records.of_messages(messages)
         went = writer.append_few(records) if isinstance(records, list) else writer.append([records]).each()
-        return putting.results(messages, went)  # also where the store was closed meanwhile
+        return self._records.results(messages, went)  # also where the store was closed meanwhile
 
     def append_table(self, topic: str, table: Any) -> AppendResult:
         """Append a table of messages to one topic, vectorised: a pyarrow Table or RecordBatch, a pandas frame, or
@@ -182,7 +182,7 @@ class MessageStore(StoreFinder):
         Raises `InvalidColumns` and what `put` raises.
         """
         self.must_be_open()
-        return self._writing().append(self._putting.of_table(topic, table))
+        return self._writing().append(self._records.of_table(topic, table))
 
     def begin(self) -> Append:
         """An append of several tables and messages, to any topics, that are seen all at once.
@@ -190,7 +190,7 @@ class MessageStore(StoreFinder):
         Raises `ReadOnlyStore`.
         """
         self.must_be_open()
-        return Append(self.path, self._putting, self._writing())
+        return Append(self.path, self._records, self._writing())
 
     def flush(self) -> None:
         """Bring everything published so far to the device. Raises `FlushFailed`, then and ever after."""

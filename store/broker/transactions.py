@@ -58,7 +58,7 @@ from store.model.errors import (
 )
 from store.model.integers import seconds
 from store.publish.placing import AppendResult
-from store.publish.putting import Putting, encoding_of
+from store.publish.putting import encoding_of, sendable
 
 IMMUNITY_SECONDS = 6.0  # transactionTimeOut
 MAX_CHECKS = 15  # transactionCheckMax
@@ -107,7 +107,7 @@ class Transactions:
         """
         if any(message.delay_level or message.deliver_at is not None for message in messages):
             raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, "a delayed message in a transaction; leave out the delay")
-        messages = Putting.listed(messages)
+        messages = sendable(messages)
         append = self._store.begin()
         ids = [message.properties.get(PROPERTY_UNIQ_KEY) or uuid4().hex.upper() for message in messages]
         named = zip(messages, append.choose(messages), ids, strict=True)

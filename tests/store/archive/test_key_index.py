@@ -196,13 +196,13 @@ def test_an_index_that_begins_anew_is_not_taken_for_the_one_before(
         store.put(Message("orders", b"1", keys="k1"))
         store.archive(address.url)
         with address.open_still() as late:
-            assert [message.body for message in late.query("orders", "k1")] == [b"1"]
+            assert [message.body for message in late.query(KeyQuery("orders", "k1"))] == [b"1"]
             another_millisecond()
             assert store.archive(address.url, reserved_hours=0).deleted == 1
             store.put(Message("orders", b"2", keys="k2"))
             store.archive(address.url)
             with pytest.raises(OffsetLost):
-                late.query("orders", "k1")
+                late.query(KeyQuery("orders", "k1"))
     with address.open() as log:
         assert [message.body for key in ("k1", "k2") for message in log.query(KeyQuery("orders", key))] == [b"1", b"2"]
 

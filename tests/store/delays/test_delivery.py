@@ -97,7 +97,7 @@ def test_what_the_log_does_not_take_does_not_keep_the_others(
     monkeypatch.setattr(Appender, "append", append_but_once)
     with caplog.at_level(logging.ERROR, "store"), opened(tmp_path) as store:
         store.create_topic("t" * 127, 1)
-        others = store._putting.of_messages([Message(TOPIC, b"%d" % n, delay_level=1) for n in range(10)])
+        others = store._records.of_messages([Message(TOPIC, b"%d" % n, delay_level=1) for n in range(10)])
         largest = store._log.max_record_bytes - int(waits(b"").sizes[0])
         store._writing().append([others, waits(b"x" * largest)])
         until(lambda: len(bodies(store)) == 10)
