@@ -1,6 +1,9 @@
-"""Which member of a group reads which queues: RocketMQ's AllocateMessageQueueAveragely.
+"""Which member of a group reads which queues: by its share, and by the locks of orderly groups.
 
-Every member works it out for itself, from the same queues and the same members, and they agree.
+The share is RocketMQ's AllocateMessageQueueAveragely. Every member computes it from the same queues and members, so
+they agree. The locks are RocketMQ's RebalanceLockManager, as rules over what each member claims. A member claims
+queues for itself, with the time; the claims of one that left or died do not count. All functions are pure: the caller
+sees to it that claims change one at a time.
 """
 
 from __future__ import annotations
@@ -13,9 +16,9 @@ from store.model.log_protocol import Queue
 
 
 def allocate(queues: Iterable[Queue], members: Sequence[str], member: str) -> list[Queue]:
-    """The queues of `member`, sorted: of each topic neighbours; the first members have one more than the others.
+    """Return the queues of `member`, sorted: of each topic adjacent ones; the first members may have one more.
 
-    members: ids, sorted. Nothing for one that is not among them.
+    members: ids, sorted. A member that is not among them gets none.
     """
     if member not in members:
         return []
@@ -35,19 +38,19 @@ def _share(queues: list[Queue], members: int, index: int) -> list[Queue]:
 
 LOCK_SECONDS = 60.0  # rocketmq.broker.rebalance.lockMaxLiveTime
 
-Claims = Mapping[Queue, float]  # when a member asked for it last: time.monotonic(), which all processes share
+Claims = Mapping[Queue, float]  # when a member last asked for each: time.monotonic(), which all processes share
 
 
 def held(claims: Claims, now: float) -> set[Queue]:
-    """The queues that a member with these claims has."""
+    """Return the queues that a member with these claims has."""
     return {queue for queue, asked in claims.items() if now - asked <= LOCK_SECONDS}
 
 
 def claim(wanted: Iterable[Queue], own: Claims, others: Set[Queue], now: float) -> dict[Queue, float]:
-    """A member's claims after it asked for the queues `wanted`: what it got has the time `now`.
+    """Return a member's claims after it asked for the queues `wanted`: those that it got have the time `now`.
 
-    own: its claims before. others: what other members have. A queue of its own whose claim has expired it does not get
-    at once: another may have had it meanwhile, so that its reader has to notice, and ask again.
+    own: its claims before. others: queues of other members. The first request after its claim expired does not get the
+    queue: another member may have had it since, so the reader has to notice and ask again.
     """
     kept = {queue: own[queue] for queue in held(own, now) - others}
     lost = own.keys() - kept.keys()

@@ -31,7 +31,7 @@ class MemberEntry:
 
     heard, claims: `time.monotonic()`, which all processes of a host share: when it wrote this, and when it asked for
     each queue that it has. asks: those that it wants others to give up. slots: the queues, in the order in which it
-    notes what it has done in them. resets: how many of the group's it knows of. boot: the kernel's id of the boot that
+    writes its progress. resets: how many of the group's it knows of. boot: the kernel's id of the boot that
     it runs in.
     """
 
@@ -56,7 +56,7 @@ class MemberEntry:
         return now - self.heard <= SILENT_SECONDS
 
     def info(self, now: float) -> MemberInfo:
-        """What others may know of it."""
+        """Return what the group tells of it."""
         queues = tuple(sorted(held(self.claims, now)))
         return MemberInfo(self.id, self.subscriptions, self.model, self.orderly, queues, max(0.0, now - self.heard))
 
@@ -103,9 +103,9 @@ def client_id(instance: str | None = None) -> str:
 
 
 def check_fit(group: str, entry: MemberEntry, other: MemberEntry, processes: str) -> None:
-    """Raises `GroupConflict`, which names both, for who cannot be in a group with another.
+    """Raises `GroupConflict`, which names both, if two members cannot be in one group.
 
-    processes: those of the other.
+    processes: the process ids of the other.
     """
     if entry.instance == other.instance:  # of containers with a name each, which share the directory, too
         found = "has this name already: give each member an instance of its own"
@@ -141,7 +141,7 @@ def _meaning(subscriptions: Subscriptions) -> dict[str, object]:
 
 
 def _wanted(subscription: Subscription) -> Iterator[str]:
-    """What makes two subscriptions the same: an expression of tags may say them in any order."""
+    """Yield the parts by which subscriptions are compared: an expression may name tags in any order."""
     if subscription.expression_type != "TAG":
         yield from subscription
     elif subscription.expression.strip() in ("", EVERYTHING):

@@ -1,4 +1,10 @@
-"""The files of one consumer group, and the turns in which they change."""
+"""The files of one consumer group: its members' offsets, resets, and the lock under which they change.
+
+A member commits in memory, and persists now and then. Offsets never go backwards, except by a reset. A reset leaves a
+note for the members that are consuming; their commits do not count until they have read it:
+
+    consumers/{group}/resets.json    {"count": of all resets, "queues": [[topic, queue id, number, offset, whose], ...]}
+"""
 
 from __future__ import annotations
 
@@ -38,10 +44,10 @@ class GroupOffsets:
         self._note = note
         self._threads = threading.Lock()
         self._done: Positions = {}
-        self._persisted: Positions = {}  # of what is in `_done`
+        self._persisted: Positions = {}  # of the queues in `_done`
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """As committed here, or else in the files; queues without an offset are absent."""
+        """Return offsets as committed here, or else in the files; queues without one are absent."""
         queues = list(queues)
         with self._threads:
             done = dict(self._done)
@@ -58,7 +64,7 @@ class GroupOffsets:
                     self._done[queue] = offset
 
     def put(self, positions: Positions) -> None:
-        """`commit` of what was reset: smaller ones count as well."""
+        """`commit` after a reset: smaller offsets count, too."""
         with self._threads:
             for queue, offset in positions.items():
                 self._note(queue, offset)
@@ -71,9 +77,9 @@ class GroupOffsets:
             return self._done == self._persisted
 
     def persist(self, queues: Set[Queue], before: Callable[[], None]) -> None:
-        """Bring to the files what was committed in these, where it is more than they say. Call it in turn.
+        """Write the commits in these queues that are ahead of the files. Call it in turn.
 
-        before: called when it is known what that is, and before any file says so.
+        before: called after the commits were collected, before a file changes.
         """
         with self._threads:
             news = {queue: offset for queue, offset in self._done.items() if self._persisted.get(queue) != offset}
@@ -91,7 +97,7 @@ class GroupOffsets:
             self._files.commit_positions(self._group, missing)
 
     def forget(self, queues: Iterable[Queue]) -> None:
-        """What was committed in these is to be read anew."""
+        """Drop the commits in these queues: they are to be read from the files again."""
         with self._threads:
             for queue in queues:
                 if self._done.pop(queue, None) is not None:
@@ -100,7 +106,7 @@ class GroupOffsets:
 
 
 def advance(files: ConsumerOffsets, group: str, positions: Positions) -> None:
-    """Set a group's offsets where they are more than its files say. Call it in turn."""
+    """Set the offsets that are ahead of a group's files. Call it in turn."""
     there = files.positions(group, {queue.topic for queue in positions})
     larger = {queue: offset for queue, offset in positions.items() if offset > there.get(queue, -1)}
     if larger:
@@ -147,7 +153,7 @@ class Resets:
         }
 
     def since(self, count: int, instance: str) -> tuple[int, Positions]:
-        """How many there are by now, and where an instance is to go on after those behind the first `count`."""
+        """Return how many there are, and the offsets that those behind the first `count` set for an instance."""
         now, resets = self.read()
         return now, {
             queue: reset.offset
@@ -167,7 +173,7 @@ class Resets:
         write_file(self._path, encode(_ResetsFile(count + 1, queues)))
 
     def forget(self) -> None:
-        """For nobody is there who has to read it. Call it in turn."""
+        """Remove the note, if no member has to read it. Call it in turn."""
         with system_errors(self._path):
             self._path.unlink(missing_ok=True)
 
@@ -179,11 +185,11 @@ def first_offsets(
     where: ConsumeFromWhere,
     timestamp: int = 0,
 ) -> Positions:
-    """Where a group begins in the queues of a topic that it has no offset of, for `Member.begin`.
+    """Return the first offsets for the queues of a topic in which a group has none, for `Member.begin`.
 
-    A group that has read some queue of the topic begins at the first message in the others: they were added since. So
-    it does in what was sent back to it. Otherwise as `where` says; timestamp: ms since 1970. RocketMQ's consumer does
-    the same, but for queues that are added: it begins where `where` says, and what was put before it noticed is lost.
+    A group that has read some queue of the topic begins at the first message of the others: they were added since. So
+    it does in its retry topic. Otherwise as `where` says; timestamp: ms since 1970. RocketMQ's consumer uses `where`
+    for added queues, too, and skips messages that were put before it noticed the queue.
     """
     queues = log.topics().get(topic, ())
     known = committed(queues)
@@ -199,7 +205,7 @@ _logger = logging.getLogger("store")
 
 
 class GroupFiles:
-    """Whether anybody is in the group or not. Raises `InvalidGroup`."""
+    """Of a group with or without members. Raises `InvalidGroup`."""
 
     def __init__(self, root: Path, name: str, timeout: float) -> None:
         """timeout: how long to wait for a turn, in seconds."""
@@ -232,7 +238,7 @@ class GroupFiles:
         self._reset([self.offsets, *ConsumerOffsets.of_instances(self.root, self.name)], positions, ALL)
 
     def reset_by(self, entry: MemberEntry, positions: Positions) -> None:
-        """`reset` by a member of what it reads: where each has its own offsets, the others go on as they were."""
+        """`reset` by a member. A broadcasting member has offsets of its own, so it resets only those."""
         if entry.model is MessageModel.CLUSTERING:
             self.reset(positions)
         else:
@@ -243,10 +249,10 @@ class GroupFiles:
             self._topics.check_queue(queue.topic, queue.queue_id)
         for offsets in files:
             offsets.commit_positions(self.name, positions)
-        self._tell(positions, whose)
+        self._leave_note(positions, whose)
 
-    def _tell(self, positions: Positions, whose: str) -> None:
-        """Let the members that are there know, also where the note of what they know is lost, or an older one."""
+    def _leave_note(self, positions: Positions, whose: str) -> None:
+        """Tell the present members, even if the file of resets was lost or replaced by an older one."""
         if members := self.roster.present():
             known = [entry.resets for entry in members]
             self.resets.add(positions, whose, min(known), max(known))
@@ -254,20 +260,20 @@ class GroupFiles:
             self.resets.forget()
 
     def offsets_of(self, entry: MemberEntry) -> ConsumerOffsets:
-        """Where a member's offsets are: a broadcasting one has its own."""
+        """Return the file with a member's offsets: a broadcasting one has its own."""
         if entry.model is MessageModel.CLUSTERING:
             return self.offsets
         return ConsumerOffsets.of_instance(self.root, self.name, entry.instance)
 
-    def there(self, queues: Set[Queue]) -> set[Queue]:
-        """Those of which the topic is not deleted."""
+    def existing(self, queues: Set[Queue]) -> set[Queue]:
+        """Return the queues whose topic still exists."""
         counts = self._topics.queue_counts()
         return {queue for queue in queues if queue.queue_id < counts.get(queue.topic, 0)}
 
     def _inherit(self, entry: MemberEntry, done: Positions) -> None:
-        """What a member that died had done, the group has done, unless it was reset meanwhile."""
+        """Take over the progress of a member that died, except in queues that were reset since."""
         _, reset = self.resets.since(entry.resets, entry.instance)
-        counts = self.there(done.keys() - reset.keys())
+        counts = self.existing(done.keys() - reset.keys())
         if not counts:
             return
         try:

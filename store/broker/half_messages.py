@@ -1,7 +1,7 @@
-"""Half messages: which of those in a directory are open, and how far others are done with them.
+"""Half messages: which of them are open in a directory, and up to where all are ended.
 
-An op message names those that it ends by their queue offsets. What is before the offsets that a broker notes
-of both queues is over.
+An op message names those that it ends by their queue offsets. Messages before the offsets that
+a broker commits in both queues are ended.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _logger = logging.getLogger("store")
 
 
 class Half(NamedTuple):
-    """A half message: its transaction's id, and where it is (queue offset, commit log offset)."""
+    """A half message: the id of its transaction, its queue offset, its commit log offset."""
 
     transaction_id: str
     queue_offset: int
@@ -56,7 +56,7 @@ class Half(NamedTuple):
 
 
 class HalfMessages:
-    """What one thread at a time knows of them."""
+    """The half messages of a store. One thread at a time may use it."""
 
     def __init__(self, store: MessageStore) -> None:
         """Makes the topics. Raises `ReadOnlyStore`."""
@@ -73,19 +73,20 @@ class HalfMessages:
         """Learn from the op messages that were put since."""
         for at, op in self._messages(OP_TOPIC, self._ops_seen):
             if isinstance(op, StoreError):
-                raise op  # nobody knows what it ended
+                raise op  # its half messages are unknown
             ends = offsets_ended(op.body)
             self._ended.update(offset for offset in ends if offset >= self._begin)
             self._last_half[at] = max(ends, default=-1)
             self._ops_seen = at + 1
 
     def is_open(self, offset: int) -> bool:
-        """As far as is known."""
+        """Return whether no op message that was read ends it."""
         return self._begin <= offset and offset not in self._ended
 
     def open(self) -> Iterator[tuple[Half, StoredMessage]]:
-        """Those that are open, with their messages as they would be committed. One that cannot be read does not keep
-        the others; the log tells once.
+        """Yield open half messages, each with its message as it would be committed.
+
+        One that cannot be read is logged once, and skipped.
         """
         for offset, found in self._left_open():
             message = found if isinstance(found, StoreError) else _to_be_asked(found)
@@ -98,7 +99,7 @@ class HalfMessages:
                 _logger.error("%s: a transaction is open, and nobody is asked about it: %s", self._store.path, message)
 
     def save(self) -> None:
-        """Commit how far both queues are done, as a broker does: up to the first half message that is open."""
+        """Commit the offsets of both queues up to the first open half message, as a broker does."""
         self.look()
         begin = next((offset for offset, _ in self._left_open()), self._store.max_offset(HALF_TOPIC, QUEUE))
         done = [op for op, last in self._last_half.items() if last >= begin]
@@ -112,18 +113,18 @@ class HalfMessages:
         self._go_on(begin, ops)
 
     def forget(self) -> None:
-        """Know no more of what was ended than others have noted."""
+        """Free the memory of everything before the committed offsets."""
         self.look()
-        # That may be lost, or put back older: what was forgotten before is ended all the same.
+        # The committed offsets may be lost or replaced by older ones; never step back.
         self._go_on(max(self._begin, self._done(HALF_TOPIC)), self._done(OP_TOPIC))
 
     def _left_open(self) -> Iterator[tuple[int, StoredMessage | StoreError]]:
-        """As `_messages`, of half messages."""
+        """Yield the open ones, as `_messages`."""
         self.look()
         return (each for each in self._messages(HALF_TOPIC, self._begin) if each[0] not in self._ended)
 
     def _messages(self, topic: str, offset: int) -> Iterator[tuple[int, StoredMessage | StoreError]]:
-        """Queue offsets from this one on, each with its message, or why that cannot be read."""
+        """Yield each queue offset from `offset` on, with its message or the error of reading it."""
         count = _AT_ONCE
         while True:
             try:
@@ -152,7 +153,7 @@ class HalfMessages:
 
 
 def _to_be_asked(message: StoredMessage) -> StoredMessage | StoreError:
-    """The message, or why nobody knows whom to ask about which transaction: properties have no checksum as a rule."""
+    """Return the message, or an error if its properties are damaged: as a rule they have no checksum."""
     said = message.properties
     if PROPERTY_PRODUCER_GROUP in said and said.get(PROPERTY_TRANSACTION_ID, message.msg_id) == message.msg_id:
         return message
@@ -163,13 +164,13 @@ def _to_be_asked(message: StoredMessage) -> StoredMessage | StoreError:
 
 
 def number_in(message: StoredMessage, name: str) -> int:
-    """What a property says, 0 where that is no number."""
+    """Return a property as a number, 0 if it is none."""
     said = message.properties.get(name, "")
     return int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
 
 
 def made(store: MessageStore, topic: str) -> str:
-    """The topic, which is there then, with one queue."""
+    """Return the topic, created with one queue if it is missing."""
     try:
         store.max_offset(topic, QUEUE)
     except UnknownTopic:

@@ -148,7 +148,7 @@ class PullRequestHoldService(Opened):
     """Holds requests until a message arrives that they may want, or their time is over.
 
     One thread waits for all of them, on the kernel's notification of the store's published end; it is started by
-    the first request. Arrivals are noticed whichever process appends. An arrival with another tag wakes nobody.
+    the first request. Arrivals are noticed whichever process appends. An arrival with another tag wakes no request.
     As in RocketMQ, every `CHECK_SECONDS` each request that lies behind its queue's end is woken whether its
     filter matches or not, so that its reader gets on.
 
@@ -157,7 +157,7 @@ class PullRequestHoldService(Opened):
     forked from it every verb raises `StoreForked`, and `stop` does nothing.
     """
 
-    failure: StoreError | None = None  # what stopped it, where that was not `stop`
+    failure: StoreError | None = None  # the error that ended it, if any
 
     def __init__(self, store: MessageStore) -> None:
         super().__init__(f"a hold service of {store.path}", "PullRequestHoldService(store)")
@@ -183,8 +183,8 @@ class PullRequestHoldService(Opened):
     ) -> HeldRequest:
         """Hold a request for messages from `offset` on, at most `timeout` seconds.
 
-        Where such a message is there already, `wake` is called before this returns; likewise where the queue cannot be
-        looked at: who reads it then is told why. Raises `StoreNotOpen`.
+        If such a message exists already, `wake` is called before this returns; also if the queue cannot be looked at,
+        so that the reader gets the error. Raises `StoreNotOpen`.
         """
         self.must_be_open()
         self._store.must_be_open()
@@ -264,7 +264,9 @@ class PullRequestHoldService(Opened):
                 rest = _NEVER
                 try:
                     self._notice_arrivals(watch)
-                except StoreUnavailable:  # if for longer, whoever waits reads at its deadline, and is told
+                except (
+                    StoreUnavailable
+                ):  # if it lasts, each request is woken at its deadline, and its reader gets the error
                     rest = POLL_SECONDS
                 now = time.monotonic()
                 if now >= next_check:
@@ -275,7 +277,7 @@ class PullRequestHoldService(Opened):
                     with self._lock:
                         self._next_expiry = self._requests.next_expiry()
                 watch.wait(min(next_check - now, self._next_expiry - now, rest))
-        except StoreError as error:  # whoever waits is told below
+        except StoreError as error:  # the requests are woken below
             self.failure = error
             if not isinstance(error, StoreClosed):
                 _logger.error("%s: no requests are held any more: %s", self._store.path, error)
@@ -309,7 +311,7 @@ class PullRequestHoldService(Opened):
         if self._seen <= confirm_offset <= self._seen + _BYTES_A_QUEUE * self._requests.queues:
             try:
                 return self._requests.accepting(self._store.arrivals(self._seen, confirm_offset))
-            except _TOLD_TO_READERS:  # deleted meanwhile, or no records: look at the queues themselves
+            except _TOLD_TO_READERS:  # deleted since, or no records: look at the queues themselves
                 pass
         return self._behind()
 
@@ -318,7 +320,7 @@ class PullRequestHoldService(Opened):
         return [request for requests in self._requests.by_queue() for request in self._due(requests)]
 
     def _due(self, requests: list[HeldRequest]) -> list[HeldRequest]:
-        """Those of `requests`, all of one queue, for which a message may be there."""
+        """Return the requests, of `requests` of one queue, for which a message may exist."""
         topic, queue_id = requests[0].queue
         try:
             end = self._store.max_offset(topic, queue_id)

@@ -1,11 +1,13 @@
-"""Who is in a consumer group: a file for each member, and its lock, which the member holds for as long as it lives.
+"""The members of a consumer group: a file for each, whose lock it holds while it lives; and the locks of servers.
 
     consumers/{group}/{member id}.member    JSON behind its CRC32, see `MemberEntry`
     consumers/{group}/done/{member id}      how far it has got in each queue: one `DONE_OFFSET` for each of its slots
 
-The lock goes with the process, however that ends, and the system tells whoever watches the folder that the file was
-closed. So a member that was killed is missed at once, and what it had committed is not lost. One that lives on but is
-stopped, or hangs, is missed when it was not heard of for two minutes, as RocketMQ's broker misses a client.
+The kernel releases the lock when the process ends, and notifies watchers of the folder that the file was closed. So the
+group notices a killed member at once, and keeps its commits. A member that hangs or is stopped counts as lost after two
+minutes without a heart-beat, as with RocketMQ's broker.
+
+A server that has clients of a group holds a lock for it: one byte of `clients/served`, at a hash of the group's name.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ _TRIES = 100  # to read an entry while it is written
 
 
 class Roster:
-    """The members of one group. What it says may be over a moment later; call `bury` and `enter` in turn with others.
+    """The members of one group. Answers may be stale at once; call `bury` and `enter` in turn with others.
 
     path: the folder, for a `Watch`. rest_seconds: how long that may wait without a look.
     """
@@ -95,7 +97,7 @@ class Seat(Opened):
         self.entry = replace(entry, boot=_boot())
         self._path = path
         self._size = 0
-        self._threads = threading.RLock()  # or what is noted could go to a file that has the descriptor by then
+        self._threads = threading.RLock()  # a file opened later may get the descriptor
         self._file = Descriptor(path, lambda path: open_file(path, os.O_EXCL))
         self._done_path = done_path(path)
         self._done_file = Descriptor(self._done_path, lambda path: open_file(path, os.O_TRUNC))
@@ -104,11 +106,11 @@ class Seat(Opened):
         self.claim({})
 
     def claim(self, claims: dict[Queue, float], resets: int | None = None, asks: Iterable[Queue] | None = None) -> None:
-        """Say which queues this member has from now on, how many resets it knows of, and what it asks others for; each
-        as before where it is None; and that it is well.
+        """Write this member's queues, how many resets it knows, and the queues that it asks for; None keeps the old
+        ones.
 
-        Call it in turn with all others. Raises `StoreReplaced` where the file is gone. Who cannot write has left, and
-        every verb says why.
+        It is also a heart-beat. Call it in turn with all others. Raises `StoreReplaced` if the file is missing. If a
+        member cannot write, it has left, and every later call raises that error.
         """
         self.must_be_in_place()
         old, had = self.entry, set(self.entry.slots)
@@ -142,7 +144,7 @@ class Seat(Opened):
     def must_be_open(self) -> None:
         """Raises `StoreClosed`, `StoreForked`; or what kept it from writing."""
         if self._refusal is not None and not self.is_forked:
-            raise copy.copy(self._refusal)  # who raises one adds to its traceback
+            raise copy.copy(self._refusal)  # raising adds to an error's traceback
         super().must_be_open()
 
     def must_be_in_place(self) -> None:
@@ -151,7 +153,7 @@ class Seat(Opened):
         self._place.check()
 
     def note(self, queue: Queue, offset: int) -> None:
-        """How far this member has got in a queue, for who inherits it; 0: nothing.
+        """Write this member's progress in a queue, for the member that inherits the queue; 0: none.
 
         Raises `StoreClosed`, `StoreForked`.
         """
@@ -163,12 +165,12 @@ class Seat(Opened):
                 note_at(self._done_path, self._done_file.fd, slot, offset)
 
     def leave(self) -> None:
-        """With what was noted. Call it in turn, in place."""
+        """Remove the member with its progress. Call it in turn, in place."""
         _remove(self._path)
         self.drop()
 
     def drop(self) -> None:
-        """Leave as if killed: what was noted is inherited. After `leave`, and in a forked process, it does nothing."""
+        """Leave as if killed: the progress is inherited. After `leave`, and in a forked process, it does nothing."""
         if not self._is_over:
             self._is_over = True
             with self._threads:
@@ -179,7 +181,7 @@ class Seat(Opened):
 def _is_alive(path: Path) -> bool:
     with system_errors(path):
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or a pipe of that name kept everybody waiting
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe of that name would block
         except FileNotFoundError:
             return False
         try:
@@ -189,7 +191,7 @@ def _is_alive(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """A member's files, that by which it is known last."""
+    """Remove a member's files, the one that makes it a member last."""
     for each in (done_path(path), path):
         with system_errors(each):
             each.unlink(missing_ok=True)
@@ -203,7 +205,7 @@ def _last_entry(path: Path) -> MemberEntry | None:
 
 
 def _entry(path: Path) -> MemberEntry | None:
-    """What a member says of itself; None of one that has left or died, or has only just come."""
+    """Return a member's entry; None if it left, died, or has not written one yet."""
     with system_errors(path):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -226,7 +228,7 @@ def _entry(path: Path) -> MemberEntry | None:
 
 
 def _done(path: Path, entry: MemberEntry) -> Positions:
-    """What a member that is dead has done in the queues that it had."""
+    """Return the progress of a dead member in its queues."""
     return {
         queue: done for queue, done in zip(entry.slots, noted(path), strict=False) if done and queue in entry.claims
     }

@@ -43,7 +43,7 @@ class PullRequest:
 class PullResponse:
     """The answer. All offsets are queue offsets; the next pull begins at `next_begin_offset`.
 
-    remark: the store's status, or what is wrong with the request. records: see `GetResult`.
+    remark: the store's status, or the error of the request. records: see `GetResult`.
     """
 
     code: ResponseCode
@@ -56,7 +56,7 @@ class PullResponse:
 
 
 def answer(store: MessageStore, request: PullRequest, *, as_records: bool = False) -> PullResponse:
-    """Answer at once, from what is there; as_records: as `get_message` takes it. Raises as that, too."""
+    """Answer at once, from the store. as_records, and errors: as of `get_message`."""
     try:
         got = store.get_message(
             request.group,

@@ -52,8 +52,8 @@ def send_back(
     at once. max_reconsume_times: how often a message comes again before it goes there; default: the group's setting
     (`retryMaxTimes`), which is 16. The logger `store` names dead ones. Missing topics are made.
 
-    They may come from the store's archive, or be deleted meanwhile. Raises `InvalidGroup`, `CorruptStore` for such a
-    setting that is no number, and what `MessageStore.put` raises.
+    The messages may come from the store's archive, or be deleted since. Raises `InvalidGroup`, `CorruptStore` for such
+    a setting that is no number, and what `MessageStore.put` raises.
     """
     check_group_name(group)
     level, (most, retry_queues) = integer("level", level), GroupSettings(store.path).retries(group)
@@ -85,7 +85,7 @@ def first_id(msg_id: str, properties: Mapping[str, str]) -> str:
 
 
 def _made(store: MessageStore, topic: str, queues: int) -> str:
-    """The topic, which is there then."""
+    """Return the topic, created if it is missing."""
     try:
         store.max_offset(topic, queues - 1)
     except UnknownTopic:
@@ -94,7 +94,7 @@ def _made(store: MessageStore, topic: str, queues: int) -> str:
 
 
 def _copies(store: MessageStore, messages: Sequence[StoredMessage]) -> RecordCopies:
-    """Of the store's own records of them; of what was read, where it has them elsewhere, or no longer."""
+    """Copy the store's own records, and rebuild those that it does not have at the message's place."""
     has = np.array([_has(store, message) for message in messages], np.bool_)
     at = np.array([message.physical_offset for message in messages], np.int64)
     try:

@@ -1,8 +1,8 @@
 """Transactional messages, as RocketMQ's broker keeps them (TransactionalMessageServiceImpl).
 
-A *half message* waits in a topic of the broker's own until its producer commits it or rolls it back. Either is told by
-an *op message*, which names half messages by their queue offsets; a commit puts the message into its real topic in the
-same append, so it is there once. Of those that nobody ended for a while somebody of the producer's group is asked.
+A *half message* waits in a topic of the broker's own until its producer commits it or rolls it back. Both write an *op
+message*, which names half messages by their queue offsets. A commit puts the message into its real topic in the same
+append, so it is delivered once. If a half message stays open for a while, a producer of its group is asked about it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Outcome(Enum):
 class Transactions:
     """The transactions of one producer group in a store that is open for writing. Threads may share it.
 
-    Any number of them, in any processes: whoever ends a half message first has ended it.
+    Any number of them may exist, in any processes; the first to end a half message has ended it.
     """
 
     def __init__(self, store: MessageStore, group: str) -> None:
@@ -89,7 +89,7 @@ class Transactions:
         self.path = store.path
         self._store = store
         self._group = group
-        self._turn = threading.Condition()  # who has its lock uses what is known of half messages
+        self._turn = threading.Condition()  # protects `_halves`
         self._halves = HalfMessages(store)
 
     @property
@@ -100,7 +100,7 @@ class Transactions:
     # --- the producer's verbs ----------------------------------------------------------------------------
 
     def prepare(self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> list[Half]:
-        """Append half messages, all at once: nobody sees them before they are committed. fields: what their records
+        """Append half messages, all at once: readers see them once they are committed. fields: what their records
         say of a producer elsewhere, see `Append.add_messages`.
 
         Raises as `MessageStore.put_many`; and `MessageRefused` for delayed ones, which RocketMQ does not have.
@@ -119,17 +119,16 @@ class Transactions:
         return list(map(Half, ids, placed.queue_offsets.tolist(), placed.physical_offsets.tolist()))
 
     def commit(self, halves: Sequence[Half]) -> AppendResult:
-        """Put the messages into their topics, all at once; where they went.
+        """Put the messages into their topics, all at once, and return their places.
 
-        Raises `TransactionEnded` where one of them was committed or rolled back before, or is among the undecided, and
-        nothing is done; `UnknownTopic` where a topic was deleted meanwhile; `OffsetLost` where retention took a half
-        message.
+        Raises `TransactionEnded`, with nothing done, if one of them was committed or rolled back before, or is among
+        the undecided; `UnknownTopic` if a topic was deleted since; `OffsetLost` if retention deleted a half message.
         """
-        return self._wherever_they_wait(halves, self._commit)
+        return self._end_at_current_places(halves, self._commit)
 
     def roll_back(self, halves: Sequence[Half]) -> None:
-        """Let nobody ever see the messages. Raises `TransactionEnded`, as `commit`."""
-        self._wherever_they_wait(halves, self._roll_back)
+        """Drop the messages. Raises `TransactionEnded`, as `commit`."""
+        self._end_at_current_places(halves, self._roll_back)
 
     def _commit(self, halves: Sequence[Half]) -> AppendResult:
         ending = EndingAppend(self._store, self._halves)
@@ -144,8 +143,8 @@ class Transactions:
         with self._turn:
             ending.publish(halves)
 
-    def _wherever_they_wait(self, halves: Sequence[Half], end: Callable[[Sequence[Half]], Result]) -> Result:
-        """`end`, also of those that wait elsewhere, for somebody was asked meanwhile, and did not know."""
+    def _end_at_current_places(self, halves: Sequence[Half], end: Callable[[Sequence[Half]], Result]) -> Result:
+        """Call `end`; again with the new places of half messages that a check moved."""
         while True:
             try:
                 return end(halves)
@@ -181,11 +180,11 @@ class Transactions:
         immunity: float = IMMUNITY_SECONDS,
         max_checks: int = MAX_CHECKS,
     ) -> int:
-        """Ask `decide` what became of those left `open`, and end them; how many it was asked. One step: call it every
-        now and then, RocketMQ does every 30 s.
+        """Call `decide` for each half message that is `open`, and end them; return how many. Call it regularly;
+        RocketMQ does so every 30 s.
 
-        Who is UNKNOWN is asked again later, at most `max_checks` times, then the message goes to UNDECIDED_TOPIC. Each
-        outcome counts from when this returns; whoever ended one of them meanwhile was first.
+        An UNKNOWN one is asked for again later, at most `max_checks` times, then the message goes to UNDECIDED_TOPIC.
+        Outcomes count from when this returns; if a half message was ended before that, that end counts.
         """
         asked = self.open(immunity)
         outcomes = [(half, message, decide(message)) for half, message in asked]
@@ -195,15 +194,15 @@ class Transactions:
         return len(asked)
 
     def forget(self) -> None:
-        """Know no more of what was ended than others have not noted: for who commits much, and lets others `check`."""
+        """Free memory of ended half messages: for producers that commit much, and let others `check`."""
         with self._turn:
             self._halves.forget()
 
     # --- steps -------------------------------------------------------------------------------------------
 
     def _is_due(self, message: StoredMessage, now: float, immunity: float) -> bool:
-        """Whether it is to be asked for: the group's own, and not young any more. One from far ahead is not: the clock
-        was set back, and nobody can tell how old it is.
+        """Return whether it is the group's own, and old enough. One from the future is due, too: the clock was set
+        back, and its age is unknown.
         """
         asked = message.properties.get(PROPERTY_CHECK_IMMUNITY, "")
         least = float(asked) if asked.isdecimal() else immunity
@@ -212,7 +211,7 @@ class Transactions:
         return is_own and abs(now - born_ms / 1000) > least
 
     def _end_all(self, outcomes: list[tuple[Half, StoredMessage, Outcome]], max_checks: int) -> None:
-        """Those that nobody else has ended meanwhile. One that cannot be does not keep the others."""
+        """End those that are still open. One that cannot be ended does not stop the others."""
         while outcomes:
             try:
                 ending = EndingAppend(self._store, self._halves)
@@ -235,7 +234,7 @@ class Transactions:
     def _leave_open(
         self, half: Half, message: StoredMessage, outcome: Outcome, max_checks: int, error: StoreError
     ) -> None:
-        """What cannot be ended so is asked for again, as one of which nobody knows."""
+        """Ask again later for a half message that cannot be committed."""
         _logger.error("%s: transaction %s stays open: %s", self._store.path, half.transaction_id, error)
         if outcome is Outcome.COMMIT:
             self._end_all([(half, message, Outcome.UNKNOWN)], max_checks)
@@ -285,7 +284,7 @@ class EndingAppend:
     def publish(self, halves: Sequence[Half]) -> AppendResult:
         """Publish, with an op message for all `halves`.
 
-        Raises `TransactionEnded` if one of them was ended before, `UnknownTopic` if a topic was deleted meanwhile.
+        Raises `TransactionEnded` if one of them was ended before, `UnknownTopic` if a topic was deleted since.
         """
         offsets = [half.queue_offset for half in halves]
         if len(set(offsets)) < len(offsets):
@@ -349,7 +348,7 @@ def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> byt
 
 
 def _known_by(message: StoredMessage) -> _KnownBy:
-    """What stays of a half message where it waits on elsewhere; ids may be its producer's own, and come again."""
+    """Return the parts of a half message that stay if a check moves it; producers may use an id twice."""
     return message.msg_id, message.properties.get(PROPERTY_PRODUCER_GROUP), message.born_timestamp, message.body_crc
 
 

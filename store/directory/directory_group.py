@@ -303,7 +303,7 @@ class DirectoryMember:
         entry = self._seat.entry
         _, reset = self._unseen()
         own = entry.claims.keys() - self._taken(time.monotonic()) - reset.keys()
-        self._offsets.persist(self._files.there(own), self._flush)
+        self._offsets.persist(self._files.existing(own), self._flush)
 
     def _unseen(self) -> tuple[int, Positions]:
         """The resets that this member does not know of yet."""

@@ -1,4 +1,4 @@
-"""What a command asks for, and who asks: RocketMQ's request codes, flags, languages and version."""
+"""The numbers of RocketMQ's protocol: request and response codes, flags, languages, its version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Bodies that clients and brokers of RocketMQ send each other, declared once. What nobody here reads is not checked."""
+"""Bodies that clients and brokers of RocketMQ send each other, declared once: JSON, and batches of messages.
+
+A batch: int size | int 0 | int 0 | int flag | int n, body | short n, properties; repeated. Fields of JSON that this
+code does not use are not checked.
+"""
 
 from __future__ import annotations
 

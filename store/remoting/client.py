@@ -1,4 +1,4 @@
-"""Plain connections to name servers and brokers: one to each address, many requests on it at a time."""
+"""Connections to name servers and brokers: one for each address, for all threads; or one for a single thread."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class Client(Opened):
         """Begin a request; any number may be under way. The answer may have any code; or `Unreachable` is raised."""
         self.must_be_open()
         command = Command(code, fields or {}, body)
-        encode_head(command, len(body))  # what is too large is refused here
+        encode_head(command, len(body))  # raises for one that is too large
         return self._thread.submit(self._ask(address, command, self._timeout if timeout is None else timeout))
 
     def tell(self, address: str, code: int, fields: Mapping[str, str] | None = None, body: Bytes = b"") -> None:
-        """Send a request that nobody answers (oneway). Raises `Unreachable` where there is no connection."""
+        """Send a request without an answer (oneway). Raises `Unreachable` if there is no connection."""
         self.must_be_open()
         command = Command(code, fields or {}, body, flag=CommandFlag.ONEWAY)
         self._thread.submit(self._tell(address, command)).result()
@@ -126,7 +126,7 @@ class Client(Opened):
 
 
 def _retrieve(task: asyncio.Task[Command]) -> None:
-    """Who asked may have cancelled what it waited for: nobody else learns of an error then; asyncio would log it."""
+    """Mark the error as seen: if the caller cancelled its future, asyncio would log it."""
     if not task.cancelled():
         task.exception()
 
@@ -180,7 +180,7 @@ class _Peer:
             self._connection.close()
 
     def _received(self, connection: Connection, command: Command) -> None:
-        """An answer; late ones concern nobody. What a broker wants answered itself it does not get."""
+        """Handle an answer; late ones are dropped. Requests of a broker are not answered."""
         self._has_answered = True
         if not command.is_response:
             self._heard(command)

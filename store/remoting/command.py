@@ -1,6 +1,6 @@
 """`Command`: one request or answer of RocketMQ's protocol, to bytes and back (RemotingCommand).
 
-    frame    int length of what follows | int serialization (high byte) and header length | header | body
+    frame    int length of the rest | int serialization (high byte) and header length | header | body
     JSON     {"code":105,"extFields":{"topic":"T"},"flag":0,"language":"JAVA","opaque":1,...}
     ROCKETMQ short code | byte language | short version | int opaque | int flag | int n, remark | int n, fields;
              a field is short n, name | int n, value
@@ -60,7 +60,7 @@ class Command:
 
     @property
     def is_oneway(self) -> bool:
-        """Whether nobody waits for an answer."""
+        """Whether the sender wants no answer."""
         return bool(self.flag & CommandFlag.ONEWAY)
 
 
@@ -70,7 +70,9 @@ def encode(command: Command) -> bytes:
 
 
 def encode_head(command: Command, body_bytes: int) -> bytes:
-    """What stands in a frame before a body of that length, which need not be the command's own. Raises as `encode`."""
+    """Return the part of a frame before a body of that length. The body need not be the command's own. Raises as
+    `encode`.
+    """
     header = _to_json(command) if command.serialization is Serialization.JSON else _to_binary(command)
     length = _HEADER_MARK.size + len(header) + body_bytes
     if len(header) > MAX_HEADER_BYTES or length > MAX_FRAME_BYTES - LENGTH.size:
@@ -192,7 +194,7 @@ def _of_binary(header: bytes, body: bytes) -> Command:
 
 
 def _sized(data: bytes, at: int, length: struct.Struct) -> tuple[bytes, int]:
-    """The bytes behind their length, which stands at `at`, and where they end."""
+    """Return the bytes behind their length, which is at `at`, and their end."""
     begin = at + length.size
     size = length.unpack_from(data, at)[0] if begin <= len(data) else -1
     if not 0 <= size <= len(data) - begin:

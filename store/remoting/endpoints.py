@@ -1,4 +1,4 @@
-"""TLS at a client's end: whose certificates count, and what it means where there is no connection."""
+"""How a client reaches a server: its address, which certificates it trusts, and the errors of connecting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Tls:
 
     @classmethod
     def trusting(cls, path: str) -> Tls:
-        """The certificates of a file, which nobody needs afterwards. Raises `InvalidArgument`."""
+        """Read the certificates of a file now; it may be deleted afterwards. Raises `InvalidArgument`."""
         try:
             found = cls(Path(path).read_text("ascii"))
             found.context()

@@ -1,4 +1,11 @@
-"""The header of every code that is spoken here, declared once: what is required, and the defaults of the rest."""
+"""The header of every code that is spoken here, declared once: the fields of a command, checked and typed.
+
+    class GetRoute(Header, frozen=True):
+        topic: str                              # required
+        accept_standard_json_only: bool = False
+
+A field is `acceptStandardJsonOnly` on the wire. Kinds are str, `Long` and bool; an optional field may also be None.
+"""
 
 from __future__ import annotations
 
@@ -251,7 +258,7 @@ class DeleteGroup(Header, frozen=True):
 
 class ResetOffset(Header, frozen=True):
     """INVOKE_BROKER_TO_RESET_OFFSET, RESET_CONSUMER_CLIENT_OFFSET. timestamp: ms since 1970, -1 the end. is_force: also
-    behind where the group is. queue_id: below 0 all. offset: instead of the time, from 0 on."""
+    ahead of the group's offset. queue_id: below 0 all. offset: instead of the time, from 0 on."""
 
     group: str
     topic: str

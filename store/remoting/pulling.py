@@ -1,4 +1,4 @@
-"""PULL_MESSAGE: answered from the mapped log, or held until there is something."""
+"""PULL_MESSAGE: answered from the mapped log, or held until a message arrives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _ENABLED, _BROADCAST_ENABLED = "consumeEnable", "consumeBroadcastEnable"
 
 
 class Permissions:
-    """Asked at each pull, so the file is read only when it changed, whoever changed it."""
+    """Groups that may not consume, by `consumeEnable` and `consumeBroadcastEnable` in their settings.
+
+    It is asked at each pull, so it reads the file only after a change."""
 
     def __init__(self, broker: ServedBroker) -> None:
         self._path = broker.store.path / GROUPS_FILE
@@ -39,7 +41,7 @@ class Permissions:
         self._restricted: Mapping[str, Mapping[str, Any]] = {}
 
     def check(self, group: str) -> None:
-        """Raises `RequestRefused` where a group may not consume, or not so."""
+        """Raises `RequestRefused` if a group may not consume, or not by broadcasting."""
         self._look()
         settings = self._restricted.get(group)
         if settings is None:

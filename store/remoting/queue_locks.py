@@ -35,7 +35,7 @@ class Locks:
         self._topics = topics
         self._lock = threading.Lock()
         self._locked: dict[str, dict[str, _ClientClaims]] = {}  # group, client id
-        self._clients: Counter[Connection] = Counter()  # that came on it; counted anew by `forget`
+        self._clients: Counter[Connection] = Counter()  # that came on it; counted again by `forget`
 
     def handlers(self) -> Mapping[int, Handler]:
         """Return handlers that may wait."""

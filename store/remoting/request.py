@@ -1,4 +1,4 @@
-"""A request as a processor sees it, what it answers with, and what an error becomes on the wire."""
+"""A request as a processor sees it, its response, and the response for each error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from store.remoting.headers import Header
 
 
 class Request(NamedTuple):
-    """A command, and where it came from."""
+    """A command, and its connection."""
 
     command: Command
     connection: Connection

@@ -1,4 +1,4 @@
-"""What a name server answers: which broker has a topic. Here there is one, and it is this."""
+"""Answers of a name server, whose only broker is this one, and the status of that broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactional messages of producers elsewhere: prepared, ended, and asked for where nobody ended them."""
+"""Transactional messages of remote producers: prepare, commit, roll back, and ask for open ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A thread that runs an event loop, and what other threads ask of it."""
+"""Threads of clients and servers: one that runs an event loop, and workers in which connections take turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 
 def settle(waiting: Future[Result], work: Callable[[], Result]) -> None:
-    """Give `waiting` what `work` answers, or what it raises, whatever that is: nobody may wait for ever."""
+    """Give `waiting` the result of `work` or its error, of any kind: its reader must not wait for ever."""
     try:
         result = work()
     except BaseException as error:
@@ -52,7 +52,7 @@ class LoopThread:
                     raise
 
     def stop(self) -> None:
-        """End the loop and its thread; what is under way in it is cancelled."""
+        """End the loop and its thread; its tasks are cancelled."""
         self.call(self.loop.stop)
         self._thread.join()
 
