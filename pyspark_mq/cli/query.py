@@ -11,6 +11,7 @@ from pyspark_mq.cli.json_lines import BODIES, JSON
 from store import MessageStore, StoredMessage, UnknownTopic
 from store.archive.log import ArchiveAddress
 from store.directory.directory_log import address_at
+from store.read.query import KeyQuery
 
 
 def time_given(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int | None:
@@ -64,7 +65,9 @@ def query(
     address = address_at(store)
     if isinstance(address, ArchiveAddress):
         with address.open() as archive:
-            found = archive.query(topic, key, count) if key is not None else archive.with_id(topic, str(msg_id))
+            found = (
+                archive.query(KeyQuery(topic, key, count)) if key is not None else archive.with_id(topic, str(msg_id))
+            )
     else:
         with MessageStore.open(store, read_only=True) as opened:
             found = opened.query(topic, key, count) if key is not None else by_id(opened, topic, str(msg_id))

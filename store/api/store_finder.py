@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from itertools import chain
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from store.model.errors import InvalidArgument, OffsetLost
 from store.model.integers import integer, text
 from store.model.log_protocol import Int64s, MessageFilter, Queue, QueueRange
 from store.read.narrowing import Narrowing
-from store.read.query import is_queued, message_at, messages_with_key, offset_of_id, record_at, sizes_at, taken
+from store.read.query import KeyQuery, copies_at, message_at, messages_with_key, offset_of_id, record_at, sizes_at
 
 TopicPart = Iterable[int] | Mapping[int, tuple[int, int]] | None
 
@@ -36,19 +36,16 @@ class StoreFinder(StoreReader):
         configured, `ArchiveError`, and `ObjectsUnavailable`.
         """
         self.must_be_open()
-        key, max_messages = text("key", key), integer("max_messages", max_messages, 1)
-        begin, end = integer("begin", begin), integer("end", end)
-        confirm = self.confirm_offset
-        has = partial(is_queued, self._log, self._topics.known, self._published.of)
-        rooms, times_from = (self._log, self._index, confirm), self._published_end.times_from
-        search = partial(messages_with_key, *rooms, topic, key, max_messages, begin, end, has, times_from)
-        found = search()
+        limits = integer("max_messages", max_messages, 1), integer("begin", begin), integer("end", end)
+        wanted = KeyQuery(topic, text("key", key), *limits)
+        confirm, times_from = self.confirm_offset, self._published_end.times_from
+        found = messages_with_key(self._log, self._index, confirm, wanted, self._published.has, times_from)
         first = self._log.min_offset()  # open files may still have messages that retention deleted before it
         there = [self._inflated(message) for message in found if message.physical_offset >= first]
         ours = self.bounds(Queue(topic, queue_id) for queue_id in range(self._topics.known(topic)))
-        most = max_messages - len(there)
-        if most and any(each.min_offset for each in ours.values()) and (log := self._tiered()):
-            there = log.query(topic, key, most, (begin, end), there) + there
+        left = wanted.max_messages - len(there)
+        if left and any(each.min_offset for each in ours.values()) and (log := self._tiered()):
+            there = log.query(replace(wanted, max_messages=left), there) + there
         return there
 
     def message_by_id(self, offset_msg_id: str) -> StoredMessage:
@@ -59,7 +56,7 @@ class StoreFinder(StoreReader):
         """
         self.must_be_open()
         message = message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset)
-        is_queued(self._log, self._topics.known, self._published.of, message)
+        self._published.has(message)
         return self._inflated(message)
 
     def record_at(self, physical_offset: int) -> bytes:
@@ -76,7 +73,7 @@ class StoreFinder(StoreReader):
         Raises `CorruptRecord`, `OffsetLost`, `OffsetNotYet`.
         """
         self.must_be_open()
-        return taken(self._log, physical_offsets, sizes_at(self._log, physical_offsets, self.confirm_offset))
+        return copies_at(self._log, physical_offsets, sizes_at(self._log, physical_offsets, self.confirm_offset))
 
     def _inflated(self, message: StoredMessage) -> StoredMessage:
         """A message with its body as its producer had it."""

@@ -14,16 +14,15 @@ from store.archive.catalog import Catalog
 from store.archive.flat import FlatQueue
 from store.archive.key_index import Items, KeyIndex
 from store.format.arrays import constant, numbers, pc
-from store.format.entering import keys_of
 from store.format.hashes import key_hash
 from store.format.layout import ARCHIVE_INDEX_ITEM, LIGHT_PREFIX
 from store.format.stored_message import StoredMessage, decode_record
-from store.index.index import END_OF_TIME
 from store.model.errors import InvalidMessageId
+from store.model.integers import LONG_MAX
 from store.model.log_protocol import Int64s, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.read.narrowing import joined
-from store.read.query import offset_of_id
+from store.read.query import KeyQuery, offset_of_id
 from store.read.scan import Decoding, scan_queue
 
 _MOST_FOUND = 1000  # a key that is so common is read sooner than looked up
@@ -84,43 +83,34 @@ class KeySearch:
         pieces = (wanted._replace(start=each, end=each + 1) for each in there)
         return joined([wanted._replace(end=known), *pieces, wanted._replace(start=behind)])
 
-    def newest(
-        self,
-        queues: Iterable[Queue],
-        key: str,
-        most: int,
-        begin: int,
-        end: int,
-        before: Mapping[Queue, int],
-    ) -> list[StoredMessage]:
-        """The newest messages of one topic's queues that have a key, stored in [begin, end] (ms), oldest first.
+    def newest(self, queues: Iterable[Queue], wanted: KeyQuery, before: Mapping[Queue, int]) -> list[StoredMessage]:
+        """Return the messages of a topic's queues that match, oldest first.
 
-        before: of some queues the offset up to which they are looked for. Raises as `narrowed`, `CorruptRecord`.
+        before: of some queues the offset up to which they are searched. Raises as `narrowed`, `CorruptRecord`.
         """
         there = {queue: it for queue in queues if (it := self._flat(queue)) is not None}
         found: dict[tuple[str, int, int], StoredMessage] = {}  # in a light queue they are of several topics
-        for message in self._messages(there, key, begin, end):
-            is_wanted = message.queue_offset < before.get(Queue(message.topic, message.queue_id), END_OF_TIME)
-            if is_wanted and key in keys_of(message.properties) and begin <= message.store_timestamp <= end:
+        for message in self._messages(there, wanted):
+            is_before = message.queue_offset < before.get(Queue(message.topic, message.queue_id), LONG_MAX)
+            if is_before and wanted.matches(message):
                 found[message[:3]] = message
-                if len(found) == most:
+                if len(found) == wanted.max_messages:
                     break
         for queue, it in there.items():
-            stop = min(_unindexed_until(it, self._catalog), before.get(queue, END_OF_TIME))
-            for message in _with_key(it, it.min_offset(), stop, key):
-                if begin <= message.store_timestamp <= end:
-                    found[message[:3]] = message
+            stop = min(_unindexed_until(it, self._catalog), before.get(queue, LONG_MAX))
+            for message in _with_key(it, it.min_offset(), stop, wanted):
+                found[message[:3]] = message
         ordered = sorted(found.values(), key=lambda each: (each.store_timestamp, each.queue_id, each.queue_offset))
-        return ordered[-most:]
+        return ordered[-wanted.max_messages :]
 
-    def _messages(self, there: Mapping[Queue, FlatQueue], key: str, begin: int, end: int) -> Iterator[StoredMessage]:
+    def _messages(self, there: Mapping[Queue, FlatQueue], wanted: KeyQuery) -> Iterator[StoredMessage]:
         """Those that the index names, newest first. It knows their time to the second only: so the next one of each
         queue is read that may be the newest."""
         topic = next(iter(there)).topic if there else ""
-        found = list(self._of_topic(topic, [key_hash(topic, key)], begin))
+        found = list(self._of_topic(topic, [key_hash(topic, wanted.key)], wanted.begin))
         items = np.concatenate([_NO_ITEMS, *(each for each, _ in found)])
         times = np.concatenate([_NO_OFFSETS, *(each for _, each in found)])
-        is_in_time = (times <= end) & (times + _MS > begin)
+        is_in_time = (times <= wanted.end) & (times + _MS > wanted.begin)
         left: dict[Queue, list[int]] = {}  # rows, in the order of the queue
         heads: list[tuple[int, int, Queue, StoredMessage | None]] = []  # of each queue the next; None: not read yet
 
@@ -153,16 +143,16 @@ def _unindexed_until(it: FlatQueue, catalog: Catalog) -> int:
     return 0 if catalog.index else it.archived.max_offset
 
 
-def _with_key(it: FlatQueue, start: int, stop: int, key: str) -> Iterator[StoredMessage]:
+def _with_key(it: FlatQueue, start: int, stop: int, wanted: KeyQuery) -> Iterator[StoredMessage]:
     """Of messages [start, stop), read all."""
     if start >= stop:
         return
     with it.ahead(start, stop) as (log, entries):
         for batch in scan_queue(log, entries, start, stop, Decoding(_KEYS, 0)):
-            for offset in (start + np.flatnonzero(numbers(_may_have(batch, key)))).tolist():
+            for offset in (start + np.flatnonzero(numbers(_may_have(batch, wanted.key)))).tolist():
                 at, size, _ = it.entries.entries(offset, offset + 1)[0].item()
                 message = decode_record(it.log.read(at, size), f"{it.queue}, offset {offset}")
-                if key in keys_of(message.properties):
+                if wanted.matches(message):
                     yield message
             start += len(batch)
 

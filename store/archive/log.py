@@ -23,7 +23,6 @@ from store.files.config import StoreConfig
 from store.format.columns import check_columns
 from store.format.layout import CQ_ENTRY
 from store.format.stored_message import StoredMessage, inflated, stored_messages
-from store.index.index import END_OF_TIME
 from store.model.errors import (
     CorruptRecord,
     CorruptSegment,
@@ -50,7 +49,7 @@ from store.model.log_protocol import (
 from store.objects.urls import storage_options, without_secrets
 from store.read.fingerprint import fingerprint
 from store.read.getting import RecordPieces
-from store.read.query import offset_by_time
+from store.read.query import KeyQuery, offset_by_time
 from store.read.scan import CheckedBlock, Decoding, checked_blocks, scan_queue
 
 Found = TypeVar("Found")
@@ -148,29 +147,23 @@ class ArchiveLog:
         except (OffsetLost, CorruptSegment):  # of the index; who reads says what is wrong with the rest
             return ranges
 
-    def query(
-        self,
-        topic: str,
-        key: str,
-        max_messages: int = 64,
-        begin: int = 0,
-        end: int = END_OF_TIME,
-        before: Positions | None = None,
-    ) -> list[StoredMessage]:
-        """As `MessageStore.query`, which asks it for what it has no longer.
+    def query(self, wanted: KeyQuery, before: Positions | None = None) -> list[StoredMessage]:
+        """Return the messages that match, oldest first. It reads all messages that the index lacks.
 
-        before: queue offsets from which on no message of a queue is wanted. What is not in the index is read, all of
-        it. Raises `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`, `CorruptSegment`, `ObjectsUnavailable`.
+        before: queue offsets from which on no message of a queue is wanted. Raises `UnknownTopic`, `CorruptRecord`,
+        `MessageTooLarge`, `CorruptSegment`, `ObjectsUnavailable`.
         """
 
         def newest(finding: KeySearch, catalog: Catalog) -> list[StoredMessage]:
-            queues = catalog.of_topics().get(topic)
+            queues = catalog.of_topics().get(wanted.topic)
             if queues is None:
-                raise UnknownTopic(f"{self._place.url}: topic {topic!r}: not archived")
-            return finding.newest(queues, key, max_messages, begin, end, before or {})
+                raise UnknownTopic(f"{self._place.url}: topic {wanted.topic!r}: not archived")
+            return finding.newest(queues, wanted, before or {})
 
         found = self._looked_up(newest)
-        return [inflated(message, self._where(Queue(topic, message.queue_id)), _MAX_BODY_BYTES) for message in found]
+        return [
+            inflated(message, self._where(Queue(wanted.topic, message.queue_id)), _MAX_BODY_BYTES) for message in found
+        ]
 
     def with_id(self, topic: str, msg_id: str) -> list[StoredMessage]:
         """The messages of a topic that have this id, as the column `msgId` shows it.

@@ -34,6 +34,7 @@ from store.model.log_protocol import (
     ReadSpec,
 )
 from store.read.getting import MOST_RECORDS, GetRequest, GetResult, GetStatus, most_examined, status_of
+from store.read.query import KeyQuery
 
 
 class Newer(Protocol):
@@ -140,14 +141,12 @@ class TieredLog:
         messages, next_begin = self._messages(wanted, accept, most, max_bytes)
         return GetResult(status_of(messages), next_begin, first, own.max_offset, messages)
 
-    def query(
-        self, topic: str, key: str, most: int, times: tuple[int, int], found: Sequence[StoredMessage]
-    ) -> list[StoredMessage]:
+    def query(self, wanted: KeyQuery, found: Sequence[StoredMessage]) -> list[StoredMessage]:
         """As `MessageStore.query`, from before what the store has in each queue of the topic.
 
-        times: [begin, end] in ms. found: what the store has found, some of which it may have deleted since.
+        found: the messages that the store has found, some of which it may have deleted since.
         """
-        queues = self.older.topics().get(topic, ())
+        queues = self.older.topics().get(wanted.topic, ())
         before, begins = dict.fromkeys(queues, 0), dict[int, int]()
         for queue, own in self._newer.bounds(queues).items():
             begins[queue.queue_id] = begin = self._newer.kin.begin(queue)
@@ -156,9 +155,9 @@ class TieredLog:
         if not any(before.values()):
             return []
         known = {(message.queue_id, message.queue_offset) for message in found}
-        older = self.older.query(topic, key, most + len(known), *times, before)
+        older = self.older.query(replace(wanted, max_messages=wanted.max_messages + len(known)), before)
         older = [each for each in older if each.queue_offset >= begins[each.queue_id]]
-        return [each for each in older if (each.queue_id, each.queue_offset) not in known][-most:]
+        return [each for each in older if (each.queue_id, each.queue_offset) not in known][-wanted.max_messages :]
 
     # --- inside ----------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from store.model.errors import CorruptRecord, OffsetLost
 from store.model.log_protocol import Int64s
 from store.publish.placing import AppendResult
 from store.publish.published_end import PublishedEnd
-from store.read.query import taken
+from store.read.query import copies_at
 
 _logger = logging.getLogger("store")
 
@@ -161,12 +161,12 @@ class Delivery:
     def _sound(self, due: Due) -> Iterator[tuple[RecordCopies, Int64s]]:
         """The messages and where they were; one by one where some are damaged, or retention took them."""
         try:
-            yield taken(self._log, due.physical_offsets, due.sizes), due.physical_offsets
+            yield copies_at(self._log, due.physical_offsets, due.sizes), due.physical_offsets
         except (CorruptRecord, OffsetLost):
             for row in range(len(due)):
                 offsets = due.physical_offsets[row : row + 1]
                 try:
-                    yield taken(self._log, offsets, due.sizes[row : row + 1]), offsets
+                    yield copies_at(self._log, offsets, due.sizes[row : row + 1]), offsets
                 except (CorruptRecord, OffsetLost):
                     _logger.exception("%s: a delayed message is lost", self._root)
 

@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
+import numpy as np
+
 from store.files.topics import Topics
+from store.format.entering import QueueEntry
+from store.format.layout import (
+    CQ_ENTRY,
+    RECORD_HEADER,
+    SYS_INNER_BATCH,
+    SYS_TRANSACTION_MASK,
+    SYS_TRANSACTION_PREPARED,
+    SYS_TRANSACTION_ROLLBACK,
+)
+from store.format.stored_message import StoredMessage, must_be_entered
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.queues_in_log import Begin, must_begin
-from store.model.errors import CorruptSegment, OffsetLost, OffsetNotYet, UnknownTopic
+from store.model.errors import CorruptRecord, CorruptSegment, OffsetLost, OffsetNotYet, UnknownQueue, UnknownTopic
 from store.model.log_protocol import Bounds, Queue, QueueRange
-from store.publish.log_end import LogEnd
+from store.publish.log_end import LogEnd, life_begin
 from store.publish.published_end import PublishedEnd
 
 _LOOKED_AT = 64 << 20  # bytes of log
@@ -118,6 +130,54 @@ class PublishedQueues:
         if end > maximum:
             raise OffsetNotYet(f"{where}: asked up to offset {end}, but there are messages up to {maximum} only")
         return self._queues.of(wanted.queue.topic, wanted.queue.queue_id)
+
+    def has(self, message: StoredMessage) -> bool:
+        """Return whether a message, which was found by its record, is in the queue that the record names.
+
+        A message of a topic that was deleted and recreated is not. No checksum need cover what a record says of queue
+        and offset. Raises `CorruptRecord` if the queue says otherwise, and as `of`.
+        """
+        is_half = message.sys_flag & SYS_TRANSACTION_MASK in (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK)
+        if is_half or message.sys_flag & SYS_INNER_BATCH:  # they are in no queue
+            return True
+        try:
+            queue = self.of(message.topic, message.queue_id)
+        except UnknownQueue:
+            if self._is_of_older_life(message):
+                return False
+            raise
+        if message.queue_offset < queue.begin:
+            return False
+        try:
+            entries = queue.entries(message.queue_offset, message.queue_offset + 1)
+        except OffsetLost:
+            entries = np.empty(0, CQ_ENTRY)
+        at = message.physical_offset
+        if at not in entries["physical_offset"]:
+            is_deleted = not self._log.segments.exists(at)  # by retention, with the record that says whose it was
+            if is_deleted or at < life_begin(self._log, queue) or self._is_of_older_life(message):
+                return False
+            raise CorruptRecord(
+                f"commit log offset {at}: its record names topic {message.topic}, queue {message.queue_id}, offset "
+                f"{message.queue_offset}, which is another's; run 'pyspark-mq verify'"
+            )
+        try:
+            head = self._log.segments.read(at, RECORD_HEADER["total_size"].itemsize)
+        except OffsetLost:  # retention deleted it concurrently
+            return True
+        entry, size = QueueEntry(*message[:3], *entries[0].item()), int.from_bytes(head, "big")
+        if size != entry.size:
+            raise CorruptRecord(
+                f"{entry}: an entry of {entry.size} bytes, a record of {size}; run 'pyspark-mq verify --repair'"
+            )
+        must_be_entered(message, entry)
+        return True
+
+    def _is_of_older_life(self, message: StoredMessage) -> bool:
+        """Return whether a message is older than all queues of its topic. Without any, the topic was just recreated."""
+        queues = (self.of(message.topic, number) for number in range(self._topics.known(message.topic)))
+        begins = [life_begin(self._log, queue) for queue in queues if queue.has_files]
+        return not begins or message.physical_offset < min(begins)
 
     def dispatched_offset(self) -> int:
         """Commit log offset (bytes) up to which the queues go; below the log's end where a broker is behind."""

@@ -13,6 +13,7 @@ from store.archive.catalog import DEFAULT_CLUSTER, cluster_folder
 from store.archive.log import ArchiveAddress
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
+from store.read.query import KeyQuery
 from tests.logs.archives import archived
 from tests.restarted import delete_as_broker
 from tests.rocketmq.golden import records_of
@@ -90,7 +91,7 @@ def found_by_us(address: ArchiveAddress, questions: list[dict[str, str]]) -> set
         return {
             (each["topic"], each["key"], message.queue_id, message.queue_offset)
             for each in questions
-            for message in log.query(each["topic"], each["key"], 1000)
+            for message in log.query(KeyQuery(each["topic"], each["key"], 1000))
         }
 
 

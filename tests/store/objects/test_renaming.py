@@ -17,6 +17,7 @@ from store.archive.log import ArchiveAddress
 from store.format.layout import CONF_FILE
 from store.model.log_protocol import Queue, QueueRange
 from store.objects.any_objects import objects_at
+from store.read.query import KeyQuery
 from tests.children import ended
 from tests.filled import Filled
 
@@ -92,7 +93,7 @@ def archived(url: str, put: list[bytes]) -> int:
         with ArchiveAddress(url).open() as log:
             _, end = log.bounds([ORDERS])[ORDERS]
             assert [each.body for each in log.messages(QueueRange(ORDERS, 0, end))] == put[:end]
-            assert all(log.query("orders", f"k{offset}") for offset in (0, end - 1))
+            assert all(log.query(KeyQuery("orders", f"k{offset}")) for offset in (0, end - 1))
             return end
     except NoArchive:
         return 0

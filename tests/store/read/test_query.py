@@ -10,6 +10,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig, StoredMessage
 from store.api.message_store import delete_topic
+from store.files.topics import Topics
 from store.format.hashes import key_hash
 from store.format.layout import INDEX_HEADER, field_offset
 from store.index.index import Index
@@ -17,8 +18,10 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.model.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.model.log_protocol import Boundary, Queue, QueueRange
+from store.publish.log_end import LogEnd
 from store.read import query
-from store.read.query import is_queued, message_at, messages_with_key, offset_of_id
+from store.read.published import PublishedQueues
+from store.read.query import KeyQuery, message_at, messages_with_key, offset_of_id
 from tests import seen
 from tests.filled import Filled
 
@@ -43,7 +46,7 @@ class Golden:
 
     def with_key(self, row: seen.Row, key: str, **limits: int) -> list[int]:
         arguments = {"max_messages": 100, **limits}
-        found = messages_with_key(self.log, self.index, self.end, row["topic"], key, **arguments)
+        found = messages_with_key(self.log, self.index, self.end, KeyQuery(row["topic"], key, **arguments))
         return [message.physical_offset for message in found]
 
 
@@ -82,14 +85,19 @@ def test_no_message_has_an_empty_key(tmp_path: Path) -> None:
         assert store.query("t", "") == []
 
 
+def published_queues(root: Path) -> tuple[PublishedQueues, ConsumeQueues]:
+    log, queues = (kind(root, None, writable=False) for kind in (CommitLog, ConsumeQueues))
+    return PublishedQueues(Topics(root), log, queues, LogEnd(root, log)), queues
+
+
 def test_what_retention_takes_while_it_is_looked_for_is_found(tmp_path: Path) -> None:
     filled = Filled(tmp_path / "mq", {"t": 1})
     with filled.store as store:
         filled.put("t", 0, 90, size=1000)
         (message,) = store.query("t", "k3")
         assert store.clean(forced=True).log
-    log, queues = (kind(tmp_path / "mq", None, writable=False) for kind in (CommitLog, ConsumeQueues))
-    assert is_queued(log, {"t": 1}.__getitem__, queues.of, message)
+    published, _ = published_queues(tmp_path / "mq")
+    assert published.has(message)
 
 
 @pytest.mark.parametrize("is_open", [False, True])
@@ -105,10 +113,10 @@ def test_what_retention_takes_of_a_deleted_topic_while_it_is_looked_for_is_not_f
         delete_topic(path, "t")
         store.create_topic("t", 1)
         filled.put("t", 0, 300, size=1000)
-        log, queues = (kind(path, None, writable=False) for kind in (CommitLog, ConsumeQueues))
+        published, queues = published_queues(path)
         assert not is_open or len(queues.of("t", 0).entries(0, 1))
         assert store.clean(forced=True).queues
-    assert not is_queued(log, {"t": 1}.__getitem__, queues.of, message)
+    assert not published.has(message)
 
 
 def test_by_key_and_time_to_the_millisecond(golden: Golden) -> None:
@@ -164,7 +172,7 @@ def test_the_newest_are_those_of_the_log_whatever_a_broker_called_the_files_of_i
 def test_what_is_not_published_is_not_found(golden: Golden) -> None:
     last = golden.rows[-1]
     key, end = last["properties"]["UNIQ_KEY"], last["physicalOffset"]
-    assert messages_with_key(golden.log, golden.index, end, last["topic"], key, 100) == []
+    assert messages_with_key(golden.log, golden.index, end, KeyQuery(last["topic"], key, 100)) == []
     with pytest.raises(OffsetNotYet):
         message_at(golden.log, end, end)
 
