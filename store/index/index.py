@@ -24,47 +24,16 @@ _MS = 1000
 END_OF_TIME = (1 << 63) - 1
 
 
-class Index:
-    """The files of a store's `index` directory. One process at a time may write; the store lock sees to that."""
+class IndexFiles:
+    """Which files there are in the directory `index` of a store, and their making and deletion."""
 
-    def __init__(
-        self,
-        root: Path,
-        slots: int,
-        entries: int,
-        *,
-        writable: bool,
-        is_enabled: bool = True,
-        has_tags: bool = False,
-    ) -> None:
-        """slots, entries: `maxHashSlotNum` and `maxIndexNum`, as existing files have them. is_enabled: file keys.
-
-        has_tags: and tags."""
-        self.is_enabled = is_enabled
-        self.has_tags = has_tags
+    def __init__(self, root: Path, slots: int, entries: int, *, writable: bool) -> None:
+        """slots, entries: `maxHashSlotNum` and `maxIndexNum`, as existing files have them."""
         self.directory = root / INDEX_DIR
         self._temporary = root / PREALLOCATE_FILE
         self._shape = slots, entries
-        self._writable = writable
-        self._newest = ""  # the name of the file in which keys were filed last
-        # Without a reference to this object (see `Segments`).
+        # The cache must not refer to this object: files are closed when it is dropped.
         self._opened = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, slots, entries, writable))
-
-    @staticmethod
-    def of(root: Path, config: StoreConfig, *, writable: bool) -> Index:
-        """The index of a store with these settings."""
-        shape = config.maxHashSlotNum, config.maxIndexNum
-        return Index(
-            root,
-            *shape,
-            writable=writable,
-            is_enabled=config.messageIndexEnable,
-            has_tags=config.tagIndexEnable,
-        )
-
-    def close(self) -> None:
-        """Close all files; the next look at one opens it again."""
-        self._opened.cache_clear()
 
     def file(self, name: str) -> IndexFile:
         """The file as it is on disk: another process may have deleted the one that is open, and made it anew.
@@ -84,6 +53,109 @@ class Index:
         """
         files = list_files(self.directory)
         return [name for name, status in files if name.isascii() and name.isdigit() and (status.st_size or empty)]
+
+    def check(self) -> None:
+        """Raises `ConfigError` for a file of another length than this index's."""
+        for name in self.names():
+            self.file(name)
+
+    def spans(self, names: list[str]) -> list[tuple[int, int]]:
+        """Commit log offsets of the first and the last record that each of these files names; none of an empty one."""
+        headers = (self.file(name).header() for name in names)
+        return [(h["begin_offset"], h["end_offset"]) for h in headers if h["next_entry"] > INDEX_NO_ENTRY + 1]
+
+    def create(self, last_name: str) -> str:
+        """A new last file. Until its first key it holds the end of the one before, as RocketMQ's does."""
+        name = _name_after(last_name)
+        last = self.file(last_name).header() if last_name else {"end_timestamp": 0, "end_offset": 0}
+        header = {
+            "begin_timestamp": last["end_timestamp"],
+            "end_timestamp": last["end_timestamp"],
+            "begin_offset": last["end_offset"],
+            "end_offset": last["end_offset"],
+            "slots_used": 0,
+            "next_entry": INDEX_NO_ENTRY + 1,
+        }
+        make_folder(self.directory)
+        with system_errors(self.directory / name):
+            with open(open_file(self._temporary, os.O_TRUNC), "wb") as made:
+                made.truncate(file_bytes(*self._shape))
+            file = IndexFile(self._temporary, *self._shape, writable=True)
+            file.write_header(header)
+            file.flush()  # a file that exists has its length
+            self._temporary.rename(self.directory / name)
+        return name
+
+    def keep(self, names: list[str]) -> None:
+        """Delete all files but these, those without a length too."""
+        self.delete_for_good([name for name in self.names(empty=True) if name not in names])
+
+    def delete_for_good(self, names: list[str]) -> None:
+        """Delete files, and see to it that none comes back: all but the last one count as whole after a crash."""
+        for name in names:
+            self._delete(name)
+        if names:
+            sync_names(self.directory)
+
+    def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
+        """Delete files, never the last, of which no record is left in the log.
+
+        Returns the path of each and the bytes it took.
+        """
+        names = self.names()[:-1]
+        expired = [name for name in names if self.file(name).header()["end_offset"] < min_physical_offset]
+        return [(str(self.directory / name), self._delete(name)) for name in expired]
+
+    def _delete(self, name: str) -> int:
+        """Unlink a file; returns the bytes it took on the device."""
+        path = self.directory / name
+        with system_errors(path):
+            taken = path.stat().st_blocks * BLOCK_BYTES
+            path.unlink()
+        self._opened.cache_clear()
+        return taken
+
+    def flush(self) -> None:
+        """Bring the newest file to the device; the others were flushed when they were full."""
+        for name in self.names()[-1:]:
+            self.file(name).flush()
+
+    def close(self) -> None:
+        """Close all files; the next look at one opens it again."""
+        self._opened.cache_clear()
+
+
+class Index(IndexFiles):
+    """The keys that are filed in these files. One process at a time may write; the store lock sees to that."""
+
+    def __init__(
+        self,
+        root: Path,
+        slots: int,
+        entries: int,
+        *,
+        writable: bool,
+        is_enabled: bool = True,
+        has_tags: bool = False,
+    ) -> None:
+        """slots, entries: as `IndexFiles` takes them. is_enabled: file keys; has_tags: file tags, too."""
+        super().__init__(root, slots, entries, writable=writable)
+        self.is_enabled = is_enabled
+        self.has_tags = has_tags
+        self._writable = writable
+        self._newest = ""  # the name of the file in which keys were filed last
+
+    @staticmethod
+    def of(root: Path, config: StoreConfig, *, writable: bool) -> Index:
+        """The index of a store with these settings."""
+        shape = config.maxHashSlotNum, config.maxIndexNum
+        return Index(
+            root,
+            *shape,
+            writable=writable,
+            is_enabled=config.messageIndexEnable,
+            has_tags=config.tagIndexEnable,
+        )
 
     def end_offset(self) -> int:
         """Commit log offset of the newest record with a key, -1 without one; keys of older records are filed."""
@@ -108,7 +180,7 @@ class Index:
             names, self._newest = self.names(), ""
             if names[-1:] == [file.path.name]:
                 file.flush()
-                self._create(names[-1])
+                self.create(names[-1])
 
     def _newest_file(self) -> IndexFile:
         """The file for the next key; made where there is none. The one used last is it until it is full, or gone."""
@@ -116,7 +188,7 @@ class Index:
             if self._newest:
                 return self.file(self._newest)
         names = self.names()
-        self._newest = names[-1] if names else self._create("")
+        self._newest = names[-1] if names else self.create("")
         return self.file(self._newest)
 
     def candidates(
@@ -179,14 +251,9 @@ class Index:
         kept, behind = self.names(), []
         while kept and not self._begins_before(kept[-1], end_offset):
             behind.append(kept.pop())
-        self._delete_for_good(behind)
+        self.delete_for_good(behind)
         if kept:
             self.file(kept[-1]).truncate(end_offset)
-
-    def check(self) -> None:
-        """Raises `ConfigError` for a file of another length than this index's."""
-        for name in self.names():
-            self.file(name)
 
     def have_what_they_say(self, names: list[str], end: int) -> bool:
         """Whether these files have: one that says it goes further takes no more keys. Of another length: False. end:
@@ -209,70 +276,9 @@ class Index:
             return [name for name in names if name != self.names(empty=True)[-1]]
         return [name for name in names if headers[name]["end_timestamp"] <= safe_timestamp]
 
-    def spans(self, names: list[str]) -> list[tuple[int, int]]:
-        """Commit log offsets of the first and the last record that each of these files names; none of an empty one."""
-        headers = (self.file(name).header() for name in names)
-        return [(h["begin_offset"], h["end_offset"]) for h in headers if h["next_entry"] > INDEX_NO_ENTRY + 1]
-
-    def keep(self, names: list[str]) -> None:
-        """Delete all files but these, those without a length too."""
-        self._delete_for_good([name for name in self.names(empty=True) if name not in names])
-
-    def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
-        """Delete files, never the last, of which no record is left in the log.
-
-        Returns the path of each and the bytes it took.
-        """
-        names = self.names()[:-1]
-        expired = [name for name in names if self.file(name).header()["end_offset"] < min_physical_offset]
-        return [(str(self.directory / name), self._delete(name)) for name in expired]
-
-    def flush(self) -> None:
-        """Bring the newest file to the device; the others were flushed when they were full."""
-        for name in self.names()[-1:]:
-            self.file(name).flush()
-
-    def _create(self, last_name: str) -> str:
-        """A new last file. Until its first key it holds the end of the one before, as RocketMQ's does."""
-        name = _name_after(last_name)
-        last = self.file(last_name).header() if last_name else {"end_timestamp": 0, "end_offset": 0}
-        header = {
-            "begin_timestamp": last["end_timestamp"],
-            "end_timestamp": last["end_timestamp"],
-            "begin_offset": last["end_offset"],
-            "end_offset": last["end_offset"],
-            "slots_used": 0,
-            "next_entry": INDEX_NO_ENTRY + 1,
-        }
-        make_folder(self.directory)
-        with system_errors(self.directory / name):
-            with open(open_file(self._temporary, os.O_TRUNC), "wb") as made:
-                made.truncate(file_bytes(*self._shape))
-            file = IndexFile(self._temporary, *self._shape, writable=True)
-            file.write_header(header)
-            file.flush()  # a file that exists has its length
-            self._temporary.rename(self.directory / name)
-        return name
-
     def _begins_before(self, name: str, end_offset: int) -> bool:
         header = self.file(name).header()
         return header["next_entry"] > INDEX_NO_ENTRY + 1 and header["begin_offset"] < end_offset
-
-    def _delete_for_good(self, names: list[str]) -> None:
-        """Delete files, and see to it that none comes back: all but the last one count as whole after a crash."""
-        for name in names:
-            self._delete(name)
-        if names:
-            sync_names(self.directory)
-
-    def _delete(self, name: str) -> int:
-        """Unlink a file; returns the bytes it took on the device."""
-        path = self.directory / name
-        with system_errors(path):
-            taken = path.stat().st_blocks * BLOCK_BYTES
-            path.unlink()
-        self._opened.cache_clear()
-        return taken
 
 
 def _open(directory: Path, slots: int, entries: int, writable: bool, name: str) -> IndexFile:

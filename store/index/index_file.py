@@ -28,6 +28,24 @@ Ints = npt.NDArray[np.int64]
 _PAGE = mmap.PAGESIZE
 
 
+KeyColumn = Sequence[int] | npt.NDArray[np.integer[Any]]
+Entries = npt.NDArray[np.void]  # dtype INDEX_ENTRY
+Header = dict[str, int]  # the fields of INDEX_HEADER
+
+_FEW_KEYS = 8  # up to here one after the other is faster than all at once
+_ROW_BITS = 32
+_MAX_INT = (1 << 31) - 1
+_MS = 1000
+
+_HEADER, _ENTRY, _SLOT = struct_of(INDEX_HEADER), struct_of(INDEX_ENTRY), struct.Struct(">i")
+assert (_HEADER.size, _ENTRY.size, _SLOT.size) == (INDEX_HEADER.itemsize, INDEX_ENTRY.itemsize, INDEX_SLOT.itemsize)
+
+
+def file_bytes(slots: int, entries: int) -> int:
+    """Length of an index file, in bytes; `entries` counts the unused entry 0."""
+    return INDEX_HEADER.itemsize + slots * INDEX_SLOT.itemsize + entries * INDEX_ENTRY.itemsize
+
+
 class IndexSlots:
     """Many slots at once, read and set as elements of an array: keys hash to any of them.
 
@@ -72,33 +90,16 @@ class IndexSlots:
             self._values[slots[part]] = numbers[part]
 
 
-KeyColumn = Sequence[int] | npt.NDArray[np.integer[Any]]
-Entries = npt.NDArray[np.void]  # dtype INDEX_ENTRY
-Header = dict[str, int]  # the fields of INDEX_HEADER
-
-_FEW_KEYS = 8  # up to here one after the other is faster than all at once
-_ROW_BITS = 32
-_MAX_INT = (1 << 31) - 1
-_MS = 1000
-
-_HEADER, _ENTRY, _SLOT = struct_of(INDEX_HEADER), struct_of(INDEX_ENTRY), struct.Struct(">i")
-assert (_HEADER.size, _ENTRY.size, _SLOT.size) == (INDEX_HEADER.itemsize, INDEX_ENTRY.itemsize, INDEX_SLOT.itemsize)
-
-
-def file_bytes(slots: int, entries: int) -> int:
-    """Length of an index file, in bytes; `entries` counts the unused entry 0."""
-    return INDEX_HEADER.itemsize + slots * INDEX_SLOT.itemsize + entries * INDEX_ENTRY.itemsize
-
-
-class IndexFile:
-    """One hash table. Reads and writes are `pread` and `pwrite`, for the file is sparse (see `segments`); but
-    `IndexSlots` when many keys are filed at once."""
+class IndexTable:
+    """Header, slots and entries of one file. Reads and writes are `pread` and `pwrite`, for the file is sparse (see
+    `segments`); but `IndexSlots` when many keys are filed at once.
+    """
 
     def __init__(self, path: Path, slots: int, entries: int, *, writable: bool) -> None:
         self.path = path
         self.slots = slots
-        self._capacity = entries
-        self._entries_at = file_bytes(slots, 0)
+        self.capacity = entries
+        self.entries_at = file_bytes(slots, 0)
         size = file_bytes(slots, entries)
         with system_errors(path):
             length = path.stat().st_size
@@ -107,19 +108,74 @@ class IndexFile:
                 f"{path}: {length} bytes, but maxHashSlotNum={slots} and maxIndexNum={entries} make "
                 f"{size}; set both as the broker that wrote it has them, or delete the index"
             )
-        self._file = SegmentFile(path, size, writable=writable)
+        self.file = SegmentFile(path, size, writable=writable)
 
     @property
     def is_deleted(self) -> bool:
         """Whether its name is gone."""
-        return self._file.is_deleted
+        return self.file.is_deleted
 
     def header(self) -> Header:
         """The header as it is now; `next_entry` is at least 1."""
-        values = _HEADER.unpack(self._file.read(0, _HEADER.size))
+        values = _HEADER.unpack(self.file.read(0, _HEADER.size))
         header = dict(zip(INDEX_HEADER.names or (), values, strict=True))
-        header["next_entry"] = min(max(header["next_entry"], INDEX_NO_ENTRY + 1), self._capacity)
+        header["next_entry"] = min(max(header["next_entry"], INDEX_NO_ENTRY + 1), self.capacity)
         return header
+
+    def write_header(self, header: Header) -> None:
+        self.file.write(0, memoryview(_HEADER.pack(*header.values())))
+
+    def entries(self, start: int, end: int) -> Entries:
+        """Entries number [start, end), copied."""
+        position = self.entries_at + start * INDEX_ENTRY.itemsize
+        return np.frombuffer(self.file.read(position, (end - start) * INDEX_ENTRY.itemsize), INDEX_ENTRY)
+
+    def first_from(self, end_offset: int, limit: int) -> int:
+        """Number of the first entry whose record is not before `end_offset`, `limit` without: they ascend."""
+
+        def stands_at(number: int) -> int:
+            return int(self.entries(number, number + 1)[0]["physical_offset"])
+
+        return bisect_left(range(limit), end_offset, INDEX_NO_ENTRY + 1, limit, key=stands_at)
+
+    def previous(self, number: int) -> int:
+        """The next older entry of the slot of entry `number`; INDEX_NO_ENTRY without, and for what is no entry."""
+        if not INDEX_NO_ENTRY < number < self.capacity:
+            return INDEX_NO_ENTRY
+        found = int(self.entries(number, number + 1)[0]["previous"])
+        return found if INDEX_NO_ENTRY < found < number else INDEX_NO_ENTRY
+
+    def slots_of(self, entries: Entries) -> Ints:
+        """The slots of entries, by their hashes."""
+        return np.asarray(entries["key_hash"].astype(np.int64) % self.slots)
+
+    def slot_values(self, start: int, end: int) -> Ints:
+        """Values of slots [start, end), which stop at the last one."""
+        length = (min(end, self.slots) - start) * INDEX_SLOT.itemsize
+        values: Ints = np.frombuffer(self.file.read(file_bytes(start, 0), length), INDEX_SLOT).astype(np.int64)
+        return values
+
+    def newest_of(self, slot: int) -> int:
+        """Number of the newest entry of a slot."""
+        number: int = _SLOT.unpack(self.file.read(file_bytes(slot, 0), _SLOT.size))[0]
+        return number
+
+    def restore_slot(self, slot: int, number: int) -> None:
+        """Name the newest entry of a slot; one that says so already may be in a hole, and that stays one."""
+        position, value = file_bytes(slot, 0), _SLOT.pack(number)
+        if self.file.read(position, _SLOT.size) != value:
+            self.file.write(position, memoryview(value))
+
+    @cached_property
+    def slot_table(self) -> IndexSlots:
+        return IndexSlots(self.file, self.slots)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+class IndexFile(IndexTable):
+    """One hash table from keys to log offsets."""
 
     def has_what_it_says(self, end: int) -> bool:
         """Whether the header names the records of the first and the last entry that it counts, and the slot of the last
@@ -155,7 +211,7 @@ class IndexFile:
         header = self.header()
         is_first = physical_offsets[0] >= header["end_offset"]  # as a rule
         first = 0 if is_first else int(np.searchsorted(physical_offsets, header["end_offset"]))
-        end = min(len(hashes), first + self._capacity - header["next_entry"])
+        end = min(len(hashes), first + self.capacity - header["next_entry"])
         columns = hashes[first:end], physical_offsets[first:end], timestamps[first:end]
         if end - first > _FEW_KEYS:
             self._append_all(header, *map(np.asarray, columns))
@@ -168,14 +224,14 @@ class IndexFile:
         """File one key and bring `header` up to date."""
         number, begin = header["next_entry"], header["begin_timestamp"]
         slot = file_bytes(hashed % self.slots, 0)
-        newest: int = _SLOT.unpack(self._file.read(slot, _SLOT.size))[0]
+        newest: int = _SLOT.unpack(self.file.read(slot, _SLOT.size))[0]
         is_new = not INDEX_NO_ENTRY < newest < number
         seconds = min(max((timestamp - begin) // _MS, 0), _MAX_INT) if begin > 0 else 0
         entry = _ENTRY.pack(hashed, physical_offset, seconds, INDEX_NO_ENTRY if is_new else newest)
-        self._file.write(self._entries_at + number * _ENTRY.size, memoryview(entry))
+        self.file.write(self.entries_at + number * _ENTRY.size, memoryview(entry))
         _count(header, (physical_offset, timestamp), (physical_offset, timestamp), 1, int(is_new))
         self.write_header(header)
-        self._file.write(slot, memoryview(_SLOT.pack(number)))
+        self.file.write(slot, memoryview(_SLOT.pack(number)))
 
     def _append_all(
         self, header: Header, hashes: npt.NDArray[np.int32], physical_offsets: Ints, timestamps: Ints
@@ -187,7 +243,7 @@ class IndexFile:
         slots, numbers = slots[order], first + order
         starts = np.flatnonzero(np.diff(slots, prepend=-1))  # of the keys of one slot each
         heads = slots[starts]
-        table = self._slot_table
+        table = self.slot_table
         table.reserve(heads)
         newest = table.get(heads)
         newest[(newest < INDEX_NO_ENTRY) | (newest >= first)] = INDEX_NO_ENTRY
@@ -200,7 +256,7 @@ class IndexFile:
         entries["physical_offset"] = physical_offsets
         entries["seconds"] = _seconds(timestamps, header)
         entries["previous"][order] = previous
-        self._file.write(self._entries_at + first * INDEX_ENTRY.itemsize, memoryview(entries.tobytes()))
+        self.file.write(self.entries_at + first * INDEX_ENTRY.itemsize, memoryview(entries.tobytes()))
         begin, end = ((int(physical_offsets[row]), int(timestamps[row])) for row in (0, -1))
         _count(header, begin, end, count, int(np.count_nonzero(newest == INDEX_NO_ENTRY)))
         self.write_header(header)
@@ -212,14 +268,14 @@ class IndexFile:
         Those behind `next_entry` included: a broker names an entry in its slot before it counts it.
         """
         header, slot = self.header(), wanted % self.slots
-        number = first = self._newest_of(slot)
-        limit = self._capacity
+        number = first = self.newest_of(slot)
+        limit = self.capacity
         while INDEX_NO_ENTRY < number < limit:
-            position = self._entries_at + number * _ENTRY.size
-            hashed, physical_offset, seconds, previous = _ENTRY.unpack(self._file.read(position, _ENTRY.size))
-            if hashed % self.slots != slot and (newest := self._newest_of(slot)) != first:
+            position = self.entries_at + number * _ENTRY.size
+            hashed, physical_offset, seconds, previous = _ENTRY.unpack(self.file.read(position, _ENTRY.size))
+            if hashed % self.slots != slot and (newest := self.newest_of(slot)) != first:
                 # That of an append which was undone meanwhile: another stands in its place, of another chain.
-                number, first, limit = newest, newest, self._capacity
+                number, first, limit = newest, newest, self.capacity
                 continue
             if number == INDEX_NO_ENTRY + 1:
                 seconds = 0  # its own count from the file before (see `_seconds`)
@@ -229,11 +285,6 @@ class IndexFile:
             if hashed == wanted and stored <= end:
                 yield physical_offset
             limit, number = number, previous  # chains go back only, so that none can be endless
-
-    def _newest_of(self, slot: int) -> int:
-        """Number of the newest entry of a slot."""
-        number: int = _SLOT.unpack(self._file.read(file_bytes(slot, 0), _SLOT.size))[0]
-        return number
 
     def truncate(self, end_offset: int) -> None:
         """Drop the entries of records at commit log offset `end_offset` and after, which are the last ones."""
@@ -246,7 +297,7 @@ class IndexFile:
         heads, oldest = np.unique(self.slots_of(dropped), return_index=True)
         restored = dropped["previous"][oldest].astype(np.int64)
         for slot, number in zip(heads.tolist(), restored.tolist(), strict=True):
-            self._restore_slot(slot, number)
+            self.restore_slot(slot, number)
         slots_used = max(0, header["slots_used"] - int(np.count_nonzero(restored == INDEX_NO_ENTRY)))
         header["slots_used"] = min(slots_used, keep - INDEX_NO_ENTRY - 1)  # RocketMQ 4.3 counts one for each entry
         header["next_entry"] = keep
@@ -255,52 +306,6 @@ class IndexFile:
         seconds = int(last["seconds"]) if keep - 1 > INDEX_NO_ENTRY + 1 else 0  # as in `candidates`
         header["end_timestamp"] = header["begin_timestamp"] + (seconds + 1) * _MS - 1
         self.write_header(header)
-
-    def entries(self, start: int, end: int) -> Entries:
-        """Entries number [start, end), copied."""
-        position = self._entries_at + start * INDEX_ENTRY.itemsize
-        return np.frombuffer(self._file.read(position, (end - start) * INDEX_ENTRY.itemsize), INDEX_ENTRY)
-
-    def _restore_slot(self, slot: int, number: int) -> None:
-        """Name the newest entry of a slot; one that says so already may be in a hole, and that stays one."""
-        position, value = file_bytes(slot, 0), _SLOT.pack(number)
-        if self._file.read(position, _SLOT.size) != value:
-            self._file.write(position, memoryview(value))
-
-    def previous(self, number: int) -> int:
-        """The next older entry of the slot of entry `number`; INDEX_NO_ENTRY without, and for what is no entry."""
-        if not INDEX_NO_ENTRY < number < self._capacity:
-            return INDEX_NO_ENTRY
-        found = int(self.entries(number, number + 1)[0]["previous"])
-        return found if INDEX_NO_ENTRY < found < number else INDEX_NO_ENTRY
-
-    def slots_of(self, entries: Entries) -> Ints:
-        """The slots of entries, by their hashes."""
-        return np.asarray(entries["key_hash"].astype(np.int64) % self.slots)
-
-    def slot_values(self, start: int, end: int) -> Ints:
-        """Values of slots [start, end), which stop at the last one."""
-        length = (min(end, self.slots) - start) * INDEX_SLOT.itemsize
-        values: Ints = np.frombuffer(self._file.read(file_bytes(start, 0), length), INDEX_SLOT).astype(np.int64)
-        return values
-
-    def write_header(self, header: Header) -> None:
-        self._file.write(0, memoryview(_HEADER.pack(*header.values())))
-
-    @cached_property
-    def _slot_table(self) -> IndexSlots:
-        return IndexSlots(self._file, self.slots)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def first_from(self, end_offset: int, limit: int) -> int:
-        """Number of the first entry whose record is not before `end_offset`, `limit` without: they ascend."""
-
-        def stands_at(number: int) -> int:
-            return int(self.entries(number, number + 1)[0]["physical_offset"])
-
-        return bisect_left(range(limit), end_offset, INDEX_NO_ENTRY + 1, limit, key=stands_at)
 
 
 def _stable_order(values: Ints) -> Ints:
