@@ -1,4 +1,4 @@
-"""What becomes of messages that a listener was called with: done, tried again in place, or sent back to the group."""
+"""Calls of a user's listener, and their outcome: messages are done, tried again in place, or sent back to the group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from store.model.errors import InvalidArgument, StoreError
 Listener = Callable[[Sequence[ReceivedMessage]], None]
 
 _SHOWN = 5  # message ids
-_calls = logging.getLogger("store")
+_SEND_BACK_AGAIN_SECONDS = 5.0
+_DEAD_LETTERS = -1  # delay level
+_logger = logging.getLogger("store")
 
 
 class ReconsumeLater(Exception):
@@ -76,7 +78,7 @@ def call(listener: Listener, messages: Messages, group: str) -> CallResult:
     if not messages.tries:
         ids = ", ".join(map(_named, messages[:_SHOWN]))
         more = f" and {len(messages) - _SHOWN} more" if len(messages) > _SHOWN else ""
-        _calls.warning("group %s: failed: %s%s: %s", group, ids, more, what)
+        _logger.warning("group %s: failed: %s%s: %s", group, ids, more, what)
     return CallResult(0)
 
 
@@ -84,11 +86,6 @@ def _named(message: ReceivedMessage) -> str:
     """By the id that it had at the first try."""
     again = f" (try {message.reconsume_times + 1})" if message.reconsume_times else ""
     return f"{first_id(message.msg_id, message.properties)} of {message.topic}{again}"
-
-
-_SEND_BACK_AGAIN_SECONDS = 5.0
-_DEAD_LETTERS = -1  # delay level
-_logger = logging.getLogger("store")
 
 
 class ConsumeService(Protocol):

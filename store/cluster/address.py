@@ -1,4 +1,4 @@
-"""`ClusterAddress`: a cluster as a log, and its groups."""
+"""`ClusterAddress`: where a cluster is, as which account, and in which group's name it is read."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ if TYPE_CHECKING:
     from store.cluster.cluster_writer import ClusterWriter
     from store.cluster.group import ClusterGroup
 
+SCHEME = "rocketmq://"  # of a cluster's address where a path may be given, too
 ACCESS_KEY, SIGNATURE = "AccessKey", "Signature"
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """An account of a cluster. The secret is not shown."""
-
-    access_key: str
-    secret_key: str = field(repr=False)
-
-    def signed(self, fields: Mapping[str, str], body: Bytes = b"") -> dict[str, str]:
-        """A request's fields with who asks, and the proof, see `signature`."""
-        all_fields = {**fields, ACCESS_KEY: self.access_key}
-        return {**all_fields, SIGNATURE: signature(Command(0, all_fields, body), self.secret_key.encode())}
-
-
-TOOLS_GROUP = "TOOLS_CONSUMER"  # that every broker has from its start; it leaves no trace in statistics
+TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it from its start; it leaves no trace in statistics
 REQUEST_SECONDS = 10.0
-ANSWER_SECONDS = 3.0  # mqClientApiTimeout: of what is asked while others' queues wait
+ANSWER_SECONDS = 3.0  # mqClientApiTimeout: for requests while which the queues of other brokers wait
 FIRST_PAUSE_SECONDS, PAUSE_SECONDS = 0.05, 1.0  # before another try
 _PATIENCE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class NameServers:
-    """Of a cluster: the brokers that they know.
+class Credentials:
+    """An account in RocketMQ's access control 1.0, which signs each request with a secret that the broker knows, too.
 
-    name_servers: "host:port" of each. credentials: None where a cluster asks for none. consumer_group: in whose name is
-    read. tls: None for plain connections. patience: for how many seconds a request that fails is repeated.
+    The secret is not shown.
+    """
+
+    access_key: str
+    secret_key: str = field(repr=False)
+
+    def signed(self, fields: Mapping[str, str], body: Bytes = b"") -> dict[str, str]:
+        """Return a request's fields with the account and its `signature`."""
+        all_fields = {**fields, ACCESS_KEY: self.access_key}
+        return {**all_fields, SIGNATURE: signature(Command(0, all_fields, body), self.secret_key.encode())}
+
+
+@dataclass(frozen=True)
+class ClusterAddress:
+    """A `LogAddress`: the brokers that some name servers know.
+
+    name_servers: "host:port" of each. credentials: None where the cluster asks for none. consumer_group: the group that
+    pulls. tls: None for plain connections. patience: for how many seconds a request that fails is repeated.
     """
 
     name_servers: tuple[str, ...]
@@ -52,6 +54,7 @@ class NameServers:
     consumer_group: str = TOOLS_GROUP
     tls: Tls | None = None
     patience: float = _PATIENCE_SECONDS
+    directory = None  # a cluster has no directory for a ledger
 
     @classmethod
     def parse(
@@ -61,7 +64,7 @@ class NameServers:
         consumer_group: str = TOOLS_GROUP,
         tls: Tls | None = None,
     ) -> Self:
-        """Of "host:port;host:port", as RocketMQ writes it. Raises `InvalidArgument`."""
+        """Return the address of "host:port;host:port", as RocketMQ writes it. Raises `InvalidArgument`."""
         servers = tuple(dict.fromkeys(part.strip() for part in text.replace(",", ";").split(";") if part.strip()))
         if not servers:
             raise InvalidArgument(f"name servers {text!r}: must be host:port, several separated by ';'")
@@ -70,36 +73,26 @@ class NameServers:
         return cls(servers, credentials, consumer_group, tls)
 
     def signed(self, fields: Mapping[str, str], body: bytes = b"") -> Mapping[str, str]:
-        """The fields of a request, with those that prove who asks."""
+        """Return the fields of a request, signed if there are credentials."""
         return fields if self.credentials is None else self.credentials.signed(fields, body)
 
     def __str__(self) -> str:
         return f"cluster at {';'.join(self.name_servers)}"
 
-
-SCHEME = "rocketmq://"  # of an address that stands where a path may
-
-
-@dataclass(frozen=True)
-class ClusterAddress(NameServers):
-    """A `LogAddress`. What it opens is imported then, for whoever only looks at options does without."""
-
-    directory = None  # nothing lies beside it
+    # The imports below take long, and code that only parses options does not need them. Nothing connects yet.
 
     def open(self) -> ClusterLog:
-        """Connects to nobody yet."""
         from store.cluster.cluster_log import ClusterLog
 
         return ClusterLog(self)
 
     def group(self, name: str) -> ClusterGroup:
-        """Connects to nobody yet. Raises `InvalidGroup`."""
+        """Raises `InvalidGroup`."""
         from store.cluster.group import ClusterGroup
 
         return ClusterGroup(self, name)
 
     def open_writer(self) -> ClusterWriter:
-        """Connects to nobody yet."""
         from store.cluster.cluster_writer import ClusterWriter
 
         return ClusterWriter(self)

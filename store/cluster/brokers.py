@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from store.cluster.address import FIRST_PAUSE_SECONDS, PAUSE_SECONDS, REQUEST_SECONDS, NameServers
+from store.cluster.address import FIRST_PAUSE_SECONDS, PAUSE_SECONDS, REQUEST_SECONDS, ClusterAddress
 from store.cluster.broker_refusals import explained, may_pass
 from store.cluster.route_table import Broker, RouteTable
 from store.model.codes import RequestCode, ResponseCode
@@ -68,11 +68,11 @@ class Ask(NamedTuple):
 class Brokers:
     """A cluster's brokers, in one process, for any threads. routes: where they are.
 
-    What was refused for a while only, or not answered, is asked again for `NameServers.patience` seconds: of the broker
-    as a new route has it, or of what copies it.
+    A request that a broker refuses for a while, or does not answer, is repeated for `ClusterAddress.patience` seconds,
+    at the broker's address in a new route or at its slaves.
     """
 
-    def __init__(self, address: NameServers, heard: Callable[[Command], None] = lambda command: None) -> None:
+    def __init__(self, address: ClusterAddress, heard: Callable[[Command], None] = lambda command: None) -> None:
         """heard: see `Client`."""
         self.address = address
         self._client = Client(REQUEST_SECONDS, address.tls, heard)

@@ -10,7 +10,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from store.cluster.address import NameServers
+from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.committed_offsets import commit, committed, resets
 from store.cluster.held_pulls import ClusterHeld, Tails
@@ -68,7 +68,7 @@ class ClusterLog:
 
     is_ordered = False  # each broker has a log of its own
 
-    def __init__(self, address: NameServers) -> None:
+    def __init__(self, address: ClusterAddress) -> None:
         self._address = address
         self._brokers = Brokers(address)
         self._tails = Tails(self._brokers)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from store.cluster.address import NameServers
+from store.cluster.address import ClusterAddress
 from store.cluster.broker_refusals import explained, may_pass
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.cluster_log import ClusterLog
@@ -175,7 +175,7 @@ class ClusterWriter(ClusterLog):
     """A `LogWriter`, as far as brokers can be one: what is published is seen message by message, and a broker's
     flushDiskType says whether it is on the device when that returns."""
 
-    def __init__(self, address: NameServers) -> None:
+    def __init__(self, address: ClusterAddress) -> None:
         super().__init__(address)
         self._turns = count(random.randrange(1 << 16))
 

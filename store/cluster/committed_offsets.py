@@ -1,22 +1,124 @@
-"""How far consumer groups have read, as brokers keep it."""
+"""The offsets of consumer groups, as brokers keep them and as one member has committed them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import threading
+from collections.abc import Collection, Iterable, Sequence
 
 from store.cluster.address import ANSWER_SECONDS
+from store.cluster.broker_refusals import may_pass
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.held_pulls import held_pull
 from store.model.codes import RequestCode, ResponseCode
+from store.model.errors import RemotingError, Unreachable
 from store.model.log_protocol import Positions, Queue
 from store.remoting.command import Command
 from store.remoting.headers import CommitOffset, GroupQueue, Offset
 
 _SUCCESS = (ResponseCode.SUCCESS,)
+_logger = logging.getLogger("store")
+
+
+class MemberOffsets:
+    """The offsets that a member committed in its own queues, in memory until they are persisted. Threads may share it.
+
+    own: the member's queues. resets: how many resets brokers have reported.
+    """
+
+    def __init__(self, brokers: Brokers, group: str, what: str) -> None:
+        """what: the member, for errors."""
+        self._brokers = brokers
+        self._group = group
+        self._what = what
+        self._threads = threading.Lock()
+        self._committed: Positions = {}
+        self._reset: Positions = {}  # reported by brokers, and not fetched yet
+        self.own: frozenset[Queue] = frozenset()
+        self.resets = 0
+
+    def set_own(self, queues: Iterable[Queue]) -> None:
+        """Forget the offsets of queues that are new, or another member's from now on."""
+        with self._threads:
+            before, self.own = self.own, frozenset(queues)
+            for queue in before ^ self.own:
+                self._committed.pop(queue, None)
+
+    def committed(self, queues: Iterable[Queue]) -> Positions:
+        """Return the offset to read next of each queue: as committed here, or else as brokers have it."""
+        queues = list(queues)
+        with self._threads:
+            here = {queue: self._committed[queue] for queue in queues if queue in self._committed}
+        found = committed(self._brokers, self._group, (queue for queue in queues if queue not in here))
+        with self._threads:
+            self._committed = {queue: at for queue, at in found.items() if queue in self.own} | self._committed
+        return here | found
+
+    def commit(self, positions: Positions) -> None:
+        with self._threads:
+            for queue, offset in positions.items():
+                if queue in self.own and queue not in self._reset and offset > self._committed.get(queue, -1):
+                    self._committed[queue] = offset
+
+    def begin(self, positions: Positions) -> None:
+        """Set the offsets of those queues that have none at their brokers."""
+        known = committed(self._brokers, self._group, positions)
+        self._set({queue: offset for queue, offset in positions.items() if queue not in known})
+
+    def persist(self, queues: Collection[Queue]) -> None:
+        """Send what was committed to the brokers, again as often as their address has patience."""
+        self._set(self._committed_in(queues))
+
+    def persist_soon(self, queues: Collection[Queue]) -> None:
+        """`persist` without waiting for a broker: the next call repeats it. Raises `Unreachable` if none answers."""
+        of_broker: dict[str, list[Queue]] = {}
+        for queue in queues:
+            of_broker.setdefault(queue.broker, []).append(queue)
+        failed = []
+        for each in of_broker.values():
+            try:
+                self._set(self._committed_in(each), once=True)
+            except RemotingError as error:
+                if not may_pass(error):
+                    raise
+                failed.append(Unreachable(str(error)))
+        warn_or_raise(self._what, failed, len(of_broker), "its offsets are persisted later")
+
+    def note_resets(self, positions: Positions) -> None:
+        """Go on at these offsets, which do not count as committed before `fetch_resets` returned them."""
+        with self._threads:
+            self._reset |= positions
+            self._committed |= {queue: offset for queue, offset in positions.items() if queue in self.own}
+            self.resets += 1
+
+    def fetch_resets(self) -> Positions:
+        """Return the resets since the last call."""
+        with self._threads:
+            found, self._reset = self._reset, {}
+        return found
+
+    def _committed_in(self, queues: Collection[Queue]) -> Positions:
+        with self._threads:
+            return {queue: self._committed[queue] for queue in queues if queue in self._committed}
+
+    def _set(self, positions: Positions, *, once: bool = False) -> None:
+        answers = commit(self._brokers, self._group, positions, once=once)
+        for queue in positions.keys() - answers.keys():
+            _logger.warning("%s: no broker has %s now; the group's offset there is not persisted", self._what, queue)
+        if refused := {queue: positions[queue] for queue, answer in answers.items() if answer.remark}:
+            self.note_resets(resets(self._brokers, self._group, refused))
+
+
+def warn_or_raise(what: str, failed: Sequence[Unreachable], asked: int, then: str) -> None:
+    """Log the brokers that did not answer; raise the first error if none of those that were asked did."""
+    if failed and len(failed) == asked:
+        raise failed[0]
+    for error in failed:
+        _logger.warning("%s: %s: %s", what, then, error)
 
 
 def committed(brokers: Brokers, group: str, queues: Iterable[Queue]) -> Positions:
-    """The offset to read next, of those of `queues` that have one. Raises `Unreachable`, `RequestRefused`."""
+    """Return the offset to read next of those queues that have one. Raises `Unreachable`, `RequestRefused`."""
 
     def ask(queue: Queue) -> Ask:
         header = GroupQueue(group, queue.topic, queue.queue_id, set_zero_if_not_found=False)
@@ -31,18 +133,17 @@ def committed(brokers: Brokers, group: str, queues: Iterable[Queue]) -> Position
 
 
 def commit(brokers: Brokers, group: str, positions: Positions, *, once: bool = False) -> dict[Queue, Command]:
-    """Set what the group has to read next; what is answered for each queue that is there. once: ask each broker for a
-    short while only.
+    """Set the group's offsets; returns the answer of each queue that a broker has. once: do not repeat requests.
 
-    With a remark from brokers of RocketMQ 5.3 and later: they did not set it, for an admin tool has reset the group.
-    Raises `Unreachable`, `RequestRefused`.
+    An answer with a remark comes from a broker of RocketMQ 5.3 or later that did not set the offset, because an admin
+    tool has reset the group. Raises `Unreachable`, `RequestRefused`.
     """
     asks = {queue: _commit(group, queue, at) for queue, at in positions.items()}
     if once:
         asks = {queue: ask._replace(timeout=ANSWER_SECONDS) for queue, ask in asks.items()}
     answers = brokers.ask(asks, 0.0 if once else None)
     unknown = [queue for queue, answer in answers.items() if answer.code != ResponseCode.SUCCESS]
-    if unknown:  # a broker makes a group when it first pulls
+    if unknown:  # a broker creates a group when it first pulls
         brokers.ask({queue: held_pull(group, queue, positions[queue], 1, 0.0) for queue in unknown})
         again = {queue: _commit(group, queue, positions[queue])._replace(answers=_SUCCESS) for queue in unknown}
         answers |= brokers.ask(again)
@@ -50,10 +151,10 @@ def commit(brokers: Brokers, group: str, positions: Positions, *, once: bool = F
 
 
 def resets(brokers: Brokers, group: str, positions: Positions) -> Positions:
-    """Where to go on in those queues in which such a broker has reset the group, and does not take what is committed.
+    """Return where the group goes on in queues whose broker refused a commit because of a reset.
 
-    It says so to whoever asks, until somebody pulls there in the group's name: so that is done last of all. positions:
-    offsets that are there.
+    Such a broker reports the reset until a client of the group pulls there, so the pull comes last. positions: offsets
+    that the queues have.
     """
     found = committed(brokers, group, positions)
     brokers.ask({queue: held_pull(group, queue, at, 1, 0.0) for queue, at in positions.items()})

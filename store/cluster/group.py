@@ -13,7 +13,7 @@ import msgspec
 
 from store.api.group_protocol import MemberInfo, MessageModel, Subscriptions
 from store.broker.entries import MemberEntry, check_fit, client_id
-from store.cluster.address import NameServers
+from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
 from store.cluster.committed_offsets import committed
 from store.cluster.member import ClusterMember
@@ -29,9 +29,9 @@ from store.remoting.headers import ConsumerGroup
 
 
 class ClusterGroup:
-    """A `ConsumerGroup`. Raises `InvalidGroup`."""
+    """A `Group`. Raises `InvalidGroup`."""
 
-    def __init__(self, address: NameServers, name: str) -> None:
+    def __init__(self, address: ClusterAddress, name: str) -> None:
         check_group_name(name)
         self.address = address
         self.name = name

@@ -17,7 +17,7 @@ from store.cluster.address import (
     FIRST_PAUSE_SECONDS,
     PAUSE_SECONDS,
     REQUEST_SECONDS,
-    NameServers,
+    ClusterAddress,
 )
 from store.cluster.broker_refusals import explained, may_pass
 from store.format.layout import GROUP_SEPARATOR, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
@@ -190,11 +190,11 @@ _NOT_READY = ResponseCode.SYSTEM_ERROR, RequestCode.GET_ROUTEINFO_BY_TOPIC
 class RouteTable:
     """Of one process, for any threads.
 
-    What was refused for a while only, or not answered, is asked of the next name server, for `NameServers.patience`
+    What was refused for a while only, or not answered, is asked of the next name server, for `ClusterAddress.patience`
     seconds.
     """
 
-    def __init__(self, address: NameServers, client: Client) -> None:
+    def __init__(self, address: ClusterAddress, client: Client) -> None:
         self._address = address
         self._client = client
         self._lock = threading.Lock()

@@ -1,0 +1,146 @@
+"""`Presence`: a member's heart-beats to a cluster's brokers, and the members that brokers list."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+from store.api.group_protocol import Subscription
+from store.broker.entries import MemberEntry
+from store.cluster.address import ANSWER_SECONDS
+from store.cluster.broker_refusals import may_pass
+from store.cluster.brokers import Brokers, answered
+from store.cluster.route_table import Broker, parse_member_ids
+from store.format.hashes import java_hash_code
+from store.format.layout import RETRY_TOPIC_PREFIX
+from store.format.strict_json import encode
+from store.model.codes import RequestCode
+from store.model.errors import RemotingError, RequestRefused, UnknownTopic, Unreachable
+from store.remoting.bodies import ConsumerData, Heartbeat, SubscriptionData
+from store.remoting.command import Command
+from store.remoting.headers import ConsumerGroup, Header, UnregisterClient
+
+_BEAT_SECONDS = 15.0  # RocketMQ's heartbeatBrokerInterval is 30 s; `ClusterMember.lock` is called every 20 s
+_logger = logging.getLogger("store")
+
+
+class Presence:
+    """One member in its group, as brokers see it.
+
+    members: the ids in the group, sorted, as the first broker that answered listed them. listed_at: `time.monotonic()`
+    of the last look.
+    """
+
+    def __init__(self, brokers: Brokers, group: str, entry: MemberEntry, what: str) -> None:
+        """Send the first heart-beat. what: the member, for errors.
+
+        Raises `UnknownTopic` if no master has its topics, `Unreachable`, `RequestRefused`.
+        """
+        self._brokers = brokers
+        self._group = group
+        self._id = entry.id
+        self._what = what
+        self._topics = [topic for topic in entry.subscriptions if not topic.startswith(RETRY_TOPIC_PREFIX)]
+        self._heart_beat = _heart_beat(group, entry)
+        self.members = [entry.id]
+        if not self.masters():
+            raise UnknownTopic(f"{what}: no master has topic {' or '.join(self._topics)}")
+        self._beat()
+        self.look()
+
+    def masters(self) -> dict[str, Broker]:
+        """Return the masters of all subscribed topics, by name. Raises `Unreachable`."""
+        routes = [route for topic in self._topics if (route := self._brokers.routes.route(topic)) is not None]
+        found = {broker.name: broker for route in routes for broker in (*route.read.values(), *route.write.values())}
+        return {name: broker for name, broker in sorted(found.items()) if broker.writable}
+
+    def beat_if_due(self) -> None:
+        """Send a heart-beat every 15 s. Raises as the constructor."""
+        if time.monotonic() >= self._beaten_at + _BEAT_SECONDS:
+            self._beat()
+
+    def look(self) -> None:
+        """Ask the brokers who is in the group. `members` stays as it was if none of them answers."""
+        self.listed_at = time.monotonic()
+        try:
+            found = self._listed()
+            if found is not None and self._id not in found:  # the broker restarted, or took this member for dead
+                self._beat()
+                found = self._listed()
+        except Unreachable as error:
+            found = None
+            _logger.warning("%s: the other members cannot be listed; asked again later: %s", self._what, error)
+        if found is not None:
+            self.members = sorted({*found, self._id})
+
+    def leave(self) -> None:
+        """Tell all brokers that this member leaves."""
+        header = UnregisterClient(self._id, None, self._group)
+        for error in self._send_all(RequestCode.UNREGISTER_CLIENT, header):
+            _logger.warning("%s: left; one broker did not hear of it and will notice later: %s", self._what, error)
+
+    def _beat(self) -> None:
+        """Send a heart-beat to all brokers. Raises if one refuses it, or none answers."""
+        failed = list(self._send_all(RequestCode.HEART_BEAT, None, self._heart_beat))
+        refused = [error for error in failed if not isinstance(error, Unreachable)]
+        if refused or (failed and len(failed) == len(self.masters())):
+            raise (refused or failed)[0]
+        self._beaten_at = time.monotonic()
+
+    def _send_all(self, code: RequestCode, header: Header | None, body: bytes = b"") -> Iterator[RemotingError]:
+        """Send a request to all masters; yields the errors of those that did not accept it."""
+        masters = self.masters().values()
+        sent = [(broker, self._brokers.send(broker, code, header, body, ANSWER_SECONDS)) for broker in masters]
+        for broker, answer in sent:
+            try:
+                answered_in_time(answer, broker, code)
+            except RemotingError as error:
+                yield error
+
+    def _listed(self) -> list[str] | None:
+        """Return the members that the first broker lists that answers; None if none does."""
+        for broker in self.masters().values():
+            code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
+            answer = self._brokers.send(broker, code, ConsumerGroup(self._group), timeout=ANSWER_SECONDS)
+            try:
+                body = answered_in_time(answer, broker, code).body
+            except RequestRefused:  # the broker knows no member of the group
+                return []
+            except Unreachable:
+                continue
+            return parse_member_ids(bytes(body))
+        return None
+
+
+def answered_in_time(answer: Future[Command], broker: Broker, code: RequestCode) -> Command:
+    """Return what a broker answered. A refusal that may pass counts as silence: it raises `Unreachable`."""
+    try:
+        return answered(answer, broker, code)
+    except RequestRefused as error:
+        if may_pass(error):
+            raise Unreachable(str(error)) from error
+        raise
+
+
+def _heart_beat(group: str, entry: MemberEntry) -> bytes:
+    version = int(time.time() * 1000)
+    reads = {**entry.subscriptions, RETRY_TOPIC_PREFIX + group: Subscription()}
+    consumer = ConsumerData(
+        group,
+        "CONSUME_PASSIVELY",
+        entry.model.name,
+        "CONSUME_FROM_LAST_OFFSET",
+        [_subscription(topic, read, version) for topic, read in reads.items()],
+    )
+    return encode(Heartbeat(entry.id, [], [consumer]))
+
+
+def _subscription(topic: str, read: Subscription, version: int) -> SubscriptionData:
+    """Brokers filter by the group's last heart-beat for clients that pull without a filter: tag hashes count, too."""
+    expression = read.expression.strip() or "*"
+    tags = [] if read.expression_type != "TAG" or expression == "*" else map(str.strip, expression.split("||"))
+    named = [tag for tag in tags if tag]
+    hashes = [java_hash_code(tag) for tag in named]
+    return SubscriptionData(topic, expression, read.expression_type, named, hashes, version)
