@@ -16,6 +16,7 @@ from store.delays.delivery import Delivery
 from store.delays.delivery_progress import delays_step_back
 from store.files.config import StoreConfig
 from store.files.figures import DELIVERS, PUT, PUT_FAILED, Figures
+from store.files.topic_table import has_queues
 from store.files.topics import Topics
 from store.format.delayed import WAITING_TOPICS
 from store.format.records import EncodedRecord, EncodedRecords
@@ -87,6 +88,7 @@ class Writer:
         rooms = directory.root, log, queues, self.published, encoding_of(config), self._append
         self._deliverer = Deliverer(directory.root, partial(Delivery, *rooms), partial(Watch.of, self.published))
         self._topics = Topics(directory.root)
+        self._has_queues = partial(has_queues, directory.root)
         self.figures = Figures(directory.root)
 
     def start(self) -> None:
@@ -95,7 +97,7 @@ class Writer:
 
     def _attend(self) -> None:
         """Begin to deliver once there are delayed messages, and write the figures."""
-        if not self._deliverer.is_started and any(map(self._topics.has_queues, WAITING_TOPICS)):
+        if not self._deliverer.is_started and any(map(self._has_queues, WAITING_TOPICS)):
             self._deliverer.start()
         if self._deliverer.is_started:
             self.figures.of(DELIVERS).set(int(self._deliverer.delivers))

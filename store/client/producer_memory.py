@@ -23,6 +23,7 @@ from store.files.atomic import make_directory
 from store.files.client_progress import PRODUCERS_FOLDER, Reached
 from store.files.consumer_offsets import check_group_name
 from store.files.opened import Descriptor
+from store.files.topic_table import TopicTable
 from store.files.topics import Topics
 from store.format.arrays import constant, pc
 from store.format.message import Message
@@ -114,7 +115,7 @@ class Memory:
                 "it again"
             )
         # What was appended to a topic that was deleted since is not there.
-        is_there, columns = Topics(self._store.path).are_there(), ("keys", "body", "physicalOffset")
+        is_there, columns = TopicTable(self._store.path).is_there, ("keys", "body", "physicalOffset")
         for batch in self._store.scan(PRODUCERS_TOPIC, 0, min(max(first, since), end), end, columns):
             own = batch.filter(pc.equal(batch["keys"], constant(self._name)))
             for body, at in zip(own["body"].to_pylist(), own["physicalOffset"].to_pylist(), strict=True):

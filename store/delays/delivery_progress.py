@@ -22,6 +22,7 @@ from store.delays.levels import Levels
 from store.delays.timers import Known, Timers
 from store.files.admin_files import next_version, number, offset_table, read_json, write_json
 from store.files.atomic import read_file, write_file
+from store.files.topic_table import has_queues
 from store.format.delayed import WAITING_TOPICS
 from store.format.layout import (
     DELAY_OFFSETS_FILE,
@@ -137,7 +138,7 @@ def delays_step_back(root: Path, log: CommitLog, queues: ConsumeQueues, end: int
         true = _proven(log, queues, end)
     else:
         true = _within(said, queues, end)
-        if not read_json(root / DELAY_OFFSETS_FILE) and any(map(queues.topics.has_queues, WAITING_TOPICS)):
+        if not read_json(root / DELAY_OFFSETS_FILE) and any(has_queues(root, topic) for topic in WAITING_TOPICS):
             true, why = (
                 _proven(log, queues, end)._replace(timers=true.timers),
                 "is lost: what is delivered is what the log says",

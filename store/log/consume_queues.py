@@ -78,7 +78,7 @@ class ConsumeQueues:
 
     def existing(self) -> list[QueueName]:
         """The queues that have a folder, as it stands now."""
-        return self.topics.queues_on_disk()
+        return self.topics.table().queues_on_disk
 
     def forget(self) -> None:
         """Look at all files anew: a topic may have been deleted and created again."""

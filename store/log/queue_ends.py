@@ -20,6 +20,7 @@ import msgspec
 
 from store.files.atomic import read_file, write_file
 from store.files.segments import list_files
+from store.files.topic_table import TopicTable
 from store.files.topics import Topics
 from store.format.layout import (
     CONSUME_QUEUE_DIR,
@@ -214,7 +215,7 @@ class QueueEnds:
             begin = deleted.get(name[0], 0)  # or else it is that of an older life, from a backup
             if not _reaches(folder, self.of[name], queue_file_size, begin, end, is_last(name)):
                 return False
-        others = (name for name in Topics(root).queues_on_disk() if name[0] in topics and name not in self.of)
+        others = (name for name in TopicTable(root).queues_on_disk if name[0] in topics and name not in self.of)
         if any(_has_entries(_folder(root, name), end, is_last(name)) for name in others):
             return False
         several = {

@@ -20,7 +20,8 @@ import numpy as np
 
 from store.files.atomic import make_directory, status_of, sync_directory
 from store.files.client_progress import check_reached, forget_reached
-from store.files.topics import Tombstone, Topics
+from store.files.topic_table import Tombstone, TopicTable
+from store.files.topics import Topics
 from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, DELETED_DIR, TOPICS_FILE
 from store.model.errors import system_errors
 from store.model.integers import LONG_MAX
@@ -63,7 +64,7 @@ def finish_deletion(root: Path) -> None:
     if status_of(deleted) is None:
         return
     with system_errors(root):
-        gone = Topics(root).gone()
+        gone = TopicTable(root).deleted
         for topic in sorted(each.name for each in deleted.iterdir() if each.name in gone):
             forget_reached(root, topic)
             with suppress(FileNotFoundError):  # it never had a message, or the dead deletion did this
@@ -82,7 +83,7 @@ def remove_what_came_back(root: Path) -> None:
     that is older than the store, one from a copy, and learns of the topic.
     """
     queues, topics = root / CONSUME_QUEUE_DIR, Topics(root)
-    deleted, gone = topics.deletions(), topics.gone()
+    deleted, gone = topics.deletions(), topics.table().deleted
     end = _published(root) if deleted.keys() - gone else LONG_MAX
     back = [queues / topic for topic, at in deleted.items() if topic in gone or at > end]
     back = [folder for folder in back if _is_before(folder, deleted[folder.name])]
@@ -105,13 +106,13 @@ def with_messages_since(root: Path) -> list[str]:
     """Topics that were deleted, as the table says, and have messages since: it is older than the store. For who looks
     while others write: they list a topic before they put into it.
     """
-    topics = Topics(root)
-    deleted, found = topics.deletions(), list[str]()
-    for topic in sorted(topics.gone() & deleted.keys()):
+    found, table = list[str](), TopicTable(root)
+    for topic in sorted(table.deleted):
         folder = root / CONSUME_QUEUE_DIR / topic
         with suppress(FileNotFoundError):  # it is being deleted
-            found += [topic] if folder.exists() and not _is_before(folder, deleted[topic]) else []
-    return [topic for topic in found if topic in topics.gone() and topics.deletions().get(topic) == deleted[topic]]
+            found += [topic] if folder.exists() and not _is_before(folder, table.tombstones[topic].at) else []
+    now = TopicTable(root)
+    return [topic for topic in found if topic in now.deleted and now.tombstones[topic] == table.tombstones[topic]]
 
 
 def _published(root: Path) -> int:

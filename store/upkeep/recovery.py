@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from store.files.checkpoint import read_checkpoint, read_index_checkpoint
+from store.files.topic_table import TopicTable
 from store.files.topics import Topics
 from store.format.columns import LAST_MS
 from store.format.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR, QUEUE_ENDS_FILE
@@ -88,7 +89,7 @@ class Recovery:
         self._log = log
         self._index = index
         self._was = published_end_of(root)
-        self._is_there = Topics(root).are_there()
+        self._is_there = TopicTable(root).is_there
         self._deletions = Topics(root).deletions()
         self._queues = ConsumeQueues(root, queue_file_size, writable=True)
         self._existing_queues = self._queues.existing()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 from store.files.client_progress import forget_beyond, step_back_done
 from store.files.consumer_offsets import ConsumerOffsets
+from store.files.topic_table import TopicTable
 from store.files.topics import Topics
 from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP
 from store.format.topic_names import PRODUCERS_TOPIC
@@ -36,7 +37,7 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
     log has. What cannot be read stays: whoever needs it is told.
     """
     topics = Topics(root)
-    at_most = partial(_at_most, topics, lru_cache(1)(topics.batches), queues, end)
+    at_most = partial(_at_most, topics, TopicTable(root).batches, queues, end)
     for topic in topics.deleted_up_to(end):
         _logger.warning("%s: topic %s was deleted behind the end of the log, %d: %s", root, topic, end, WHY)
     for offsets in (ConsumerOffsets(root), *ConsumerOffsets.of_instances(root)):
@@ -60,14 +61,12 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
         )
 
 
-def _at_most(
-    topics: Topics, batches: Callable[[], set[str]], queues: ConsumeQueues, end: int, queue: Queue, offset: int
-) -> int:
+def _at_most(topics: Topics, batches: set[str], queues: ConsumeQueues, end: int, queue: Queue, offset: int) -> int:
     """`offset`, or where the queue ends, if that is less: its end at deletion, or 0, where it is missing.
 
     batches: topics of which nothing is known here.
     """
-    if offset <= queues.expected.get((queue.topic, queue.queue_id), 0) or queue.topic in batches():
+    if offset <= queues.expected.get((queue.topic, queue.queue_id), 0) or queue.topic in batches:
         return offset
     is_there = 0 <= queue.queue_id < topics.queue_count(queue.topic)
     try:

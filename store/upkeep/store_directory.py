@@ -17,6 +17,7 @@ from store.files.checkpoint import create_checkpoint, read_checkpoint
 from store.files.config import REMEMBERED, SIZES, StoreConfig, settings_text, settings_there, with_settings
 from store.files.kinds import refuse_kinds
 from store.files.segments import list_files
+from store.files.topic_table import TopicTable
 from store.files.topics import Topics
 from store.format.hashes import key_hash
 from store.format.layout import (
@@ -286,7 +287,7 @@ class StoreDirectory:
 
     def _queue_file_size(self) -> int | None:
         topics = self.root / CONSUME_QUEUE_DIR
-        sizes = (_file_size(topics / topic / str(queue)) for topic, queue in Topics(self.root).queues_on_disk())
+        sizes = (_file_size(topics / topic / str(queue)) for topic, queue in TopicTable(self.root).queues_on_disk)
         return next((size for size in sizes if size), None)
 
 

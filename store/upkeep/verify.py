@@ -167,8 +167,8 @@ class _Verifier:
                 f"topic {topic} was deleted, and has messages since, which nobody sees: the file is older than the log"
             )
             self.add(TOPICS_FILE, what, "open the store for writing, which lists it again")
-        batches, is_there = topics.batches(), topics.are_there()
-        self._is_compared = lambda topic, at: topic not in batches and is_there(topic, at)
+        table = topics.table()
+        self._is_compared = lambda topic, at: topic not in table.batches and table.is_there(topic, at)
 
     def _noted_ends(self, end: int) -> Ends:
         """How many entries queues had, of topics that are there, when the log went up to `end` or less."""

@@ -10,7 +10,8 @@ import pytest
 
 from store import CorruptStore, Message, MessageStore, StoreConfig, UnknownTopic
 from store.api.message_store import delete_topic
-from store.files.topics import Tombstone, Topics
+from store.files.topic_table import Tombstone
+from store.files.topics import Topics
 from store.format.layout import DELETED_DIR, PUBLISHED_END_FILE, TOPICS_FILE
 from store.log.queue_ends import QueueEnds
 from store.upkeep import deletion

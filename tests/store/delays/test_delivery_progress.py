@@ -14,7 +14,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.api.writer import Writer
-from store.files.topics import Topics
+from store.files.topic_table import has_queues
 from store.format.delayed import WAITING_TOPICS
 from store.format.layout import (
     DELAY_OFFSETS_FILE,
@@ -217,7 +217,7 @@ def test_without_a_record_nothing_waits(tmp_path: Path) -> None:
         store.create_topic("t", 1)
         store.put_many([delayed for _ in range(15) for delayed in (in_a_moment("t"), by_level("t"))])
         store.put_many([Message("t", bytes(1000)) for _ in range(20)])
-        assert all(map(Topics(tmp_path).has_queues, WAITING_TOPICS))
+        assert all(has_queues(tmp_path, topic) for topic in WAITING_TOPICS)
     logs = sorted((tmp_path / "commitlog").iterdir())
     for segment in logs[:3]:
         os.unlink(segment)

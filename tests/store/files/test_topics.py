@@ -15,7 +15,8 @@ import pytest
 
 from store import CorruptStore, InvalidArgument, InvalidTopic, MessageStore, UnknownQueue, UnknownTopic
 from store.files.admin_files import read_json
-from store.files.topics import Tombstone, Topics
+from store.files.topic_table import Tombstone, has_queues
+from store.files.topics import Topics
 from store.format.topic_names import check_topic_name, is_internal_topic
 
 
@@ -102,7 +103,7 @@ def test_queues_on_disk_count_too(tmp_path: Path) -> None:
         (tmp_path / "consumequeue" / name).mkdir(parents=True)
     (tmp_path / "consumequeue/file").touch()
     topics = Topics(tmp_path)
-    assert topics.on_disk() == {"t": [0, 3], "empty": []}
+    assert topics.table().on_disk == {"t": [0, 3], "empty": []}
     assert topics.queue_counts() == {"empty": 0, "t": 4}
 
 
@@ -113,7 +114,7 @@ def test_a_folder_whose_number_no_queue_has(tmp_path: Path) -> None:
     with pytest.warns(
         UserWarning, match=r"consumequeue/t/\d+: passed over: no topic has \d+ queues; move the folder out"
     ):
-        assert topics.queues_on_disk() == [("t", 0), ("t", 65_535)]
+        assert topics.table().queues_on_disk == [("t", 0), ("t", 65_535)]
 
 
 @pytest.mark.parametrize("queues", [65_537, 2**31, 2**70, 2.0, "4", True, None])
@@ -216,7 +217,11 @@ def test_queues_that_a_broker_makes_are_seen_though_its_table_is_the_same(tmp_pa
         assert ask(name) == answer
     assert len(changes) == 1, "at the first look"
     other.delete("b", Tombstone(120))  # its folder is there for a moment more
-    assert (topics.gone(), topics.queue_count("b"), sorted(topics.on_disk())) == ({"b"}, 0, ["%LMQ%light", "a"])
+    assert (topics.table().deleted, topics.queue_count("b"), sorted(topics.table().on_disk)) == (
+        {"b"},
+        0,
+        ["%LMQ%light", "a"],
+    )
     other.create("listed", 2)
     assert (topics.queue_count("listed"), len(changes)) == (2, 3)
 
@@ -253,18 +258,18 @@ def test_damaged_offsets_of_deleted_topics(tmp_path: Path, said: str, damaged: s
 
 def test_whose_records_count(tmp_path: Path) -> None:
     topics = Topics(tmp_path)
-    assert topics.are_there()("any", 0), "without a table nobody knows"
+    assert topics.table().is_there("any", 0), "without a table nobody knows"
     for name in ("listed", "again"):
         topics.create(name, 1)
     for name in ("queue/0", "empty"):
         (tmp_path / "consumequeue" / name).mkdir(parents=True)
     topics.delete("again", Tombstone(100))
     topics.create("again", 1)
-    is_there = topics.are_there()
+    is_there = topics.table().is_there
     there = {name for name in ("listed", "again", "queue", "empty", "%LMQ%light", "unknown") if is_there(name, 0)}
     assert there == {"listed", "queue", "%LMQ%light"}
     assert (is_there("again", 99), is_there("again", 100)) == (False, True)
-    assert (topics.has_queues("queue"), topics.has_queues("empty")) == (True, False)
+    assert (has_queues(tmp_path, "queue"), has_queues(tmp_path, "empty")) == (True, False)
 
 
 def test_a_topic_to_which_a_broker_gave_fewer_queues_to_write(tmp_path: Path) -> None:
@@ -290,12 +295,12 @@ def test_a_thread_goes_by_what_it_saw_itself(tmp_path: Path, monkeypatch: pytest
         return content
 
     def let_it_end(frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
-        if event == "return" and frame.f_code is Topics._look.__code__:
+        if event == "return" and frame.f_code is Topics._seen_table.__code__:
             done.set()
             early.join()
         return let_it_end
 
-    monkeypatch.setattr("store.files.topics.read_json", read_early)
+    monkeypatch.setattr("store.files.topic_table.read_json", read_early)
     early = threading.Thread(target=topics.queue_count, args=("t",))
     early.start()
     read.wait()
