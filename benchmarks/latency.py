@@ -32,7 +32,7 @@ from benchmarks.processes import _usage
 from benchmarks.stamping_sink import StampingSink
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.reading import default_schema
-from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+from pyspark_mq.source.stream_reader import stream_reader
 from store import Message, MessageStore, TagFilter
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
 
@@ -131,7 +131,7 @@ def driver_hold(arrivals: int) -> None:
     """An idle micro-batch query held in the driver: from the publish to the return of `latestOffset`."""
     with store_with(QUEUES) as path, MessageStore.open(path) as store:
         options = {"path": str(path), "subscribe": TOPIC, "holdTimeoutMs": "10000"}
-        reader = RealTimeStreamReader(SourceOptions.parse(options), default_schema(False))
+        reader = stream_reader(SourceOptions.parse(options), default_schema(False))
         offset, delays = reader.initialOffset(), []
         for _ in range(arrivals):
             published = SimpleQueue[float]()

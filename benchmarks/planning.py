@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.bench import TOPIC, show
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.reading import default_schema
-from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+from pyspark_mq.source.stream_reader import stream_reader
 from store import Message, MessageStore
 
 
@@ -28,7 +28,7 @@ def _seconds(queues: int, runs: int) -> tuple[float, float]:
     with TemporaryDirectory(prefix="mq-bench-") as folder, MessageStore.open(Path(folder) / "store") as store:
         store.create_topic(TOPIC, queues)
         options = {"path": str(store.path), "subscribe": TOPIC, "startingOffsets": "earliest", "holdTimeoutMs": "0"}
-        reader = RealTimeStreamReader(SourceOptions.parse(options), default_schema(False))
+        reader = stream_reader(SourceOptions.parse(options), default_schema(False))
         start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
         for _ in range(runs + 2):
             store.put_many([Message(TOPIC, b"body", queue_id=queue_id) for queue_id in range(queues)])

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from pyspark_mq.options.source import SourceOptions
     from pyspark_mq.sink.writers import MqBatchWriter, MqStreamWriter
     from pyspark_mq.source.batch_reader import MqBatchReader
-    from pyspark_mq.source.realtime_reader import RealTimeStreamReader
-    from pyspark_mq.source.refused import RefusedStream
+    from pyspark_mq.source.stream_reader import MqStreamReader, RefusedStream
 
 
 class DefaultSource(DataSource):
@@ -83,16 +82,16 @@ class DefaultSource(DataSource):
         pushes = options.push_down_predicate and pushdown_is_on()
         return (FilteringBatchReader if pushes else MqBatchReader)(options, schema)
 
-    def streamReader(self, schema: StructType) -> RealTimeStreamReader | RefusedStream:
+    def streamReader(self, schema: StructType) -> MqStreamReader | RefusedStream:
         from pyspark_mq.errors import MqSourceError
 
         try:
             options = self.source_options()
-            from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+            from pyspark_mq.source.stream_reader import stream_reader
 
-            return RealTimeStreamReader(options, schema)
+            return stream_reader(options, schema)
         except MqSourceError as error:
-            from pyspark_mq.source.refused import RefusedStream
+            from pyspark_mq.source.stream_reader import RefusedStream
 
             return RefusedStream(error)
 

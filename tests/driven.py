@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql.datasource import InputPartition
 
-from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+from pyspark_mq.source.stream_reader import MqStreamReader
 
 Json = dict[str, Any]
 Row = tuple[Any, ...]
@@ -36,7 +36,7 @@ class DrivenQuery:
 
     def run(
         self,
-        new_reader: Callable[[], RealTimeStreamReader],
+        new_reader: Callable[[], MqStreamReader],
         batches: int = 1_000_000,
         killed_at: int = -1,
     ) -> None:
@@ -46,7 +46,7 @@ class DrivenQuery:
             if number == killed_at:
                 return
 
-    def _steps(self, it: RealTimeStreamReader, batches: int) -> Iterator[None]:
+    def _steps(self, it: MqStreamReader, batches: int) -> Iterator[None]:
         start = it.initialOffset() if self.committed == 0 else self._offset(self.committed - 1)
         if len(self.offsets) > self.committed:
             yield from self._batch(it, start)
@@ -64,7 +64,7 @@ class DrivenQuery:
             yield from self._batch(it, start)
             start = self._offset(-1)
 
-    def _batch(self, it: RealTimeStreamReader, start: Json) -> Iterator[None]:
+    def _batch(self, it: MqStreamReader, start: Json) -> Iterator[None]:
         partitions = it.partitions(start, self._offset(-1))
         yield
         rows: list[Row] = []
@@ -81,7 +81,7 @@ class DrivenQuery:
         return json_
 
     @staticmethod
-    def _task(it: RealTimeStreamReader, partition: InputPartition) -> Iterator[Row]:
+    def _task(it: MqStreamReader, partition: InputPartition) -> Iterator[Row]:
         for batch in it.read(partition):
             for row in batch.to_pylist():
                 yield tuple(row[name] for name in ("topic", "queueId", "queueOffset", "body"))

@@ -1,7 +1,10 @@
-"""Orderly streams (`consumeMode=orderly`): a query has all of its queues, as a member of its consumer group, or none.
+"""A query as a part of a consumer group: it reports its progress, and an orderly query locks its queues.
 
-What Spark has done the member commits. A query that gets queues goes on where the group is, if that is further than its
-own checkpoint: another query of the group was there.
+NoGroup         the query has no group
+GroupProgress   the group learns now and then how far the query is, so that the tools of groups show it
+OrderlyQueues   `consumeMode=orderly`: a member of the group has all of the query's queues, or none, and commits
+                what Spark has done. A query that gets queues goes on where the group is, if that is further than
+                its own checkpoint: another query of the group read them.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import time
 from collections.abc import Collection
 
 from pyspark_mq.errors import OptionError, QueuesTaken
-from pyspark_mq.options.source import WhenLocked
+from pyspark_mq.options.source import SourceOptions, WhenLocked
 from pyspark_mq.planning.queues import unchanged
 from store import StoreError
 from store.api.group_protocol import Group, HasGroups, Member, MessageModel, Subscriptions
@@ -39,13 +42,45 @@ def has_still(group: Group, member: str, queues: Collection[Queue]) -> bool:
     return any(each.id == member and set(queues) <= set(each.queues) for each in group.members())
 
 
-class OrderlyQueues:
-    """The queues of one run of one query, from the first `take` to `close`.
+class NoGroup:
+    """A query without a group: it may read any queue, and reports nothing."""
 
-    A thread keeps them meanwhile; besides it one thread uses this.
+    locks = False
+    """Whether the query has to acquire its queues."""
+
+    @property
+    def member(self) -> str | None:
+        """The id of the query among the members of the group; None if it is no member."""
+        return None
+
+    def acquire(self, queues: Collection[Queue], timeout: float) -> bool:
+        """Whether the query may read `queues`, which it waits for `timeout` seconds at most."""
+        return True
+
+    def further(self, positions: Positions) -> Positions:
+        """Return where the group was, in queues in which that was further than `positions`."""
+        return {}
+
+    def done(self, positions: Positions, last: Fingerprints) -> None:
+        """Note that all messages before `positions` are done. last: the message before each, if it is known."""
+
+    def persist(self) -> None:
+        """Tell the group at once what is done."""
+
+    def close(self) -> None:
+        """Leave the group. The query stops, or another took its queues over."""
+
+
+class OrderlyQueues(NoGroup):
+    """The queues of one run of one query, from the first `acquire` to `close`.
+
+    A thread of its own renews the locks. One other thread uses this.
     """
 
-    def __init__(self, group: Group, reads: Subscriptions, when_locked: WhenLocked) -> None:
+    locks = True
+
+    def __init__(self, log: Log, group: Group, reads: Subscriptions, when_locked: WhenLocked) -> None:
+        self._log = log
         self._group = group
         self._reads = reads
         self._when_locked = when_locked
@@ -54,11 +89,13 @@ class OrderlyQueues:
         self._turn = threading.Lock()  # of this thread and the one that keeps the queues; held for no wait
         self._begins: Positions = {}  # where the group was in each queue that this query has, when it got it
         self._failure: Exception | None = None
+        self._done: Positions | None = None  # as committed last
 
-    def take(self, queues: Collection[Queue], timeout: float) -> bool:
-        """Whether this query has `queues`, all of them; if not, it has none. Waits for them, `timeout` seconds at most.
+    def acquire(self, queues: Collection[Queue], timeout: float) -> bool:
+        """Whether this query has all of `queues`; if not, it has none. Waits for them `timeout` seconds at most.
 
-        Raises `QueuesTaken` where it is not to wait, and where another took over what it had; and as `Group.join`.
+        Raises `QueuesTaken` if another member has one and `whenLocked` is `fail`, or if another query took over; and
+        as `Group.join`.
         """
         wanted = set(queues)
         member = self._joined()
@@ -86,18 +123,35 @@ class OrderlyQueues:
 
     @property
     def member(self) -> str | None:
-        """By which id the group knows this query; None before the first `take`."""
         return None if self._member is None else self._member.id
 
     def further(self, positions: Positions) -> Positions:
-        """Where the group was, in queues where that was further than these positions when this query got them."""
+        """Return where the group was when this query got its queues, in queues in which that is further."""
         return {queue: begin for queue, begin in self._begins.items() if begin > positions.get(queue, 0)}
 
-    def heed_resets(self) -> None:
-        """Warn of them. What is done before this is called, and where the group was, counts no more in these queues.
+    def done(self, positions: Positions, last: Fingerprints) -> None:
+        if self._member is None:
+            return
+        self._heed_resets()
+        if positions != self._done:
+            self._member.commit(unchanged(self._log, positions, last))
+            self._done = positions
 
-        A topic that is deleted is reset to 0.
-        """
+    def persist(self) -> None:
+        with self._turn:
+            if self._member is not None:
+                self._member.persist()
+
+    def close(self) -> None:
+        """Release all queues. The next `acquire` joins the group again."""
+        self._over.set()
+        with self._turn:
+            member, self._member, self._begins = self._member, None, {}
+        if member is not None:
+            member.leave()
+
+    def _heed_resets(self) -> None:
+        """Warn of resets of the group. Its earlier offsets in these queues do not count any more."""
         if self._member is not None and (reset := self._member.resets()):
             with self._turn:
                 self._begins |= {
@@ -109,26 +163,6 @@ class OrderlyQueues:
                 self._group.name,
                 ", ".join(map(str, sorted(reset))),
             )
-
-    def done(self, positions: Positions) -> bool:
-        """All messages before `positions` are done, of queues that it has. Whether this counts: not before a `take`."""
-        if self._member is not None:
-            self._member.commit(positions)
-        return self._member is not None
-
-    def tell(self) -> None:
-        """The group knows what is done, also if this process is killed from now on."""
-        with self._turn:
-            if self._member is not None:
-                self._member.persist()
-
-    def close(self) -> None:
-        """Give all back. The next `take` begins anew."""
-        self._over.set()
-        with self._turn:
-            member, self._member, self._begins = self._member, None, {}
-        if member is not None:
-            member.leave()
 
     def _joined(self) -> Member:
         if self._failure is not None:
@@ -169,11 +203,11 @@ class OrderlyQueues:
                     return
 
 
-class GroupProgress:
-    """Tells a group where a query is, now and then, and at its end.
+class GroupProgress(NoGroup):
+    """Commits a query's progress as the group's offsets, now and then, and at its end.
 
-    It is for whoever looks on: the query itself goes on from its checkpoint, so what cannot be told is a warning. After
-    a crash the group may be some seconds behind. Where consumers of the group were seen its offsets are theirs, also
+    It is only for monitoring: the query goes on from its checkpoint, so a failure is a warning. After a crash the group
+    may be some seconds behind. In a topic that consumers of the group were seen to read, the offsets stay theirs, also
     while they are restarted.
     """
 
@@ -184,20 +218,21 @@ class GroupProgress:
         self._group = group
         self._reached: Positions = {}
         self._last: Fingerprints = {}
-        self._told: Positions = {}
+        self._committed: Positions = {}
         self._next = 0.0  # time.monotonic()
         self._warned = False
         self._consumed: set[str] = set()  # topics
 
-    def reached(self, positions: Positions, last: Fingerprints) -> None:
-        """All messages before `positions` are done, the last of which was `last`, as far as that is known."""
+    def done(self, positions: Positions, last: Fingerprints) -> None:
         self._reached, self._last = positions, last
         if time.monotonic() >= self._next:
-            self.tell()
+            self.persist()
 
-    def tell(self) -> None:
-        """Commit what was reached, if that is news."""
-        news = {queue: offset for queue, offset in self._reached.items() if self._told.get(queue) != offset}
+    def close(self) -> None:
+        self.persist()
+
+    def persist(self) -> None:
+        news = {queue: offset for queue, offset in self._reached.items() if self._committed.get(queue) != offset}
         self._next = time.monotonic() + _COMMIT_SECONDS
         if not news:
             return
@@ -209,7 +244,7 @@ class GroupProgress:
         except StoreError as error:
             self._warn(str(error))
             return
-        self._told |= mine
+        self._committed |= mine
         if self._consumed:
             self._warn(
                 f"its members consume {', '.join(sorted(self._consumed))}, and whoever comes after them would not "
@@ -234,3 +269,13 @@ def consumed_topics(address: LogAddress, group: str, topics: Collection[str]) ->
         return set(topics)
     sharing = [member for member in it.members() if member.model is MessageModel.CLUSTERING]
     return {topic for member in sharing for topic in member.subscriptions if topic in topics}
+
+
+def group_of_query(log: Log, options: SourceOptions) -> NoGroup:
+    """Return what a stream with these options does for its group. Raises `OptionError`."""
+    if options.consumer_group is None:
+        return NoGroup()
+    if options.orderly is None:
+        return GroupProgress(log, options.address, options.consumer_group)
+    reads = dict.fromkeys(options.subscription.names(), options.expression)
+    return OrderlyQueues(log, group_of(options.address, options.consumer_group), reads, options.orderly)

@@ -135,18 +135,16 @@ class Queues:
 
 
 def replaced_queues(log: Log, positions: Positions, last: Fingerprints) -> list[Queue]:
-    """The queues that are others than when `last` was noted, as far as that can be told: which message stood before
-    each position. Where that was deleted then, and stands there again, too.
+    """Return the queues in which another message stands before the position than `last` says.
+
+    A queue that `last` does not name counts as replaced if a message stands there now: then, it was deleted.
     """
     deleted = {queue: position for queue, position in positions.items() if queue not in last}
     return [*log.strangers(positions, last), *log.fingerprints(deleted)]
 
 
 def unchanged(log: Log, positions: Positions, last: Fingerprints) -> Positions:
-    """Those in queues that are still the ones which were read: of a topic that was created anew nothing is done yet.
-
-    last: which message stood before each, where one did.
-    """
+    """Return the positions in queues that were not replaced: of a recreated topic nothing is done yet."""
     others, there = replaced_queues(log, positions, last), log.bounds(positions)
     return {
         queue: positions[queue]
@@ -155,11 +153,11 @@ def unchanged(log: Log, positions: Positions, last: Fingerprints) -> Positions:
     }
 
 
-def are_gone(log: Log, ends: Positions, last: Fingerprints) -> bool:
-    """Whether one of `ends` of which `last` says nothing is not reached any more: its topic was deleted."""
-    unknown = {queue: end for queue, end in ends.items() if end > 0 and queue not in last}
-    there = log.bounds(unknown)
-    return any(queue not in there or end > there[queue].max_offset for queue, end in unknown.items())
+def are_gone(log: Log, ends: Positions) -> bool:
+    """Whether a queue no longer reaches one of `ends`: its topic was deleted."""
+    reached = {queue: end for queue, end in ends.items() if end > 0}
+    there = log.bounds(reached)
+    return any(queue not in there or end > there[queue].max_offset for queue, end in reached.items())
 
 
 def is_enough(seen: Positions, bounds: Mapping[Queue, Bounds], least: int = 1) -> bool:

@@ -139,7 +139,8 @@ class HeldReader:
         """
         queue, begin = wanted.queue, wanted.start
         is_another = bool(replaced_queues(log, {queue: begin}, last))
-        if wanted.length and not is_another and not are_gone(log, {queue: wanted.end}, before):
+        unknown = {} if queue in before else {queue: wanted.end}
+        if wanted.length and not is_another and not are_gone(log, unknown):
             return False
         loss = loss_before(queue, begin, log.bounds([queue]).get(queue), is_another)
         if loss is not None:

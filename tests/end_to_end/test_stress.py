@@ -28,7 +28,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_mq.errors import DataLossError
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.reading import default_schema
-from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+from pyspark_mq.source.stream_reader import MqStreamReader, stream_reader
 from store import MessageStore
 from tests.driven import DrivenQuery, Json, Row
 from tests.end_to_end.churning import STEADY, acknowledged, make
@@ -146,7 +146,7 @@ class Driven(DrivenQuery):
         super().__init__()
         self.losses: list[str] = []
 
-    def _batch(self, it: RealTimeStreamReader, start: Json) -> Iterator[None]:
+    def _batch(self, it: MqStreamReader, start: Json) -> Iterator[None]:
         self.sink.pop(self.committed, None)
         yield from super()._batch(it, start)
 
@@ -154,14 +154,14 @@ class Driven(DrivenQuery):
 def drive(churned: Churned, name: str, begun: Barrier) -> Driven:
     """Runs of one query, that end, die, or lose messages that they may not lose, and one more to the end."""
     query, chance = Driven(), random.Random(name)
-    before: list[RealTimeStreamReader] = []
+    before: list[MqStreamReader] = []
 
-    def new_reader(**options: str) -> Callable[[], RealTimeStreamReader]:
-        def make_one() -> RealTimeStreamReader:
+    def new_reader(**options: str) -> Callable[[], MqStreamReader]:
+        def make_one() -> MqStreamReader:
             for it in before:
                 it.stop()
             parsed = SourceOptions.parse({**churned.options(name), **options})
-            before[:] = [RealTimeStreamReader(parsed, default_schema(False))]
+            before[:] = [stream_reader(parsed, default_schema(False))]
             if options or (name == "now" and query.committed):
                 before[0].prepareForTriggerAvailableNow()
             return before[0]

@@ -18,7 +18,7 @@ from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, Option, names_of
 from pyspark_mq.source.batch_reader import MqBatchReader
 from pyspark_mq.source.reading import default_schema
-from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+from pyspark_mq.source.stream_reader import stream_reader
 from store import Message, MessageStore
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -84,7 +84,7 @@ def read(option: Option, options: SourceOptions) -> int:
     if option.name not in STREAMS | HELD:
         batch_reader = MqBatchReader(options, schema)
         return sum(rows.num_rows for each in batch_reader.partitions() for rows in batch_reader.read(each))
-    reader = RealTimeStreamReader(options, schema)
+    reader = stream_reader(options, schema)
     start = reader.initialOffset()
     partitions = reader.partitions(start, reader.latestOffset(start, reader.getDefaultReadLimit()))
     if option.name not in HELD:

@@ -20,10 +20,11 @@ from pyspark_mq.errors import DataLossError, OptionError, QueuesTaken
 from pyspark_mq.options.source import SourceOptions, WhenLocked
 from pyspark_mq.planning.query_group import OrderlyQueues
 from pyspark_mq.source.reading import default_schema
-from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+from pyspark_mq.source.stream_reader import MqStreamReader, stream_reader
 from store import GroupConflict
 from store.api.group_protocol import Subscription
 from store.directory.directory_group import DirectoryGroup
+from store.directory.directory_log import DirectoryAddress
 from store.model.errors import CorruptStore
 from store.model.log_protocol import Queue
 from tests.filled import Filled
@@ -44,9 +45,9 @@ class Readers:
         self._filled = filled
         self._stack = stack
 
-    def __call__(self, **options: str) -> RealTimeStreamReader:
+    def __call__(self, **options: str) -> MqStreamReader:
         given = {"path": str(self._filled.path), "subscribe": "orders", **ORDERLY, **options}
-        it = RealTimeStreamReader(SourceOptions.parse(given), default_schema(False))
+        it = stream_reader(SourceOptions.parse(given), default_schema(False))
         self._stack.callback(it.stop)
         return it
 
@@ -133,8 +134,8 @@ def test_one_that_takes_over(reader: Readers) -> None:
     with pytest.raises(QueuesTaken, match=r"group g: another query took over .* this one ends, after its last batch"):
         latest(one, end)
     assert latest(other, start) == start, "all is done: nothing is new"
-    assert other._orderly is not None
-    assert other._orderly.take([Q0, Q1], 0)
+    assert other._planner._group.locks
+    assert other._planner._group.acquire([Q0, Q1], 0)
 
 
 def test_a_query_that_is_to_end_waits_for_its_queues(reader: Readers) -> None:
@@ -184,7 +185,7 @@ def test_a_queue_that_another_locks_while_a_batch_is_planned_does_not_end_a_quer
     start = it.initialOffset()
     it.prepareForTriggerAvailableNow()
     with group.join(EVERYTHING, orderly=True) as member, ThreadPoolExecutor() as pool:
-        look, was_added = it._queues.hold, Event()
+        look, was_added = it._planner._queues.hold, Event()
 
         def after_a_queue_is_added(*given: Any) -> Any:
             if not was_added.is_set():
@@ -193,7 +194,7 @@ def test_a_queue_that_another_locks_while_a_batch_is_planned_does_not_end_a_quer
                 was_added.set()
             return look(*given)
 
-        monkeypatch.setattr(it._queues, "hold", after_a_queue_is_added)
+        monkeypatch.setattr(it._planner._queues, "hold", after_a_queue_is_added)
         asked = pool.submit(latest, it, start)
         assert was_added.wait(60)
         until(lambda: asked.done() or not any(Q0 in each.queues for each in group.members()))
@@ -312,15 +313,15 @@ def test_whatever_keeps_it_from_keeping_its_queues_is_told(
 ) -> None:
     """A query that went on would read what is another's a minute later."""
     monkeypatch.setattr("pyspark_mq.planning.query_group._RENEW_SECONDS", 0.05)
-    it = OrderlyQueues(group, EVERYTHING, WhenLocked.WAIT)
-    assert it.take([Q0, Q1], 0)
-    Path(group.path, "consumers", "g", "resets.json").write_text("[" * 100_000)
-    it.done({Q0: 1})
-    with pytest.raises(CorruptStore):
-        until(lambda: not it.take([Q0, Q1], 0))
+    with DirectoryAddress(group.path).open() as log:
+        it = OrderlyQueues(log, group, EVERYTHING, WhenLocked.WAIT)
+        assert it.acquire([Q0, Q1], 0)
+        it.done({Q0: 1}, log.fingerprints({Q0: 1}))
+        Path(group.path, "consumers", "g", "resets.json").write_text("[" * 100_000)
+        with pytest.raises(CorruptStore):
+            until(lambda: not it.acquire([Q0, Q1], 0))
 
 
 def test_closing_what_nobody_took(group: DirectoryGroup) -> None:
-    options = SourceOptions.parse({"path": str(group.path), "subscribe": "orders", **ORDERLY})
-    assert options.orderly is not None
-    OrderlyQueues(group, EVERYTHING, options.orderly).close()
+    with DirectoryAddress(group.path).open() as log:
+        OrderlyQueues(log, group, EVERYTHING, WhenLocked.WAIT).close()

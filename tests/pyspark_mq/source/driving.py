@@ -11,16 +11,14 @@ from pyspark.sql.datasource import InputPartition
 
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.reading import default_schema
-from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+from pyspark_mq.source.stream_reader import MqStreamReader, stream_reader
 from tests.filled import Filled
 
 Json = dict[str, Any]
 Row = tuple[Any, ...]
 
 
-def reader(
-    filled: Filled, *, real_time: bool = True, batch_seconds: float = 0.1, **options: Any
-) -> RealTimeStreamReader:
+def reader(filled: Filled, *, real_time: bool = True, batch_seconds: float = 0.1, **options: Any) -> MqStreamReader:
     """Its batches read what is there however long that takes."""
     base = {"path": filled.path, "subscribe": "orders", "startingOffsets": "earliest", "holdTimeoutMs": "0"}
     if real_time:
@@ -28,15 +26,15 @@ def reader(
     parsed = SourceOptions.parse({**base, **options})
     if "batchDuration" not in options:
         parsed = replace(parsed, batch_duration_seconds=batch_seconds)
-    return RealTimeStreamReader(parsed, default_schema(False))
+    return stream_reader(parsed, default_schema(False))
 
 
-def latest(it: RealTimeStreamReader, start: Json) -> Json:
+def latest(it: MqStreamReader, start: Json) -> Json:
     return it.latestOffset(start, it.getDefaultReadLimit())
 
 
 def run(
-    it: RealTimeStreamReader, partitions: list[InputPartition], see: Callable[[Row], None] = lambda row: None
+    it: MqStreamReader, partitions: list[InputPartition], see: Callable[[Row], None] = lambda row: None
 ) -> list[Row]:
     """All tasks at once, as with enough task slots."""
     results: list[list[Row]] = [[] for _ in partitions]
@@ -51,9 +49,7 @@ def run(
     return sorted(row for rows in results for row in rows)
 
 
-def task(
-    it: RealTimeStreamReader, partition: InputPartition, see: Callable[[Row], None] = lambda row: None
-) -> list[Row]:
+def task(it: MqStreamReader, partition: InputPartition, see: Callable[[Row], None] = lambda row: None) -> list[Row]:
     rows = []
     for batch in it.read(partition):
         for row in batch.to_pylist():

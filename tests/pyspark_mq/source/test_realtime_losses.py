@@ -13,7 +13,7 @@ from pyspark_mq.errors import DataLossError
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source import held_reading
 from pyspark_mq.source.reading import default_schema
-from pyspark_mq.source.realtime_reader import RealTimeStreamReader
+from pyspark_mq.source.stream_reader import stream_reader
 from store import MessageStore
 from tests.filled import Filled
 from tests.pyspark_mq.offsets.test_losses import delete, recreate
@@ -102,7 +102,7 @@ def test_made_anew_while_a_batch_is_planned_where_retention_took_what_is_before(
     filled.put("orders", 0, 4)
     with filled.store, Meddled(MessageStore.open(filled.path, read_only=True)) as log:
         log.call, log.count = call, 9
-        planning = RealTimeStreamReader(replace(it._options, address=OfOne(filled.path, log)), default_schema(False))
+        planning = stream_reader(replace(it._options, address=OfOne(filled.path, log)), default_schema(False))
         end = latest(planning, start)
         log.call = min(log.call, 1)  # now, where there were fewer calls
         log.bounds([])
@@ -158,12 +158,12 @@ def test_made_anew_while_a_held_task_looks(tmp_path: Path, call: int, count: int
     fill(path, 3)
     options = {"path": path, "subscribe": "orders", "startingOffsets": "earliest", "realTime": "true", **ACCEPTING}
     parsed = replace(SourceOptions.parse(options), batch_duration_seconds=0.1)
-    it = RealTimeStreamReader(parsed, default_schema(False))
+    it = stream_reader(parsed, default_schema(False))
     start = it.initialOffset()
     first = latest(it, start)
     log = Meddled(MessageStore.open(path, read_only=True))
     log.call, log.count = call, count
-    in_a_task = RealTimeStreamReader(replace(parsed, address=OfOne(path, log)), default_schema(False))
+    in_a_task = stream_reader(replace(parsed, address=OfOne(path, log)), default_schema(False))
     rows = run(in_a_task, it.partitions(start, first))
     fill(path, 9 - count)
     rows += run(it, it.partitions(first, latest(it, first)))

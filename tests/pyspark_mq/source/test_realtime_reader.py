@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.epochs import deal_out
 from pyspark_mq.source.held_reading import HeldTask
 from pyspark_mq.source.ledger import Ledger, TaskRecord
 from pyspark_mq.source.reading import default_schema
-from pyspark_mq.source.realtime_reader import RealTimeStreamReader, pack
+from pyspark_mq.source.stream_reader import MqStreamReader, stream_reader
 from store.model.log_protocol import Queue
 from tests.driven import DrivenQuery
 from tests.filled import Filled
@@ -42,7 +43,7 @@ def test_as_many_tasks_as_the_last_batch_had_slots_unless_told(
     filled: Filled, given: dict[str, str], told: int, tasks: int
 ) -> None:
     options = {"path": filled.path, "subscribe": "orders", "startingOffsets": "earliest", "realTime": "true", **given}
-    it = RealTimeStreamReader(SourceOptions.parse(options), default_schema(False))
+    it = stream_reader(SourceOptions.parse(options), default_schema(False))
     start = it.initialOffset()
     end = latest(it, start)
     for partition in it.partitions(start, end):
@@ -56,7 +57,7 @@ def test_as_many_tasks_as_the_last_batch_had_slots_unless_told(
 )
 def test_packing(queues: int, tasks: int, sizes: list[int]) -> None:
     begin = {Queue("orders", queue_id): 10 * queue_id for queue_id in range(queues)}
-    packed = pack(begin, tasks)
+    packed = deal_out(begin, tasks)
     assert [len(part) for part in packed] == sizes
     assert {queue: offset for part in packed for queue, offset in part.items()} == begin
 
@@ -75,7 +76,7 @@ def test_a_new_queue_joins_at_the_next_batch(filled: Filled) -> None:
 
 def test_a_pattern_may_match_nothing_yet(filled: Filled) -> None:
     options = {"path": filled.path, "subscribePattern": "later", "realTime": "true", "holdTimeoutMs": "0"}
-    it = RealTimeStreamReader(SourceOptions.parse(options), default_schema(False))
+    it = stream_reader(SourceOptions.parse(options), default_schema(False))
     start = it.initialOffset()
     assert latest(it, start) is start
     filled.store.create_topic("later", 1)
@@ -147,7 +148,7 @@ def test_records_are_kept_as_long_as_a_batch_may_start_from_them(filled: Filled)
     assert names == [".made", "1-0.json", "1-1.json", "2-0.json", "2-1.json", "passed"]
 
 
-def quick(filled: Filled, *, real_time: bool) -> RealTimeStreamReader:
+def quick(filled: Filled, *, real_time: bool) -> MqStreamReader:
     return reader(filled, real_time=real_time, batch_seconds=0.01, realTimePartitions="2")
 
 

@@ -10,8 +10,7 @@ import pytest
 from pyspark_mq.errors import OptionError, SubscriptionError
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.reading import default_schema
-from pyspark_mq.source.realtime_reader import RealTimeStreamReader
-from pyspark_mq.source.stream_reader import MqStreamReader
+from pyspark_mq.source.stream_reader import stream_reader
 from store import MessageStore, StoreReplaced
 from store.model.errors import NotAStore
 from store.model.log_protocol import Queue
@@ -52,15 +51,12 @@ def test_the_latest_start_is_pinned(filled: Filled) -> None:
 
 
 @pytest.mark.parametrize("real_time", ["false", "true"])
-@pytest.mark.parametrize("kind", [MqStreamReader, RealTimeStreamReader])
-def test_a_first_batch_is_run_again_though_a_queue_was_added(
-    filled: Filled, kind: type[MqStreamReader], real_time: str
-) -> None:
+def test_a_first_batch_is_run_again_though_a_queue_was_added(filled: Filled, real_time: str) -> None:
     """Spark asks again where to start, and now the option leaves out a queue: only a new query has no start."""
     options = {"path": filled.path, "subscribe": "orders", "holdTimeoutMs": "0"}
     options["startingOffsets"] = '{"orders": {"0": 1, "1": 2}}'
-    it, replayed = (kind(SourceOptions.parse(options), default_schema(False)) for _ in range(2))
-    new = kind(SourceOptions.parse(options | {"realTime": real_time}), default_schema(False))
+    it, replayed = (stream_reader(SourceOptions.parse(options), default_schema(False)) for _ in range(2))
+    new = stream_reader(SourceOptions.parse(options | {"realTime": real_time}), default_schema(False))
     end = first_batch(it)
     filled.store.create_topic("orders", 3)
     filled.put("orders", 2, 4)

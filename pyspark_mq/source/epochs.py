@@ -1,0 +1,125 @@
+"""The real-time batches of a query: planned as held tasks, which record their ends in the ledger.
+
+A query goes on in either mode from a checkpoint of the other, so a micro-batch query understands real-time batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from functools import cached_property, partial
+from uuid import uuid4
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from pyspark_mq.errors import LedgerError
+from pyspark_mq.offsets.checkpoint import EpochOffset, StreamOffset
+from pyspark_mq.offsets.positions import to_json
+from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.held_reading import HeldReader, HeldTask
+from pyspark_mq.source.ledger import Ledger, TaskName
+from pyspark_mq.source.reading import RangeReader
+from store.model.log_protocol import Fingerprints, Positions
+from store.publish.published_end import current_boot_id
+
+_log = logging.getLogger("pyspark_mq")
+
+
+class Epochs:
+    """The real-time batches that one run of a query plans, runs again, and goes on from."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        """Opens nothing: tasks unpickle this too."""
+        self._options = options
+        self._reader_id = uuid4().hex
+        self._warned = False
+        self._slots: int | None = None  # of Spark's, as the last batch's tasks were told
+
+    def following(self, begin: StreamOffset, before: StreamOffset | EpochOffset) -> EpochOffset:
+        """Return the batch that begins at `begin`, after the batch `before`. Raises `LedgerError`."""
+        number, planner = (before.epoch + 1, before.reader) if isinstance(before, EpochOffset) else (0, None)
+        if planner != self._reader_id:
+            self._ledger.prepare(self._reader_id)
+        tasks = deal_out(begin.next, self._options.real_time_partitions or self._slots or os.cpu_count() or 1)
+        return EpochOffset(number, self._reader_id, tasks, begin.last)
+
+    def partitions(self, epoch: EpochOffset, member: str | None) -> list[InputPartition]:
+        """Return the tasks of a batch, by its offset alone: the ledger decides what they read.
+
+        member: of an orderly query. Without `realTime` the tasks of a replayed batch read what is there and end.
+        """
+        seconds = self._options.batch_duration_seconds if self._options.real_time else 0.0
+        now, boot_id = time.monotonic(), current_boot_id()
+        name = partial(TaskName, epoch.reader, epoch.epoch)
+        return [
+            InputPartition(HeldTask(name(number), begin, seconds, now, boot_id, epoch.last_of(begin), member))
+            for number, begin in enumerate(epoch.tasks)
+        ]
+
+    def read(self, task: HeldTask, range_reader: RangeReader) -> Iterator[pa.RecordBatch]:
+        """Read one of `partitions`, in a task."""
+        return HeldReader(self._options, range_reader, self._ledger).read(task)
+
+    def resolve(self, epoch: EpochOffset) -> StreamOffset:
+        """Return where a committed batch ended. Raises `LedgerError` if one of its tasks left no record."""
+        reached: Positions = {}
+        last: Fingerprints = {}
+        starved = 0
+        for number, begin in enumerate(epoch.tasks):
+            record = self._ledger.find(TaskName(epoch.reader, epoch.epoch, number), begin)
+            if record is None:
+                raise self._missing_record(epoch, number)
+            reached |= record.next
+            last |= record.last
+            starved += record.starved
+            self._slots = record.slots or self._slots
+        if starved:
+            self._warn_of_starvation(starved, len(epoch.tasks))
+        return StreamOffset(reached, starts=reached, last=last)
+
+    def mark_passed(self, before: EpochOffset, end: StreamOffset | EpochOffset) -> None:
+        """Note that Spark logged `end` after `before`, if another run planned `end`."""
+        if not isinstance(end, EpochOffset) or end.reader != before.reader:
+            self._ledger.mark_passed(before.reader)
+            self._ledger.prune()
+
+    def forget_before(self, committed: EpochOffset) -> None:
+        """Delete this run's records from which no batch can start any more."""
+        if committed.reader == self._reader_id:
+            self._ledger.forget_before(committed.reader, committed.epoch)
+
+    @cached_property
+    def _ledger(self) -> Ledger:
+        return Ledger(self._options.ledger_directory())
+
+    def _missing_record(self, epoch: EpochOffset, task: int) -> LedgerError:
+        begin = to_json(epoch.begin)
+        why = "" if self._ledger.knows(epoch.reader) else "nothing here is of this query, so there is "
+        return LedgerError(
+            f"{self._ledger}: {why}no record of task {task} of real-time batch {epoch.epoch}, which is committed; "
+            "without it nobody knows what that batch read. A foreachBatch that did not take all rows leaves none; else "
+            "restore the directory or the bucket, or point ledgerPath to it. To go on without it use a new checkpoint "
+            "and startingOffsets "
+            f"{str(begin).replace(chr(39), chr(34))}, where that batch began: its messages come once more"
+        )
+
+    def _warn_of_starvation(self, starved: int, tasks: int) -> None:
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "%d of %d real-time tasks could start only when the others had ended: Spark has too few task slots "
+                "to hold them all. Set realTimePartitions to %d or less, or give Spark more cores",
+                starved,
+                tasks,
+                tasks - starved,
+            )
+
+
+def deal_out(begin: Positions, tasks: int) -> tuple[Positions, ...]:
+    """Deal queues out to at most `tasks` tasks, in turn."""
+    queues = sorted(begin)
+    count = min(tasks, len(queues))
+    return tuple({queue: begin[queue] for queue in queues[number::count]} for number in range(count))
