@@ -44,7 +44,7 @@ def test_a_batch_reads_what_is_there_and_what_arrives(filled: Filled) -> None:
 def test_a_short_batch_in_which_nothing_matches_gets_on(filled: Filled) -> None:
     it = reader(filled, subExpression="C")
     end = latest(it, it.initialOffset())
-    assert run(it, it.partitions({}, end)) == []
+    assert run(it, it.partitions(end, end)) == []
     assert latest(it, end)["$from"] == [{"orders": {"0": 3}}, {"orders": {"1": 5}}]
 
 

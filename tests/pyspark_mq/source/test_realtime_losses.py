@@ -116,7 +116,7 @@ def test_made_anew_while_a_batch_is_planned_where_retention_took_what_is_before(
 def test_another_life_inside_a_batch_held_where_retention_took_what_is_before(filled: Filled, count: int) -> None:
     it = reader(filled, batch_seconds=2, **behind_what_was_deleted(filled), **ACCEPTING)
     end = latest(it, it.initialOffset())
-    partitions = it.partitions({}, end)
+    partitions = it.partitions(end, end)
 
     def see(_: Row) -> None:
         if ("orders", 0, 0, b"new") not in filled.rows:
