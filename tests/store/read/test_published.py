@@ -12,6 +12,7 @@ from store.files.topics import Topics
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues
+from store.log.queue_files import QueueFiles
 from store.model.log_protocol import Bounds, Queue, QueueRange
 from store.publish.published_end import PublishedEnd
 from store.read.published import PublishedQueues
@@ -148,14 +149,14 @@ def test_who_chooses_a_queue_while_the_topic_goes_hears_of_that_and_of_no_damage
         store.create_topic("t", 1)
         store.put(Message("t", b"old"))
     with MessageStore.open(tmp_path) as store:
-        check = ConsumeQueue.check
+        check = QueueFiles.check
 
-        def deleted_meanwhile(queue: ConsumeQueue) -> int:
+        def deleted_meanwhile(queue: QueueFiles) -> int:
             monkeypatch.undo()
             first = check(queue)
             delete_topic(tmp_path, "t")
             return first
 
-        monkeypatch.setattr(ConsumeQueue, "check", deleted_meanwhile)
+        monkeypatch.setattr(QueueFiles, "check", deleted_meanwhile)
         with pytest.raises(UnknownTopic):
             store.put(Message("t", b"goes nowhere"))
