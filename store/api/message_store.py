@@ -14,7 +14,7 @@ from store.api.append import Append
 from store.api.store_finder import StoreFinder
 from store.api.writer import Writer
 from store.archive.archiving import Archived
-from store.archive.of_store import StoreArchive, ends, queues_of
+from store.archive.of_store import ArchiveOrder, StoreArchive, ends, queues_of
 from store.delays.delivery_progress import oldest_waiting
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
@@ -268,16 +268,14 @@ class MessageStore(StoreFinder):
         archive = known.changed(url, topics)
         if topics is not None:
             archive.must_be_there(self._topics)
-        return archive.run(
-            self._log,
-            self._published,
+        order = ArchiveOrder(
             archive.queues(self._topics),
             ends(self._published, seconds("older_than", older_than), self.offset_by_time),
-            progress,
-            is_named=url is not None,
+            may_begin=url is not None,
             reserved_hours=reserved_hours,
             forgetting={topic: queues_of(self._topics, [topic]) for topic in forget},
         )
+        return archive.run(self._log, self._published, order, progress)
 
     # --- closing ---------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +46,23 @@ from store.publish.log_end import is_message
 from store.read.published import PublishedQueues
 
 _LOCK_FILE = f"{CONFIG_DIR}/archive.lock"
+
+
+@dataclass(frozen=True)
+class ArchiveOrder:
+    """What one run copies to the archive, and what it deletes there.
+
+    queues: all queues of each of their topics. end_of: up to where each is archived, within what is published.
+    may_begin: begin a new archive if the URL has none, unless the store's settings name that URL. reserved_hours:
+    delete what was stored longer ago; None keeps all. forgetting: topics, and their queues in the store: first delete
+    what is archived of them and not the beginning of those queues.
+    """
+
+    queues: Sequence[Queue]
+    end_of: Callable[[Queue], int]
+    may_begin: bool = True
+    reserved_hours: float | None = None
+    forgetting: Mapping[str, Sequence[Queue]] = field(default_factory=dict)
 
 
 class StoreArchive:
@@ -103,70 +121,57 @@ class StoreArchive:
         self,
         log: CommitLog,
         published: PublishedQueues,
-        queues: Sequence[Queue],
-        end_of: Callable[[Queue], int],
+        order: ArchiveOrder,
         progress: Progress,
         piece_bytes: int = PIECE_BYTES,
-        *,
-        is_named: bool = True,
-        reserved_hours: float | None = None,
-        forgetting: Mapping[str, Sequence[Queue]] | None = None,
     ) -> Archived:
-        """Archive each queue up to its end, and remember where; then delete from the archive what was stored more than
-        `reserved_hours` ago. is_named: it may begin, if it is not remembered. forgetting: topics, and their queues
-        now, of which first to take out what is not of those.
+        """Carry out an order, and remember the archive in the store's settings.
 
         Raises as `Archiving.run`, and `NoArchive`, `StoreLocked`, `UnknownTopic`.
         """
-        kept_since = None if reserved_hours is None else _ago(3600 * seconds("reserved_hours", reserved_hours))
+        hours = order.reserved_hours
+        kept_since = None if hours is None else _ago(3600 * seconds("reserved_hours", hours))
         if not self.url:
             raise InvalidArgument(f"{self._root}: name the URL to archive to; its settings remember none")
         _must_be_outside_stores(self.url)
 
         def remembering(done: int, total: int) -> None:
-            if done:  # from the first piece on, or else somebody who cleans meanwhile would not wait for the others
+            if done:  # from the first piece on: a concurrent `clean` must keep what is not archived yet
                 self._remember()
             progress(done, total)
 
         with alone(self._root):
             place = self.place()
-            if (self.is_remembered() or not is_named) and place.load() is None:
+            if (self.is_remembered() or not order.may_begin) and place.load() is None:
                 raise NoArchive(
                     f"{place.url}: {self._root} archives there, and no archive is there now, as where nothing is "
                     f"mounted; mount it, or restore {place.metadata} from a copy. To begin a new one, without what was "
                     f"archived: delete the line 'archive' in {self._root / CONF_FILE}, and name the URL"
                 )
-            forgotten = self._forget(place, log, published, queues, forgetting) if forgetting else 0
+            forgotten = self._forget(place, Kin(log, published), order) if order.forgetting else 0
             archiving, passed = Archiving(log, published, place, self._broker, piece_bytes), None
             try:
-                archived = archiving.run(queues, end_of, remembering, is_remembered=self.is_remembered())
+                archived = archiving.run(order.queues, order.end_of, remembering, is_remembered=self.is_remembered())
             except QueuesPassedOver as error:
                 passed = error
-            if archiving.is_begun:  # or else there were no queues, and there is no archive
+            if archiving.is_begun:  # not if there were no queues
                 self._remember()
             deleted = 0 if kept_since is None else expire(place, kept_since)
             if passed is not None:
                 raise passed
             return archived._replace(deleted=deleted, forgotten=forgotten)
 
-    def _forget(
-        self,
-        place: ArchivePlace,
-        log: CommitLog,
-        published: PublishedQueues,
-        queues: Sequence[Queue],
-        topics: Mapping[str, Sequence[Queue]],
-    ) -> int:
-        catalog, kin = place.load(), Kin(log, published)
+    def _forget(self, place: ArchivePlace, kin: Kin, order: ArchiveOrder) -> int:
+        catalog = place.load()
         if catalog is None:
             raise NoArchive(f"{place.url}: no archive, and nothing to forget")
-        named = [queue for of_topic in topics.values() for queue in of_topic]
-        standing = Standing.of(kin, place, catalog, list(dict.fromkeys([*queues, *named])))
+        named = [queue for of_topic in order.forgetting.values() for queue in of_topic]
+        standing = Standing.of(kin, place, catalog, list(dict.fromkeys([*order.queues, *named])))
         if not self.is_remembered() and not standing.shows_ours(kin, place, catalog):
             raise ArchiveOfAnother(
                 f"{place.url}: nothing shows that this is the archive of this store; nothing of it is forgotten"
             )
-        return forget(place, catalog, standing, topics)
+        return forget(place, catalog, standing, order.forgetting)
 
     def kept_from(
         self,

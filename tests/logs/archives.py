@@ -13,7 +13,7 @@ from typing import Any
 from store import Message, MessageStore, StoreConfig
 from store.archive.archiving import Archived
 from store.archive.log import ArchiveAddress
-from store.archive.of_store import StoreArchive, ends
+from store.archive.of_store import ArchiveOrder, StoreArchive, ends
 from store.archive.removal import expire
 from store.model.log_protocol import LogAddress, Positions, Queue
 
@@ -40,7 +40,8 @@ class ArchivedStore:
         store = self.store
         with self._turn:
             queues, end_of = self.place.queues(store._topics), ends(store._published, 0, store.offset_by_time)
-            return self.place.run(store._log, store._published, queues, end_of, lambda done, total: None, PIECE_BYTES)
+            order = ArchiveOrder(queues, end_of)
+            return self.place.run(store._log, store._published, order, lambda done, total: None, PIECE_BYTES)
 
     def delete_oldest(self, queue: Queue) -> None:
         assert expire(self.place.place(), int(time.time() * 1000) + 1)

@@ -27,7 +27,7 @@ from store import (
 from store.api.message_store import delete_topic
 from store.archive.catalog import Catalog
 from store.archive.log import ArchiveAddress, ArchiveLog
-from store.archive.of_store import Remembered, StoreArchive, remembered
+from store.archive.of_store import ArchiveOrder, Remembered, StoreArchive, remembered
 from store.archive.place import ArchivePlace
 from store.archive.removal import expire
 from store.directory.directory_log import TieredDirectoryAddress
@@ -117,8 +117,8 @@ def test_what_is_too_old_is_deleted_from_the_archive(filled: Filled, tmp_path: P
 
     def archive(reserved_hours: float) -> int:
         end_of = lambda queue: store.max_offset(queue.topic, queue.queue_id)  # noqa: E731
-        run = partial(of_store.run, store._log, store._published, [queue], end_of, lambda done, total: None, 4096)
-        return run(reserved_hours=reserved_hours).deleted
+        order = ArchiveOrder([queue], end_of, reserved_hours=reserved_hours)
+        return of_store.run(store._log, store._published, order, lambda done, total: None, 4096).deleted
 
     for _ in range(3):
         filled.put("orders", 0, 100)
@@ -405,7 +405,11 @@ def test_segments_that_go_while_somebody_asks_where_queues_begin(
         filled.put("orders", 0, 100)
         end_of = partial(store._published.max_offset, "orders")
         of_store.run(
-            store._log, store._published, [queue], lambda it: end_of(it.queue_id), lambda done, total: None, 4096
+            store._log,
+            store._published,
+            ArchiveOrder([queue], lambda it: end_of(it.queue_id)),
+            lambda done, total: None,
+            4096,
         )
 
     def loaded_and_then_gone(place: ArchivePlace) -> Catalog | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from store import MessageStore
 from store.archive.catalog import COMMIT_LOG, Segment, segment_path
 from store.archive.flat import FlatFile, FlatQueue
-from store.archive.of_store import StoreArchive
+from store.archive.of_store import ArchiveOrder, StoreArchive
 from store.model.log_protocol import ReadSpec
 from store.objects.any_objects import objects_at
 from store.read.filters import EVERYTHING
@@ -28,8 +28,7 @@ def test_light_queues_whose_records_have_other_queues_offsets(tmp_path: Path) ->
         of_store.run(
             store._log,
             store._published,
-            queues,
-            lambda it: store.max_offset(it.topic, it.queue_id),
+            ArchiveOrder(queues, lambda it: store.max_offset(it.topic, it.queue_id)),
             lambda _, __: None,
             500,
         )

@@ -22,7 +22,7 @@ from store import (
     message_filter,
 )
 from store.archive.log import ArchiveAddress
-from store.archive.of_store import StoreArchive
+from store.archive.of_store import ArchiveOrder, StoreArchive
 from store.directory.restoring import restore
 from store.model.log_protocol import Bounds, Queue, QueueRange, ReadSpec
 from store.objects.any_objects import LocalObjects
@@ -213,8 +213,7 @@ def test_a_topic_that_is_deleted_and_made_again_while_it_is_archived(store: Mess
         of_store.run(
             store._log,
             store._published,
-            queues,
-            lambda queue: store.max_offset(queue.topic, queue.queue_id),
+            ArchiveOrder(queues, lambda queue: store.max_offset(queue.topic, queue.queue_id)),
             progress,
             4096,
         )
