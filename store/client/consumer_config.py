@@ -6,6 +6,10 @@ from dataclasses import dataclass, fields
 
 from store.api.group_protocol import ConsumeFromWhere, MessageModel
 from store.model.integers import integer, one_of, span
+from store.model.log_protocol import BATCH_BYTES
+
+_MIB = 1 << 20
+_MAX_RECONSUME_TIMES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +36,21 @@ class ConsumerConfig:
     consume_timestamp: int = 0
     message_model: MessageModel = MessageModel.CLUSTERING
     await_termination_when_shutdown: float = 30.0
+
+    @property
+    def queue_limits(self) -> tuple[int, int]:
+        """Messages of one queue in memory that are not acknowledged, and bytes of their bodies."""
+        return self.pull_threshold_for_queue, self.pull_threshold_size_for_queue * _MIB
+
+    @property
+    def pull_bytes(self) -> int:
+        """Bytes of records that are pulled at once."""
+        return min(BATCH_BYTES, self.queue_limits[1])
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often a message comes again unless it is consumed orderly."""
+        return _MAX_RECONSUME_TIMES if self.max_reconsume_times < 0 else self.max_reconsume_times
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import os
 import time
 import traceback
@@ -11,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, cast
 
-from store.api.group_protocol import Member
+from store.api.group_protocol import Member, MessageModel
 from store.broker.retries import first_id
+from store.client.consumer_config import ConsumerConfig
 from store.client.messages import Messages, ReceivedMessage
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
@@ -147,6 +149,16 @@ class Broadcast:
         if outcome.done < len(taken.handful.messages):
             _logger.warning("%s: what failed does not come again, for this consumer is broadcasting", taken.queue.queue)
         queues.done(taken)
+
+
+def consume_service(member: Member, config: ConsumerConfig, *, orderly: bool) -> ConsumeService:
+    """Return the way to consume that a consumer's settings ask for."""
+    if orderly:
+        times = math.inf if config.max_reconsume_times < 0 else config.max_reconsume_times
+        return Orderly(member, times, config.suspend_current_queue_time)
+    if config.message_model is MessageModel.BROADCASTING:
+        return Broadcast()
+    return Concurrently(member, config.reconsume_times)
 
 
 def send_back(member: Member, queues: ProcessQueues, taken: Taken, delay_level: int, max_reconsume_times: int) -> None:

@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from store.client.messages import COLUMNS, Columns, FewColumns
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues
-from store.files.figures import Figure
+from store.files.figures import DELIVERED, HELD, Figure, Figures
 from store.format.stored_message import StoredMessage
 from store.model.errors import OffsetLost, OffsetOutOfRange, UnknownTopic
 from store.model.log_protocol import Held, Log, MessageFilter, Queue, QueueRange, ReadSpec
@@ -34,6 +34,17 @@ class ReadsFew(Protocol):
         """All messages of a published range; None where `scan` is to be asked."""
 
 
+class PullFigures(NamedTuple):
+    """delivered: milliseconds from a message's storing to its pull. held: how many requests are held."""
+
+    delivered: Figure
+    held: Figure
+
+    @staticmethod
+    def of(figures: Figures, topic: str, group: str) -> PullFigures:
+        return PullFigures(*(figures.of(name, topic, group) for name in (DELIVERED, HELD)))
+
+
 class Puller:
     """One thread's work, for queues that are read through one filter. Any thread may call `pull` and `stop`."""
 
@@ -43,18 +54,15 @@ class Puller:
         message_filter: MessageFilter,
         queues: ProcessQueues,
         max_bytes: int,
-        delivered: Figure,
-        waiting: Figure,
+        figures: PullFigures,
     ) -> None:
-        """max_bytes: of the records that are read at once. delivered, waiting: where it is told how long messages took
-        until they were here, and how many requests are held."""
+        """max_bytes: of the records that are read at once."""
         self._log = log
         self._few = log.few if isinstance(log, ReadsFew) else None
         self._filter = message_filter
         self._spec = ReadSpec(COLUMNS, message_filter, max_bytes=max_bytes)
         self._queues = queues
-        self._delivered = delivered
-        self._told = waiting
+        self._figures = figures
         self._asked: SimpleQueue[ProcessQueue | None] = SimpleQueue()
         self._held: Held | None = None
         self._waiting: dict[Queue, ProcessQueue] = {}  # those that are held, from where they were pulled up to
@@ -95,7 +103,7 @@ class Puller:
         for queue in self._waiting.values():
             self._queues.stop(queue)
         self._waiting.clear()
-        self._told.set(0)
+        self._figures.held.set(0)
 
     def _listen(self, held: Held) -> bool:
         """Hold what was asked for; wait for that where nothing is held. False to end."""
@@ -110,13 +118,13 @@ class Puller:
 
     def _wait_for(self, held: Held, queue: ProcessQueue) -> None:
         self._waiting[queue.queue] = queue
-        self._told.set(len(self._waiting))
+        self._figures.held.set(len(self._waiting))
         held.again(queue.queue, queue.pulled)
 
     def _answer(self, held: Held, found: QueueRange) -> None:
         """Pull what a request was woken for, and hold another one where there is room."""
         queue = self._waiting.pop(found.queue)
-        self._told.set(len(self._waiting))
+        self._figures.held.set(len(self._waiting))
         if queue.is_stopped:
             return
         if not found.length and found.start != queue.pulled:
@@ -133,7 +141,7 @@ class Puller:
             end = min(end, queue.pulled + _LOOKED_AT)
         try:
             for columns in self._read(QueueRange(queue.queue, queue.pulled, end)):
-                self._delivered.add_all(np.maximum(time.time() * 1000 - columns.stored_at, 0))
+                self._figures.delivered.add_all(np.maximum(time.time() * 1000 - columns.stored_at, 0))
                 if not self._queues.put(queue, columns):
                     return False
         except (OffsetOutOfRange, UnknownTopic) as error:

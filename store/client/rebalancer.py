@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
 from store.api.group_protocol import ConsumeFromWhere, Member
 from store.broker.allocation import allocate
 from store.broker.group_files import first_offsets
+from store.client.consumer_config import ConsumerConfig
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.client.puller import Puller
@@ -44,23 +45,16 @@ class Rebalancer:
         member: Member,
         queues: ProcessQueues,
         pullers: Mapping[str, Puller],
-        make: Callable[[Queue, int], ProcessQueue],
-        where: ConsumeFromWhere,
-        timestamp: int,
-        consume_timeout: float,
+        kind: type[ProcessQueue],
+        config: ConsumerConfig,
     ) -> None:
-        """pullers: by topic. make: of a queue, from an offset on. where, timestamp: see `first_offsets`.
-
-        consume_timeout: seconds after which what is in hand is said to hang.
-        """
+        """pullers: by topic. kind: of queue that messages wait in."""
         self._log = log
         self._member = member
         self._queues = queues
         self._pullers = pullers
-        self._make = make
-        self._where = where
-        self._timestamp = timestamp
-        self._consume_timeout = consume_timeout
+        self._kind = kind
+        self._config = config
         self._mine: dict[Queue, ProcessQueue] = {}
         self._leaving: dict[Queue, Leaving] = {}
         self._were_gone: set[str] = set()  # topics: what they have now came while this was a member
@@ -75,10 +69,10 @@ class Rebalancer:
     def begin(self) -> None:
         """Let a new group that begins at the end get what is put from now on, whoever has the queues, and dies before
         that is done. Raises what keeps this from knowing the end."""
-        if self._where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
+        if self._config.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
             topics = self._log.topics()
             for topic in filter(topics.__contains__, self._pullers):
-                self._begin_in(topic, self._where)
+                self._begin_in(topic, self._config.consume_from_where)
 
     def step(self) -> None:
         """Bring what is consumed here in line with what the group has, as it stands now.
@@ -179,15 +173,17 @@ class Rebalancer:
         got = self._member.lock(sorted(wanted)) if wanted else set()
         if not got:
             return
+        where = self._config.consume_from_where
         for topic in {queue.topic for queue in got}:
-            self._begin_in(
-                topic, ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET if topic in self._were_gone else self._where
-            )
+            is_new = topic in self._were_gone
+            self._begin_in(topic, ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET if is_new else where)
         self._consume(got, self._member.committed(got))
 
     def _begin_in(self, topic: str, where: ConsumeFromWhere) -> None:
         """Of all its queues: one that has no offset when others have some is taken for a new one."""
-        self._member.begin(first_offsets(self._log, topic, self._member.committed, where, self._timestamp))
+        self._member.begin(
+            first_offsets(self._log, topic, self._member.committed, where, self._config.consume_timestamp)
+        )
 
     def _consume(self, got: Collection[Queue], positions: Positions) -> None:
         """Consume queues that are this member's now, from there on; give those back that are not there."""
@@ -200,7 +196,7 @@ class Rebalancer:
                 else:
                     begins[queue] = begin
         for queue, position in begins.items():
-            self._mine[queue] = added = self._make(queue, position)
+            self._mine[queue] = added = self._kind(queue, position, *self._config.queue_limits)
             self._queues.add(added, self._pullers[queue.topic].pull)
         if gone := set(got) - self._mine.keys():
             self._member.unlock(gone)
@@ -208,7 +204,7 @@ class Rebalancer:
     def _name_what_hangs(self, now: float) -> None:
         for queue in self._held.values():
             for handful in self._queues.in_hand(queue):
-                if not handful.is_told and now > handful.since + self._consume_timeout:
+                if not handful.is_told and now > handful.since + self._config.consume_timeout:
                     handful.is_told = True
                     _logger.warning(
                         "%s: %r: in hand for %.1f seconds; nothing behind it is acknowledged",

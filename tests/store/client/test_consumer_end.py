@@ -40,7 +40,7 @@ def test_an_interrupt_while_it_is_closed_leaves_no_member_behind(store: MessageS
     main = threading.get_ident()
 
     def is_waiting() -> bool:
-        return any(frame.f_code.co_name == "_wait_for_calls" for frame, _ in walk_stack(sys._current_frames()[main]))
+        return any(frame.f_code.co_name == "wait_for_calls" for frame, _ in walk_stack(sys._current_frames()[main]))
 
     def interrupt() -> None:
         until(is_waiting)  # or it were pytest who is interrupted

@@ -17,7 +17,7 @@ from store.broker.hold import HeldRequest
 from store.client import puller
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
-from store.client.puller import Puller
+from store.client.puller import Puller, PullFigures
 from store.directory.directory_log import DirectoryHeld, DirectoryLog
 from store.files.figures import DELIVERED, HELD, Figures
 from store.model.log_protocol import MessageFilter, Positions, Queue, QueueRange, ReadSpec
@@ -44,8 +44,8 @@ class Pulling:
 
     def pull(self, max_count: int, max_bytes: int, message_filter: MessageFilter = EVERYTHING) -> ProcessQueue:
         figures = Figures()
-        told = figures.of(DELIVERED, "t"), figures.of(HELD, "t")
-        self.puller = Puller(DirectoryLog(self.store), message_filter, self.queues, max_bytes, *told)
+        told = PullFigures(figures.of(DELIVERED, "t"), figures.of(HELD, "t"))
+        self.puller = Puller(DirectoryLog(self.store), message_filter, self.queues, max_bytes, told)
         self.thread = threading.Thread(target=self.puller.run)
         self.thread.start()
         queue = ProcessQueue(QUEUE, 0, max_count, max_bytes)
