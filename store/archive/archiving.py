@@ -91,10 +91,11 @@ class Piece:
         self.stretch = min(begin, first), max(end, stop)
         at = self.base + self.size
         self.filing.add(queue, topic_id, checked, at)
-        self._log.append(block.moved(at).data)
-        entries = np.empty(len(block), CQ_ENTRY)
         ends = np.cumsum(sizes)
-        entries["physical_offset"], entries["size"], entries["tags_code"] = at + ends - sizes, sizes, codes
+        offsets = at + ends - sizes
+        self._log.append(block.naming(offsets).data)
+        entries = np.empty(len(block), CQ_ENTRY)
+        entries["physical_offset"], entries["size"], entries["tags_code"] = offsets, sizes, codes
         self._entries.append(entries.tobytes())
         self.size += int(ends[-1])
         self.added = Archived(self.added.messages + len(block), self.added.bytes + int(ends[-1]))

@@ -15,7 +15,7 @@ from store.cluster.broker_refusals import explained, may_pass
 from store.cluster.brokers import Brokers
 from store.cluster.route_table import Broker
 from store.files.config import StoreConfig
-from store.format.columns import Block
+from store.format.columns import Block, BlockRows
 from store.format.layout import RECORD_HEADER, field_offset
 from store.format.records import gather
 from store.log.dispatch import hop
@@ -218,14 +218,10 @@ def decoded(pieces: Iterable[PulledRecords], wanted: QueueRange, spec: ReadSpec)
         for first, last in batch_bounds(positions, sizes, _ONE_PIECE, spec.max_rows, spec.max_bytes):
             rows = slice(first, last)
             block = Block(
-                wanted.queue.topic,
-                wanted.queue.queue_id,
+                wanted.queue,
                 view,
                 physical[rows] - positions[rows],
-                offsets[rows],
-                physical[rows],
-                sizes[rows],
-                broker=wanted.queue.broker,
+                BlockRows(offsets[rows], physical[rows], sizes[rows]),
                 with_bodies=decoding.with_bodies,
                 with_trailers=decoding.with_trailers,
             )

@@ -178,7 +178,8 @@ def _append(written: CommitLog, at: int, checked: CheckedBlock) -> int:
     def encoded(first: int, last: int) -> memoryview:
         begin = int(ends[first] - checked.entries.sizes[first])  # of these, where all stand back to back
         # What was delivered from the other log's offsets is no proof that something was from those of this one.
-        moved = checked.block.moved(int(placement.physical_offsets[first]) - begin, with_proofs=False)
+        offsets = ends - checked.entries.sizes + placement.physical_offsets[first] - begin
+        moved = checked.block.naming(offsets, with_proofs=False)
         return moved[begin : int(ends[last - 1])].data
 
     written.write(written.stretches(placement, encoded))

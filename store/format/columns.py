@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ from store.format.record_view import Ints, Mask, RecordView
 from store.format.records import gather_rows
 from store.format.stored_message import host_text
 from store.model.errors import CorruptRecord, InvalidColumns
+from store.model.log_protocol import Queue
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # years 1 to 9999: Spark and Python know no others
@@ -82,6 +84,14 @@ def check_columns(columns: Sequence[str]) -> None:
         raise InvalidColumns(f"columns named twice: {', '.join(repeated)}; name each once")
 
 
+class BlockRows(NamedTuple):
+    """Where n messages of one queue stand, int64, shape (n,) each: offsets in queue and log, bytes of their records."""
+
+    queue_offsets: Ints
+    physical_offsets: Ints
+    sizes: Ints
+
+
 class Block:
     """n messages of one queue inside one stretch of a segment.
 
@@ -91,57 +101,48 @@ class Block:
 
     def __init__(
         self,
-        topic: str,
-        queue_id: int,
+        queue: Queue,
         view: Bytes,
         base: int | Ints,
-        queue_offsets: Ints,
-        physical_offsets: Ints,
-        sizes: Ints,
+        rows: BlockRows,
         *,
-        broker: str = "",
         with_bodies: bool = False,
         with_trailers: bool = True,
     ) -> None:
-        """`view`: uint8, log bytes from offset `base`; the three arrays: int64, shape (n,), ascending, n >= 1. Where
-        pieces of the log stand one behind another, `base` is one for each record: what lies between its offset and its
-        place.
+        """view: uint8, log bytes from offset `base`. If pieces of the log stand one behind another, `base` is one for
+        each record: its log offset less its place in the view. rows: n >= 1, ascending.
 
-        broker: the name of the broker that sent them; "" in a directory.
-        with_bodies: whether bodies will be wanted. They are copied before what stands behind them is looked at,
+        with_bodies: whether bodies will be wanted. They are copied before the parts behind them are looked at,
         for memory is read fastest in its order.
-        with_trailers: look at what stands behind the bodies; without it there are no PROPERTY_COLUMNS, and no topics
+        with_trailers: look at the parts behind the bodies; without it there are no PROPERTY_COLUMNS, and no topics
         of a light queue.
-        Raises `CorruptRecord` naming the first record that is not what its entry says.
+        Raises `CorruptRecord` naming the first record that differs from its entry.
         """
-        self._topic = topic
+        self._queue = queue
         self._with_trailers = with_trailers
-        self._queue_id = queue_id
-        self._broker = broker
-        self._queue_offsets = queue_offsets
-        self._physical_offsets = physical_offsets
-        self._records = records = RecordView(view, physical_offsets - base, sizes)
-        self._need(records.sound, self._no_record)
+        self._rows = rows
+        self._records = records = RecordView(view, rows.physical_offsets - base, rows.sizes)
+        self._need(records.sound, _no_record)
         if with_bodies:
             _ = records.stored_bodies
-        same = (records.field("physical_offset") == physical_offsets) & self._in_queue()
+        same = (records.field("physical_offset") == rows.physical_offsets) & self._in_queue()
         if with_trailers:
             same &= self._in_topic()
-            self._need(records.sound, self._no_record)
-        self._need(same, self._another)
+            self._need(records.sound, _no_record)
+        self._need(same, self._another_record)
 
     def _in_queue(self) -> Mask:
         """Where a record names this queue and its offset there, shape (n,)."""
-        same: Mask = self._records.field("queue_id") == self._queue_id
-        same &= self._records.field("queue_offset") == self._queue_offsets
+        same: Mask = self._records.field("queue_id") == self._queue.queue_id
+        same &= self._records.field("queue_offset") == self._rows.queue_offsets
         return same
 
     def _in_topic(self) -> Mask:
         """Where a record names this topic, shape (n,); measures the parts behind the bodies."""
-        return self._records.expect_topic(self._topic.encode())
+        return self._records.expect_topic(self._queue.topic.encode())
 
     def __len__(self) -> int:
-        return len(self._queue_offsets)
+        return len(self._rows.sizes)
 
     def column(self, name: str) -> pa.Array:
         """One column of COLUMNS, length n; bodies as they are stored."""
@@ -157,7 +158,7 @@ class Block:
 
     def check_tags_codes(self, codes: Ints) -> None:
         """Raises `CorruptRecord` for the first record whose tag is not that of its entry's tags code, shape (n,)."""
-        wrong = are_wrong_codes(codes, self._tags, self._topic)
+        wrong = are_wrong_codes(codes, self._tags, self._queue.topic)
         self._need(
             ~wrong, lambda row: f"its entry has tags code {codes[row]}, its record the tag {self._tags[row]}; {_EITHER}"
         )
@@ -167,11 +168,7 @@ class Block:
             row = int(np.argmin(holds))
             raise CorruptRecord(f"{self.where(row)}: {what(row)}")
 
-    @staticmethod
-    def _no_record(row: int) -> str:
-        return f"the log holds no record of that length there; {_COPY}"
-
-    def _another(self, row: int) -> str:
+    def _another_record(self, row: int) -> str:
         said = {name: self._records.field(name)[row] for name in ("queue_id", "queue_offset", "physical_offset")}
         topic = ""
         if self._with_trailers:
@@ -185,8 +182,8 @@ class Block:
     def where(self, row: int) -> str:
         """The message of one row, for errors."""
         return (
-            f"topic {self._topic}, queue {self._queue_id}, offset {self._queue_offsets[row]} "
-            f"(commit log offset {self._physical_offsets[row]})"
+            f"topic {self._queue.topic}, queue {self._queue.queue_id}, offset {self._rows.queue_offsets[row]} "
+            f"(commit log offset {self._rows.physical_offsets[row]})"
         )
 
     def field(self, name: str) -> Ints:
@@ -202,21 +199,9 @@ class Block:
         """Property `name` of each message, length n, null where it has none."""
         return self._properties.value(name)
 
-    def moved(self, to: int, *, with_proofs: bool = True) -> Bytes:
-        """The records back to back, uint8, as they stand in another log from `to` on, see `RecordView.naming`."""
-        sizes = self._records.sizes
-        return self._records.naming(to + np.cumsum(sizes) - sizes, with_proofs=with_proofs)
-
-    def naming(self, physical_offsets: Ints) -> Bytes:
-        """The records back to back, uint8, each with another log offset, shape (n,)."""
-        return self._records.naming(physical_offsets)
-
-    # --- columns ---------------------------------------------------------------------------------------
-
-    @cached_property
-    def sys_flags(self) -> Ints:
-        """As they are stored, shape (n,)."""
-        return self._records.field("sys_flag")
+    def naming(self, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
+        """The records back to back, uint8, each with another log offset, shape (n,); see `RecordView.naming`."""
+        return self._records.naming(physical_offsets, with_proofs=with_proofs)
 
     @cached_property
     def _properties(self) -> PropertyColumns:
@@ -226,67 +211,9 @@ class Block:
     def _tags(self) -> pa.StringArray:
         return self._properties.value(PROPERTY_TAGS)
 
-    def _ints(self, name: str, kind: pa.DataType) -> pa.Array:
-        return arrow(self._records.field(name)).cast(kind)
 
-    def _timestamps(self, name: str) -> pa.TimestampArray:
-        """Null for a time that no timestamp can be: a producer may send any number, and no CRC covers it."""
-        times = self._records.field(name)
-        outside = are_outside(times)
-        if not outside.any():
-            return arrow(times * 1000).view(TIMESTAMP)
-        return arrow(np.where(outside, 0, times) * 1000, nulls=outside).view(TIMESTAMP)
-
-    def _msg_ids(self) -> pa.StringArray:
-        """The client's id where the message carries one, else the offsetMsgId."""
-        unique = self._properties.value(PROPERTY_UNIQ_KEY)
-        if unique.null_count == 0:
-            return unique
-        return unique.fill_null(self._offset_msg_ids()) if unique.null_count < len(self) else self._offset_msg_ids()
-
-    def _broker_names(self) -> pa.StringArray:
-        """Null in a directory."""
-        return pa.repeat(constant(self._broker), len(self)) if self._broker else pa.nulls(len(self), pa.string())
-
-    def _offset_msg_ids(self) -> pa.StringArray:
-        def named(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
-            offsets = self._physical_offsets[rows].astype(">i8").view(np.uint8).reshape(len(rows), -1)
-            same_host = hosts[:1] if (hosts == hosts[0]).all() else hosts  # as nearly always
-            return _hex(same_host, offsets)
-
-        return self._by_family("store", SYS_STORE_HOST_V6, named)
-
-    def _hosts(self, which: str, bit: int) -> pa.StringArray:
-        def named(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
-            port = RECORD_HEADER[f"{which}_port"].itemsize
-            if (hosts == hosts[0]).all():  # as nearly always, and looked up a hundred times faster
-                distinct, index = hosts[:1], np.zeros(len(hosts), np.int64)
-            else:
-                distinct, index = np.unique(hosts, axis=0, return_inverse=True)
-            names = [host_text(host[:-port].tobytes(), int(host[-port:].view(">i4")[0])) for host in distinct]
-            return texts(names).take(arrow(index.ravel()))
-
-        return self._by_family(which, bit, named)
-
-    def _by_family(
-        self, which: str, bit: int, named: Callable[[npt.NDArray[np.uint8], Ints], pa.StringArray]
-    ) -> pa.StringArray:
-        """`named` of ip and port (bytes, shape (k, 8 or 20)) of the IPv4 rows and of the IPv6 rows, in order."""
-        if self._records.hosts_are_v4:
-            return named(self._records.v4_hosts(which), np.arange(len(self)))
-        v6 = (self.sys_flags & bit) != 0
-        starts = self._records.field_positions(f"{which}_ip")
-        port = RECORD_HEADER[f"{which}_port"].itemsize
-        parts = [(np.flatnonzero(~v6), IPV4_BYTES), (np.flatnonzero(v6), IPV6_BYTES)]
-        arrays = [
-            named(gather_rows(self._records.view, starts[rows], width + port), rows)
-            for rows, width in parts
-            if len(rows)
-        ]
-        if len(arrays) == 1:
-            return arrays[0]
-        order = np.argsort(np.concatenate([rows for rows, _ in parts]), kind="stable")
-        return pa.concat_arrays(arrays).take(arrow(order))
+def _no_record(row: int) -> str:
+    return f"the log holds no record of that length there; {_COPY}"
 
 
 class LightBlock(Block):
@@ -303,10 +230,10 @@ class LightBlock(Block):
         """Where a record says that it stands in this light queue, or was sent to it."""
         records = self._records
         records.measure_topics()
-        self._need(records.sound, self._no_record)
-        stands = stand_in_light_queue(self._properties, self._topic, self._queue_offsets)
+        self._need(records.sound, _no_record)
+        stands = stand_in_light_queue(self._properties, self._queue.topic, self._rows.queue_offsets)
         names = records.slices(records.topic_starts, records.topic_lengths)
-        own: Mask = numbers(pc.equal(names, constant(self._topic.encode())))
+        own: Mask = numbers(pc.equal(names, constant(self._queue.topic.encode())))
         own &= super()._in_queue()
         return stands | own
 
@@ -315,30 +242,101 @@ class LightBlock(Block):
         if name == "topic":
             names = self._records.slices(self._records.topic_starts, self._records.topic_lengths).to_pylist()
             return texts([name.decode("utf-8", "replace") for name in names])
-        return self._ints("queue_offset", pa.int64()) if name == "queueOffset" else super().column(name)
+        return _ints(self, "queue_offset", pa.int64()) if name == "queueOffset" else super().column(name)
+
+
+def _ints(block: Block, name: str, kind: pa.DataType) -> pa.Array:
+    return arrow(block._records.field(name)).cast(kind)
+
+
+def _timestamps(block: Block, name: str) -> pa.TimestampArray:
+    """Null for a time that no timestamp can be: a producer may send any number, and no CRC covers it."""
+    times = block._records.field(name)
+    outside = are_outside(times)
+    if not outside.any():
+        return arrow(times * 1000).view(TIMESTAMP)
+    return arrow(np.where(outside, 0, times) * 1000, nulls=outside).view(TIMESTAMP)
+
+
+def _msg_ids(block: Block) -> pa.StringArray:
+    """The client's id where the message carries one, else the offsetMsgId."""
+    unique = block._properties.value(PROPERTY_UNIQ_KEY)
+    if unique.null_count == 0:
+        return unique
+    return unique.fill_null(_offset_msg_ids(block)) if unique.null_count < len(block) else _offset_msg_ids(block)
+
+
+def _broker_names(block: Block) -> pa.StringArray:
+    """Null in a directory."""
+    return (
+        pa.repeat(constant(block._queue.broker), len(block))
+        if block._queue.broker
+        else pa.nulls(len(block), pa.string())
+    )
+
+
+def _offset_msg_ids(block: Block) -> pa.StringArray:
+    def named(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
+        offsets = block._rows.physical_offsets[rows].astype(">i8").view(np.uint8).reshape(len(rows), -1)
+        same_host = hosts[:1] if (hosts == hosts[0]).all() else hosts  # as nearly always
+        return _hex(same_host, offsets)
+
+    return _by_family(block, "store", SYS_STORE_HOST_V6, named)
+
+
+def _hosts(block: Block, which: str, bit: int) -> pa.StringArray:
+    def named(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
+        port = RECORD_HEADER[f"{which}_port"].itemsize
+        if (hosts == hosts[0]).all():  # as nearly always, and looked up a hundred times faster
+            distinct, index = hosts[:1], np.zeros(len(hosts), np.int64)
+        else:
+            distinct, index = np.unique(hosts, axis=0, return_inverse=True)
+        names = [host_text(host[:-port].tobytes(), int(host[-port:].view(">i4")[0])) for host in distinct]
+        return texts(names).take(arrow(index.ravel()))
+
+    return _by_family(block, which, bit, named)
+
+
+def _by_family(
+    block: Block, which: str, bit: int, named: Callable[[npt.NDArray[np.uint8], Ints], pa.StringArray]
+) -> pa.StringArray:
+    """`named` of ip and port (bytes, shape (k, 8 or 20)) of the IPv4 rows and of the IPv6 rows, in order."""
+    if block._records.hosts_are_v4:
+        return named(block._records.v4_hosts(which), np.arange(len(block)))
+    v6 = (block.field("sys_flag") & bit) != 0
+    starts = block._records.field_positions(f"{which}_ip")
+    port = RECORD_HEADER[f"{which}_port"].itemsize
+    parts = [(np.flatnonzero(~v6), IPV4_BYTES), (np.flatnonzero(v6), IPV6_BYTES)]
+    arrays = [
+        named(gather_rows(block._records.view, starts[rows], width + port), rows) for rows, width in parts if len(rows)
+    ]
+    if len(arrays) == 1:
+        return arrays[0]
+    order = np.argsort(np.concatenate([rows for rows, _ in parts]), kind="stable")
+    return pa.concat_arrays(arrays).take(arrow(order))
 
 
 _DECODERS: dict[str, Callable[[Block], pa.Array]] = {
-    "brokerName": Block._broker_names,
-    "topic": lambda block: pa.repeat(constant(block._topic), len(block)),
-    "queueId": lambda block: arrow(np.full(len(block), block._queue_id, np.int32)),
-    "queueOffset": lambda block: arrow(block._queue_offsets),
-    "msgId": Block._msg_ids,
+    "brokerName": _broker_names,
+    "topic": lambda block: pa.repeat(constant(block._queue.topic), len(block)),
+    "queueId": lambda block: arrow(np.full(len(block), block._queue.queue_id, np.int32)),
+    "queueOffset": lambda block: arrow(block._rows.queue_offsets),
+    "msgId": _msg_ids,
     "tags": lambda block: block._tags,
     "keys": lambda block: block._properties.value(PROPERTY_KEYS),
     "body": lambda block: block._records.stored_bodies,
-    "bornTimestamp": lambda block: block._timestamps("born_timestamp"),
-    "storeTimestamp": lambda block: block._timestamps("store_timestamp"),
+    "bornTimestamp": lambda block: _timestamps(block, "born_timestamp"),
+    "storeTimestamp": lambda block: _timestamps(block, "store_timestamp"),
     "properties": lambda block: block._properties.maps(),
-    "physicalOffset": lambda block: arrow(block._physical_offsets),
-    "bornHost": lambda block: block._hosts("born", SYS_BORN_HOST_V6),
-    "storeHost": lambda block: block._hosts("store", SYS_STORE_HOST_V6),
-    "reconsumeTimes": lambda block: block._ints("reconsume_times", pa.int32()),
-    "flag": lambda block: block._ints("flag", pa.int32()),
+    "physicalOffset": lambda block: arrow(block._rows.physical_offsets),
+    "bornHost": lambda block: _hosts(block, "born", SYS_BORN_HOST_V6),
+    "storeHost": lambda block: _hosts(block, "store", SYS_STORE_HOST_V6),
+    "reconsumeTimes": lambda block: _ints(block, "reconsume_times", pa.int32()),
+    "flag": lambda block: _ints(block, "flag", pa.int32()),
     # RocketMQ's decoder clears the bit once the body is inflated
-    "sysFlag": lambda block: arrow((block.sys_flags & ~SYS_COMPRESSED).astype(np.int32)),
-    "bodyCRC": lambda block: block._ints("body_crc", pa.int32()),
-    "preparedTransactionOffset": lambda block: block._ints("prepared_transaction_offset", pa.int64()),
+    "sysFlag": lambda block: arrow((block.field("sys_flag") & ~SYS_COMPRESSED).astype(np.int32)),
+    "bodyCRC": lambda block: _ints(block, "body_crc", pa.int32()),
+    "preparedTransactionOffset": lambda block: _ints(block, "prepared_transaction_offset", pa.int64()),
 }
 assert _DECODERS.keys() == COLUMNS.keys()
 

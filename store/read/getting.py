@@ -161,7 +161,7 @@ class _Examined:
             block = checked_block(self.log, self.queue, some.at(slice(0, count)))
         except (CorruptRecord, OffsetLost):
             return None
-        if (block.sys_flags & SYS_COMPRESSED).any():
+        if (block.field("sys_flag") & SYS_COMPRESSED).any():
             return None
         messages, matches = stored_messages(block), self.message_filter.match
         if self.message_filter.columns and not all(matches(each.tags, each.properties) for each in messages):

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from store.format.arrays import Bytes, numbers
-from store.format.columns import COLUMNS, PROPERTY_COLUMNS, Block, LightBlock
+from store.format.columns import COLUMNS, PROPERTY_COLUMNS, Block, BlockRows, LightBlock
 from store.format.inflating import BodyBounds, inflated
 from store.format.layout import CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, MIN_RECORD_BYTES
 from store.log.queue_files import MAKE_ANEW, Entries
 from store.log.sources import EntryQueue, RecordLog
 from store.model.errors import CorruptRecord, OffsetLost
-from store.model.log_protocol import Bools, Int64s, MessageFilter, ReadSpec
+from store.model.log_protocol import Bools, Int64s, MessageFilter, Queue, ReadSpec
 
 _ENTRIES_AT_ONCE = 1 << 15  # they stay in the processor's cache until they are used
 _FILTERED_ENTRIES_AT_ONCE = 8 * _ENTRIES_AT_ONCE  # or batches become small when few entries pass a filter
@@ -107,7 +107,7 @@ def block_of(
     """
     kind = LightBlock if queue.topic.startswith(LIGHT_PREFIX) else Block
     view, begin = _stretch(log, queue, entries), int(entries.physical_offsets[0])
-    where = queue.topic, queue.queue_id, view, begin, *entries[:3]
+    where = Queue(queue.topic, queue.queue_id), view, begin, BlockRows(*entries[:3])
     return kind(*where, with_bodies=with_bodies, with_trailers=with_trailers or kind is LightBlock)
 
 
@@ -213,7 +213,7 @@ class Decoding:
             matches = spec.message_filter.match_batch(filtered)
             batch, kept = batch.filter(matches), np.flatnonzero(numbers(matches))
         if len(kept):
-            yield from inflated(batch, block.sys_flags[kept], partial(_where, block, kept), self._bounds)
+            yield from inflated(batch, block.field("sys_flag")[kept], partial(_where, block, kept), self._bounds)
 
 
 def _where(block: Block, rows: Int64s, row: int) -> str:

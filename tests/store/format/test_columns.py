@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import COLUMNS, CorruptRecord, InvalidColumns, Message
-from store.format.columns import DEFAULT_COLUMNS, Block, check_columns
+from store.format.columns import DEFAULT_COLUMNS, Block, BlockRows, check_columns
 from store.format.layout import BODY_CRC_MASK, PROPERTY_CRC_BYTES, PROPERTY_CRC_NAME, RECORD_HEADERS, SYS_COMPRESSED
 from store.format.record_view import RecordView
 from store.format.stored_message import decode_record, host_text
+from store.model.log_protocol import Queue
 from tests import seen
 from tests.store.format.test_message import encode, messages
 from tests.store.golden_bytes import V1, V1_BORN_V6
@@ -33,7 +34,9 @@ def in_a_log(
 
 
 def block_of(data: bytes, base: int, topic: str, physical: Any, sizes: Any) -> Block:
-    block = Block(topic, 3, np.frombuffer(data, np.uint8), base, np.arange(len(sizes)), physical, sizes)
+    block = Block(
+        Queue(topic, 3), np.frombuffer(data, np.uint8), base, BlockRows(np.arange(len(sizes)), physical, sizes)
+    )
     block.check_crc()
     return block
 
