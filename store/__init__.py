@@ -76,8 +76,8 @@ if TYPE_CHECKING:
     from store.client.consumer import Consumer
     from store.client.consumer_config import ConsumerConfig
     from store.client.consuming import ReconsumeLater
-    from store.client.messages import ReceivedMessage
     from store.client.producer import Producer
+    from store.client.received_messages import ReceivedMessage
     from store.client.replies import reply
     from store.client.transaction_producer import TransactionProducer, TransactionResult
 
@@ -167,7 +167,7 @@ _ABOVE = {
     "ConsumerConfig": "store.client.consumer_config",
     "Outcome": "store.broker.transactions",
     "Producer": "store.client.producer",
-    "ReceivedMessage": "store.client.messages",
+    "ReceivedMessage": "store.client.received_messages",
     "ReconsumeLater": "store.client.consuming",
     "TransactionProducer": "store.client.transaction_producer",
     "TransactionResult": "store.client.transaction_producer",

@@ -14,10 +14,10 @@ from store.api.group_protocol import Group, HasGroups, MessageModel, Subscriptio
 from store.client.consumer_config import DEFAULTS, ConsumerConfig
 from store.client.consumer_threads import ConsumerThreads
 from store.client.consuming import Listener, check_listener, consume, consume_service
-from store.client.messages import ReceivedMessage
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller, PullFigures
 from store.client.rebalancer import Rebalancer
+from store.client.received_messages import ReceivedMessage
 from store.cluster.address import SCHEME, ClusterAddress
 from store.directory.directory_group import DirectoryGroup
 from store.directory.directory_log import address_at

@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol, cast
 from store.api.group_protocol import Member, MessageModel
 from store.broker.retries import first_id
 from store.client.consumer_config import ConsumerConfig
-from store.client.messages import Messages, ReceivedMessage
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
+from store.client.received_messages import Messages, ReceivedMessage
 from store.files.figures import PROCESS_FAILED, PROCESSED, Figures
 from store.model.errors import InvalidArgument, StoreError
 

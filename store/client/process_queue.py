@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from store.client.messages import Columns, Messages
+from store.client.received_messages import Columns, Messages
 from store.model.log_protocol import Queue
 
 _NEVER = math.inf

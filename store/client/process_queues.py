@@ -12,8 +12,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple
 
-from store.client.messages import Columns
 from store.client.process_queue import Handful, ProcessQueue
+from store.client.received_messages import Columns
 from store.files.opened import is_owned
 from store.model.log_protocol import Positions
 

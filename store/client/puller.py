@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from store.client.messages import COLUMNS, Columns, FewColumns
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues
+from store.client.received_messages import COLUMNS, Columns, FewColumns
 from store.files.figures import DELIVERED, HELD, Figure, Figures
 from store.format.stored_message import StoredMessage
 from store.model.errors import OffsetLost, OffsetOutOfRange, UnknownTopic

@@ -79,7 +79,7 @@ class Route:
         return {broker.name for broker in (*self.read.values(), *self.write.values())}
 
 
-class _Part(msgspec.Struct, rename="camel"):
+class _QueueData(msgspec.Struct, rename="camel"):
     broker_name: str
     perm: int
     read_queue_nums: int
@@ -96,7 +96,7 @@ class _BrokerData(msgspec.Struct, rename="camel"):
 
 class _RouteData(msgspec.Struct, rename="camel"):
     broker_datas: list[_BrokerData] | None = None
-    queue_datas: list[_Part] | None = None
+    queue_datas: list[_QueueData] | None = None
 
 
 class _Topics(msgspec.Struct, rename="camel"):

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from store.client.messages import Columns
 from store.client.process_queue import Handful, OrderlyQueue, ProcessQueue
+from store.client.received_messages import Columns
 from store.model.log_protocol import Queue
 
 QUEUE = Queue("t", 0)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoredMessage
-from store.client.messages import COLUMNS, Columns, FewColumns, Messages
+from store.client.received_messages import COLUMNS, Columns, FewColumns, Messages
 from store.directory.directory_log import DirectoryLog
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
