@@ -7,19 +7,18 @@ tells the consumer group what is done.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 
-from pyspark_mq.errors import MqSourceError, OptionError
+from pyspark_mq.errors import MqSourceError
 from pyspark_mq.offsets.checkpoint import BatchStart, EpochOffset, StreamOffset, begin_batch
 from pyspark_mq.offsets.losses import Case, Loss, report_loss
 from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.planning.batch_limits import BatchLimits
 from pyspark_mq.planning.query_group import NoGroup, group_of_query
 from pyspark_mq.planning.queues import Queues, are_gone, ends, is_enough, replaced_queues
-from pyspark_mq.planning.shares import limit_ranges
-from store.model.log_protocol import Bounds, Int64s, Log, Positions, Queue, QueueRange
+from store.model.log_protocol import Bounds, Log, Positions, Queue, QueueRange
 
 
 class Planner:
@@ -30,11 +29,9 @@ class Planner:
         self._options = options
         self._start = options.stream_start()
         self._start_error: MqSourceError | None = None  # why a new query cannot start
-        self._target: Positions | None = None  # where Trigger.AvailableNow ends
-        self._confirmed: StreamOffset | EpochOffset | None = None  # this run saw that its queues were not replaced
-        self._turn: int | None = None  # of the last batch that was limited
-        self._triggered = -math.inf  # when the last batch was planned, time.monotonic(); the first one comes at once
         self.bounds: dict[Queue, Bounds] = {}  # as last seen
+        self.confirmed: StreamOffset | EpochOffset | None = None
+        """The offset that this run planned or checked last: its queues were not replaced."""
 
     def first(self) -> StreamOffset:
         """Return where a new query starts. Spark may ask again: the pin in the first end offset counts.
@@ -51,12 +48,7 @@ class Planner:
 
     def end_with_present_messages(self) -> None:
         """Plan up to the present end of each queue, for Trigger.AvailableNow."""
-        self._target = ends(self._queues.bounds())
-
-    @property
-    def has_target(self) -> bool:
-        """Whether the query ends at a known offset."""
-        return self._target is not None
+        self.limits.target = ends(self._queues.bounds())
 
     @property
     def member(self) -> str | None:
@@ -69,26 +61,25 @@ class Planner:
         once: plan all there is, without limits. Raises `DataLossError` (see `failOnDataLoss`), `SubscriptionError`,
         `QueuesTaken`, and `OptionError` for a start that cannot be.
         """
-        waits = not once and self._target is None
-        while True:
-            begin = self._begin(start, self._options.hold_timeout_seconds if waits else math.inf)
-            if begin is None:
-                return start
-            timeout, least = (self._options.hold_timeout_seconds, self._least_messages()) if waits else (0.0, 1)
+        waits = not once and self.limits.target is None
+        while (begin := self._begin(start, self._options.hold_timeout_seconds if waits else math.inf)) is not None:
+            timeout, least = (self._options.hold_timeout_seconds, self.limits.least_messages()) if waits else (0.0, 1)
             self.bounds = self._queues.hold(timeout, begin.next, begin.next, least)
-            if start == self._confirmed and not is_enough(begin.next, self.bounds, least) and not self._replaced(begin):
-                return self._idle(start)
-            end = self._end(begin, partial(self._limited, begin, once))
+            is_news = start != self.confirmed or is_enough(begin.next, self.bounds, least)
+            if not is_news and not replaced_queues(self._log, begin.next, begin.last):
+                break
+            end = self._end(begin, lambda batch: self.limits.end_of(batch, begin.next, self.bounds, once=once))
+            if end is not None and end.next is not begin.next:
+                self.limits.note_batch()
+                self.confirmed = end
+                return end
             if end is not None:
+                self.confirmed = start
                 break
             if waits:  # otherwise the unchanged offset would end Trigger.AvailableNow
-                return self._idle(start)
-        if end.next is begin.next:
-            self._confirmed = start
-            return self._idle(start)
-        self._triggered = time.monotonic()
-        self._confirmed = end
-        return end
+                break
+        self._group.persist()  # Spark may end this process without `stop`
+        return start
 
     def real_time_batch(self, start: StreamOffset) -> StreamOffset | None:
         """Return where the real-time batch after `start` begins in each queue; None while it has no queue.
@@ -102,16 +93,12 @@ class Planner:
         planned = self._end(begin, lambda batch: batch.begin)
         return planned if planned is not None and planned.next else None
 
-    def confirm(self, end: EpochOffset) -> None:
-        """Note that this run planned `end`."""
-        self._confirmed = end
-
     def require_same_queues(self, end: StreamOffset | EpochOffset) -> None:
         """Acquire the queues of a batch that runs again, and check that none was replaced since it was planned.
 
         Raises `DataLossError` (see `failOnDataLoss`), `QueuesTaken`.
         """
-        if end == self._confirmed:
+        if end == self.confirmed:
             return
         self._acquire(math.inf)
         positions = end.next if isinstance(end, StreamOffset) else end.begin
@@ -130,6 +117,11 @@ class Planner:
     @cached_property
     def _log(self) -> Log:
         return self._options.address.open()
+
+    @cached_property
+    def limits(self) -> BatchLimits:
+        """When a micro-batch comes, and where it ends."""
+        return BatchLimits(self._log, self._options)
 
     @cached_property
     def _queues(self) -> Queues:
@@ -161,16 +153,6 @@ class Planner:
         """Whether the query may read: an orderly one needs the locks of all its queues."""
         return not self._group.locks or self._group.acquire(self._queues.bounds(), timeout)
 
-    def _idle(self, start: StreamOffset) -> StreamOffset:
-        """Return `start`. Its group learns at once what is done: Spark may end this process without `stop`."""
-        self._group.persist()
-        return start
-
-    def _least_messages(self) -> int:
-        """Return how many messages the next batch has at least."""
-        is_late = time.monotonic() - self._triggered >= self._options.max_trigger_delay_seconds
-        return 1 if is_late else self._options.min_offsets_per_trigger or 1
-
     def _end(self, start: StreamOffset, end_of: Callable[[BatchStart], Positions]) -> StreamOffset | None:
         """Return the end of the batch after `start`, which `end_of` chooses; None while the query lacks a queue.
 
@@ -182,8 +164,8 @@ class Planner:
             batch = begin_batch(start, self.bounds, replaced)
             following = end_of(batch)
             last = self._queues.last(following, batch)
-            more = [queue for queue in self._replaced(start) if queue not in replaced]
-            if not more and not self._is_outdated(start, batch, following, last.keys()):
+            more = [queue for queue in replaced_queues(self._log, start.next, start.last) if queue not in replaced]
+            if not more and not _is_outdated(self._log, start, batch, following, last.keys()):
                 for loss in batch.losses:
                     report_loss(self._options.fail_on_data_loss, loss)
                 return StreamOffset(following, batch.starts, last)
@@ -191,56 +173,11 @@ class Planner:
             self.bounds = self._queues.bounds_behind(start.next)
         return None
 
-    def _is_outdated(
-        self, start: StreamOffset, batch: BatchStart, following: Positions, known: Collection[Queue]
-    ) -> bool:
-        """Whether a queue changed while the batch was planned, beyond what fingerprints of `start` can tell."""
-        firsts = {queue: begin for queue, begin in batch.begin.items() if queue not in start.next}
-        unknown = {queue: end for queue, end in following.items() if queue not in known}
-        if are_gone(self._log, unknown):
-            return True
-        return any(map(self._log.fingerprints, (firsts, unknown)))
 
-    def _replaced(self, start: StreamOffset) -> list[Queue]:
-        return replaced_queues(self._log, start.next, start.last)
-
-    def _limited(self, start: StreamOffset, once: bool, batch: BatchStart) -> Positions:
-        """Return where the micro-batch ends by its limits, which do not count if it is the only one, `once`.
-
-        Return `start.next` itself if nothing came.
-        """
-        ranges = self._available(start, batch)
-        if not batch.losses and {r.queue: r.end for r in ranges} == start.next:
-            return start.next
-        return {r.queue: r.end for r in (ranges if once else self._limit(ranges))}
-
-    def _available(self, start: StreamOffset, batch: BatchStart) -> list[QueueRange]:
-        """Return all there is to read, up to the target of Trigger.AvailableNow if there is one."""
-        if self._target is None:
-            return [QueueRange(queue, begin, self.bounds[queue].max_offset) for queue, begin in batch.begin.items()]
-        return [
-            QueueRange(queue, begin, max(begin, min(self.bounds[queue].max_offset, self._target.get(queue, 0))))
-            for queue, begin in batch.begin.items()
-            if queue in self._target or queue in start.next
-        ]
-
-    def _limit(self, ranges: list[QueueRange]) -> list[QueueRange]:
-        # The first turn depends on positions: a query that restarts after every batch serves other queues each time.
-        self._turn = hash(tuple(r.start for r in ranges)) if self._turn is None else self._turn + 1
-        return limit_ranges(
-            ranges,
-            self._options.max_offsets_per_trigger,
-            self._options.max_bytes_per_trigger,
-            self._sizes,
-            self._turn,
-        )
-
-    def _sizes(self, r: QueueRange) -> Int64s:
-        """Return record sizes; 0 for messages deleted since `r` was planned, of which the task reports the loss."""
-        sizes = self._log.sizes(r)
-        if sizes is None:
-            raise OptionError(
-                f"maxBytesPerTrigger: {self._options.address} does not tell how large messages are before they are "
-                "read; use maxOffsetsPerTrigger"
-            )
-        return sizes
+def _is_outdated(
+    log: Log, start: StreamOffset, batch: BatchStart, following: Positions, known: Collection[Queue]
+) -> bool:
+    """Whether a queue changed while the batch was planned, beyond what the fingerprints of `start` can tell."""
+    firsts = {queue: begin for queue, begin in batch.begin.items() if queue not in start.next}
+    unknown = {queue: end for queue, end in following.items() if queue not in known}
+    return are_gone(log, unknown) or any(map(log.fingerprints, (firsts, unknown)))

@@ -16,8 +16,8 @@ from pyspark.sql.types import StructField, StructType
 from pyspark_mq.errors import SchemaError
 from pyspark_mq.offsets.losses import Loss, loss_in, report_loss
 from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.planning.batch_limits import pack, split
 from pyspark_mq.planning.queues import replaced_queues
-from pyspark_mq.planning.shares import pack, split
 from pyspark_mq.source.worker import spare_what_is_loaded
 from store import COLUMNS, DEFAULT_COLUMNS, UnknownTopic
 from store.model.errors import OffsetOutOfRange

@@ -137,13 +137,13 @@ class RealTimeStreamReader(MqStreamReader):
     def _following(
         self, before: StreamOffset | EpochOffset, begin: StreamOffset, *, once: bool
     ) -> StreamOffset | EpochOffset | None:
-        if once or self._planner.has_target:
+        if once or self._planner.limits.target is not None:
             return super()._following(before, begin, once=once)
         opened = self._planner.real_time_batch(begin)
         if opened is None:
             return None
         end = self._epochs.following(opened, before)
-        self._planner.confirm(end)
+        self._planner.confirmed = end
         return end
 
 

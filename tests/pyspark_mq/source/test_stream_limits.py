@@ -27,6 +27,16 @@ def test_a_batch_waits_until_it_is_large_enough(filled: Filled) -> None:
     assert latest(it, first)["orders"] == {"0": 5, "1": 7}
 
 
+def test_an_empty_start_counts_as_the_first_batch(filled: Filled) -> None:
+    it = reader(filled, minOffsetsPerTrigger="4", holdTimeoutMs="1")
+    start = it.initialOffset()
+    assert latest(it, start) == start
+    filled.put("orders", 0, 3)
+    assert latest(it, start) == start
+    filled.put("orders", 0, 1)
+    assert latest(it, start)["orders"] == {"0": 7, "1": 5}
+
+
 def test_a_batch_that_is_waited_for_comes_when_it_is_large_enough(filled: Filled) -> None:
     it = reader(filled, minOffsetsPerTrigger="4", holdTimeoutMs="60000", **EARLIEST)
     first = latest(it, it.initialOffset())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_mq.planning.shares import fit, limit_ranges, pack, share, split
+from pyspark_mq.planning.batch_limits import fit, limit_ranges, pack, share, split
 from store.model.log_protocol import Queue, QueueRange
 
 backlogs = st.lists(st.integers(0, 2**62), max_size=12)

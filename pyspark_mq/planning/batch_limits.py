@@ -1,4 +1,4 @@
-"""How much of a backlog a micro-batch takes, and how its ranges become input partitions. Pure functions.
+"""How much of a backlog a micro-batch takes by the limits of its query, and how its ranges become input partitions.
 
 A queue is never starved: where a limit allows it every waiting queue gets at least one message, and where it
 does not, they take turns. `turn` counts the limited batches; any number does, as long as it goes up by one.
@@ -7,14 +7,80 @@ does not, they take turns. `turn` counts the limited batches; any number does, a
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from store.model.log_protocol import Int64s, QueueRange
+from pyspark_mq.errors import OptionError
+from pyspark_mq.offsets.checkpoint import BatchStart
+from pyspark_mq.options.source import SourceOptions
+from store.model.log_protocol import Bounds, Int64s, Log, Positions, Queue, QueueRange
 
 _SIZES_AT_ONCE = 1 << 14
 _PACKED_MESSAGES = 1 << 16  # of several queues in one partition, about
+
+
+class BatchLimits:
+    """The limits of one run of one query: when a micro-batch comes, and where it ends."""
+
+    def __init__(self, log: Log, options: SourceOptions) -> None:
+        self.target: Positions | None = None
+        """Where Trigger.AvailableNow ends."""
+        self._log = log
+        self._options = options
+        self._turn: int | None = None  # of the last batch that was limited
+        self._triggered = -math.inf  # time.monotonic() of the last batch; the first one comes at once
+
+    def least_messages(self) -> int:
+        """Return how many messages the next batch has at least: one if `maxTriggerDelay` is over.
+
+        As in Spark's Kafka source, the delay then begins again, also if nothing has arrived.
+        """
+        if time.monotonic() - self._triggered >= self._options.max_trigger_delay_seconds:
+            self.note_batch()
+            return 1
+        return self._options.min_offsets_per_trigger or 1
+
+    def note_batch(self) -> None:
+        """A batch was planned: `maxTriggerDelay` begins again."""
+        self._triggered = time.monotonic()
+
+    def end_of(self, batch: BatchStart, seen: Positions, bounds: Mapping[Queue, Bounds], *, once: bool) -> Positions:
+        """Return where a batch ends; `seen`, the end of the batch before, if nothing is new. once: without limits."""
+        ranges = self._available(batch, seen, bounds)
+        if not batch.losses and {r.queue: r.end for r in ranges} == seen:
+            return seen
+        return {r.queue: r.end for r in (ranges if once else self._limited(ranges))}
+
+    def _available(self, batch: BatchStart, seen: Positions, bounds: Mapping[Queue, Bounds]) -> list[QueueRange]:
+        """Return all there is to read, up to the target if there is one."""
+        if self.target is None:
+            return [QueueRange(queue, begin, bounds[queue].max_offset) for queue, begin in batch.begin.items()]
+        return [
+            QueueRange(queue, begin, max(begin, min(bounds[queue].max_offset, self.target.get(queue, 0))))
+            for queue, begin in batch.begin.items()
+            if queue in self.target or queue in seen
+        ]
+
+    def _limited(self, ranges: list[QueueRange]) -> list[QueueRange]:
+        # The first turn depends on positions: a query that restarts after every batch serves other queues each time.
+        self._turn = hash(tuple(r.start for r in ranges)) if self._turn is None else self._turn + 1
+        options = self._options
+        return limit_ranges(
+            ranges, options.max_offsets_per_trigger, options.max_bytes_per_trigger, self._sizes, self._turn
+        )
+
+    def _sizes(self, r: QueueRange) -> Int64s:
+        """Return record sizes; 0 for messages deleted since `r` was planned, of which the task reports the loss."""
+        sizes = self._log.sizes(r)
+        if sizes is None:
+            raise OptionError(
+                f"maxBytesPerTrigger: {self._options.address} does not tell how large messages are before they are "
+                "read; use maxOffsetsPerTrigger"
+            )
+        return sizes
 
 
 def limit_ranges(
@@ -31,12 +97,12 @@ def limit_ranges(
     """
     limited = list(ranges)
     if max_messages is not None:
-        limited = _take(limited, share(max_messages, [r.length for r in limited], turn))
+        limited = _first_messages(limited, share(max_messages, [r.length for r in limited], turn))
     if max_bytes is not None:
         known = [_first_sizes(r, max_bytes, sizes) for r in limited]
         # Bytes of what lies beyond the known sizes: as many a message as the known ones have on average.
         backlog = [int(s.sum()) * r.length // max(len(s), 1) for r, s in zip(limited, known, strict=True)]
-        limited = _take(limited, fit(max_bytes, known, backlog, turn))
+        limited = _first_messages(limited, fit(max_bytes, known, backlog, turn))
     return limited
 
 
@@ -154,7 +220,7 @@ def _pieces(r: QueueRange, n: int) -> list[QueueRange]:
     return [r._replace(start=cuts[k], end=cuts[k + 1]) for k in range(n)]
 
 
-def _take(ranges: Sequence[QueueRange], counts: Sequence[int]) -> list[QueueRange]:
+def _first_messages(ranges: Sequence[QueueRange], counts: Sequence[int]) -> list[QueueRange]:
     return [r._replace(end=r.start + n) for r, n in zip(ranges, counts, strict=True)]
 
 
