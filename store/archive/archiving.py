@@ -93,7 +93,7 @@ class Piece:
         self.filing.add(queue, topic_id, checked, at)
         ends = np.cumsum(sizes)
         offsets = at + ends - sizes
-        self._log.append(block.naming(offsets).data)
+        self._log.append(block.moved(offsets).data)
         entries = np.empty(len(block), CQ_ENTRY)
         entries["physical_offset"], entries["size"], entries["tags_code"] = offsets, sizes, codes
         self._entries.append(entries.tobytes())

@@ -87,7 +87,7 @@ def records_of(
     offsets = names(topic_number, it.queue.queue_id, entries.queue_offsets[chosen])
     pieces = []
     for first, last, block in _blocks(it, entries.at(chosen)):
-        pieces.append(block.naming(offsets[first:last]).data)
+        pieces.append(block.moved(offsets[first:last]).data)
     return RecordPieces(pieces, end)
 
 

@@ -179,7 +179,7 @@ def _append(written: CommitLog, at: int, checked: CheckedBlock) -> int:
         begin = int(ends[first] - checked.entries.sizes[first])  # of these, where all stand back to back
         # What was delivered from the other log's offsets is no proof that something was from those of this one.
         offsets = ends - checked.entries.sizes + placement.physical_offsets[first] - begin
-        moved = checked.block.naming(offsets, with_proofs=False)
+        moved = checked.block.moved(offsets, with_proofs=False)
         return moved[begin : int(ends[last - 1])].data
 
     written.write(written.stretches(placement, encoded))

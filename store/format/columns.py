@@ -24,7 +24,7 @@ from store.format.layout import (
     SYS_STORE_HOST_V6,
 )
 from store.format.properties import PropertyColumns
-from store.format.record_view import Ints, Mask, RecordView
+from store.format.record_view import Ints, Mask, RecordView, crc_matches, moved_records
 from store.format.records import gather_rows
 from store.format.stored_message import host_text
 from store.model.errors import CorruptRecord, InvalidColumns
@@ -152,7 +152,7 @@ class Block:
         """Raises `CorruptRecord` for the first record whose CRC32, of all of it or of its body, is another."""
         whole = self._records.have_property_crc
         self._need(
-            self._records.crc_matches(),
+            crc_matches(self._records),
             lambda row: f"its {'record' if whole[row] else 'body'} does not match its CRC; {_COPY}",
         )
 
@@ -199,9 +199,9 @@ class Block:
         """Property `name` of each message, length n, null where it has none."""
         return self._properties.value(name)
 
-    def naming(self, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
-        """The records back to back, uint8, each with another log offset, shape (n,); see `RecordView.naming`."""
-        return self._records.naming(physical_offsets, with_proofs=with_proofs)
+    def moved(self, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
+        """The records back to back, uint8, each with another log offset, shape (n,); see `moved_records`."""
+        return moved_records(self._records, physical_offsets, with_proofs=with_proofs)
 
     @cached_property
     def _properties(self) -> PropertyColumns:

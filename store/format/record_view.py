@@ -56,8 +56,8 @@ class RecordView:
         self.view = view
         self.positions = positions
         self.sizes = sizes
-        self._ends = positions + sizes
-        self.sound: Mask = (positions >= 0) & (sizes >= RECORD_HEADER.itemsize) & (self._ends <= len(view))
+        self.ends = positions + sizes
+        self.sound: Mask = (positions >= 0) & (sizes >= RECORD_HEADER.itemsize) & (self.ends <= len(view))
         # One gather of whole headers, then strided views of it: several times cheaper than one gather a field.
         rows = gather_rows(view, self._inside(positions), RECORD_HEADER.itemsize)
         self._header_bytes = rows
@@ -70,10 +70,10 @@ class RecordView:
         self.hosts_are_v4 = not (sys_flags & _SYS_HOST_V6).any()
         body_field = self.field_positions("body_length")
         self.body_starts = body_field + _BODY_LENGTH_BYTES
-        self.sound &= self.body_starts <= self._ends
+        self.sound &= self.body_starts <= self.ends
         self.body_lengths = self.field("body_length")
         self._topic_fields = self.body_starts + self.body_lengths
-        self.sound &= (self.body_lengths >= 0) & (self._topic_fields < self._ends)
+        self.sound &= (self.body_lengths >= 0) & (self._topic_fields < self.ends)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -122,7 +122,7 @@ class RecordView:
         """
         expected = len(topic).to_bytes(width, "big") + topic
         parts = self._topic_fields + len(expected)
-        self.sound &= parts + PROPERTIES_LENGTH_BYTES <= self._ends
+        self.sound &= parts + PROPERTIES_LENGTH_BYTES <= self.ends
         ahead = -(len(expected) + PROPERTIES_LENGTH_BYTES) % _WORD.itemsize
         wanted = np.frombuffer(bytes(ahead) + expected + bytes(PROPERTIES_LENGTH_BYTES), _WORD)
         counts = np.frombuffer(bytes(ahead) + b"\xff" * len(expected) + bytes(PROPERTIES_LENGTH_BYTES), _WORD)
@@ -139,13 +139,13 @@ class RecordView:
     def measure_topics(self) -> None:
         """Measure the parts behind the body when topics may differ."""
         widths = self._topic_widths()
-        self.sound &= self._topic_fields + widths <= self._ends
+        self.sound &= self._topic_fields + widths <= self.ends
         lengths = gather(self.view, self._inside(self._topic_fields), "u1")
         if not self._v1.all():
             lengths = np.where(self._v1, lengths, gather(self.view, self._inside(self._topic_fields), ">i2"))
         starts = self._topic_fields + widths
         properties_fields = starts + lengths
-        self.sound &= (lengths >= 0) & (properties_fields + PROPERTIES_LENGTH_BYTES <= self._ends)
+        self.sound &= (lengths >= 0) & (properties_fields + PROPERTIES_LENGTH_BYTES <= self.ends)
         properties_lengths = gather(self.view, self._inside(properties_fields), ">i2")
         self._set_parts(starts, lengths, properties_lengths)
 
@@ -163,39 +163,6 @@ class RecordView:
         """Encoded properties, length n; all records must be sound, their topics expected or measured."""
         return self.slices(self.properties_starts, self.properties_lengths)
 
-    def naming(self, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
-        """The records back to back, uint8, each with another log offset, shape (n,), and a CRC that fits. All must be
-        sound, their topics expected or measured.
-
-        with_proofs: without it they do not say from which offset of the other log they were delivered.
-        """
-        data, bounds = flat(self.slices(self.positions, self.sizes))
-        data = data.copy()
-        starts, ends = bounds[:-1], bounds[1:]
-        offsets = physical_offsets.astype(RECORD_HEADER["physical_offset"])
-        places = (starts + field_offset(RECORD_HEADER, "physical_offset"))[:, None] + np.arange(offsets.itemsize)
-        data[places] = offsets.view(np.uint8).reshape(places.shape)
-        if not with_proofs:
-            width = RECORD_HEADER[_PROOF].itemsize
-            at = (starts + self.field_positions(_PROOF) - self.positions)[self.field(_PROOF) < 0]
-            data[at[:, None] + np.arange(width)] = 0
-        if (whole := self.have_property_crc).any():
-            write_crcs(data, starts[whole], ends[whole])
-        return data
-
-    def crc_matches(self) -> Mask:
-        """Where a record is what its CRC32 says; all must be sound, their topics expected or measured.
-
-        That is the one at its end, which covers all of it, and without one the body's, if there is a body.
-        """
-        whole = self.have_property_crc
-        if whole.all():
-            return self._property_crc_matches(whole)
-        matches: Mask = (body_crcs(self.stored_bodies) == self._headers["body_crc"]) | (self.body_lengths == 0)
-        if whole.any():
-            matches[whole] = self._property_crc_matches(whole)
-        return matches
-
     @cached_property
     def have_property_crc(self) -> Mask:
         """Which records end with a CRC of all that is before it, shape (n,); as for `crc_matches`."""
@@ -212,13 +179,6 @@ class RecordView:
             have[rows] &= data[starts[rows] + _CRC_WORD.nbytes] == NAME_VALUE_SEPARATOR
         return have
 
-    def _property_crc_matches(self, rows: Mask) -> Mask:
-        ends = self._ends[rows]
-        crcs = crcs_between(self.view, self.positions[rows], ends - PROPERTY_CRC_BYTES)
-        digits = gather_rows(self.view, ends - PROPERTY_CRC_DIGITS - 1, PROPERTY_CRC_DIGITS)
-        matches: Mask = (crcs_of_digits(digits) == crcs) & (self.view[ends - 1] == PROPERTY_SEPARATOR)
-        return matches
-
     def _topic_widths(self) -> Ints | int:
         """Bytes of the topic's length: one number when all records are of one version."""
         if self._v1.all():
@@ -230,8 +190,51 @@ class RecordView:
         self.topic_lengths = topic_lengths
         self.properties_starts = topic_starts + topic_lengths + PROPERTIES_LENGTH_BYTES
         self.properties_lengths = properties_lengths
-        self.sound &= (properties_lengths >= 0) & (self.properties_starts + properties_lengths == self._ends)
+        self.sound &= (properties_lengths >= 0) & (self.properties_starts + properties_lengths == self.ends)
 
     def _inside(self, positions: Ints) -> Ints:
         """Positions that can be read; those of records already found unsound are pulled inside."""
         return positions if self.sound.all() else np.where(self.sound, positions, 0)
+
+
+def moved_records(records: RecordView, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
+    """Return the records back to back, uint8, each with another log offset, shape (n,), and a CRC that fits.
+
+    All must be sound, their topics expected or measured. with_proofs: without it they do not say from which offset of
+    the other log they were delivered.
+    """
+    data, bounds = flat(records.slices(records.positions, records.sizes))
+    data = data.copy()
+    starts, ends = bounds[:-1], bounds[1:]
+    offsets = physical_offsets.astype(RECORD_HEADER["physical_offset"])
+    places = (starts + field_offset(RECORD_HEADER, "physical_offset"))[:, None] + np.arange(offsets.itemsize)
+    data[places] = offsets.view(np.uint8).reshape(places.shape)
+    if not with_proofs:
+        width = RECORD_HEADER[_PROOF].itemsize
+        at = (starts + records.field_positions(_PROOF) - records.positions)[records.field(_PROOF) < 0]
+        data[at[:, None] + np.arange(width)] = 0
+    if (whole := records.have_property_crc).any():
+        write_crcs(data, starts[whole], ends[whole])
+    return data
+
+
+def crc_matches(records: RecordView) -> Mask:
+    """Where a record is what its CRC32 says; all must be sound, their topics expected or measured.
+
+    That is the one at its end, which covers all of it, and without one the body's, if there is a body.
+    """
+    whole = records.have_property_crc
+    if whole.all():
+        return _property_crc_matches(records, whole)
+    matches: Mask = (body_crcs(records.stored_bodies) == records.field("body_crc")) | (records.body_lengths == 0)
+    if whole.any():
+        matches[whole] = _property_crc_matches(records, whole)
+    return matches
+
+
+def _property_crc_matches(records: RecordView, rows: Mask) -> Mask:
+    ends = records.ends[rows]
+    crcs = crcs_between(records.view, records.positions[rows], ends - PROPERTY_CRC_BYTES)
+    digits = gather_rows(records.view, ends - PROPERTY_CRC_DIGITS - 1, PROPERTY_CRC_DIGITS)
+    matches: Mask = (crcs_of_digits(digits) == crcs) & (records.view[ends - 1] == PROPERTY_SEPARATOR)
+    return matches

@@ -29,7 +29,7 @@ from store.format.layout import (
     SECTOR_BYTES,
 )
 from store.format.properties import PropertyColumns
-from store.format.record_view import Ints, Mask, RecordView
+from store.format.record_view import Ints, Mask, RecordView, crc_matches
 from store.format.topic_names import is_folder_name
 from store.log.commit_log import CommitLog
 from store.log.queue_files import Entries
@@ -118,7 +118,7 @@ def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool, torn_from: 
     topics = records.slices(records.topic_starts, records.topic_lengths).dictionary_encode()
     records = _first(records, _are_names(topics))
     if check_crc:
-        records = _first(records, records.crc_matches())
+        records = _first(records, crc_matches(records))
     if len(records) and at + records.positions[-1] >= torn_from:
         whole = _are_whole(records, at % log.segments.size) | (records.positions + at < torn_from)
         records = _first(records, whole | (records.have_property_crc & check_crc))

@@ -18,7 +18,7 @@ from store.format.layout import (
     RECORD_HEADER,
 )
 from store.format.record_copies import RecordCopies
-from store.format.record_view import RecordView
+from store.format.record_view import RecordView, crc_matches
 from store.format.stored_message import StoredMessage, decode_record
 from store.index.index import END_OF_TIME, Index
 from store.log.commit_log import CommitLog
@@ -95,7 +95,7 @@ def _in_segment(log: CommitLog, offsets: Int64s, sizes: Int64s) -> RecordCopies:
     records.measure_topics()
     sound = records.sound & (records.field("physical_offset") == offsets)
     if sound.all():
-        sound &= records.crc_matches()
+        sound &= crc_matches(records)
     if not sound.all():
         raise CorruptRecord(f"commit log offset {offsets[np.argmin(sound)]}: no sound record; {_RESTORE}")
     return RecordCopies.of(records)

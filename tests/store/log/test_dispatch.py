@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from store import Message, MessageRefused, MessageStore, StoreConfig
 from store.format.hashes import java_hash_code
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, SECTOR_BYTES, field_offset, segment_name
-from store.format.record_view import RecordView
+from store.format.record_view import RecordView, moved_records
 from store.log.commit_log import CommitLog
 from store.log.dispatch import light_entries, queue_entries, walk
 from tests.store.read.test_golden import GOLDEN, NAMES
@@ -92,7 +92,7 @@ def test_zeros_that_a_checksum_covers_are_none_that_the_device_lost(tmp_path: Pa
     content = bytearray(file.read_bytes().replace(b"x" * 1200, bytes(1200)))
     record = RecordView(np.frombuffer(bytes(content), np.uint8), np.array([0]), np.array([end]))
     record.measure_topics()
-    content[:end] = record.naming(np.zeros(1, np.int64)).tobytes()  # with a checksum that fits
+    content[:end] = moved_records(record, np.zeros(1, np.int64)).tobytes()  # with a checksum that fits
     file.write_bytes(content)
     assert sum(len(chunk.records) for chunk in walk(log_of(tmp_path), 0, torn_from=0)) == 2
     sector = -(-content.index(b"v" * 1200) // SECTOR_BYTES) * SECTOR_BYTES
