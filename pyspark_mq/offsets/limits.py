@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal, Protocol
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.offsets.positions import positions_from_json
+from pyspark_mq.offsets.stream_offsets import positions_from_json
 from store.format.strict_json import decode_unique
 from store.model.log_protocol import Boundary, Bounds, Log, Positions, Queue
 

@@ -121,7 +121,7 @@ def report_loss(fail: bool, loss: Loss, option: str = "") -> None:
     _log.warning("Data loss, going on because failOnDataLoss is false: %s", what)
 
 
-def not_there_yet(fail: bool, error: MqSourceError) -> None:
+def report_missing(fail: bool, error: MqSourceError) -> None:
     """As `report_loss`, for what may still come: raises `error` when `fail`, otherwise warns."""
     if fail:
         raise error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from pyspark_mq.errors import OptionError, SubscriptionError
-from pyspark_mq.offsets.positions import queue_of
+from pyspark_mq.offsets.stream_offsets import queue_of
 from store.format.strict_json import decode_unique
 from store.format.topic_names import check_topic_name, is_internal_topic
 from store.model.errors import InvalidTopic

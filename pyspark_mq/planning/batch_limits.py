@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.offsets.checkpoint import BatchStart
+from pyspark_mq.offsets.stream_offsets import BatchStart
 from pyspark_mq.options.source import SourceOptions
 from store.model.log_protocol import Bounds, Int64s, Log, Positions, Queue, QueueRange
 

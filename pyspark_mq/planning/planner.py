@@ -12,12 +12,12 @@ from dataclasses import replace
 from functools import cached_property
 
 from pyspark_mq.errors import MqSourceError
-from pyspark_mq.offsets.checkpoint import BatchStart, EpochOffset, StreamOffset, begin_batch
 from pyspark_mq.offsets.losses import Case, Loss, report_loss
+from pyspark_mq.offsets.stream_offsets import BatchStart, EpochOffset, StreamOffset, begin_batch
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.planning.batch_limits import BatchLimits
 from pyspark_mq.planning.query_group import NoGroup, group_of_query
-from pyspark_mq.planning.queues import Queues, are_gone, ends, is_enough, replaced_queues
+from pyspark_mq.planning.queues import Queues, any_is_deleted, ends, has_news, replaced_queues
 from store.model.log_protocol import Bounds, Log, Positions, Queue, QueueRange
 
 
@@ -65,7 +65,7 @@ class Planner:
         while (begin := self._begin(start, self._options.hold_timeout_seconds if waits else math.inf)) is not None:
             timeout, least = (self._options.hold_timeout_seconds, self.limits.least_messages()) if waits else (0.0, 1)
             self.bounds = self._queues.hold(timeout, begin.next, begin.next, least)
-            is_news = start != self.confirmed or is_enough(begin.next, self.bounds, least)
+            is_news = start != self.confirmed or has_news(begin.next, self.bounds, least)
             if not is_news and not replaced_queues(self._log, begin.next, begin.last):
                 break
             end = self._end(begin, lambda batch: self.limits.end_of(batch, begin.next, self.bounds, once=once))
@@ -180,4 +180,4 @@ def _is_outdated(
     """Whether a queue changed while the batch was planned, beyond what the fingerprints of `start` can tell."""
     firsts = {queue: begin for queue, begin in batch.begin.items() if queue not in start.next}
     unknown = {queue: end for queue, end in following.items() if queue not in known}
-    return are_gone(log, unknown) or any(map(log.fingerprints, (firsts, unknown)))
+    return any_is_deleted(log, unknown) or any(map(log.fingerprints, (firsts, unknown)))

@@ -16,7 +16,7 @@ from collections.abc import Collection
 
 from pyspark_mq.errors import OptionError, QueuesTaken
 from pyspark_mq.options.source import SourceOptions, WhenLocked
-from pyspark_mq.planning.queues import unchanged
+from pyspark_mq.planning.queues import positions_in_same_queues
 from store import StoreError
 from store.api.group_protocol import Group, HasGroups, Member, MessageModel, Subscriptions
 from store.broker.members import is_served
@@ -37,7 +37,7 @@ def group_of(address: LogAddress, name: str) -> Group:
     return address.group(name)
 
 
-def has_still(group: Group, member: str, queues: Collection[Queue]) -> bool:
+def has_locks(group: Group, member: str, queues: Collection[Queue]) -> bool:
     """Whether a member has all of `queues`: not if its process was killed, or stopped for a minute."""
     return any(each.id == member and set(queues) <= set(each.queues) for each in group.members())
 
@@ -134,7 +134,7 @@ class OrderlyQueues(NoGroup):
             return
         self._heed_resets()
         if positions != self._done:
-            self._member.commit(unchanged(self._log, positions, last))
+            self._member.commit(positions_in_same_queues(self._log, positions, last))
             self._done = positions
 
     def persist(self) -> None:
@@ -238,7 +238,7 @@ class GroupProgress(NoGroup):
             return
         try:
             self._consumed |= consumed_topics(self._address, self._group, {queue.topic for queue in news})
-            done = unchanged(self._log, news, self._last)
+            done = positions_in_same_queues(self._log, news, self._last)
             mine = {queue: offset for queue, offset in done.items() if queue.topic not in self._consumed}
             self._log.commit(self._group, mine)
         except StoreError as error:

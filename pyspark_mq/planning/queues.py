@@ -7,9 +7,9 @@ import time
 from collections.abc import Collection, Container, Iterable, Mapping
 
 from pyspark_mq.errors import OptionError, SubscriptionError
-from pyspark_mq.offsets.checkpoint import BatchStart
 from pyspark_mq.offsets.limits import Limit
-from pyspark_mq.offsets.losses import Case, Loss, loss_before, not_there_yet, report_loss
+from pyspark_mq.offsets.losses import Case, Loss, loss_before, report_loss, report_missing
+from pyspark_mq.offsets.stream_offsets import BatchStart
 from pyspark_mq.options.source import SourceOptions
 from store.model.log_protocol import Bounds, Fingerprints, Log, Positions, Queue, QueueRange
 from store.read.conditions import is_never_true
@@ -87,7 +87,7 @@ class Queues:
             self._options.subscription.require(topics, seen)
         except SubscriptionError as error:
             if self._missing != str(error):
-                not_there_yet(self._options.fail_on_data_loss, error)
+                report_missing(self._options.fail_on_data_loss, error)
                 self._missing = str(error)
         return self._bounds_in(topics)
 
@@ -110,7 +110,7 @@ class Queues:
             if offset > end:
                 ahead = f"{option} says {offset} for {queue}, and its next message will be {end}"
                 advice = "Was the topic created anew? Give -1 for what comes next, or -2 for the first"
-                not_there_yet(self._options.fail_on_data_loss, OptionError(f"{ahead}. {advice}"))
+                report_missing(self._options.fail_on_data_loss, OptionError(f"{ahead}. {advice}"))
             elif loss := loss_before(queue, offset, bounds[queue]):
                 report_loss(self._options.fail_on_data_loss, loss, option)
         return positions
@@ -125,7 +125,7 @@ class Queues:
         while True:
             bounds = self.bounds_behind(known)
             left = deadline - time.monotonic()
-            if left <= 0 or is_enough(seen, bounds, least):
+            if left <= 0 or has_news(seen, bounds, least):
                 return bounds
             # What woke us was for other topics: a steady stream there must not make this a spinning loop.
             if pause:  # even to sleep for no time is a wake-up
@@ -143,7 +143,7 @@ def replaced_queues(log: Log, positions: Positions, last: Fingerprints) -> list[
     return [*log.strangers(positions, last), *log.fingerprints(deleted)]
 
 
-def unchanged(log: Log, positions: Positions, last: Fingerprints) -> Positions:
+def positions_in_same_queues(log: Log, positions: Positions, last: Fingerprints) -> Positions:
     """Return the positions in queues that were not replaced: of a recreated topic nothing is done yet."""
     others, there = replaced_queues(log, positions, last), log.bounds(positions)
     return {
@@ -153,14 +153,14 @@ def unchanged(log: Log, positions: Positions, last: Fingerprints) -> Positions:
     }
 
 
-def are_gone(log: Log, ends: Positions) -> bool:
+def any_is_deleted(log: Log, ends: Positions) -> bool:
     """Whether a queue no longer reaches one of `ends`: its topic was deleted."""
     reached = {queue: end for queue, end in ends.items() if end > 0}
     there = log.bounds(reached)
     return any(queue not in there or end > there[queue].max_offset for queue, end in reached.items())
 
 
-def is_enough(seen: Positions, bounds: Mapping[Queue, Bounds], least: int = 1) -> bool:
+def has_news(seen: Positions, bounds: Mapping[Queue, Bounds], least: int = 1) -> bool:
     """Whether there are `least` messages behind `seen`; or other queues than these, or less in one. Pure."""
     now = ends(bounds)
     if now.keys() != seen.keys() or any(now[queue] < offset for queue, offset in seen.items()):

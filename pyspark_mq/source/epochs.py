@@ -16,8 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from pyspark_mq.errors import LedgerError
-from pyspark_mq.offsets.checkpoint import EpochOffset, StreamOffset
-from pyspark_mq.offsets.positions import to_json
+from pyspark_mq.offsets.stream_offsets import EpochOffset, StreamOffset, to_json
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.held_reading import HeldReader, HeldTask
 from pyspark_mq.source.ledger import Ledger, TaskName

@@ -13,8 +13,8 @@ import pyarrow as pa
 from pyspark_mq.errors import LedgerError, OptionError
 from pyspark_mq.offsets.losses import Case, Loss, loss_before, report_loss
 from pyspark_mq.options.source import SourceOptions
-from pyspark_mq.planning.query_group import group_of, has_still
-from pyspark_mq.planning.queues import are_gone, replaced_queues
+from pyspark_mq.planning.query_group import group_of, has_locks
+from pyspark_mq.planning.queues import any_is_deleted, replaced_queues
 from pyspark_mq.source.ledger import Ledger, TaskName, TaskRecord
 from pyspark_mq.source.reading import RangeReader, RangeTask
 from pyspark_mq.source.worker import spare_what_is_loaded, task_slots
@@ -96,7 +96,7 @@ class HeldReader:
         group, member = self._options.consumer_group, task.member
         if member is None or group is None:
             return lambda: True
-        return partial(has_still, group_of(self._options.address, group), member, task.begin)
+        return partial(has_locks, group_of(self._options.address, group), member, task.begin)
 
     def _held(
         self, log: Log, reached: Positions, last: Fingerprints, deadline: float, has_queues: Callable[[], bool]
@@ -140,7 +140,7 @@ class HeldReader:
         queue, begin = wanted.queue, wanted.start
         is_another = bool(replaced_queues(log, {queue: begin}, last))
         unknown = {} if queue in before else {queue: wanted.end}
-        if wanted.length and not is_another and not are_gone(log, unknown):
+        if wanted.length and not is_another and not any_is_deleted(log, unknown):
             return False
         loss = loss_before(queue, begin, log.bounds([queue]).get(queue), is_another)
         if loss is not None:

@@ -27,8 +27,8 @@ from typing import Annotated, Any
 import msgspec
 
 from pyspark_mq.errors import LedgerError
-from pyspark_mq.offsets.checkpoint import READER_ID
-from pyspark_mq.offsets.positions import (
+from pyspark_mq.offsets.stream_offsets import (
+    READER_ID,
     fingerprints_from_json,
     fingerprints_to_json,
     positions_from_json,

@@ -19,8 +19,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import MqSourceError
-from pyspark_mq.offsets.checkpoint import EpochOffset, StreamOffset, batch_ranges
-from pyspark_mq.offsets.positions import to_json
+from pyspark_mq.offsets.stream_offsets import EpochOffset, StreamOffset, batch_ranges, to_json
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.planning.planner import Planner
 from pyspark_mq.planning.queues import ends

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.offsets.checkpoint import StreamOffset
 from pyspark_mq.offsets.limits import (
     EARLIEST,
     LATEST,
@@ -19,6 +18,7 @@ from pyspark_mq.offsets.limits import (
     end_of,
     start_of,
 )
+from pyspark_mq.offsets.stream_offsets import StreamOffset
 from store import Message, MessageStore
 from store.directory.directory_log import DirectoryAddress
 from store.model.log_protocol import Bounds, Log, Positions, Queue

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.offsets.positions import positions_from_json, to_json
+from pyspark_mq.offsets.stream_offsets import positions_from_json, to_json
 from pyspark_mq.options.log_address import CLUSTER_OPTIONS, NOT_ON_A_CLUSTER, OTHERWISE_ON_A_CLUSTER, address_of
 from pyspark_mq.options.sink import WriteOptions
 from pyspark_mq.options.source import SourceOptions

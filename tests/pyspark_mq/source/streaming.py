@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pyspark_mq.offsets.checkpoint import StreamOffset
-from pyspark_mq.offsets.positions import positions_from_json
+from pyspark_mq.offsets.stream_offsets import StreamOffset, positions_from_json
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.source.reading import RangeTask, default_schema
 from pyspark_mq.source.stream_reader import MqStreamReader

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_mq.errors import CheckpointError
-from pyspark_mq.offsets.checkpoint import (
+from pyspark_mq.offsets.stream_offsets import (
     READER_ID,
     EpochOffset,
     StreamOffset,
     batch_ranges,
     begin_batch,
+    to_json,
 )
-from pyspark_mq.offsets.positions import to_json
 from store.model.log_protocol import Bounds, Fingerprint, Queue, QueueRange
 
 RESOURCES = Path(__file__).parents[2] / "resources" / "offsets"
