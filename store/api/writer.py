@@ -1,19 +1,18 @@
-"""The writing side of one open store: joining the other writers, recovery, appending, and leaving in good order."""
+"""`Writer`: the writing side of an open store, which appends, flushes and delivers, and leaves in good order."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import overload
 
+from store.api.joining import Joining
 from store.delays.deliverer import Deliverer
 from store.delays.delivery import Delivery
-from store.delays.delivery_progress import delays_step_back
 from store.files.config import StoreConfig
 from store.files.figures import DELIVERS, PUT, PUT_FAILED, Figures
 from store.files.topic_table import has_queues
@@ -23,22 +22,16 @@ from store.format.records import EncodedRecord, EncodedRecords
 from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
-from store.log.queue_ends import QueueEnds
-from store.log.queues_in_log import Ranges, Unflushed
-from store.model.errors import StoreError, StoreLocked
+from store.log.queues_in_log import Unflushed
+from store.model.errors import StoreError
 from store.publish.appender import Appender, Condition, LogTail, Piece
 from store.publish.flusher import Flusher
 from store.publish.locks import StoreLock
-from store.publish.log_end import is_left
 from store.publish.placing import AppendResult, Where
-from store.publish.published_end import PublishedEnd
 from store.publish.putting import encoding_of
 from store.publish.watch import Watch
-from store.upkeep.deletion import Deletion, finish_deletion, remove_what_came_back
-from store.upkeep.plans import plan_for
-from store.upkeep.recovery import Recovery, must_reach
+from store.upkeep.deletion import Deletion
 from store.upkeep.retention import refuse_when_full
-from store.upkeep.step_back import step_back
 from store.upkeep.store_directory import StoreDirectory
 
 _logger = logging.getLogger("store")
@@ -70,7 +63,7 @@ class Writer:
         self.place = lock.place
         try:
             with lock.held():
-                self.published = self._join()
+                self.published, self._ends = Joining(directory, config, log, index, queues).join(lock)
             self._furnish()
         except BaseException:
             lock.close()
@@ -88,7 +81,6 @@ class Writer:
         rooms = directory.root, log, queues, self.published, encoding_of(config), self._append
         self._deliverer = Deliverer(directory.root, partial(Delivery, *rooms), partial(Watch.of, self.published))
         self._topics = Topics(directory.root)
-        self._has_queues = partial(has_queues, directory.root)
         self.figures = Figures(directory.root)
 
     def start(self) -> None:
@@ -97,68 +89,11 @@ class Writer:
 
     def _attend(self) -> None:
         """Begin to deliver once there are delayed messages, and write the figures."""
-        if not self._deliverer.is_started and any(map(self._has_queues, WAITING_TOPICS)):
+        if not self._deliverer.is_started and any(has_queues(self._directory.root, topic) for topic in WAITING_TOPICS):
             self._deliverer.start()
         if self._deliverer.is_started:
             self.figures.of(DELIVERS).set(int(self._deliverer.delivers))
         self.figures.write()
-
-    def _join(self) -> PublishedEnd:
-        root = self._directory.root
-        self._directory.check_sizes(self._config)
-        alone = self._lock.join()
-        finish_deletion(root)
-        if alone:  # or a broker cannot have been here
-            remove_what_came_back(root)
-        found = QueueEnds.read(root)
-        recover = self._decide(found, alone=alone)
-        self._directory.warn_of_missing_segments(self._log)
-        self._directory.mark_open()
-        self._directory.save_configuration(self._config)
-        if recover is not None:
-            recover()
-        published = PublishedEnd(root, writable=True)
-        if alone and is_left(self._log, published.written_end):  # by a broker that died: undone as an append of ours
-            published.announce(self._log.next_segment(published.written_end), published.store_timestamp)
-        # Of a queue that lost a file, beside others, it may say that it is longer than it was then.
-        ends = None if published.has_lost else QueueEnds.read(root)
-        existing = self._queues.existing() if alone else []
-        if alone and ends is not None and ends.forget_all_but(existing):
-            ends.write(root, self._index)  # for who joins later, when the topic may be there again
-        if alone and recover is None and found is not None:  # it knows what was appended since, too
-            found.forget_all_but(existing)
-            self._queues.expect(found.of)
-        elif ends is not None:
-            self._queues.expect(ends.of)
-        self._ends = _NotedEnds(ends, root, self._log, self._index)
-        published.begin_to_know()
-        if alone:
-            step_back(root, self._queues, published.confirm_offset)
-            delays_step_back(root, self._log, self._queues, published.confirm_offset)
-        self._queues.follow(lambda: published.deletions)
-        return published
-
-    def _decide(self, ends: QueueEnds | None, *, alone: bool) -> Callable[[], None] | None:
-        """What carries out a recovery, None where nothing is to be recovered; then `ends` learn where the queues end.
-        Whatever this raises, the directory is as it was.
-        """
-        size = self._config.mappedFileSizeConsumeQueue
-        evidence = self._directory.evidence(self._log, self._index, size, ends, alone=alone)
-        plan, root = plan_for(evidence), self._directory.root
-        if plan is None:
-            self._index.check()
-            with closing(PublishedEnd(root, writable=False)) as published:
-                must_reach(self._log, published.confirm_offset)
-            return None
-        if evidence.published and not alone:
-            with closing(PublishedEnd(root, writable=False)) as published:
-                published.check_device()
-        if not alone:
-            raise StoreLocked(
-                f"{root}: its file 'watermark' or its queues were deleted while other processes write here; close those"
-            )
-        recovery = Recovery(root, self._log, self._index, size)
-        return partial(recovery.carry_out, recovery.decide(plan, ends.of if ends is not None else {}))
 
     @overload
     def append(self, pieces: Iterable[Piece], *, flush: bool = ...) -> AppendResult: ...
@@ -300,32 +235,3 @@ def _while_there_is_space(root: Path, config: StoreConfig, pieces: Iterable[Piec
     for records in pieces:
         refuse_when_full(root, config)
         yield records
-
-
-class _NotedEnds:
-    """Where the queues end, kept up to date behind the flushes, and written to its file now and then."""
-
-    def __init__(self, ends: QueueEnds | None, root: Path, log: CommitLog, index: Index) -> None:
-        """ends: None if there were none when the writer joined, beside another one: then nothing is noted."""
-        self._ends = ends
-        self._root = root
-        self._topics = Topics(root)
-        self._log = log
-        self._index = index
-        self._threads = threading.RLock()
-
-    def note(self, begin: int, end: int, ranges: Ranges, *, at_once: bool = False) -> None:
-        """Follow what was flushed up to `end`. at_once: write the file, too.
-
-        A file that is missing was deleted on purpose, and stays so.
-        """
-        ends = self._ends
-        if ends is None:
-            return
-        with self._threads:
-            deleted = self._topics.deletions()
-            ends.follow(begin, end, ranges, deleted)
-            written = QueueEnds.read(self._root) if at_once or ends.is_due(self._index) else None
-            # A newer file has it all. Its ends with this one's offset would be more than the queues have there.
-            if written is not None and written.at <= ends.at and ends.complete(self._log, written, deleted):
-                ends.write(self._root, self._index)

@@ -1,0 +1,139 @@
+"""`Joining`: how a writer joins the others of a directory, after a recovery if the last one died."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from store.delays.delivery_progress import delays_step_back
+from store.files.config import StoreConfig
+from store.files.topics import Topics
+from store.index.index import Index
+from store.log.commit_log import CommitLog
+from store.log.consume_queues import ConsumeQueues
+from store.log.queue_ends import QueueEnds
+from store.log.queues_in_log import Ranges
+from store.model.errors import StoreLocked
+from store.publish.locks import StoreLock
+from store.publish.log_end import is_left
+from store.publish.published_end import PublishedEnd
+from store.upkeep.deletion import finish_deletion, remove_what_came_back
+from store.upkeep.plans import plan_for
+from store.upkeep.recovery import Recovery, must_reach
+from store.upkeep.step_back import step_back
+from store.upkeep.store_directory import StoreDirectory
+
+
+class Joining:
+    """One writer's way into a directory."""
+
+    def __init__(
+        self, directory: StoreDirectory, config: StoreConfig, log: CommitLog, index: Index, queues: ConsumeQueues
+    ) -> None:
+        self._directory = directory
+        self._config = config
+        self._log = log
+        self._index = index
+        self._queues = queues
+
+    def join(self, lock: StoreLock) -> tuple[PublishedEnd, NotedEnds]:
+        """Recover the directory if it needs that and no other writer is in it; the queues learn how long they are.
+
+        Call it with `lock` held. Raises `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptStore`.
+        """
+        root = self._directory.root
+        self._directory.check_sizes(self._config)
+        alone = lock.join()
+        finish_deletion(root)
+        if alone:  # beside other writers no broker can have been here
+            remove_what_came_back(root)
+        found = QueueEnds.read(root)
+        recover = self._decide(found, alone=alone)
+        self._directory.warn_of_missing_segments(self._log)
+        self._directory.mark_open()
+        self._directory.save_configuration(self._config)
+        if recover is not None:
+            recover()
+        published = PublishedEnd(root, writable=True)
+        if alone and is_left(self._log, published.written_end):  # by a broker that died: undone as an append of ours
+            published.announce(self._log.next_segment(published.written_end), published.store_timestamp)
+        ends = self._expect(published, found if recover is None else None, alone=alone)
+        published.begin_to_know()
+        if alone:
+            step_back(root, self._queues, published.confirm_offset)
+            delays_step_back(root, self._log, self._queues, published.confirm_offset)
+        self._queues.follow(lambda: published.deletions)
+        return published, NotedEnds(ends, root, self._log, self._index)
+
+    def _expect(self, published: PublishedEnd, found: QueueEnds | None, *, alone: bool) -> QueueEnds | None:
+        """Let the queues expect their noted lengths; returns what the file has of them.
+
+        found: the file before joining, of a directory that needed no recovery: it knows later appends, too.
+        """
+        root = self._directory.root
+        # Beside other writers the file may have a length from after a queue lost one of its files.
+        ends = None if published.has_lost else QueueEnds.read(root)
+        existing = self._queues.existing() if alone else []
+        if alone and ends is not None and ends.forget_all_but(existing):
+            ends.write(root, self._index)  # for writers that join later, when the topic may have been recreated
+        if alone and found is not None:
+            found.forget_all_but(existing)
+            self._queues.expect(found.of)
+        elif ends is not None:
+            self._queues.expect(ends.of)
+        return ends
+
+    def _decide(self, ends: QueueEnds | None, *, alone: bool) -> Callable[[], None] | None:
+        """Return the recovery to carry out, None if there is nothing to recover; `ends` learn where the queues end.
+
+        If this raises, the directory is as it was.
+        """
+        size = self._config.mappedFileSizeConsumeQueue
+        evidence = self._directory.evidence(self._log, self._index, size, ends, alone=alone)
+        plan, root = plan_for(evidence), self._directory.root
+        if plan is None:
+            self._index.check()
+            with closing(PublishedEnd(root, writable=False)) as published:
+                must_reach(self._log, published.confirm_offset)
+            return None
+        if evidence.published and not alone:
+            with closing(PublishedEnd(root, writable=False)) as published:
+                published.check_device()
+        if not alone:
+            raise StoreLocked(
+                f"{root}: its file 'watermark' or its queues were deleted while other processes write here; close those"
+            )
+        recovery = Recovery(root, self._log, self._index, size)
+        return partial(recovery.carry_out, recovery.decide(plan, ends.of if ends is not None else {}))
+
+
+class NotedEnds:
+    """The lengths of the queues, kept up to date behind the flushes, and written to their file now and then."""
+
+    def __init__(self, ends: QueueEnds | None, root: Path, log: CommitLog, index: Index) -> None:
+        """ends: None if the file was missing when the writer joined beside another one; then this notes nothing."""
+        self._ends = ends
+        self._root = root
+        self._topics = Topics(root)
+        self._log = log
+        self._index = index
+        self._threads = threading.RLock()
+
+    def note(self, begin: int, end: int, ranges: Ranges, *, at_once: bool = False) -> None:
+        """Follow the flushed log up to `end`. at_once: write the file, too.
+
+        A missing file was deleted on purpose, and stays so.
+        """
+        ends = self._ends
+        if ends is None:
+            return
+        with self._threads:
+            deleted = self._topics.deletions()
+            ends.follow(begin, end, ranges, deleted)
+            written = QueueEnds.read(self._root) if at_once or ends.is_due(self._index) else None
+            # A file with a later offset has these appends already; together with this offset it would be too long.
+            if written is not None and written.at <= ends.at and ends.complete(self._log, written, deleted):
+                ends.write(self._root, self._index)
