@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from pyspark_mq.console.messages import MessageLine, readable
@@ -105,12 +106,13 @@ class Verification:
 
 @dataclass(frozen=True)
 class DelayedMessages:
-    """Messages that wait for their time. seconds: the delay of a level, None for any time. lines: those due first."""
+    """Messages that wait for their time. seconds: the delay of a level, None for any time. lines: those due first,
+    each with its time."""
 
     queue: Queue
-    seconds: float | None
+    seconds: int | None
     waiting: int
-    lines: Sequence[MessageLine]
+    lines: Sequence[tuple[datetime | None, MessageLine]]
 
 
 def delayed(log: Log) -> list[DelayedMessages]:
@@ -124,26 +126,31 @@ def delayed(log: Log) -> list[DelayedMessages]:
         if first < has.max_offset:
             wanted = QueueRange(queue, first, min(has.max_offset, first + _NEXT))
             lines = readable(log, wanted, message_filter("*"))
-            found.append(DelayedMessages(queue, delay / 1000, has.max_offset - first, lines))
+            due = [(line.stored and line.stored + timedelta(milliseconds=delay), line) for line in lines]
+            found.append(DelayedMessages(queue, delay // 1000, has.max_offset - first, due))
     for queue, has in log.bounds(topics.get(TIMER_TOPIC, ())).items():
-        due = _timers_after(log, QueueRange(queue, max(has.min_offset, has.max_offset - _TIMERS), has.max_offset), now)
-        lines = [
-            line for at in due[:_NEXT] for line in readable(log, QueueRange(queue, at, at + 1), message_filter("*"))
+        slots = _timers_after(
+            log, QueueRange(queue, max(has.min_offset, has.max_offset - _TIMERS), has.max_offset), now
+        )
+        due = [
+            (datetime.fromtimestamp(slot / 1000, UTC), line)
+            for slot, at in slots[:_NEXT]
+            for line in readable(log, QueueRange(queue, at, at + 1), message_filter("*"))
         ]
-        if due:
-            found.append(DelayedMessages(queue, None, len(due), lines))
+        if slots:
+            found.append(DelayedMessages(queue, None, len(slots), due))
     return found
 
 
-def _timers_after(log: Log, wanted: QueueRange, now: int) -> list[int]:
-    """Return the offsets of messages whose time is after `now`, in the order of their times."""
+def _timers_after(log: Log, wanted: QueueRange, now: int) -> list[tuple[int, int]]:
+    """Return time (ms) and offset of the messages whose time is after `now`, in the order of their times."""
     due = list[tuple[int, int]]()
     for batch in log.scan(wanted, ReadSpec(("queueOffset", "properties"), message_filter("*"))):
         for row in batch.to_pylist():
             slot = dict(row["properties"] or ()).get(PROPERTY_TIMER_OUT, "")
             if slot.isdecimal() and int(slot) > now:
                 due.append((int(slot), row["queueOffset"]))
-    return [offset for _, offset in sorted(due)]
+    return sorted(due)
 
 
 def record_of(directory: str, queue: Queue, offset: int) -> bytes:

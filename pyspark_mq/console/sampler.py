@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 from pyspark_mq.stats.measures import GroupLag, group_lags
 from store import OffsetLost, StoreClosed, StoreError, StoreReplaced, UnknownTopic
-from store.format.layout import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SYSTEM_TOPICS
+from store.format.layout import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from store.model.log_protocol import Bounds, Log, LogAddress, Queue, QueueRange
 
 HISTORY_SECONDS = 3_600.0
 _SIZES_AT_ONCE = 1_000_000
+_PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
 
 
 class QueueSize(NamedTuple):
@@ -38,7 +39,7 @@ class TopicFigures(NamedTuple):
     @property
     def is_system(self) -> bool:
         """Whether RocketMQ or a group made the topic, and no user."""
-        return self.topic in SYSTEM_TOPICS or self.topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
+        return self.topic in SYSTEM_TOPICS or self.topic.startswith(_PREFIXES)
 
 
 class GroupFigures(NamedTuple):
