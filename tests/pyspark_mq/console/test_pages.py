@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-from store.remoting.broker_config import BrokerConfig
 
 from store import Message, MessageStore
 from store.api.group_protocol import Subscription
@@ -16,6 +15,7 @@ from store.cluster.address import ClusterAddress
 from store.directory.directory_log import DirectoryAddress, DirectoryGroup
 from store.format.layout import COMMIT_LOG_DIR
 from store.model.log_protocol import Queue
+from store.remoting.served_broker import BrokerConfig
 from store.remoting.serving import serve
 from tests.pyspark_mq.console.conftest import HOSTILE, Visit, Visitor
 from tests.waiting import until
