@@ -33,18 +33,16 @@ class LogEnd:
 
     The directory has one owner for as long as this is open: us or a broker, decided here. If the owner changes,
     `confirm_offset` raises `StoreReplaced`. An empty directory has no owner until something is written.
-    by_log: the log is walked: from its last segment that begins with a record, and from the last end at later looks.
     """
 
     def __init__(self, root: Path, log: CommitLog) -> None:
         """Raises `CorruptStore` if the published end cannot be read."""
         self.path = root / PUBLISHED_END_FILE
-        self.by_log = False
+        self._walk: _LogWalk | None = None
         self._root = root
         self._place = PinnedPath(root)
         self._log = log
         self._end = 0  # the last confirm offset
-        self._flushed = 0  # up to here log and queues were on the device when the machine went down
         self._next_look = 0.0  # time.monotonic()
         self._looking = threading.RLock()  # one thread at a time advances the end; a signal handler may read, too
         with self._looking:
@@ -57,6 +55,11 @@ class LogEnd:
         self._passed_by: tuple[int, int, int] | None = None  # numbers of a published end that a broker appended behind
         if self._published_end is not None and self._is_overtaken(self._published_end):
             self._passed_by = self._published_end.numbers
+
+    @property
+    def by_log(self) -> bool:
+        """Whether the log is walked: from its last segment that begins with a record, then from the last end on."""
+        return self._walk is not None
 
     @property
     def confirm_offset(self) -> int:
@@ -103,7 +106,8 @@ class LogEnd:
 
     def is_message(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
         """Whether a queue entry below the confirm offset counts."""
-        if not self.by_log or physical_offset + size <= self._flushed:
+        walk = self._walk
+        if walk is None or physical_offset + size <= walk.flushed:
             return True
         return is_message(self._log, topic, queue_id, queue_offset, physical_offset, size)
 
@@ -131,12 +135,14 @@ class LogEnd:
         self._must_be_same_owner()
         self._next_look = time.monotonic() + LOOK_SECONDS
         published = self._published_end
-        if published is None or self._passed_by is not None:
-            self._walk_on(published)
-        elif published.same_boot or published.flushed_offset >= published.written_end:
-            self.by_log, self._end = False, published.confirm_offset
-        else:  # no writer has recovered the log since the machine went down
-            self._walk_on(published)
+        is_unrecovered = (  # since the machine crashed
+            published is not None and not published.same_boot and published.flushed_offset < published.written_end
+        )
+        if published is None or self._passed_by is not None or is_unrecovered:
+            self._walk = _LogWalk.begun_by(self._walk, self._root, self._log, published)
+            self._end = self._walk.end
+        else:
+            self._walk, self._end = None, published.confirm_offset
         return self._end
 
     def _must_be_same_owner(self) -> None:
@@ -158,41 +164,58 @@ class LogEnd:
     def _replaced(self, what: str) -> StoreReplaced:
         return StoreReplaced(f"{self._root}: the directory changed owner: {what}. Close this store and open it again")
 
-    def _walk_on(self, published: PublishedEnd | None) -> None:
+
+class _LogWalk:
+    """Follows a log that publishes no end, from its last segment that begins with a record.
+
+    end: log offset after the last whole record. flushed: log offset up to which log and queues were on the device when
+    the machine crashed, 0 if it did not.
+    """
+
+    def __init__(self, root: Path, log: CommitLog, flushed: int | None) -> None:
+        self._root = root
+        self._log = log
+        start = last_segment(log)
+        self.flushed = flushed or 0
+        self.end = start if flushed is None else min(start, max(flushed, log.min_offset()))
+        self._is_new = True
+
+    @staticmethod
+    def begun_by(walk: _LogWalk | None, root: Path, log: CommitLog, published: PublishedEnd | None) -> _LogWalk:
+        """Return `walk` as far as the log goes now, or a new one if there is none or retention deleted its end."""
         # After a crash of the machine records before this offset are on the device; later sectors may be lost.
         flushed = None if published is None or published.same_boot else published.flushed_offset
-        is_new = not self.by_log or self._is_deleted(self._end)
-        if is_new:
-            self.by_log, self._flushed = True, flushed or 0
-            start = last_segment(self._log)
-            self._end = start if flushed is None else min(start, max(flushed, self._log.min_offset()))
-        until = None if published is None else refused_from(self._root, self._log, published)
-        self._follow(flushed, until)
-        if is_new:
-            self._warn_of_what_is_left()
-        if flushed is not None and self._end < flushed:  # a damaged record, not the end: reading it raises
-            self._end = flushed
-            self._follow(flushed, until)
+        if walk is None or walk._is_deleted():
+            walk = _LogWalk(root, log, flushed)
+        walk._follow(flushed, None if published is None else refused_from(root, log, published))
+        return walk
 
     def _follow(self, flushed: int | None, until: int | None) -> None:
-        for chunk in walk(self._log, self._end, until=until, torn_from=flushed):
-            self._end = chunk.end
+        self._walk(flushed, until)
+        if self._is_new:
+            self._warn_of_what_is_left()
+            self._is_new = False
+        if flushed is not None and self.end < flushed:  # a damaged record, not the end: reading it raises
+            self.end = flushed
+            self._walk(flushed, until)
+
+    def _walk(self, flushed: int | None, until: int | None) -> None:
+        for chunk in walk(self._log, self.end, until=until, torn_from=flushed):
+            self.end = chunk.end
+
+    def _is_deleted(self) -> bool:
+        return not self._log.segments.exists(self.end) and self.end < self._log.min_offset()
 
     def _warn_of_what_is_left(self) -> None:
         """Warn of bytes behind the end that are no record, if the last owner closed the directory."""
-        segments = self._log.segments
-        if is_left(self._log, self._end) and not (self._root / ABORT_FILE).exists():
+        if is_left(self._log, self.end) and not (self._root / ABORT_FILE).exists():
             warnings.warn(
-                f"{segments.directory}: no sound record at log offset {self._end}, the end of the readable log, though "
-                "the last owner closed the directory. A killed writer may have left the bytes; otherwise messages are "
-                "missing: restore the segment from a copy",
+                f"{self._log.segments.directory}: no sound record at log offset {self.end}, the end of the readable "
+                "log, though the last owner closed the directory. A killed writer may have left the bytes; otherwise "
+                "messages are missing: restore the segment from a copy",
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-    def _is_deleted(self, at: int) -> bool:
-        """Whether retention was faster."""
-        return not self._log.segments.exists(at) and at < self._log.min_offset()
 
 
 def is_message(log: CommitLog, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
