@@ -1,9 +1,9 @@
-"""What is true of a directory when no published end of this boot says so: a plan (see `plans`) is carried out.
+"""Recovery: find out what a directory has when no published end of this boot says so, by a plan (see `plans`).
 
-A recovery walks the log, checks every record as RocketMQ's does, and decides what queue entries follow from it. The
+A recovery walks the log, checks every record as RocketMQ's does, and decides which queue entries follow from it. The
 first bad record ends the log, unless everything up to some later point is known to be on the device: then it is
-damage, and an error, for what lies behind it must not be thrown away. Only when nothing is wrong is anything written,
-in a second walk: a directory that cannot be recovered stays as it is, byte for byte.
+damage, and an error, because the records behind it must not be lost. It writes in a second walk, after all decisions:
+a directory that cannot be recovered stays as it is, byte for byte.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Recovery:
         if begin == first_byte > 0:
             self._remember(queues.found)
         queues.leave_out_deleted(self._existing_queues)
-        index_files, filed_from = self._decide_index(plan, begin, end)
+        index_files, filed_from = _KeptIndex(self._root, self._log, self._index).decide(plan, begin, end)
         known = self._known(begin, end, times.ascend_from(end, store_timestamp), index_files, filed_from)
         return RecoveryDecision(begin, end, store_timestamp, queues.found, index_files, filed_from, *known)
 
@@ -325,16 +325,24 @@ class Recovery:
             return last_segment(self._log, stored_by=(read_checkpoint(self._root) or 0) - CHECKPOINT_MARGIN_MS)
         return first_byte
 
-    # --- the index -------------------------------------------------------------------------------------
 
-    def _decide_index(self, plan: Plan, begin: int, end: int) -> tuple[list[str], int]:
-        """The files that stay, and the log offset from which on keys are filed again.
+class _KeptIndex:
+    """Decides which index files stay in a recovery."""
 
-        None stay where keys are missing before the first or between two: files are only ever added behind the last. A
-        broker leaves that behind, which makes the index anew after a crash, from where it recovers.
+    def __init__(self, root: Path, log: CommitLog, index: Index) -> None:
+        self._root = root
+        self._log = log
+        self._index = index
+
+    def decide(self, plan: Plan, begin: int, end: int) -> tuple[list[str], int]:
+        """Return the files that stay, and the log offset from which on keys are filed again.
+
+        begin, end: of the walk. No file stays if keys are missing before the first file or between two, because files
+        are only ever added behind the last. A broker leaves such an index after a crash: it rebuilds it from where it
+        recovers.
         """
-        names = self._trusted_index_files(plan.filed)
-        if begin == self._log.min_offset():  # an empty one behind others, zeroed, would take all keys once more
+        names = self._trusted(plan.filed)
+        if begin == self._log.min_offset():  # a zeroed file behind others would take all keys once more
             names = [name for name in names if self._index.spans([name])]
         spans, first_byte = self._index.spans(names), self._log.min_offset()
         if (plan.filed is Filed.ALL and begin > first_byte) or not self._index.is_enabled:
@@ -343,7 +351,7 @@ class Recovery:
             names, spans = [], []
         return names, min(begin, max(first_byte, spans[-1][1] if spans else 0))
 
-    def _trusted_index_files(self, filed: Filed) -> list[str]:
+    def _trusted(self, filed: Filed) -> list[str]:
         if filed is Filed.ALL:
             return self._index.names()
         if filed is Filed.FULL:
@@ -351,7 +359,7 @@ class Recovery:
         return self._index.trusted(read_index_checkpoint(self._root) if filed is Filed.CHECKPOINT else -1)
 
     def _are_filed(self, spans: list[tuple[int, int]]) -> bool:
-        """Whether the log has no key between these stretches of it, nor before the first."""
+        """Return whether the log has no key between these stretches of it, nor before the first."""
         at = self._log.min_offset()
         filed = at - 1
         for begin, end in spans:
