@@ -20,14 +20,14 @@ _MODULES = {
     "doctor": "doctor",
     "export": "export",
     "groups": "groups",
-    "query": "query",
+    "query": "lookup",
     "restore": "archive",
     "send": "send",
     "serve": "serve",
     "stats": "stats",
     "tail": "tail",
     "top": "top",
-    "topic": "topics",
+    "topic": "topic",
     "verify": "upkeep",
 }
 

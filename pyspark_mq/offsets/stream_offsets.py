@@ -26,7 +26,8 @@ whose record in the ledger tells where it ended (`$last` is about the messages b
 
     {"$epoch": 7, "$reader": "5f0c2b9e...", "$from": [{"orders": {"0": 23}}, {"orders": {"1": 345}}], "$last": {}}
 
-What a checkpoint holds may be damaged: all of it is checked (see `positions`), before anything is read or named by it.
+Positions are JSON `{topic: {queue id: value}}` here, in the ledger, and in options. What is read may be damaged, or
+written by anybody: all of it is checked before anything is read or named by it.
 """
 
 from __future__ import annotations
@@ -44,11 +45,19 @@ from pyspark_mq.offsets.losses import Loss, loss_before
 from store.model.integers import LONG_MAX
 from store.model.log_protocol import Bounds, Fingerprint, Fingerprints, Positions, Queue, QueueRange
 
+_START = "$start"
+_LAST = "$last"
+_EPOCH = "$epoch"
+_READER = "$reader"
+_FROM = "$from"
+
+_OF_EPOCH = {"epoch": _EPOCH, "reader": _READER, "tasks": _FROM, "last": _LAST}
+READER_ID = re.compile(r"[0-9a-f]{32}")  # names a folder of the ledger
+
 T = TypeVar("T")
 OffsetJson = dict[str, dict[str, Any]]
 _QUEUE_NAME = re.compile(r"(?:(?P<broker>[^:]{1,255}):)?(?P<number>0|[1-9][0-9]{0,9})")
 _MAX_QUEUE_ID = (1 << 31) - 1  # both are Java's
-_MAX_LONG = (1 << 63) - 1
 
 
 def to_json(positions: Mapping[Queue, int | list[int]]) -> OffsetJson:
@@ -104,7 +113,7 @@ def queue_of(topic: str, name: str) -> Queue | None:
 
 def is_long(json_: Any, lowest: int = 0) -> bool:
     """Whether a value is a Java long of at least `lowest`."""
-    return type(json_) is int and lowest <= json_ <= _MAX_LONG
+    return type(json_) is int and lowest <= json_ <= LONG_MAX
 
 
 def json_object(json_: Any, where: str) -> dict[str, Any]:
@@ -119,16 +128,6 @@ def shown(json_: Any) -> str:
     if isinstance(json_, list | dict):
         return "a list" if isinstance(json_, list) else "an object"
     return json.dumps(json_)[:50]
-
-
-_START = "$start"
-_LAST = "$last"
-_EPOCH = "$epoch"
-_READER = "$reader"
-_FROM = "$from"
-
-_OF_EPOCH = {"epoch": _EPOCH, "reader": _READER, "tasks": _FROM, "last": _LAST}
-READER_ID = re.compile(r"[0-9a-f]{32}")  # names a folder of the ledger
 
 
 @dataclass(frozen=True)
