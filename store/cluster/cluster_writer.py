@@ -44,6 +44,7 @@ from store.remoting.served_routes import DEFAULT_TOPIC, READ_WRITE
 
 PRODUCER_GROUP = "pyspark-mq"
 _BATCH_BYTES = 1 << 20  # RocketMQ's advice; brokers take 4 MiB
+_BATCH_MESSAGES = 8192  # brokers count a record's 91 bytes, too, and answer with an id for each message
 _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 0.05, 1.0
 _ID_DIGITS = 16  # of an offsetMsgId, the last ones: the log offset
 
@@ -138,7 +139,7 @@ def _batched(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, 
     first = 0
     while first < len(rows):
         fitting = int(np.searchsorted(bounds, bounds[first] + _BATCH_BYTES, side="right")) - 1
-        last = min(max(first + 1, fitting), len(rows))
+        last = min(max(first + 1, fitting), len(rows), first + _BATCH_MESSAGES)
         body = data[bounds[first] : bounds[last]].tobytes()
         yield _Send(rows[first:last], RequestCode.SEND_BATCH_MESSAGE, header, body)
         first = last

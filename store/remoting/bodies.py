@@ -7,7 +7,7 @@ code does not use are not checked.
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from store.api.group_protocol import Subscription
 from store.format.arrays import constant, lengths, pc
 from store.format.records import rows_as_binary
 from store.format.strict_json import Int, Long
-from store.model.errors import BadFrame
+from store.model.errors import BadFrame, MessageRefused, PutStatus
 from store.model.log_protocol import Queue
 from store.remoting.command import Bytes, parse_json
 
@@ -105,6 +105,7 @@ _HEAD = struct.Struct(">iiiii")  # up to the body's length
 _PROPERTIES = struct.Struct(">h")
 _HEADS = np.dtype([("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body_length", ">i4")])
 assert _HEADS.itemsize == _HEAD.size
+MIN_BATCHED_BYTES: Final = _HEAD.size + _PROPERTIES.size
 
 
 class Batched(NamedTuple):
@@ -115,12 +116,16 @@ class Batched(NamedTuple):
     properties: bytes
 
 
-def decode_batch(data: bytes) -> list[Batched]:
-    """The messages of a body. Raises `BadFrame`."""
+def decode_batch(data: bytes, most: int) -> list[Batched]:
+    """Return the messages of a body. Raises `BadFrame`, and `MessageRefused` for more than `most`."""
     found: list[Batched] = []
     at = 0
     while at < len(data):
-        if len(data) - at < _HEAD.size + _PROPERTIES.size:
+        if len(found) == most:
+            raise MessageRefused(
+                PutStatus.MESSAGE_ILLEGAL, f"a batch of more than {most:,} messages of this kind: send less at once"
+            )
+        if len(data) - at < MIN_BATCHED_BYTES:
             raise BadFrame(f"a batch with {len(data) - at} bytes behind message {len(found)}")
         size, _, _, flag, length = _HEAD.unpack_from(data, at)
         body = at + _HEAD.size

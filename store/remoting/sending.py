@@ -1,11 +1,11 @@
-"""SEND_MESSAGE and its kin: to `Appending`, and what RocketMQ answers."""
+"""Messages of clients: sent by producers, alone or in batches, and sent back by consumers."""
 
 from __future__ import annotations
 
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +19,8 @@ from store.files.consumer_offsets import GroupSettings
 from store.format.layout import (
     DLQ_TOPIC_PREFIX,
     IPV4_BYTES,
+    MAX_PROPERTIES_BYTES,
+    MIN_RECORD_BYTES,
     PROPERTY_DELAY,
     PROPERTY_DELIVER_AT,
     PROPERTY_TRANSACTION,
@@ -27,8 +29,8 @@ from store.format.layout import (
     SYS_COMPRESSED,
     SYS_COMPRESSION_MASK,
 )
-from store.format.message import Message, check_fits
-from store.format.properties import decode_properties
+from store.format.message import Message, check_body_size, check_fits
+from store.format.properties import decode_properties, properties_too_large
 from store.format.stored_message import StoredMessage, decode_record, offset_msg_ids
 from store.format.topic_names import TOPICS_OF_NOTES
 from store.model.codes import RequestCode, ResponseCode
@@ -36,7 +38,8 @@ from store.model.errors import InvalidMessageId, RequestRefused
 from store.publish.placing import AppendResult
 from store.read.query import offset_of_id
 from store.remoting.appending import Appending
-from store.remoting.bodies import Batched, decode_batch
+from store.remoting.bodies import MIN_BATCHED_BYTES, Batched, decode_batch
+from store.remoting.command import MAX_HEADER_BYTES
 from store.remoting.headers import SendAnswer, SendBack, SendMessage, SendMessageV2
 from store.remoting.queue_locks import Locks
 from store.remoting.request import Answer, Handler, Request, Response
@@ -48,13 +51,20 @@ from store.remoting.threads import settle
 
 _KEPT_FLAGS = SYS_COMPRESSED | SYS_COMPRESSION_MASK  # what else a producer may say of a body
 _DELAYS_MS = {"TIMER_DELAY_SEC": 1000, "TIMER_DELAY_MS": 1}
+_SENDS: Mapping[int, type[SendMessage]] = {
+    RequestCode.SEND_MESSAGE: SendMessage,
+    RequestCode.SEND_MESSAGE_V2: SendMessageV2,
+    RequestCode.SEND_BATCH_MESSAGE: SendMessageV2,
+}
+_BATCH_SLACK = 64 << 10  # what records of a batch may have beyond maxMessageSize
+_ID_BYTES = 40  # of a message's id in the answer to a batch, and its share of the other fields
 _NOWHERE = bytes(IPV4_BYTES)
 _REGION = "DefaultRegion"
 _logger = logging.getLogger("store.remoting")
 
 
 class Sending:
-    """Puts what producers send."""
+    """Appends the messages of producers."""
 
     def __init__(
         self, broker: ServedBroker, appending: Appending, transactions: ServedTransactions, locks: Locks
@@ -67,19 +77,31 @@ class Sending:
 
     def quick_handlers(self) -> Mapping[int, Handler]:
         """Return handlers for the loop's thread."""
-        return {
-            RequestCode.SEND_MESSAGE: lambda request: self._send(request, SendMessage.of(request.command.fields)),
-            RequestCode.SEND_MESSAGE_V2: lambda request: self._send(request, SendMessageV2.of(request.command.fields)),
-            RequestCode.SEND_BATCH_MESSAGE: lambda request: self._send(
-                request, SendMessageV2.of(request.command.fields)
-            ),
-        }
+        return dict.fromkeys(_SENDS, self._send_one)
 
-    def _send(self, request: Request, header: SendMessage) -> Future[Response]:
+    def handlers(self) -> Mapping[int, Handler]:
+        """Return handlers that may wait."""
+        return dict.fromkeys(_SENDS, self._send_batch)
+
+    def _send_one(self, request: Request) -> Future[Response] | None:
+        """A batch needs a worker."""
+        header = _SENDS[request.command.code].of(request.command.fields)
+        if header.batch or request.command.code == RequestCode.SEND_BATCH_MESSAGE:
+            return None
+        return self._send(request, header, [Batched(header.flag, bytes(request.command.body), _common(header))])
+
+    def _send_batch(self, request: Request) -> Response:
+        """Wait for the append, so that there are no more decoded batches than workers."""
+        header = _SENDS[request.command.code].of(request.command.fields)
+        parts = _parts(bytes(request.command.body), header, self._store.config.maxMessageSize + _BATCH_SLACK)
+        return self._send(request, header, parts, is_batch=True).result()
+
+    def _send(
+        self, request: Request, header: SendMessage, parts: Sequence[Batched], *, is_batch: bool = False
+    ) -> Future[Response]:
         if header.topic in TOPICS_OF_NOTES:
-            why = f"topic {header.topic} says what was written before; send to a topic of yours"
+            why = f"topic {header.topic} is written by the store and its sink only; send to a topic of yours"
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, why)
-        parts = _parts(request, header)
         messages = [_message(header, part) for part in parts]
         new_queues = max(1, min(header.default_topic_queue_nums, NEW_TOPIC_QUEUES)) if self._create_topics else 0
         if self._is_dead(header):
@@ -88,7 +110,7 @@ class Sending:
             ids = ", ".join(each.properties.get(PROPERTY_UNIQ_KEY, "without an id") for each in messages)
             _logger.warning("given up by a client, and put into %s: %s", topic, ids)
         fields, answered = _fields(request, header), Future[Response]()
-        if len(messages) == 1 and is_half(messages[0]):
+        if not is_batch and is_half(messages[0]):
             prepared = self._transactions.prepare(header.producer_group, messages[0], fields, new_queues)
             prepared.add_done_callback(lambda done: settle(answered, lambda: self._prepared(done.result(), header)))
         else:
@@ -154,18 +176,31 @@ def _number(properties: dict[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _parts(request: Request, header: SendMessage) -> list[Batched]:
-    """The messages of a request, one at least; the request's properties are those of each that lacks them.
+def _common(header: SendMessage) -> bytes:
+    """Return the request's own properties. Raises `MessageRefused`."""
+    properties = (header.properties or "").encode("utf-8", "replace")
+    if len(properties) > MAX_PROPERTIES_BYTES:
+        raise properties_too_large(len(properties))
+    return properties
 
-    Raises `BadFrame`, `RequestRefused`.
+
+def _parts(body: bytes, header: SendMessage, max_bytes: int) -> list[Batched]:
+    """Return the messages of a batch; each has the request's properties, too.
+
+    A batch is bounded before a message of it is copied. As with RocketMQ's broker, all its records together have at
+    most `max_bytes`, in which the request's properties count for each; and its ids fit into the answer. Raises
+    `BadFrame`, `MessageRefused`.
     """
-    body, same = bytes(request.command.body), (header.properties or "").encode("utf-8", "replace")
-    if header.batch or request.command.code == RequestCode.SEND_BATCH_MESSAGE:
-        batch = decode_batch(body)
-        if not batch:
-            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch without a message")
-        return [part._replace(properties=b"\2".join((same, part.properties))) for part in batch]
-    return [Batched(header.flag, body, same)]
+    check_body_size(len(body), max_bytes)
+    common = _common(header)
+    of_each = MIN_RECORD_BYTES + len(header.topic) + len(common)
+    batch = decode_batch(body, min(max_bytes // of_each, MAX_HEADER_BYTES // _ID_BYTES))
+    if not batch:
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a batch without a message")
+    check_body_size(len(body) + len(batch) * (of_each - MIN_BATCHED_BYTES), max_bytes)
+    if common:
+        return [part._replace(properties=b"\2".join((common, part.properties))) for part in batch]
+    return batch
 
 
 def _fields(request: Request, header: SendMessage) -> Mapping[str, npt.ArrayLike]:

@@ -57,9 +57,12 @@ class ServerLimits:
 
 @dataclass(frozen=True)
 class Processors:
-    """The handlers by request code: `quick` ones run in the loop's thread, so they must not wait for anything;
-    `waiting` ones in threads, in which connections take turns. lost: called with each connection that is over, in the
-    loop's thread. check: raises `RequestRefused` for a request that its sender may not make."""
+    """The handlers by request code.
+
+    quick: run in the loop's thread, so they must not wait for anything; they return None for a request that needs a
+    worker. waiting: run in workers, where connections take turns. lost: called with each connection that is over, in
+    the loop's thread. check: raises `RequestRefused` for a request that its sender may not make.
+    """
 
     quick: Mapping[int, Handler]
     waiting: Mapping[int, Handler]
@@ -110,8 +113,8 @@ class Server(Opened):
             return
         self._is_over = True
         self._thread.submit(self._stop_listening()).result()
-        stop()
         self._turns.close()
+        stop()
         self._thread.submit(self._leave()).result()
 
     # --- in the loop's thread ----------------------------------------------------------------------------
@@ -181,14 +184,8 @@ class Server(Opened):
             self._processors.check(request)
             if self._is_over:
                 answer: Any = Response(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is leaving")
-            elif (quick := self._processors.quick.get(command.code)) is not None:
-                answer = quick(request)
-            elif (waiting := self._processors.waiting.get(command.code)) is not None:
-                work = partial(waiting, request)
-                answer = self._turns.begin(connection, work, after_others=command.code in _IN_ORDER)
             else:
-                remark = f"[BROKER_NOT_SUPPORT] request type {command.code} not supported"
-                answer = Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+                answer = self._begun(request)
         except StoreError as error:
             answer = refusal(error)
         if isinstance(answer, Response):
@@ -196,6 +193,19 @@ class Server(Opened):
             return
         self._begin(request)
         answer.add_done_callback(lambda done: self._thread.call(self._end, request, done))
+
+    def _begun(self, request: Request) -> Any:
+        """Return the response, or a future of it."""
+        code, answer = request.command.code, None
+        if (quick := self._processors.quick.get(code)) is not None:
+            answer = quick(request)
+        if answer is None and (waiting := self._processors.waiting.get(code)) is not None:
+            work = partial(waiting, request)
+            answer = self._turns.begin(request.connection, work, after_others=code in _IN_ORDER)
+        if answer is None:
+            remark = f"[BROKER_NOT_SUPPORT] request type {code} not supported"
+            answer = Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+        return answer
 
     def _begin(self, request: Request) -> None:
         under_way = self._under_way.get(request.connection)

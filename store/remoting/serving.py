@@ -64,8 +64,10 @@ class Serving:
         locks = Locks(store.topics)
         self._transactions = ServedTransactions(broker)
         pulling = Pulling(broker, self._hold, self._thread)
-        quick = Sending(broker, self._appending, self._transactions, locks), pulling, self._transactions
+        sending = Sending(broker, self._appending, self._transactions, locks)
+        quick = sending, pulling, self._transactions
         waiting = (
+            sending,
             Routes(broker),
             heart_beats,
             locks,

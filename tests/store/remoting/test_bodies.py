@@ -27,7 +27,7 @@ BATCHES = st.lists(
 
 
 def test_what_rocketmq_made() -> None:
-    first, second = decode_batch(MADE)
+    first, second = decode_batch(MADE, 99)
     assert (first.flag, first.body, second.flag, second.body) == (7, b"one", 0, b"")
     assert decode_properties(first.properties) == {"TAGS": "paid", "KEYS": "key-1 key-2", "WAIT": "true"}
     assert encode_batch([first, second]) == MADE
@@ -35,7 +35,7 @@ def test_what_rocketmq_made() -> None:
 
 @given(BATCHES)
 def test_a_batch_comes_back(batch: list[Batched]) -> None:
-    assert decode_batch(encode_batch(batch)) == batch
+    assert decode_batch(encode_batch(batch), 99) == batch
 
 
 @given(BATCHES.filter(bool), st.data())
@@ -45,7 +45,7 @@ def test_a_batch_that_was_changed_is_another_or_refused(batch: list[Batched], da
         changed[at] = data.draw(st.integers(0, 255))
     changed = changed[: data.draw(st.integers(0, len(changed)))]
     try:
-        found = decode_batch(bytes(changed))
+        found = decode_batch(bytes(changed), 99)
     except BadFrame:
         return
     assert sum(len(each.body) + len(each.properties) for each in found) <= len(changed)
@@ -54,7 +54,7 @@ def test_a_batch_that_was_changed_is_another_or_refused(batch: list[Batched], da
 @pytest.mark.parametrize("cut", range(1, 20))
 def test_a_batch_that_ends_too_soon(cut: int) -> None:
     with pytest.raises(BadFrame, match="message 1"):
-        decode_batch(MADE[:-cut])
+        decode_batch(MADE[:-cut], 99)
 
 
 @given(BATCHES)

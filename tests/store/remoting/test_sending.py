@@ -16,6 +16,7 @@ from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Queue
 from store.remoting.bodies import Batched
 from store.remoting.client import Client
+from store.remoting.command import MAX_HEADER_BYTES
 from store.remoting.headers import SendAnswer, SendBack, SendMessage, SendMessageV2, Topic
 from store.remoting.served_broker import BrokerConfig
 from store.remoting.serving import serve
@@ -126,8 +127,8 @@ def test_a_topic_is_made_by_its_first_message(broker: Broker, store: MessageStor
         ({"queue_id": 2}, ResponseCode.INVALID_PARAMETER, "queues 0 to 1"),
         ({"topic": "a topic"}, ResponseCode.INVALID_PARAMETER, "a topic"),
         ({"topic": "SCHEDULE_TOPIC_XXXX"}, ResponseCode.MESSAGE_ILLEGAL, "a broker's own"),
-        ({"topic": "rmq_sys_PRODUCERS"}, ResponseCode.MESSAGE_ILLEGAL, "what was written before"),
-        ({"topic": "rmq_sys_SPARK_COMMITS"}, ResponseCode.MESSAGE_ILLEGAL, "what was written before"),
+        ({"topic": "rmq_sys_PRODUCERS"}, ResponseCode.MESSAGE_ILLEGAL, "written by the store"),
+        ({"topic": "rmq_sys_SPARK_COMMITS"}, ResponseCode.MESSAGE_ILLEGAL, "written by the store"),
         ({"properties": "TAGS\1a|b\2"}, ResponseCode.MESSAGE_ILLEGAL, "tag"),
         ({"properties": "a\1" + "b" * 40_000}, ResponseCode.MESSAGE_ILLEGAL, "32767"),
         ({"reconsume_times": 1 << 31}, ResponseCode.MESSAGE_ILLEGAL, "reconsumeTimes"),
@@ -154,6 +155,29 @@ def test_a_batch_that_is_none(broker: Broker, store: MessageStore) -> None:
     assert (answer.code, "batch" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
     answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, send(batch=True))
     assert (answer.code, answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, "a batch without a message")
+
+
+@pytest.mark.parametrize(
+    ("parts", "properties"), [(20_000, "k\1" + "v" * 30_000), (45_000, ""), (1, "k\1" + "v" * 33_000)]
+)
+def test_batch_is_bounded_before_it_is_multiplied(
+    broker: Broker, store: MessageStore, parts: int, properties: str
+) -> None:
+    """Each part has the properties of the request, and a record's header."""
+    body = encode_batch([Batched(0, b"", b"")] * parts)
+    answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, send(properties=properties), body)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert store.max_offset("orders", 0) == 0
+
+
+def test_ids_of_a_stored_batch_fit_the_answer(broker: Broker, store: MessageStore) -> None:
+    parts = [Batched(0, b"", b"")] * (MAX_HEADER_BYTES // 40)
+    answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, send(batch=True), encode_batch(parts))
+    assert answer.code == ResponseCode.SUCCESS
+    assert answer.fields["msgId"].count(",") == len(parts) - 1
+    answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, send(batch=True), encode_batch([*parts, parts[0]]))
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert store.max_offset("orders", 0) == len(parts)
 
 
 def test_oneway(broker: Broker, store: MessageStore) -> None:
