@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from heapq import heappop, heappush
@@ -10,9 +10,10 @@ from heapq import heappop, heappush
 import numpy as np
 import pyarrow as pa
 
+from store.archive.archived_queues import ArchivedQueues
 from store.archive.catalog import Catalog
 from store.archive.flat import FlatQueue
-from store.archive.key_index import Items, KeyIndex
+from store.archive.key_index import Items
 from store.format.arrays import constant, numbers, pc
 from store.format.hashes import key_hash
 from store.format.layout import ARCHIVE_INDEX_ITEM, LIGHT_PREFIX
@@ -32,16 +33,14 @@ _NO_ITEMS = np.empty(0, ARCHIVE_INDEX_ITEM)
 _NO_OFFSETS = np.empty(0, np.int64)
 _KEYS = ReadSpec(("msgId", "keys"), EVERYTHING)
 
-FlatQueues = Callable[[Queue], FlatQueue | None]
-
 
 class KeySearch:
-    """Of one catalog. What a broker archived has an index, too, but nobody knows how far it goes."""
+    """Searches the archived queues of one catalog. A broker's archive has an index, too, but it may lack keys."""
 
-    def __init__(self, catalog: Catalog, index: KeyIndex, flat: FlatQueues) -> None:
-        self._catalog = catalog
-        self._index = index
-        self._flat = flat
+    def __init__(self, queues: ArchivedQueues) -> None:
+        self._queues = queues
+        self._catalog = queues.catalog
+        self._index = queues.index()
 
     def narrowed(self, ranges: Sequence[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         """What of published ranges can hold messages with one of `keys`, or with one as their id; see `Log.with_keys`.
@@ -67,7 +66,7 @@ class KeySearch:
 
     def _pieces(self, wanted: QueueRange, filed: Int64s, ids: list[int]) -> list[QueueRange]:
         """filed, ids: offsets of the queue's log at which a record begins, or may begin."""
-        it = self._flat(wanted.queue)
+        it = self._queues.queue(wanted.queue)
         is_light = wanted.queue.topic.startswith(LIGHT_PREFIX)  # its records have the offsets of other queues
         if it is None or it.archived.indexed_from is None or is_light:
             return [wanted]
@@ -88,7 +87,7 @@ class KeySearch:
 
         before: of some queues the offset up to which they are searched. Raises as `narrowed`, `CorruptRecord`.
         """
-        there = {queue: it for queue in queues if (it := self._flat(queue)) is not None}
+        there = {queue: it for queue in queues if (it := self._queues.queue(queue)) is not None}
         found: dict[tuple[str, int, int], StoredMessage] = {}  # in a light queue they are of several topics
         for message in self._messages(there, wanted):
             is_before = message.queue_offset < before.get(Queue(message.topic, message.queue_id), LONG_MAX)

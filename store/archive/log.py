@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import TracebackType
 from typing import NoReturn, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from store.archive.catalog import ArchivedQueue, Catalog
+from store.archive.archived_queues import ArchivedQueues
 from store.archive.finding import KeySearch
 from store.archive.flat import MAX_STRETCH, FlatQueue
 from store.archive.held import POLL_SECONDS, PolledHeld
@@ -21,18 +20,15 @@ from store.archive.place import ArchivePlace, StillPlace
 from store.archive.served_records import named, records_of
 from store.files.config import StoreConfig
 from store.format.columns import check_columns
-from store.format.layout import CQ_ENTRY
 from store.format.stored_message import StoredMessage, inflated, stored_messages
 from store.model.errors import (
     CorruptRecord,
     CorruptSegment,
     NoArchive,
     OffsetLost,
-    OffsetNotYet,
     ReadOnlyStore,
     UnknownTopic,
 )
-from store.model.integers import LONG_MAX
 from store.model.log_protocol import (
     BATCH_BYTES,
     Boundary,
@@ -97,54 +93,34 @@ class ArchiveLog:
 
     def __init__(self, place: ArchivePlace) -> None:
         self._place = place
-        self._queues: tuple[Catalog | None, dict[Queue, FlatQueue]] = (None, {})
+        self._known: ArchivedQueues | None = None
 
     def topics(self) -> Mapping[str, tuple[Queue, ...]]:
-        return self._catalog().of_topics()
+        return self._queues().catalog.of_topics()
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         asked = list(queues)
         return self._steady(
-            lambda catalog: {
-                it.queue: Bounds(it.min_offset(), it.archived.max_offset) for it in self._there(catalog, asked)
-            }
+            lambda queues: {it.queue: Bounds(it.min_offset(), it.archived.max_offset) for it in queues.archived(asked)}
         )
 
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
         asked = list(queues)
         return self._steady(
-            lambda catalog: {
+            lambda queues: {
                 it.queue: offset_by_time(it.log, it.entries, it.offsets, timestamp, boundary)
-                for it in self._there(catalog, asked)
+                for it in queues.archived(asked)
             }
         )
 
     def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
-        """By the times of whole segments, where they are those of all their messages. What is not archived (any more)
-        stays: who reads is to say so."""
-        found: list[QueueRange] = []
-        catalog = self._catalog()
-        for wanted in ranges:
-            it = self._flat(catalog, wanted.queue)
-            archived = it.archived if it is not None else ArchivedQueue()
-            stretches = [(0, archived.first_entry)]
-            for segment in archived.entries:
-                if not segment.sealed or (segment.begin <= end and begin <= segment.end):
-                    stretches.append((segment.base // CQ_ENTRY.itemsize, segment.stop // CQ_ENTRY.itemsize))
-            for first, stop in (*stretches, (archived.max_offset, LONG_MAX)):
-                piece = wanted._replace(start=max(wanted.start, first), end=min(wanted.end, stop))
-                if piece.length <= 0:
-                    continue
-                if found and found[-1].queue == piece.queue and found[-1].end == piece.start:
-                    piece = piece._replace(start=found.pop().start)
-                found.append(piece)
-        return found
+        return self._queues().stored_between(ranges, begin, end)
 
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         ranges = list(ranges)
         try:
-            return self._looked_up(lambda finding, _: finding.narrowed(ranges, keys))
-        except (OffsetLost, CorruptSegment):  # of the index; who reads says what is wrong with the rest
+            return self._steady(lambda queues: KeySearch(queues).narrowed(ranges, keys))
+        except (OffsetLost, CorruptSegment):  # of the index; reading a range tells whether that is damaged, too
             return ranges
 
     def query(self, wanted: KeyQuery, before: Positions | None = None) -> list[StoredMessage]:
@@ -154,16 +130,15 @@ class ArchiveLog:
         `MessageTooLarge`, `CorruptSegment`, `ObjectsUnavailable`.
         """
 
-        def newest(finding: KeySearch, catalog: Catalog) -> list[StoredMessage]:
-            queues = catalog.of_topics().get(wanted.topic)
-            if queues is None:
+        def newest(queues: ArchivedQueues) -> list[StoredMessage]:
+            of_topic = queues.catalog.of_topics().get(wanted.topic)
+            if of_topic is None:
                 raise UnknownTopic(f"{self._place.url}: topic {wanted.topic!r}: not archived")
-            return finding.newest(queues, wanted, before or {})
+            found = KeySearch(queues).newest(of_topic, wanted, before or {})
+            where = [queues.where(Queue(wanted.topic, message.queue_id)) for message in found]
+            return [inflated(message, each, _MAX_BODY_BYTES) for message, each in zip(found, where, strict=True)]
 
-        found = self._looked_up(newest)
-        return [
-            inflated(message, self._where(Queue(wanted.topic, message.queue_id)), _MAX_BODY_BYTES) for message in found
-        ]
+        return self._steady(newest)
 
     def with_id(self, topic: str, msg_id: str) -> list[StoredMessage]:
         """The messages of a topic that have this id, as the column `msgId` shows it.
@@ -174,32 +149,27 @@ class ArchiveLog:
         pieces = self.with_keys(there, [msg_id])
         return [message for piece in pieces for message in self.messages(piece) if message.msg_id == msg_id]
 
-    def _looked_up(self, look: Callable[[KeySearch, Catalog], Found]) -> Found:
-        return self._steady(
-            lambda catalog: look(KeySearch(catalog, self._place.index(catalog), partial(self._flat, catalog)), catalog)
-        )
+    def _steady(self, look: Callable[[ArchivedQueues], Found]) -> Found:
+        """Return what `look` returns for the catalog as it is now. Raises as `look`.
 
-    def _steady(self, look: Callable[[Catalog], Found]) -> Found:
-        """With the catalog as it is now: while it grows, and when something is deleted, an object that it names may go.
-
-        Raises as `look`.
+        An object that the catalog names may be deleted concurrently: then look again, by a newer catalog.
         """
         while True:
-            catalog = self._catalog()
+            queues = self._queues()
             try:
-                return look(catalog)
-            except (OffsetLost, CorruptSegment):  # or is another's, and shorter
+                return look(queues)
+            except (OffsetLost, CorruptSegment):  # or another object has its name now, and is shorter
                 self.look_again()
-                if self._catalog() is catalog:
+                if self._queues() is queues:
                     raise
 
     def look_again(self) -> None:
-        """Look at the metadata the next time, however young what is known of it is."""
+        """Read the metadata again the next time, however young the known ones are."""
         self._place.look_again()
 
     def reaches(self, queue: Queue, kin: Kin) -> bool:
         """As `Kin.reaches`; of a queue that is not archived, too."""
-        return self._steady(lambda catalog: any(kin.reaches(it) for it in self._there(catalog, [queue])))
+        return self._steady(lambda queues: any(kin.reaches(it) for it in queues.archived([queue])))
 
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
         return {}
@@ -211,24 +181,24 @@ class ArchiveLog:
         raise ReadOnlyStore(f"{self._place.url}: {_READ_ONLY}")
 
     def sizes(self, wanted: QueueRange) -> Int64s:
-        def there(catalog: Catalog) -> Int64s:
-            it = self._flat(catalog, wanted.queue)
+        def archived(queues: ArchivedQueues) -> Int64s:
+            it = queues.queue(wanted.queue)
             first = wanted.end if it is None else min(max(wanted.start, it.min_offset()), wanted.end)
             found = _NONE if it is None or first == wanted.end else it.entries.entries(first, wanted.end)["size"]
             return np.append(np.zeros(first - wanted.start, np.int64), found.astype(np.int64))
 
-        return self._steady(there)
+        return self._steady(archived)
 
     def fingerprints(self, positions: Positions) -> Fingerprints:
-        def there(catalog: Catalog) -> Fingerprints:
+        def archived(queues: ArchivedQueues) -> Fingerprints:
             found = {}
-            for it in self._there(catalog, positions):
+            for it in queues.archived(positions):
                 last = positions[it.queue] - 1
                 if it.min_offset() <= last < it.archived.max_offset:
                     found[it.queue] = fingerprint(it.log, it.entries, last)
             return found
 
-        return self._steady(there) if positions else {}  # each look at the metadata is a request
+        return self._steady(archived) if positions else {}  # each look at the metadata is a request
 
     def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
         asked = {queue: position for queue, position in positions.items() if position > 0 and queue in last}
@@ -237,17 +207,17 @@ class ArchiveLog:
         now = self.fingerprints(asked)
         return [
             it.queue
-            for it in self._there(self._catalog(), asked)
+            for it in self._queues().archived(asked)
             if now.get(it.queue) != last[it.queue] and _is_strange(it, asked[it.queue], last[it.queue])
         ]
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         check_columns(spec.columns)
-        return _scan(self._holding(self._catalog(), wanted), wanted, spec)
+        return _scan(self._queues().holding(wanted), wanted, spec)
 
     def checked(self, wanted: QueueRange, max_bytes: int) -> Iterator[CheckedBlock]:
         """The records of a range, as `checked_blocks` has them. Raises as `scan`."""
-        it = self._holding(self._catalog(), wanted)
+        it = self._queues().holding(wanted)
         if wanted.length > 0:
             with it.ahead(wanted.start, wanted.end) as (log, queue):
                 yield from checked_blocks(log, queue, wanted.start, wanted.end, max_bytes)
@@ -255,11 +225,11 @@ class ArchiveLog:
     def messages(self, wanted: QueueRange) -> Iterator[StoredMessage]:
         """The messages of a range, one by one, with their bodies as their producers had them. Raises as `scan`, at one
         that is damaged when those before it were given."""
-        rest = wanted
+        rest, where = wanted, self._queues().where(wanted.queue)
         try:
             for checked in self.checked(wanted, BATCH_BYTES):
                 for message in stored_messages(checked.block):
-                    yield inflated(message, self._where(wanted.queue), _MAX_BODY_BYTES)
+                    yield inflated(message, where, _MAX_BODY_BYTES)
                     rest = rest._replace(start=rest.start + 1)
         except CorruptRecord:
             if rest.length == 1:
@@ -275,9 +245,9 @@ class ArchiveLog:
         some of those before it are returned.
         """
 
-        def first(catalog: Catalog) -> RecordPieces:
-            it = self._holding(catalog, wanted)
-            number = catalog.topics[wanted.queue.topic]
+        def first(queues: ArchivedQueues) -> RecordPieces:
+            it = queues.holding(wanted)
+            number = queues.catalog.topics[wanted.queue.topic]
             return records_of(it, number, wanted, message_filter, most, max_bytes)
 
         try:
@@ -290,7 +260,7 @@ class ArchiveLog:
     def named(self, physical_offset: int) -> QueueRange:
         """The one message that a client of a server names so, see `archive.served_records`. Raises `OffsetLost`."""
         what = named(physical_offset)
-        topics = {number: topic for topic, number in self._catalog().topics.items()}
+        topics = {number: topic for topic, number in self._queues().catalog.topics.items()}
         if what is None or what.topic_number not in topics:
             why = "it has too large a number" if what is None else "its topic is not archived any more"
             raise OffsetLost(
@@ -322,44 +292,15 @@ class ArchiveLog:
     ) -> None:
         self.close()
 
-    def _catalog(self) -> Catalog:
+    def _queues(self) -> ArchivedQueues:
+        """Return the queues as the metadata says now, the same object as long as that stays the same."""
         catalog = self._place.load()
         if catalog is None:
             raise NoArchive(f"{self._place.url}: its metadata is gone; restore {self._place.metadata} from a copy")
-        return catalog
-
-    def _flat(self, catalog: Catalog, queue: Queue) -> FlatQueue | None:
-        """Kept as long as the catalog stays the same, with what it has learnt."""
-        known, queues = self._queues
-        if known is not catalog:
-            queues = {}
-            self._queues = catalog, queues
-        if (it := queues.get(queue)) is None and (it := self._place.queue(catalog, queue)) is not None:
-            queues[queue] = it
-        return it
-
-    def _there(self, catalog: Catalog, queues: Iterable[Queue]) -> Iterator[FlatQueue]:
-        for queue in queues:
-            if (it := self._flat(catalog, queue)) is not None:
-                yield it
-
-    def _where(self, queue: Queue) -> str:
-        return f"{self._place.url}: topic {queue.topic!r}, queue {queue.queue_id}"
-
-    def _holding(self, catalog: Catalog, wanted: QueueRange) -> FlatQueue:
-        it = self._flat(catalog, wanted.queue)
-        where = self._where(wanted.queue)
-        if it is None:
-            raise UnknownTopic(f"{where}: not archived")
-        minimum, maximum = it.min_offset(), it.archived.max_offset
-        if wanted.start < minimum and wanted.length:
-            raise OffsetLost(
-                f"{where}: offsets {wanted.start} to {min(wanted.end, minimum)} are not archived (any more), the "
-                f"oldest is {minimum}"
-            )
-        if wanted.end > maximum:
-            raise OffsetNotYet(f"{where}: asked up to offset {wanted.end}, but it is archived up to {maximum} only")
-        return it
+        known = self._known
+        if known is None or known.catalog is not catalog:
+            known = self._known = ArchivedQueues(self._place, catalog)
+        return known
 
 
 def _scan(it: FlatQueue, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:

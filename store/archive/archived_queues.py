@@ -1,0 +1,82 @@
+"""The queues of an archive as one catalog names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from store.archive.catalog import ArchivedQueue, Catalog
+from store.archive.flat import FlatQueue
+from store.archive.key_index import KeyIndex
+from store.archive.place import ArchivePlace
+from store.format.layout import CQ_ENTRY
+from store.model.errors import OffsetLost, OffsetNotYet, UnknownTopic
+from store.model.integers import LONG_MAX
+from store.model.log_protocol import Queue, QueueRange
+
+
+class ArchivedQueues:
+    """The queues of one catalog. Each is made when it is first asked for, and keeps what it has read of its begin."""
+
+    def __init__(self, place: ArchivePlace, catalog: Catalog) -> None:
+        self.url = place.url
+        self.catalog = catalog
+        self._place = place
+        self._known: dict[Queue, FlatQueue] = {}
+
+    def queue(self, queue: Queue) -> FlatQueue | None:
+        """Return one queue, None if it is not archived."""
+        if (it := self._known.get(queue)) is None and (it := self._place.queue(self.catalog, queue)) is not None:
+            self._known[queue] = it
+        return it
+
+    def archived(self, queues: Iterable[Queue]) -> Iterator[FlatQueue]:
+        """Yield those of `queues` that are archived."""
+        for queue in queues:
+            if (it := self.queue(queue)) is not None:
+                yield it
+
+    def holding(self, wanted: QueueRange) -> FlatQueue:
+        """Return a queue that has the whole range. Raises `UnknownTopic`, `OffsetLost`, `OffsetNotYet`."""
+        it = self.queue(wanted.queue)
+        where = self.where(wanted.queue)
+        if it is None:
+            raise UnknownTopic(f"{where}: not archived")
+        minimum, maximum = it.min_offset(), it.archived.max_offset
+        if wanted.start < minimum and wanted.length:
+            raise OffsetLost(
+                f"{where}: offsets {wanted.start} to {min(wanted.end, minimum)} are not archived (any more), the "
+                f"oldest is {minimum}"
+            )
+        if wanted.end > maximum:
+            raise OffsetNotYet(f"{where}: asked up to offset {wanted.end}, but it is archived up to {maximum} only")
+        return it
+
+    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
+        """Return the pieces of ranges that may have messages stored in [begin, end], ms since 1970.
+
+        It goes by the times of whole segments, if they are those of all their messages. Offsets that are not archived
+        stay in, so that reading them raises the right error.
+        """
+        found: list[QueueRange] = []
+        for wanted in ranges:
+            it = self.queue(wanted.queue)
+            archived = it.archived if it is not None else ArchivedQueue()
+            stretches = [(0, archived.first_entry)]
+            for segment in archived.entries:
+                if not segment.sealed or (segment.begin <= end and begin <= segment.end):
+                    stretches.append((segment.base // CQ_ENTRY.itemsize, segment.stop // CQ_ENTRY.itemsize))
+            for first, stop in (*stretches, (archived.max_offset, LONG_MAX)):
+                piece = wanted._replace(start=max(wanted.start, first), end=min(wanted.end, stop))
+                if piece.length <= 0:
+                    continue
+                if found and found[-1].queue == piece.queue and found[-1].end == piece.start:
+                    piece = piece._replace(start=found.pop().start)
+                found.append(piece)
+        return found
+
+    def index(self) -> KeyIndex:
+        return self._place.index(self.catalog)
+
+    def where(self, queue: Queue) -> str:
+        """Return how errors name a queue."""
+        return f"{self.url}: topic {queue.topic!r}, queue {queue.queue_id}"
