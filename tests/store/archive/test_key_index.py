@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import CorruptSegment, Message, MessageStore, OffsetLost, StoreConfig, UnknownTopic
-from store.archive import finding, key_index
+from store.archive import key_index, key_search
 from store.archive.catalog import INDEX, INDEX_SLOTS, INDEXED_FROM, SEGMENTS
 from store.archive.key_index import Items, segment_bytes
 from store.archive.log import ArchiveAddress, ArchiveLog
@@ -228,7 +228,7 @@ def test_what_was_archived_without_an_index_is_read(it: ArchivedStore, tmp_path:
 
 
 def test_a_key_of_very_many_is_read_sooner_than_looked_up(it: ArchivedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "_MOST_FOUND", 9)
+    monkeypatch.setattr(key_search, "_MOST_FOUND", 9)
     it.append([Message("orders", b"%d" % each, queue_id=0, keys=("same",)) for each in range(50)])
     with it.address.open() as log:
         assert log.with_keys(everything(log), ["same"]) == everything(log)
