@@ -176,7 +176,7 @@ def _add(append: Append, topic: str, columns: Sequence[Sequence[Any]]) -> None:
     """Add messages, many through columns."""
     if len(columns[0]) >= MANY:
         with suppress(NotColumns):
-            append.add(topic, table_of(*columns))
+            append.add(topic, table_of(columns))
             return
     append.add_messages([Message(topic, *row) for row in zip(*columns, strict=True)])
 

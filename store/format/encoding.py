@@ -71,7 +71,7 @@ def encode_columns(
     middle = _middle(named.same, properties_lengths, texts[0])
     sizes = RECORD_HEADER.itemsize + body_lengths + middle.shape[1] - len(texts[0]) + properties_lengths
     sizes += sum(map(lengths, named.each))
-    headers = _headers(named.magic, messages, sizes, body_lengths, queue_ids, encoding.store_host, now)
+    headers = _headers(named.magic, messages, sizes, queue_ids, encoding, now)
     properties = [piece for pair in zip(values, texts[1:], strict=True) for piece in pair if len(piece)]
     tags, keys, unique_keys = messages.tags, messages.keys, None
     if messages.properties is not None:  # they may have the same under RocketMQ's names
@@ -135,21 +135,20 @@ def _headers(
     magic: Ints | int,
     messages: MessageColumns,
     sizes: Ints,
-    body_lengths: Ints,
     queue_ids: Ints,
-    store_host: tuple[bytes, int],
+    encoding: Encoding,
     now: int,
 ) -> npt.NDArray[np.void]:
     """The records' headers, shape (n,); what only the append can know is zero."""
     same = np.zeros(1, RECORD_HEADER)
     same["born_timestamp"] = now
-    same["born_ip"] = same["store_ip"] = np.frombuffer(store_host[0], np.uint8)
-    same["store_port"] = store_host[1]
+    ip, same["store_port"] = encoding.store_host
+    same["born_ip"] = same["store_ip"] = np.frombuffer(ip, np.uint8)
     headers = np.repeat(same, len(messages))
     headers["total_size"], headers["magic"] = sizes, magic
-    headers["body_crc"] = _crcs(messages.body, body_lengths)
+    headers["body_crc"] = _crcs(messages.body)
     headers["queue_id"] = queue_ids
-    headers["body_length"] = body_lengths
+    headers["body_length"] = lengths(messages.body)
     if messages.born_timestamps is not None:
         headers["born_timestamp"] = messages.born_timestamps
     if messages.flags is not None:
@@ -159,10 +158,10 @@ def _headers(
     return headers
 
 
-def _crcs(bodies: pa.BinaryArray, sizes: Ints) -> Ints:
+def _crcs(bodies: pa.BinaryArray) -> Ints:
     """`body_crcs`, some at a time: it keeps Python's lock, for which the thread that appends the piece before waits."""
     crcs = np.empty(len(bodies), np.int64)
-    rows = max(1, min(_CRC_ROWS, len(bodies) * _CRC_BYTES // max(1, int(sizes.sum()))))
+    rows = max(1, min(_CRC_ROWS, len(bodies) * _CRC_BYTES // max(1, int(lengths(bodies).sum()))))
     for first in range(0, len(bodies), rows):
         if first:
             time.sleep(0)  # others run
@@ -307,22 +306,13 @@ def _columns(messages: Sequence[Message], now: int) -> tuple[str | pa.StringArra
     )
 
 
-def table_of(
-    bodies: Sequence[Any],
-    tags: Sequence[Any],
-    keys: Sequence[Any],
-    properties: Sequence[Any],
-    queue_ids: Sequence[Any],
-    sharding_keys: Sequence[Any],
-    flags: Sequence[Any],
-    born_timestamps: Sequence[Any],
-    delay_levels: Sequence[Any],
-    deliver_at: Sequence[Any],
-) -> pa.Table:
-    """A table of messages, as `append_table` takes it, of the fields of `Message` of each, length n.
+def table_of(fields: Sequence[Sequence[Any]]) -> pa.Table:
+    """Return a table of n messages, as `append_table` takes it.
 
-    Raises `NotColumns` where a message is wrong, or has what columns do not say.
+    fields: the fields of `Message` in their order, without the topic, n values of each. Raises `NotColumns` for a wrong
+    message, or one that columns cannot say.
     """
+    bodies, tags, keys, properties, queue_ids, sharding_keys, flags, born_timestamps, delay_levels, deliver_at = fields
     try:
         columns = {
             "body": _bodies(bodies),

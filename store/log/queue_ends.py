@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 import zlib
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,28 +178,28 @@ class QueueEnds:
         self.index = {name: end for name, end in self.index.items() if end >= first_byte}  # retention took the others
         return True
 
-    def hold(
+    def agree_with(
         self,
-        root: Path,
         log: CommitLog,
         index: Index,
         queue_file_size: int,
-        topics: Container[str],
         end: int,
-        deleted: Mapping[str, int] = NOTHING,
         *,
         announced: int | None = None,
         filed_anew: bool = False,
     ) -> bool:
-        """Whether the queues of `topics` and the index are as far as they were, and the queues as the log up to `end`.
+        """Whether queues and index reach as far as noted here, and the queues as far as the log up to `end`.
 
-        A topic that is none any more was deleted by a broker, if that lists it. deleted: as `ranges_of` takes it.
+        Queues of topics that a broker deleted do not count, if brokers list such topics.
         announced: up to which log offset an append was under way that died, `end` without one: then there is nothing
         behind either, but in the queues that it names, in which `Appender.repair` undoes it, or in all where they
         cannot be told. In files that are newer than the log there is. None: there may be in all queues, for a recovery
         cuts them off.
         filed_anew: what the index has behind its `trusted` files need not be there.
         """
+        root = log.segments.directory.parent
+        table = TopicTable(root)
+        topics, deleted = table.counts, {topic: tombstone.at for topic, tombstone in table.tombstones.items()}
         appended = ranges_of(log, self.at, end, deleted) if self.at <= end else None
         if appended is None:
             return False
@@ -215,7 +215,7 @@ class QueueEnds:
             begin = deleted.get(name[0], 0)  # or else it is that of an older life, from a backup
             if not _reaches(folder, self.of[name], queue_file_size, begin, end, is_last(name)):
                 return False
-        others = (name for name in TopicTable(root).queues_on_disk if name[0] in topics and name not in self.of)
+        others = (name for name in table.queues_on_disk if name[0] in topics and name not in self.of)
         if any(_has_entries(_folder(root, name), end, is_last(name)) for name in others):
             return False
         several = {
@@ -227,7 +227,7 @@ class QueueEnds:
     def forget_all_but(self, existing: Sequence[QueueName]) -> bool:
         """Forget the queues of topics that a broker deleted: created again, they begin anew. Whether there were any.
 
-        existing: the queues on disk, of a directory where these `hold`.
+        existing: the queues on disk, of a directory with which these `agree`.
         """
         gone = self.of.keys() - set(existing)
         for name in gone:

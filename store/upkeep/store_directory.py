@@ -273,11 +273,10 @@ class StoreDirectory:
                 # log: a broker, which may have made the index anew.
                 left_alone = ends is not None and (ends.at == published.confirm_offset or (abort and not overtaken))
                 left_alone = left_alone and not published.has_lost
-                topics = Topics(self.root)
-                looked_at = self.root, log, index, queue_file_size, topics.queue_counts(), end, topics.deletions()
+                files = log, index, queue_file_size, end
                 announced = published.announced_end if current else None
                 anew = abort and not current  # the index's last file is made
-                queues = bool(left_alone and ends and ends.hold(*looked_at, announced=announced, filed_anew=anew))
+                queues = bool(left_alone and ends and ends.agree_with(*files, announced=announced, filed_anew=anew))
                 if not anew:
                     queues = queues and (not index.is_enabled or index.have_what_they_say(index.names(), end))
             confirm = published.confirm_offset

@@ -27,30 +27,30 @@ from tests.store.log.damages import SMALL, folder, noted_ends
 from tests.store.upkeep.crashed import another_boot
 
 
-def hold(path: Path, end: int | None = None, **changes: object) -> bool:
+def agree(path: Path, end: int | None = None, **changes: object) -> bool:
     """Whether the kept ends, with `changes`, are those of the directory with a log up to `end`, its own by default."""
     found = QueueEnds.read(path)
     assert found is not None
     ends = replace(found, **changes)  # type: ignore[arg-type]
     log, files = CommitLog(path, SMALL.mappedFileSizeCommitLog, writable=False), Index.of(path, SMALL, writable=False)
-    return ends.hold(path, log, files, SMALL.mappedFileSizeConsumeQueue, {"t"}, found.at if end is None else end)
+    return ends.agree_with(log, files, SMALL.mappedFileSizeConsumeQueue, found.at if end is None else end)
 
 
-def test_ends_of_another_log_do_not_hold(path: Path) -> None:
+def test_ends_of_another_log_do_not_agree(path: Path) -> None:
     with MessageStore.open(path) as store:
         end, last = store.confirm_offset, store.get_message("g", "t", 2, 24).messages[0].physical_offset
-    assert hold(path)
+    assert agree(path)
     others = {("t", 0): 25, ("t", 1): 25}
-    assert hold(path, at=last, of={**others, ("t", 2): 24}), "what was appended since is read from the log"
-    assert not hold(path, end=last), "the log ends before"
-    assert not hold(path, end=last, of={}), "it does, whatever the queues say"
-    assert not hold(path, end=last, at=last), "an entry of a record that is not there"
-    assert not hold(path, of={("t", 2): 26})
+    assert agree(path, at=last, of={**others, ("t", 2): 24}), "what was appended since is read from the log"
+    assert not agree(path, end=last), "the log ends before"
+    assert not agree(path, end=last, of={}), "it does, whatever the queues say"
+    assert not agree(path, end=last, at=last), "an entry of a record that is not there"
+    assert not agree(path, of={("t", 2): 26})
     log = path / "commitlog" / segment_name(last // 4096 * 4096)
     content = bytearray(log.read_bytes())
     content[last % 4096 + 4] ^= 1  # of its magic
     log.write_bytes(content)
-    assert not hold(path, at=last), f"{last} to {end} is no record"
+    assert not agree(path, at=last), f"{last} to {end} is no record"
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_queues_of_an_older_life_are_not_those_of_the_log(tmp_path: Path) -> Non
 def test_an_index_file_may_be_missing_when_its_records_are(path: Path) -> None:
     (path / "commitlog" / segment_name(0)).unlink()
     first_byte = CommitLog(path, 4096, writable=False).min_offset()
-    assert hold(path, index={"20260101000000000": first_byte - 1})
-    assert not hold(path, index={"20260101000000000": first_byte})
+    assert agree(path, index={"20260101000000000": first_byte - 1})
+    assert not agree(path, index={"20260101000000000": first_byte})
 
 
 def test_what_others_flushed_is_read_from_the_log(path: Path) -> None:
