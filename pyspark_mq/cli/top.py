@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from rich.table import Column
 
 
-class StoreLook(NamedTuple):
-    """A store at one moment. at: `time.monotonic()`. lags: messages, by group and topic."""
-
-    at: float
-    queues: dict[tuple[str, int], Extent]
-    log: LogFiles
-    lags: Counter[tuple[str, str]]
-
-
 class TopicLine(NamedTuple):
     """A topic between two looks. rate: messages a second; byte_rate: bytes of records a second; None at first."""
 
@@ -71,15 +62,15 @@ def top(store: str, interval: float, looks: int | None) -> None:
                 before, now = now, look(opened, now)
 
 
-def look(store: MessageStore, before: StoreLook | None) -> StoreLook:
-    """A store as it stands; of queues that were seen before only the change is read."""
+def lags_by_topic(now: Look) -> Counter[tuple[str, str]]:
+    """Return how many messages each group has not read, by group and topic."""
     behind: Counter[tuple[str, str]] = Counter()
-    for each in group_lags(DirectoryLog(store)):
+    for each in now.groups.values():
         behind[each.group, each.queue.topic] += each.messages
-    return StoreLook(time.monotonic(), extents(store, before.queues if before else {}), log_files(store), behind)
+    return behind
 
 
-def topic_lines(before: StoreLook | None, now: StoreLook) -> list[TopicLine]:
+def topic_lines(before: Look | None, now: Look) -> list[TopicLine]:
     """A line for each topic, the busiest first."""
     lines = []
     for topic in dict.fromkeys(topic for topic, _ in now.queues):
@@ -95,7 +86,7 @@ def topic_lines(before: StoreLook | None, now: StoreLook) -> list[TopicLine]:
     return sorted(lines, key=lambda line: -(line.rate or 0))
 
 
-def screen(store: str, before: StoreLook | None, now: StoreLook) -> Group:
+def screen(store: str, before: Look | None, now: Look) -> Group:
     """What one look shows."""
     from rich.console import Group
     from rich.table import Table
@@ -121,7 +112,7 @@ def _right(name: str) -> Column:
     return Column(name, justify="right")
 
 
-def _read_rate(before: StoreLook | None, now: StoreLook, group: str, topic: str) -> float | None:
+def _read_rate(before: Look | None, now: Look, group: str, topic: str) -> float | None:
     """Messages a second that a group got through: what came, and what its lag fell by."""
     if before is None or (group, topic) not in before.lags:
         return None

@@ -92,19 +92,19 @@ class Mark:
     rows: dict[str, Long] | None = None  # whoever reads of it in an error takes it out of the file
 
 
-class Commits:
-    """The batches of one query in one log."""
+class MarkFile:
+    """The file of one query, in a folder that is locked while the query commits."""
 
-    def __init__(self, log: LogWriter, folder: Path, query: str) -> None:
-        """folder: of the files of all queries."""
-        self._log = log
-        self._query = query
-        self._folder = folder / query
-        self._path = self._folder / "mark.json"
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / "mark.json"
+
+    def __str__(self) -> str:
+        return str(self._path)
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """One process at a time commits for a query; whoever is killed meanwhile lets go. Raises `CommitError`."""
+    def locked(self) -> Iterator[None]:
+        """Let one process at a time commit for a query. The kernel unlocks a killed one. Raises `CommitError`."""
         try:
             if not self._folder.is_dir():
                 make_directory(self._folder.parent)
@@ -120,16 +120,50 @@ class Commits:
                 fcntl.flock(folder.fd, fcntl.LOCK_EX)
             yield
 
+    def read(self) -> Mark | None:
+        try:
+            return decode(read_file(self._path, _MAX_BYTES), Mark)
+        except FileNotFoundError:
+            return None
+        except (OSError, CorruptStore, ValueError) as error:
+            raise CommitError(
+                f"{self}: not a note of which batch was written last ({error}); restore it from a copy, or "
+                "delete it: then the records that the store still has tell"
+            ) from error
+
+    def write(self, mark: Mark) -> None:
+        """Replace the file. It is on the device when this returns. Raises `CommitError`."""
+        try:
+            write_file(self._path, encode(mark))
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> CommitError:
+        return CommitError(
+            f"{self._folder}: cannot note which batch is written ({error}); give the driver the right to write there, "
+            "or set delivery to at-least-once"
+        )
+
+
+class Commits:
+    """The batches of one query in one log."""
+
+    def __init__(self, log: LogWriter, folder: Path, query: str) -> None:
+        """folder: of the files of all queries."""
+        self.file = MarkFile(folder / query)
+        self._log = log
+        self._query = query
+
     def has(self, batch: Batch) -> bool:
         """Whether a batch was written. Raises `CommitError` where nothing can tell any more, and for an old batch.
 
         Spark runs its last batch again, never one before: where that comes, the checkpoint is an old one, its batches
         are planned anew, and those of the same numbers that were written may have had other rows.
         """
-        mark = self._read()
+        mark = self.file.read()
         if mark is not None and mark.batch > batch.number:
             raise CommitError(
-                f"{self._path}: batch {mark.batch} of this query was written, and now comes batch {batch.number}: the "
+                f"{self.file}: batch {mark.batch} of this query was written, and now comes batch {batch.number}: the "
                 "checkpoint is older than what was written (put back from a copy, or its newest files deleted). "
                 "Nothing was appended. Put the newest checkpoint back; or start with a new one and startingOffsets "
                 "that go on behind what was written"
@@ -142,7 +176,7 @@ class Commits:
                 _log.warning(
                     "%s: there is none, now comes batch %d, and nothing tells whether those before were written here. "
                     "If the store was put back from a backup, they were not",
-                    self._path,
+                    self.file,
                     batch.number,
                 )
             return False
@@ -157,14 +191,14 @@ class Commits:
         now = f"now comes batch {batch.number}"
         if mark.written and self._is_older(mark):
             raise CommitError(
-                f"{self._path}: batch {mark.batch} was written, {now}, and {_LACKS}. Nothing was appended. Put the "
+                f"{self.file}: batch {mark.batch} was written, {now}, and {_LACKS}. Nothing was appended. Put the "
                 f"newest log back; or {_GO_ON}"
             )
         is_here = mark.written or self._is_recorded(mark.batch, mark.since)
         last = mark.batch if is_here else mark.batch - 1
         if mark.consecutive and last < batch.number - 1 and not self._is_recorded(batch.number - 1, mark.since):
             raise CommitError(
-                f"{self._path}: batch {mark.batch} was {'written' if is_here else 'begun'} last, {now}, and what was "
+                f"{self.file}: batch {mark.batch} was {'written' if is_here else 'begun'} last, {now}, and what was "
                 "written between is not here: the store is older than the checkpoint (put back from a backup), or the "
                 "query wrote elsewhere meanwhile, or with delivery=at-least-once. Nothing was appended. Put the newest "
                 "store back, or the checkpoint of the same time, or delete in the checkpoint's folders offsets and "
@@ -179,12 +213,12 @@ class Commits:
             return True
         if mark is not None and mark.written:
             raise CommitError(
-                f"{self._path}: batch {batch} was written, and {_LACKS}. Nothing was appended. If the batch's "
+                f"{self.file}: batch {batch} was written, and {_LACKS}. Nothing was appended. If the batch's "
                 'rows are not there, delete the file, and it is written; otherwise make "since" 0 and "last" null there'
             )
         if mark is not None and self._bounds().min_offset > mark.since:
             raise CommitError(
-                f"{self._path}: batch {batch} was begun, and the messages of then are deleted by now: nothing here "
+                f"{self.file}: batch {batch} was begun, and the messages of then are deleted by now: nothing here "
                 'tells whether it was written. If you find its rows in what was read since, write "written": true '
                 "into this file; otherwise delete the file, and the batch is written"
             )
@@ -199,7 +233,7 @@ class Commits:
         """Raises `CommitError` for a batch that is not the one which was written, as far as can be told."""
         if batch.run and mark.run == batch.run:
             raise CommitError(
-                f"{self._path}: batch {batch.number} was written before in this run of the query: two writes in one "
+                f"{self.file}: batch {batch.number} was written before in this run of the query: two writes in one "
                 "foreachBatch have the same producerGroup, and this one is not written. Give each a name of its own; "
                 "after a restart the query goes on, and what was written once is skipped"
             )
@@ -207,12 +241,12 @@ class Commits:
             return
         if batch.plan and mark.plan:
             raise CommitError(
-                f"{self._path}: batch {batch.number} of this query was written, and now comes planned anew, perhaps "
+                f"{self.file}: batch {batch.number} of this query was written, and now comes planned anew, perhaps "
                 f"with other rows: {_ANEW}"
             )
         if mark.rows is not None and mark.rows != batch.rows:
             raise CommitError(
-                f"{self._path}: batch {batch.number} of this query was written with {_counted(mark.rows)}, and now "
+                f"{self.file}: batch {batch.number} of this query was written with {_counted(mark.rows)}, and now "
                 f"comes with {_counted(batch.rows)}. Either it was planned anew: {_ANEW}. Or the query gives other "
                 'rows each time that it runs a batch: to have this one skipped take "rows" out of this file'
             )
@@ -243,7 +277,7 @@ class Commits:
         """Note that a batch came again, which there is. What it was written with stays noted: this time the query may
         have made other rows of it, or none. Raises `CommitError`.
         """
-        mark = self._read()
+        mark = self.file.read()
         if mark is None or mark.batch < batch.number:
             rows, plan = batch.rows or None, ""
         else:
@@ -265,32 +299,11 @@ class Commits:
         """Of the records; none where there is no topic yet."""
         return self._log.bounds([_RECORDS]).get(_RECORDS, Bounds(0, 0))
 
-    def _read(self) -> Mark | None:
-        try:
-            return decode(read_file(self._path, _MAX_BYTES), Mark)
-        except FileNotFoundError:
-            return None
-        except (OSError, CorruptStore, ValueError) as error:
-            raise CommitError(
-                f"{self._path}: not a note of which batch was written last ({error}); restore it from a copy, or "
-                "delete it: then the records that the store still has tell"
-            ) from error
-
     def _note(self, batch: Batch, rows: Mapping[str, int] | None, *, written: bool) -> None:
         end = self._bounds().max_offset
         last = self._log.fingerprints({_RECORDS: end}).get(_RECORDS)
         counts = None if rows is None else dict(rows)
-        mark = Mark(batch.number, written, end, batch.run, last, batch.plan, batch.consecutive, counts)
-        try:
-            write_file(self._path, encode(mark))
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-    def _unwritable(self, error: OSError) -> CommitError:
-        return CommitError(
-            f"{self._folder}: cannot note which batch is written ({error}); give the driver the right to write there, "
-            "or set delivery to at-least-once"
-        )
+        self.file.write(Mark(batch.number, written, end, batch.run, last, batch.plan, batch.consecutive, counts))
 
 
 def _counted(rows: Mapping[str, int]) -> str:

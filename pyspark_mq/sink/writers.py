@@ -179,7 +179,7 @@ class OncePerBatch(AllOrNothing):
     def _commit(self, commits: Commits, log: LogWriter, sent: Sequence[TaskRows]) -> None:
         plan = plan_of(self._options.checkpoint, sent[0].batch)
         batch = Batch(sent[0].batch, _rows_of(sent), sent[0].run, plan, self._is_stream)
-        with commits.turn():
+        with commits.file.locked():
             if commits.has(batch):
                 _log.warning("Batch %d of query %s was written before: it is skipped", batch.number, sent[0].query)
                 commits.skip(batch)

@@ -21,7 +21,7 @@ def read(path: Path) -> Path:
     with MessageStore.open(path) as store:
         store.put_many([Message("orders", b"x", queue_id=queue) for queue in (0, 0, 0, 0, 1, 1)])
         store.commit_offsets("billing", "orders", {0: 1})
-        store._groups.create("idle")
+    DirectoryGroup(path, "idle").create()
     return path
 
 

@@ -41,7 +41,7 @@ def write(
 ) -> None:
     """Write a batch as a delivery does, or up to a step after which its process dies."""
     commits, batch = commits_of(store, query), Batch(number, {"orders": 1}, "first run", consecutive=consecutive)
-    with commits.turn():
+    with commits.file.locked():
         commits.begin(batch)
         if until == "begin":
             return
@@ -63,7 +63,7 @@ def has(
     run: str = "next run",
 ) -> bool:
     batch = Batch(number, {"orders": rows} if rows else {}, run, consecutive=True)
-    with commits_of(store, query).turn():
+    with commits_of(store, query).file.locked():
         return commits_of(store, query).has(batch)
 
 
@@ -181,7 +181,7 @@ def test_two_writes_of_one_batch_with_one_name_are_refused(store: MessageStore) 
 def test_a_batch_is_the_same_if_its_plan_is(store: MessageStore) -> None:
     """Whatever rows the query makes of it; and another if not, also where it has as many."""
     commits, rows = commits_of(store), {"orders": 1}
-    with commits.turn():
+    with commits.file.locked():
         commits.begin(Batch(7, rows, plan="one"))
         append = store.begin()
         append.add(COMMITS_TOPIC, commits.record(Batch(7, rows)))
@@ -273,7 +273,7 @@ def test_a_batch_without_rows_that_comes_again_with_some_is_written(store: Messa
     """Its checkpoint lacks its newest files, so it was planned anew; and nothing of it is here."""
     commits = commits_of(store)
     write(store, 6, consecutive=True)
-    with commits.turn():
+    with commits.file.locked():
         commits.end(Batch(7, {}, "first run", consecutive=True))
     assert not has(store, 7)
     assert not has(store, 8)
@@ -321,7 +321,7 @@ def test_only_one_process_at_a_time(store: MessageStore, capfd: pytest.CaptureFi
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_take_turn, args=(str(store.path), theirs), daemon=True)
-    with commits_of(store).turn():
+    with commits_of(store).file.locked():
         process.start()
         assert ours.poll(PATIENCE)
         assert ours.recv() == "wants"
@@ -331,14 +331,14 @@ def test_only_one_process_at_a_time(store: MessageStore, capfd: pytest.CaptureFi
     assert "another process commits for this query; waiting" in capfd.readouterr().err
     process.kill()  # in the middle of it
     process.join()
-    with commits_of(store).turn():
+    with commits_of(store).file.locked():
         pass
 
 
 def _take_turn(path: str, pipe) -> None:  # type: ignore[no-untyped-def]
     with MessageStore.open(path) as store:
         pipe.send("wants")
-        with commits_of(store).turn():
+        with commits_of(store).file.locked():
             pipe.send("has")
             pipe.recv()
 
