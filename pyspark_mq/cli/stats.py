@@ -3,47 +3,15 @@
 import json
 import time
 from itertools import count
-from pathlib import Path
-from typing import NamedTuple
 
 import click
 
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible, sleep_until_interrupted
 from pyspark_mq.cli.terminal import Cells, aligned, number
-from pyspark_mq.stats.measures import (
-    Clients,
-    Extent,
-    GroupLag,
-    LogFiles,
-    clients,
-    deliverer,
-    extents,
-    group_lags,
-    held,
-    latencies,
-    log_files,
-    refused,
-)
+from pyspark_mq.stats.measures import Look, held, latencies, look, rate_in, rate_out, refused
 from store import MessageStore
-from store.directory.directory_log import DirectoryLog
 from store.files.figures import HELD
-from store.model.log_protocol import Queue
-from store.publish.locks import Holder
-
-Extents = dict[tuple[str, int], Extent]
-Lags = dict[tuple[str, Queue], GroupLag]  # by group and queue
-
-
-class Look(NamedTuple):
-    """A store at one moment. at: `time.monotonic()`. deliverer: of delayed messages."""
-
-    at: float
-    queues: Extents
-    groups: Lags
-    log: LogFiles
-    clients: Clients
-    deliverer: Holder | None
 
 
 @click.command()
@@ -101,29 +69,6 @@ def serve(store: str, address: str, port: int) -> None:
         finally:
             server.shutdown()
             thread.join()
-
-
-def look(store: MessageStore, before: Look | None) -> Look:
-    """A store as it stands; of queues that were seen before only the change is read."""
-    groups = {(each.group, each.queue): each for each in group_lags(DirectoryLog(store))}
-    queues = extents(store, before.queues if before else {})
-    return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)), deliverer(store))
-
-
-def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
-    """Messages a second that came into a queue between two looks; None where it was not there at the first."""
-    earlier = None if before is None else before.queues.get((queue.topic, queue.queue))
-    if before is None or earlier is None:
-        return None
-    return max(0, queue.end - earlier.end) / (now.at - before.at)
-
-
-def rate_out(before: Look | None, now: Look, lag: GroupLag) -> float | None:
-    """Messages a second that a group got through; None where it had no offset."""
-    earlier = None if before is None else before.groups.get((lag.group, lag.queue))
-    if before is None or earlier is None or earlier.offset is None or lag.offset is None:
-        return None
-    return max(0, lag.offset - earlier.offset) / (now.at - before.at)
 
 
 def as_table(before: Look | None, now: Look) -> str:

@@ -13,9 +13,8 @@ import click
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.terminal import number
-from pyspark_mq.stats.measures import Extent, LogFiles, extents, group_lags, log_files
+from pyspark_mq.stats.measures import Look, look
 from store import MessageStore
-from store.directory.directory_log import DirectoryLog
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -98,10 +97,11 @@ def screen(store: str, before: Look | None, now: Look) -> Group:
     topics = Table("topic", *(_right(name) for name in ("queues", "messages", "bytes", "messages/s", "bytes/s")))
     for line in topic_lines(before, now):
         topics.add_row(line.topic, *map(number, line[1:]))
-    if not now.lags:
+    lags = lags_by_topic(now)
+    if not lags:
         return Group(head, topics)
     groups = Table("group", "topic", *(_right(name) for name in ("lag", "read/s")))
-    for (group, topic), behind in now.lags.most_common():
+    for (group, topic), behind in lags.most_common():
         groups.add_row(group, topic, number(behind), number(_read_rate(before, now, group, topic)))
     return Group(head, topics, groups)
 
@@ -114,8 +114,9 @@ def _right(name: str) -> Column:
 
 def _read_rate(before: Look | None, now: Look, group: str, topic: str) -> float | None:
     """Messages a second that a group got through: what came, and what its lag fell by."""
-    if before is None or (group, topic) not in before.lags:
+    earlier = Counter[tuple[str, str]]() if before is None else lags_by_topic(before)
+    if before is None or (group, topic) not in earlier:
         return None
     rates = {line.topic: line.rate or 0.0 for line in topic_lines(before, now)}
-    fell = before.lags[group, topic] - now.lags[group, topic]
+    fell = earlier[group, topic] - lags_by_topic(now)[group, topic]
     return max(0.0, rates.get(topic, 0.0) + fell / (now.at - before.at))

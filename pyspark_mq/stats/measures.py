@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from store import MessageStore, OffsetLost, UnknownTopic
+from store.directory.directory_log import DirectoryLog
 from store.files.figures import BUCKETS, DELIVERS, HELD, REFUSED, Figure, figures_in
 from store.files.segments import BLOCK_BYTES, list_files
 from store.format.layout import COMMIT_LOG_DIR
@@ -173,6 +175,40 @@ def held(now: Clients) -> Counter[tuple[str, str]]:
 def refused(now: Clients) -> Counter[str]:
     """Connections that servers closed since they were started, by why."""
     return Counter({name: sum(each.counts[0] for each in now.values() if each.name == name) for name in REFUSED})
+
+
+class Look(NamedTuple):
+    """A store at one moment. at: `time.monotonic()`. deliverer: of delayed messages."""
+
+    at: float
+    queues: dict[tuple[str, int], Extent]
+    groups: dict[tuple[str, Queue], GroupLag]  # by group and queue
+    log: LogFiles
+    clients: Clients
+    deliverer: Holder | None
+
+
+def look(store: MessageStore, before: Look | None) -> Look:
+    """A store as it stands; of queues that were seen before only the change is read."""
+    groups = {(each.group, each.queue): each for each in group_lags(DirectoryLog(store))}
+    queues = extents(store, before.queues if before else {})
+    return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)), deliverer(store))
+
+
+def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
+    """Messages a second that came into a queue between two looks; None where it was not there at the first."""
+    earlier = None if before is None else before.queues.get((queue.topic, queue.queue))
+    if before is None or earlier is None:
+        return None
+    return max(0, queue.end - earlier.end) / (now.at - before.at)
+
+
+def rate_out(before: Look | None, now: Look, lag: GroupLag) -> float | None:
+    """Messages a second that a group got through; None where it had no offset."""
+    earlier = None if before is None else before.groups.get((lag.group, lag.queue))
+    if before is None or earlier is None or earlier.offset is None or lag.offset is None:
+        return None
+    return max(0, lag.offset - earlier.offset) / (now.at - before.at)
 
 
 def _quantile(name: str, counts: Int64s, share: float) -> float:
