@@ -140,7 +140,7 @@ def replaced_queues(log: Log, positions: Positions, last: Fingerprints) -> list[
     A queue that `last` does not name counts as replaced if a message stands there now: then, it was deleted.
     """
     deleted = {queue: position for queue, position in positions.items() if queue not in last}
-    return [*log.strangers(positions, last), *log.fingerprints(deleted)]
+    return [*log.replaced(positions, last), *log.fingerprints(deleted)]
 
 
 def positions_in_same_queues(log: Log, positions: Positions, last: Fingerprints) -> Positions:

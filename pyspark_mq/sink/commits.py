@@ -227,7 +227,7 @@ class Commits:
     def _is_older(self, mark: Mark) -> bool:
         """Whether this is not the log in which a batch was noted, or lacks its end."""
         last = {} if mark.last is None else {_RECORDS: Fingerprint(*mark.last)}
-        return mark.since > self._bounds().max_offset or bool(self._log.strangers({_RECORDS: mark.since}, last))
+        return mark.since > self._bounds().max_offset or bool(self._log.replaced({_RECORDS: mark.since}, last))
 
     def _must_be_same(self, mark: Mark, batch: Batch) -> None:
         """Raises `CommitError` for a batch that is not the one which was written, as far as can be told."""

@@ -264,7 +264,7 @@ class ArchiveLog:
 
         return self._steady(archived) if positions else {}  # each look at the metadata is a request
 
-    def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
+    def replaced(self, positions: Positions, last: Fingerprints) -> list[Queue]:
         asked = {queue: position for queue, position in positions.items() if position > 0 and queue in last}
         if not asked:
             return []

@@ -140,7 +140,7 @@ class ClusterLog:
     def fingerprints(self, positions: Positions) -> Fingerprints:
         return {}
 
-    def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
+    def replaced(self, positions: Positions, last: Fingerprints) -> list[Queue]:
         return []
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:

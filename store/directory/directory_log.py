@@ -127,7 +127,7 @@ class DirectoryLog:
             found = {queue: self._before(queue, positions[queue]) for queue in before}
             return {queue: fingerprint for queue, fingerprint in found.items() if fingerprint is not None}
 
-    def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
+    def replaced(self, positions: Positions, last: Fingerprints) -> list[Queue]:
         asked = {queue: position for queue, position in positions.items() if queue in last}
         now = self.fingerprints(asked)
         others = [queue for queue, position in asked.items() if position > 0 and now.get(queue) != last[queue]]

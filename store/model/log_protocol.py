@@ -207,7 +207,7 @@ class Log(Protocol):
         None where it is deleted or damaged, the queue begins there, ends before or is gone, or this log cannot tell.
         """
 
-    def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
+    def replaced(self, positions: Positions, last: Fingerprints) -> list[Queue]:
         """The queues of both in which another message stands before the position than `last` says.
 
         As far as this log can tell; a deleted message may have been any. Also queues that end before the position, if

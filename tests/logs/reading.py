@@ -130,12 +130,12 @@ class ReadingTests(LogKind):
         positions = {A0: 10, A1: 1, B0: 3}
         found = log.fingerprints({**positions, B0: 0})
         assert found.keys() in (set(), {A0, A1})
-        assert log.strangers(positions, found) == []
+        assert log.replaced(positions, found) == []
         if found:
-            assert log.strangers({A0: 9, A1: 1}, found) == [A0]
+            assert log.replaced({A0: 9, A1: 1}, found) == [A0]
             making.delete_oldest(A1)
             assert A1 not in log.fingerprints(positions)
-        assert log.strangers(positions, found) == []
+        assert log.replaced(positions, found) == []
 
     def test_a_group(self, making: Making, log: Log) -> None:
         assert log.committed("readers", [A0, A1, B0]) == {}

@@ -167,9 +167,9 @@ class Meddled(DirectoryLog):
         self._meddle()
         return super().fingerprints(positions)
 
-    def strangers(self, positions: Positions, last: Fingerprints) -> list[Queue]:
+    def replaced(self, positions: Positions, last: Fingerprints) -> list[Queue]:
         self._meddle()
-        return super().strangers(positions, last)
+        return super().replaced(positions, last)
 
     def _meddle(self) -> None:
         self.call -= 1

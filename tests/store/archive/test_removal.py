@@ -60,10 +60,10 @@ def test_nothing_is_looked_at_where_no_queue_is_asked_about(store: MessageStore,
         last = log.fingerprints({ORDERS: 40})
         shutil.rmtree(url)
         assert log.fingerprints({}) == {}
-        assert log.strangers({ORDERS: 40}, {}) == []
-        assert log.strangers({}, last) == []
+        assert log.replaced({ORDERS: 40}, {}) == []
+        assert log.replaced({}, last) == []
         with pytest.raises(NoArchive):
-            log.strangers({ORDERS: 40}, last)
+            log.replaced({ORDERS: 40}, last)
 
 
 def test_who_looks_while_a_topic_is_forgotten_sees_what_is_there_then(store: MessageStore, url: str) -> None:
@@ -230,13 +230,13 @@ def test_who_reads_the_archive_alone_is_told_that_it_is_another_topic(store: Mes
     store.archive(url)
     with ArchiveAddress(url).open() as log:
         last = log.fingerprints({ORDERS: 20})
-        assert log.strangers({ORDERS: 20}, last) == []
+        assert log.replaced({ORDERS: 20}, last) == []
         restarted(store)
         store.archive(forget=["orders"])
-        assert log.strangers({ORDERS: 20}, last) == [ORDERS]
+        assert log.replaced({ORDERS: 20}, last) == [ORDERS]
         put(store, "orders", "new", 50)
         store.archive()
-        assert log.strangers({ORDERS: 20}, last) == [ORDERS]
+        assert log.replaced({ORDERS: 20}, last) == [ORDERS]
 
 
 def test_a_copy_that_is_made_meanwhile_is_of_one_of_the_two(store: MessageStore, url: str, tmp_path: Path) -> None:

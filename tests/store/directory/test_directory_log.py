@@ -109,7 +109,7 @@ def test_retention_does_not_make_strangers(shortened: Filled, log: TieredDirecto
     shortened.store.archive()
     assert shortened.store.clean(forced=True).log
     assert shortened.store.min_offset("orders", 0) > 303
-    assert log.strangers({ORDERS: 303}, last) == []
+    assert log.replaced({ORDERS: 303}, last) == []
     assert len(bodies(log, 0, 503)) == 503
 
 
