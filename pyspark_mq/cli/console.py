@@ -24,7 +24,7 @@ def console(store: str, listen: str, allow_changes: bool) -> None:
     writes; or a cluster, by its name servers: rocketmq://10.0.0.1:9876.
     """
     try:
-        from pyspark_mq.console.serving import ConsoleServer
+        from pyspark_mq.console.console_server import ConsoleServer
     except ImportError as error:
         raise click.ClickException(f"{error}; pip install 'pyspark-mq[console]'") from error
     address = log_at(store)

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from pyspark_mq.browsing import offsets_at, place_of
-from pyspark_mq.console.bodies import preview
+from pyspark_mq.console.body_text import preview
 from store import (
     CorruptRecord,
     InvalidArgument,

@@ -76,6 +76,7 @@ class Sampler:
         self.failure: str | None = None  # of the last look
         self.history: deque[Sample] = deque([self.last], maxlen=round(HISTORY_SECONDS / interval))
         self._is_over = threading.Event()
+        self._lock = threading.Lock()  # one look at a time
         self._thread = threading.Thread(target=self._run, name="mq-console", daemon=True)
 
     def start(self) -> None:
@@ -90,13 +91,14 @@ class Sampler:
 
     def look(self) -> None:
         """Take a sample now. An error of the store becomes `failure`, which pages show."""
-        try:
-            self.last, self.failure = take_sample(self.log, self.last), None
-            self.history.append(self.last)
-        except (StoreReplaced, StoreClosed):
-            self._reopen()
-        except StoreError as error:
-            self.failure = str(error)
+        with self._lock:
+            try:
+                self.last, self.failure = take_sample(self.log, self.last), None
+                self.history.append(self.last)
+            except (StoreReplaced, StoreClosed):
+                self._reopen()
+            except StoreError as error:
+                self.failure = str(error)
 
     def _reopen(self) -> None:
         before = self.log

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from pyspark_mq.console.access import ConsoleKeys
-from pyspark_mq.console.pages import console_app
+from pyspark_mq.console.console_server import ConsoleApp
+from pyspark_mq.console.guard import ConsoleKeys
+from pyspark_mq.console.site import Site
 from store import Message, MessageStore, StoreConfig
 from store.directory.directory_log import DirectoryAddress
 from store.model.log_protocol import LogAddress
@@ -53,7 +54,7 @@ def visit() -> Iterator[Visit]:
 
         def visitor(address: LogAddress, *, allow_changes: bool = False) -> Visitor:
             keys = ConsoleKeys()
-            app, _ = console_app(address, keys, interval=0.01, allow_changes=allow_changes)
+            app = ConsoleApp(Site(address, keys, interval=0.01, allow_changes=allow_changes)).app
             return Visitor(stack.enter_context(TestClient(app, base_url=HERE)), keys)
 
         yield visitor

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pyspark_mq.console.serving import ConsoleServer
+from pyspark_mq.console.console_server import ConsoleServer
 from store import Message, MessageStore
 from store.directory.directory_log import DirectoryAddress
 from tests.pyspark_mq.console.conftest import HOSTILE

@@ -198,7 +198,8 @@ def test_reset_is_shown_first_and_then_done(visitor: Visitor, shop: Path) -> Non
     assert '<td>0</td><td class="n">2</td><td class="n">0</td><td class="n">3</td>' in page
     with MessageStore.open(shop, read_only=True) as store:
         assert store.consumer_offset("billing", "orders", 0) == 2
-    visitor.send("/group/reset", group="billing", topic="orders", place="earliest")
+    assert "was moved" in visitor.send("/group/reset", group="billing", topic="orders", place="earliest")
+    visitor.send("/group/reset", 400)
     with MessageStore.open(shop, read_only=True) as store:
         assert store.consumer_offset("billing", "orders", 0) == 0
 
@@ -210,7 +211,7 @@ def test_dead_letter_is_sent_again(visitor: Visitor, shop: Path) -> None:
     until(lambda: "billing" in visitor.page("/dead"))
     where = {"topic": "%DLQ%billing", "queue": "0", "offset": "0"}
     assert "Send again" in visitor.page("/message?topic=%25DLQ%25billing&queue=0&offset=0")
-    visitor.send("/dead/again", **where)
+    assert "was sent again" in visitor.send("/dead/again", **where)
     with MessageStore.open(shop) as store:
         until(lambda: store.topics().get("%RETRY%billing") and store.max_offset("%RETRY%billing", 0) == 1)
         (again,) = store.get_message("", "%RETRY%billing", 0, 0, 1).messages

@@ -1,15 +1,20 @@
-"""The health of a store's directory: files, retention, archive, delayed messages, and `verify` in the background."""
+"""Pages of a store's health: files, retention, archive, `verify` in the background; and of delayed messages."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
 from pyspark_mq.console.messages import MessageLine, readable
+from pyspark_mq.console.site import Parameters, Site, redirect
 from pyspark_mq.stats.measures import LogFiles, log_files
 from store import MessageStore, StoreError, message_filter
 from store.archive.of_store import Remembered, remembered
@@ -162,3 +167,37 @@ def record_of(directory: str, queue: Queue, offset: int) -> bytes:
             return b"".join(map(bytes, found.records))[:size]
         except StoreError:
             return b""
+
+
+class HealthPages:
+    """The health of a directory, and messages that wait for their time."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._verification = None if site.address.directory is None else Verification(site.address.directory)
+        self.parts: Mapping[str, Callable[[Parameters], str]] = {
+            "verification": self._verification_part,
+        }
+        self.routes = [
+            Route("/delayed", self.delayed),
+            Route("/health", self.health),
+            Route("/health/verify", self.verify, methods=["POST"]),
+        ]
+
+    def delayed(self, _request: Request) -> Response:
+        return self._site.page("delayed.html", at="delayed", found=delayed(self._site.log))
+
+    def health(self, request: Request) -> Response:
+        health = None if self._site.address.directory is None else health_of(self._site.address.directory)
+        return self._site.page(
+            "health.html", at="health", health=health, part=self._verification_part(request.query_params)
+        )
+
+    def _verification_part(self, _parameters: Parameters) -> str:
+        return self._site.part("_verification.html", verification=self._verification)
+
+    async def verify(self, request: Request) -> Response:
+        await self._site.own_form(request, changes=False)
+        if self._verification is not None:
+            self._verification.start()
+        return redirect("/health")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyspark_mq.console.bodies import SHOWN_BYTES, hex_dump, preview, shown_body
+from pyspark_mq.console.body_text import SHOWN_BYTES, hex_dump, preview, shown_body
 
 
 @pytest.mark.parametrize(

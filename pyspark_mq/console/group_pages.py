@@ -1,0 +1,181 @@
+"""Pages of consumer groups: lag, members, a reset that is planned first, and dead letters that are sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pyspark_mq.browsing import bounds_of, offsets_at, place_of
+from pyspark_mq.console.site import Parameters, Site, redirect
+from pyspark_mq.stats.measures import group_lags
+from store import InvalidArgument, MessageStore, OffsetLost, UnsupportedStore
+from store.api.group_protocol import HasGroups, MemberInfo
+from store.broker.retries import send_back
+from store.format.layout import DLQ_TOPIC_PREFIX
+from store.model.log_protocol import Log, LogAddress, Positions, Queue
+
+_SOON = 1  # the delay level of a second
+
+
+@dataclass(frozen=True)
+class QueueMove:
+    """before: None if the group has no offset. lag: messages that the group will not have read."""
+
+    queue: Queue
+    before: int | None
+    after: int
+    lag: int
+
+
+@dataclass(frozen=True)
+class GroupReset:
+    """A reset that was planned; nothing is changed yet."""
+
+    group: str
+    topic: str
+    place: str
+    moves: Sequence[QueueMove]
+    members: Sequence[MemberInfo]
+
+    @property
+    def positions(self) -> Positions:
+        """Where the group goes on."""
+        return {move.queue: move.after for move in self.moves}
+
+
+def plan_reset(address: LogAddress, log: Log, group: str, topic: str, place: str) -> GroupReset:
+    """Return what a reset would change; an offset outside of a queue becomes its first or its end.
+
+    Raises `InvalidArgument` for a place, `UnknownTopic`, `InvalidGroup`.
+    """
+    bounds = bounds_of(log, topic)
+    before, moves = log.committed(group, bounds), list[QueueMove]()
+    for queue, offset in offsets_at(log, bounds, place_of(place)).items():
+        first, end = bounds[queue]
+        after = min(max(offset, first), end)
+        moves.append(QueueMove(queue, before.get(queue), after, end - after))
+    return GroupReset(group, topic, place, moves, members_of(address, group))
+
+
+def apply_reset(address: LogAddress, reset: GroupReset) -> None:
+    """Move the group. Raises `UnsupportedStore`, `UnknownGroup`, `GroupConflict`, `StoreLocked`."""
+    if not isinstance(address, HasGroups):
+        raise UnsupportedStore(f"{address} keeps no consumer groups")
+    address.group(reset.group).reset(reset.positions)
+
+
+def members_of(address: LogAddress, group: str) -> list[MemberInfo]:
+    """Return the members of a group; none if the log keeps no groups."""
+    return address.group(group).members() if isinstance(address, HasGroups) else []
+
+
+def group_of_dead_letters(topic: str) -> str | None:
+    """Return the group whose dead letters the topic has; None for any other topic."""
+    return topic.removeprefix(DLQ_TOPIC_PREFIX) if topic.startswith(DLQ_TOPIC_PREFIX) else None
+
+
+def send_again(address: LogAddress, queue: Queue, offset: int) -> str:
+    """Give a dead letter back to its group, which gets it in a second, with all its tries before it. Returns the group.
+
+    The dead letter stays in its topic. Raises `UnsupportedStore` for a cluster, `OffsetLost`, `StoreLocked` while a
+    RocketMQ broker runs on the directory.
+    """
+    group = group_of_dead_letters(queue.topic)
+    if group is None:
+        raise InvalidArgument(f"{queue.topic} has no dead letters of a group")
+    if address.directory is None:
+        raise UnsupportedStore(
+            f"{address}: the console sends dead letters again in a directory only. Use mqadmin or the RocketMQ "
+            "Dashboard for a cluster"
+        )
+    with MessageStore.open(address.directory, create=False) as store:
+        found = store.get_message("", queue.topic, queue.queue_id, offset, 1).messages
+        if not found or found[0].queue_offset != offset:
+            raise OffsetLost(f"{queue}: there is no message at offset {offset}")
+        send_back(store, group, [found[0]._replace(reconsume_times=0)], level=_SOON)
+    return group
+
+
+class GroupPages:
+    """Consumer groups, one of them, its reset, and dead letters."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self.parts: Mapping[str, Callable[[Parameters], str]] = {
+            "groups": self._groups_part,
+            "group": self._group_part,
+        }
+        self.routes = [
+            Route("/groups", self.groups),
+            Route("/group", self.group),
+            Route("/group/reset", self.planned_reset),
+            Route("/group/reset", self.reset, methods=["POST"]),
+            Route("/dead", self.dead),
+            Route("/dead/again", self.again, methods=["POST"]),
+        ]
+
+    def groups(self, request: Request) -> Response:
+        return self._site.page("groups.html", at="groups", part=self._groups_part(request.query_params))
+
+    def _groups_part(self, _parameters: Parameters) -> str:
+        return self._site.part("_groups.html", groups=self._site.sampler.last.groups.values())
+
+    def group(self, request: Request) -> Response:
+        name = request.query_params.get("group", "")
+        if name not in self._site.sampler.last.groups:
+            self._site.sampler.look()  # it may be new
+        if name not in self._site.sampler.last.groups:
+            raise HTTPException(404, f"There is no group {name!r:.80}")
+        return self._site.page(
+            "group.html",
+            at="groups",
+            group=self._site.sampler.last.groups[name],
+            topics=[each.topic for each in self._site.sampler.last.topics.values() if not each.is_system],
+            part=self._group_part(request.query_params),
+            is_done="done" in request.query_params,
+        )
+
+    def _group_part(self, parameters: Parameters) -> str:
+        name = parameters.get("group", "")
+        members = members_of(self._site.address, name)
+        owners = {queue: each.id for each in members for queue in each.queues}
+        found = list(group_lags(self._site.log, name))
+        figures = self._site.sampler.last.groups.get(name)
+        return self._site.part("_group.html", lags=found, members=members, owners=owners, figures=figures)
+
+    def planned_reset(self, request: Request) -> Response:
+        """The dry run, which changes nothing."""
+        return self._site.page("reset.html", at="groups", reset=self._plan(request.query_params))
+
+    def _plan(self, given: Parameters) -> GroupReset:
+        group, topic, place = (given.get(name, "").strip() for name in ("group", "topic", "place"))
+        return plan_reset(self._site.address, self._site.log, group, topic, place)
+
+    async def reset(self, request: Request) -> Response:
+        form = await self._site.own_form(request)
+
+        def change() -> None:
+            apply_reset(self._site.address, self._plan(form))
+            self._site.sampler.look()
+
+        await run_in_threadpool(change)
+        return redirect("/group", group=form.get("group", ""), done="reset")
+
+    def dead(self, _request: Request) -> Response:
+        found = [each for each in self._site.sampler.last.topics.values() if each.topic.startswith(DLQ_TOPIC_PREFIX)]
+        return self._site.page("dead.html", at="dead", found=found)
+
+    async def again(self, request: Request) -> Response:
+        form = await self._site.own_form(request)
+
+        def change() -> None:
+            send_again(self._site.address, *self._site.where(form))
+
+        await run_in_threadpool(change)
+        return redirect("/message", **{name: form[name] for name in ("topic", "queue", "offset")}, done="again")
