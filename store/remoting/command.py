@@ -32,6 +32,7 @@ _HEADER_MARK = struct.Struct(">i")
 _HEADER_LENGTH_BITS = 24
 _FIXED = struct.Struct(">hbhii")  # code, language, version, opaque, flag
 _NAME_LENGTH = struct.Struct(">h")
+_MAX_FIELDS = 256  # small ones take twenty times as much memory as in a header; no code has half as many
 _SHORT_MAX = (1 << 15) - 1
 
 
@@ -40,7 +41,8 @@ class Command:
     """A request, or the answer to one.
 
     code: a `RequestCode`, or in an answer a `ResponseCode`. fields: of the header that belongs to the code, as texts.
-    remark: what an answer says in words. opaque: what an answer has of its request. flag: `CommandFlag`.
+    remark: an answer in words. opaque: the same in a request and its answer. flag: `CommandFlag`. frame_bytes: of the
+    frame that it came in.
     """
 
     code: int
@@ -52,6 +54,7 @@ class Command:
     language: int = Language.PYTHON
     version: int = VERSION
     serialization: Serialization = Serialization.JSON
+    frame_bytes: int = field(default=0, compare=False)
 
     @property
     def is_response(self) -> bool:
@@ -94,10 +97,15 @@ def decode(frame: Bytes) -> Command:
         raise _wrong(f"a header of {length:,} bytes in a frame of {len(frame):,}; at most {MAX_HEADER_BYTES:,}")
     header, body = bytes(frame[_HEADER_MARK.size : end]), bytes(frame[end:])
     if kind == Serialization.JSON:
-        return _of_json(header, body)
-    if kind == Serialization.ROCKETMQ:
-        return _of_binary(header, body)
-    raise _wrong(f"a header of kind {kind}; 0 is JSON, 1 RocketMQ's own")
+        command = _of_json(header, body)
+    elif kind == Serialization.ROCKETMQ:
+        command = _of_binary(header, body)
+    else:
+        raise _wrong(f"a header of kind {kind}; 0 is JSON, 1 RocketMQ's own")
+    if len(command.fields) > _MAX_FIELDS:
+        raise _wrong(f"a header of {len(command.fields):,} fields; at most {_MAX_FIELDS}")
+    command.frame_bytes = len(frame)
+    return command
 
 
 # --- JSON ----------------------------------------------------------------------------------------------
@@ -207,42 +215,41 @@ def _wrong(what: str) -> BadFrame:
 
 
 class Frames:
-    """The frames of one connection. It keeps what has come of one that is not whole yet, and no more."""
+    """Cuts the bytes of one connection into frames. It keeps those of an unfinished frame."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    @property
-    def is_between(self) -> bool:
-        """Whether no frame is under way."""
-        return not self._buffer
+    def __len__(self) -> int:
+        """Return how many bytes it keeps."""
+        return len(self._buffer)
 
     def add(self, data: Bytes) -> None:
-        """Bytes that have come."""
         self._buffer += data
 
-    def next(self) -> bytes | None:
-        """The next frame, without its length; None while it is not whole.
+    def next(self, max_bytes: int = MAX_FRAME_BYTES) -> bytes | None:
+        """Return the next frame, without its length; None if it is unfinished.
 
-        Raises `BadFrame` for a length that no frame has, as soon as that is seen; nothing behind it can be understood.
+        Raises `BadFrame` for a length that no frame may have, as soon as it has come.
         """
         buffer = self._buffer
         if len(buffer) < LENGTH.size:
             return None
         (length,) = LENGTH.unpack_from(buffer)
-        if not 0 < length <= MAX_FRAME_BYTES - LENGTH.size:
+        if not 0 < length <= max_bytes - LENGTH.size:
             raise BadFrame(
-                f"a frame of {length:,} bytes: RocketMQ's have at most {MAX_FRAME_BYTES:,}; is this another "
-                f"protocol? It begins with {bytes(buffer[:16])!r}"
+                f"a frame of {length:,} bytes; at most {max_bytes:,} are taken here. Is this another protocol than "
+                f"RocketMQ's? It begins with {bytes(buffer[:16])!r}"
             )
         end = LENGTH.size + length
         if len(buffer) < end:
             return None
-        frame = bytes(buffer[LENGTH.size : end])
+        with memoryview(buffer) as view:
+            frame = bytes(view[LENGTH.size : end])
         del buffer[:end]
         return frame
 
     def feed(self, data: Bytes) -> list[bytes]:
-        """The frames that are whole with `data`. Raises as `next`."""
+        """Add `data`, and return the frames that it completes. Raises as `next`."""
         self.add(data)
         return list(iter(self.next, None))

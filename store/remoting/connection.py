@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, cast
 
 from store.model.errors import BadFrame
-from store.remoting.command import Bytes, Command, Frames, decode, encode_head
+from store.remoting.command import MAX_FRAME_BYTES, Bytes, Command, Frames, decode, encode_head
 
 Secure = Callable[[asyncio.Transport, asyncio.Protocol], Awaitable[asyncio.Transport | None]]
 _logger = logging.getLogger("store.remoting")
@@ -31,18 +31,22 @@ class Connection(asyncio.Protocol):
         received: Callable[[Connection, Command], None],
         lost: Callable[[Connection, Exception | None], None],
         made: Callable[[Connection], None] = lambda connection: None,
+        fed: Callable[[Connection], None] = lambda connection: None,
         secure: Secure | None = None,
     ) -> None:
         """received: called with each command. lost: called once, when the connection is over, with the reason. made:
-        called when it exists, before TLS begins. secure: begins TLS, as a loop's `start_tls` does."""
+        called when it exists, before TLS begins. fed: called after data came and its commands were handled. secure:
+        begins TLS, as a loop's `start_tls` does."""
         self._received = received
         self._lost = lost
         self._made = made
+        self._fed = fed
         self._secure = secure
         self._frames = Frames()
         self._reasons_to_pause = 0
         self._unsent: deque[Sequence[Bytes]] = deque()
         self._error: Exception | None = None
+        self.max_frame_bytes = MAX_FRAME_BYTES
         self.peer = self.here = ""
         self.ip = b""
         self.port = 0
@@ -84,8 +88,17 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
             self._loop.call_soon(self._handle_frames)
 
+    @property
+    def buffered(self) -> int:
+        """Return how many bytes of unfinished or unhandled frames are in memory."""
+        return len(self._frames)
+
+    @property
+    def host(self) -> str:
+        return self.peer.rpartition(":")[0]
+
     def close(self) -> None:
-        """After what was sent went out."""
+        """Close it after the sent commands went out."""
         while self._unsent and not self._transport.is_closing():
             self._transport.writelines(self._unsent.popleft())
         self._transport.close()
@@ -93,6 +106,7 @@ class Connection(asyncio.Protocol):
     def abort(self, why: Exception) -> None:
         """At once."""
         self._error = self._error or why
+        self._frames = Frames()
         self._transport.abort()
 
     # --- asyncio's ---------------------------------------------------------------------------------------
@@ -113,6 +127,7 @@ class Connection(asyncio.Protocol):
         self.heard = time.monotonic()
         self._frames.add(data)
         self._handle_frames()
+        self._fed(self)
 
     def pause_writing(self) -> None:
         self.is_stuck_writing = True
@@ -152,7 +167,11 @@ class Connection(asyncio.Protocol):
         """Handle the commands that have come, until one of them is a reason to pause."""
         is_new = False
         try:
-            while not self._reasons_to_pause and not self.is_over and (frame := self._frames.next()) is not None:
+            while (
+                not self._reasons_to_pause
+                and not self.is_over
+                and (frame := self._frames.next(self.max_frame_bytes)) is not None
+            ):
                 is_new = True
                 self._received(self, decode(frame))
         except BadFrame as error:
@@ -164,7 +183,7 @@ class Connection(asyncio.Protocol):
         """is_new: what is waited for begins behind a frame that came just now."""
         if self.is_stuck_writing:
             return
-        if self._frames.is_between or self._reasons_to_pause:
+        if not self._frames or self._reasons_to_pause:
             self.stuck_since = None
         elif is_new or self.stuck_since is None:
             self.stuck_since = time.monotonic()

@@ -71,7 +71,7 @@ class Permissions:
 _COMMIT, _SUSPEND, _SUBSCRIPTION = 1, 2, 4  # PullSysFlag
 _OF_A_QUEUE = (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
 _MASTER = 0
-_MAX_HELD = 100_000  # pulls at a time
+_MAX_HELD = 32_768  # pulls at a time; each takes about 4 KB
 _MAX_HOLD_SECONDS = 120.0
 _MAX_TOLD = 16_384  # queues of groups, of one connection: clients may make up any number of groups
 _MAX_CONDITION = MAX_PROPERTIES_BYTES  # characters; it is parsed in the loop's thread

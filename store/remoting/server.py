@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
-import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -14,13 +12,14 @@ from functools import partial
 from ssl import SSLContext
 from typing import Any
 
-from store.files.figures import BAD_FRAME, CROWDED, STUCK, Figures
+from store.files.figures import BAD_FRAME, Figures
 from store.files.opened import Opened
 from store.model.codes import CommandFlag, RequestCode, ResponseCode
-from store.model.errors import BadFrame, RemotingError, StoreError, StoreUnavailable, Unreachable
+from store.model.errors import BadFrame, StoreError, StoreUnavailable, Unreachable
 from store.remoting.command import Command
 from store.remoting.connection import Connection, Secure
 from store.remoting.endpoints import host_and_port
+from store.remoting.intake import Intake, ServerLimits
 from store.remoting.request import Handler, Request, Response, refusal
 from store.remoting.threads import LEAVE_SECONDS, LoopThread, Turns
 
@@ -39,35 +38,19 @@ _IN_ORDER = (
 
 
 @dataclass(frozen=True)
-class ServerLimits:
-    """What a server takes from its clients.
-
-    connections: as many at a time, and no more than half of the descriptors that the process may have: the rest is the
-    store's; more are closed at once. requests, body_bytes: of one connection, under way at a
-    time; it is not read on until some are answered. idle_seconds: without a word a connection is closed.
-    stuck_seconds: likewise one that does not end a frame it began, or does not read what it asked for.
-    """
-
-    connections: int = 4096
-    requests: int = 16_384
-    body_bytes: int = 32 << 20
-    idle_seconds: float = 120.0
-    stuck_seconds: float = 30.0
-
-
-@dataclass(frozen=True)
 class Processors:
     """The handlers by request code.
 
     quick: run in the loop's thread, so they must not wait for anything; they return None for a request that needs a
     worker. waiting: run in workers, where connections take turns. lost: called with each connection that is over, in
-    the loop's thread. check: raises `RequestRefused` for a request that its sender may not make.
+    the loop's thread. check: raises `RequestRefused` for a request that its sender may not make;
+    None: everybody may make all.
     """
 
     quick: Mapping[int, Handler]
     waiting: Mapping[int, Handler]
     lost: Callable[[Connection], None]
-    check: Callable[[Request], None] = lambda request: None
+    check: Callable[[Request], None] | None = None
 
 
 class Server(Opened):
@@ -88,11 +71,11 @@ class Server(Opened):
         super().__init__(f"a server at {listen}", "store.remoting.serving.serve")
         self._thread = thread
         self._processors = processors
-        self._limits = limits
+        self._stuck_seconds = limits.stuck_seconds
         self._tls = tls
         self._figures = figures
         self._turns = Turns(_THREADS, "mq-serve")
-        self._under_way: dict[Connection, _UnderWay] = {}
+        self._intake = Intake(limits, figures, wants_proof=processors.check is not None)
         try:
             self._listening, self.address = thread.submit(self._listen(*host_and_port(listen))).result()
         except OSError as error:
@@ -101,7 +84,7 @@ class Server(Opened):
     @property
     def connections(self) -> int:
         """How many there are."""
-        return len(self._under_way)
+        return len(self._intake)
 
     def close(self, stop: Callable[[], None] = lambda: None) -> None:
         """Take no more connections, answer what is under way (see `Turns.close`), and close; the second time this does
@@ -123,10 +106,10 @@ class Server(Opened):
         loop = asyncio.get_running_loop()
         secure: Secure | None = None
         if self._tls is not None:  # not by the listener, which would not tell of those who never end the handshake
-            seconds = self._limits.stuck_seconds
+            seconds = self._stuck_seconds
             secure = partial(loop.start_tls, sslcontext=self._tls, server_side=True, ssl_handshake_timeout=seconds)
         server = await loop.create_server(
-            lambda: Connection(self._received, self._lost, self._made, secure), host, port
+            lambda: Connection(self._received, self._lost, self._intake.add, self._intake.fed, secure), host, port
         )
         self._sweeping = loop.create_task(self._sweep())
         named = server.sockets[0].getsockname()
@@ -138,13 +121,13 @@ class Server(Opened):
 
     async def _leave(self) -> None:
         deadline = time.monotonic() + LEAVE_SECONDS
-        while any(each.requests for each in self._under_way.values()) and time.monotonic() < deadline:
+        while self._intake.has_requests and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        for connection in list(self._under_way):
+        for connection in self._intake:
             connection.close()
-        while self._under_way and time.monotonic() < deadline:
+        while len(self._intake) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-        for connection in list(self._under_way):
+        for connection in self._intake:
             connection.abort(Unreachable("the server is leaving"))
         await asyncio.sleep(0)
 
@@ -153,27 +136,12 @@ class Server(Opened):
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self._turns.look()
-            now, limits = time.monotonic(), self._limits
-            for connection, under_way in list(self._under_way.items()):
-                stuck = now - (connection.stuck_since or now)
-                idle = 0 if under_way.requests else now - connection.heard
-                if stuck > limits.stuck_seconds or idle > limits.idle_seconds:
-                    if stuck > limits.stuck_seconds:
-                        self._figures.of(STUCK).change(1)
-                    _logger.info("%s: closed: idle for %.0f s, stuck for %.0f s", connection.peer, idle, stuck)
-                    connection.abort(RemotingError(f"{connection.peer}: idle or stuck"))
-
-    def _made(self, connection: Connection) -> None:
-        self._under_way[connection] = _UnderWay()
-        if len(self._under_way) > (most := min(self._limits.connections, _descriptors() // 2)):
-            self._figures.of(CROWDED).change(1)
-            _logger.warning("%s: closed: %d connections are enough", connection.peer, most)
-            connection.abort(RemotingError(f"{connection.peer}: too many connections"))
+            self._intake.sweep()
 
     def _lost(self, connection: Connection, error: Exception | None) -> None:
         if isinstance(error, BadFrame):
             self._figures.of(BAD_FRAME).change(1)
-        self._under_way.pop(connection, None)
+        self._intake.remove(connection)
         self._processors.lost(connection)
 
     def _received(self, connection: Connection, command: Command) -> None:
@@ -181,7 +149,9 @@ class Server(Opened):
             return
         request = Request(command, connection)
         try:
-            self._processors.check(request)
+            if self._processors.check is not None:
+                self._processors.check(request)
+                self._intake.prove(connection)
             if self._is_over:
                 answer: Any = Response(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is leaving")
             else:
@@ -191,7 +161,7 @@ class Server(Opened):
         if isinstance(answer, Response):
             self._answer(request, answer)
             return
-        self._begin(request)
+        self._intake.begin(request)
         answer.add_done_callback(lambda done: self._thread.call(self._end, request, done))
 
     def _begun(self, request: Request) -> Any:
@@ -207,25 +177,12 @@ class Server(Opened):
             answer = Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
         return answer
 
-    def _begin(self, request: Request) -> None:
-        under_way = self._under_way.get(request.connection)
-        if under_way is not None:
-            under_way.add(1, len(request.command.body))
-            if not under_way.is_paused and under_way.is_beyond(self._limits):
-                under_way.is_paused = True
-                request.connection.pause()
-
     def _end(self, request: Request, done: Future[Response]) -> None:
         if done.exception() is None and isinstance(later := done.result(), Future):
             later.add_done_callback(lambda done: self._thread.call(self._end, request, done))
             return
-        under_way = self._under_way.get(request.connection)
-        if under_way is None:  # the client is gone
+        if not self._intake.end(request):
             return
-        under_way.add(-1, -len(request.command.body))
-        if under_way.is_paused and not under_way.is_beyond(self._limits):
-            under_way.is_paused = False
-            request.connection.resume()
         error = done.exception()
         if error is None:
             self._answer(request, done.result())
@@ -253,25 +210,3 @@ class Server(Opened):
             refused = refusal(error)
             command.code, command.remark, command.fields = refused.code, refused.remark, {}
             request.connection.send(command)
-
-
-def _descriptors() -> int:
-    """How many the process may have open."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
-
-
-@dataclass(slots=True)
-class _UnderWay:
-    """What of one connection is not answered yet."""
-
-    requests: int = 0
-    body_bytes: int = 0
-    is_paused: bool = False
-
-    def add(self, requests: int, body_bytes: int) -> None:
-        self.requests += requests
-        self.body_bytes += body_bytes
-
-    def is_beyond(self, limits: ServerLimits) -> bool:
-        return self.requests >= limits.requests or self.body_bytes >= limits.body_bytes

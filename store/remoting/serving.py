@@ -17,6 +17,7 @@ from store.remoting.appending import Appending
 from store.remoting.clients import Clients
 from store.remoting.connection import Connection
 from store.remoting.heart_beats import HeartBeats, Neighbours
+from store.remoting.intake import ServerLimits
 from store.remoting.pulling import Pulling
 from store.remoting.queue_locks import Locks
 from store.remoting.sending import SendBacks, Sending
@@ -26,7 +27,7 @@ from store.remoting.served_offsets import PERSIST_SECONDS, ServedOffsets
 from store.remoting.served_routes import Routes, Status
 from store.remoting.served_topics import ServedTopics
 from store.remoting.served_transactions import ServedTransactions
-from store.remoting.server import Processors, Server, ServerLimits
+from store.remoting.server import Processors, Server
 from store.remoting.threads import LoopThread
 from store.remoting.tiered_store import ArchiveReads, TieredStore
 
@@ -89,7 +90,7 @@ class Serving:
             quick={code: handler for each in quick for code, handler in each.quick_handlers().items()},
             waiting={code: handler for each in waiting for code, handler in each.handlers().items()},
             lost=lost,
-            check=(lambda request: None) if access is None else access.check,
+            check=None if access is None else access.check,
         )
         try:
             self._server = Server(self._thread, processors, listen, limits, tls, store.figures)

@@ -23,7 +23,7 @@ from store.remoting.client import Client
 from store.remoting.command import MAX_FRAME_BYTES, Command, Frames, decode, encode
 from store.remoting.endpoints import Tls
 from store.remoting.headers import GetRoute, PullMessage
-from store.remoting.server import ServerLimits
+from store.remoting.intake import ServerLimits
 from store.remoting.serving import serve
 from tests.certificates import certificate
 from tests.store.remoting.broker import SUBSCRIPTION, SUSPEND, Broker, send
@@ -142,8 +142,8 @@ def test_who_is_always_within_a_frame_and_goes_on_is_not_stuck(store: MessageSto
     frame = encode(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("orders").texts()))
     with serve(store, "127.0.0.1:0") as serving, connected(serving.address) as busy:
         busy.sendall(frame[:-1])
-        until(lambda: len(serving._server._under_way) == 1)
-        (connection,) = serving._server._under_way
+        until(lambda: len(serving._server._intake) == 1)
+        (connection,) = serving._server._intake
         before = 0.0
         for _ in range(3):  # what is waited for began later each time
             until(lambda: (connection.stuck_since or 0) > before)  # noqa: B023
@@ -164,7 +164,7 @@ def test_what_waits_for_who_reads_nothing_takes_no_memory(store: MessageStore) -
         deaf.sendall(b"".join(pulls[at_once:]))
         until(lambda: serving.held == held)
         deaf.sendall(b"".join(pulls[:at_once]))
-        (connection,) = serving._server._under_way
+        (connection,) = serving._server._intake
         until(lambda: connection.stuck_since is not None)
         store.put(Message("orders", bytes(size), queue_id=1))
         until(lambda: serving.held == 0)
@@ -268,11 +268,13 @@ def test_a_request_that_comes_with_the_end_of_the_handshake(store: MessageStore,
             assert store.max_offset("orders", 0) == (missing == 0)
 
 
-@pytest.mark.parametrize("limits", [ServerLimits(requests=3), ServerLimits(body_bytes=10)])
+@pytest.mark.parametrize(
+    "limits", [ServerLimits(requests=3), ServerLimits(body_bytes=10), ServerLimits(memory_bytes=1 << 20)]
+)
 def test_more_at_a_time_than_is_taken_waits(store: MessageStore, client: Client, limits: ServerLimits) -> None:
     with serve(store, "127.0.0.1:0", limits=limits) as serving:
         broker = Broker(serving, client)
-        answers = [broker.begin(RequestCode.SEND_MESSAGE_V2, send(), b"body") for _ in range(100)]
+        answers = [broker.begin(RequestCode.SEND_MESSAGE_V2, send(), bytes(20_000)) for _ in range(100)]
         assert {answer.result().code for answer in answers} == {ResponseCode.SUCCESS}
     assert store.max_offset("orders", 0) == 100
 

@@ -1,0 +1,183 @@
+"""What a server takes from its clients at a time, and which connections give way if that is used up."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from store.files.figures import CROWDED, STUCK, Figures
+from store.model.errors import RemotingError
+from store.remoting.command import MAX_FRAME_BYTES
+from store.remoting.connection import Connection
+from store.remoting.request import Request
+
+_REQUEST_BYTES = 2048  # of memory that an unanswered request takes beside its frame
+_logger = logging.getLogger("store.remoting")
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """What a server takes from its clients.
+
+    connections: as many, and no more than half of the descriptors that the process may have: the rest is the store's.
+    One more closes one of the address that has most. requests, body_bytes: of one connection, unanswered; it is not
+    read on until some are answered. memory_bytes: of all connections. Half of it is for unanswered requests, beyond
+    which no connection is read on. If unfinished frames use up the rest, the largest one is closed.
+    unproven_frame_bytes: with accounts, the largest frame until a request was signed correctly; a message of 4 MiB
+    with its header fits. idle_seconds: a connection without requests is closed. stuck_seconds: likewise one that does
+    not finish a frame, or does not read its answers.
+    """
+
+    connections: int = 4096
+    requests: int = 16_384
+    body_bytes: int = 32 << 20
+    memory_bytes: int = 128 << 20
+    unproven_frame_bytes: int = 5 << 20
+    idle_seconds: float = 120.0
+    stuck_seconds: float = 30.0
+
+
+class Intake:
+    """The connections of a server, and the memory of their requests. For the loop's thread only."""
+
+    def __init__(self, limits: ServerLimits, figures: Figures, *, wants_proof: bool) -> None:
+        """figures: count the connections that were closed. wants_proof: clients sign their requests."""
+        self._limits = limits
+        self._figures = figures
+        self._wants_proof = wants_proof
+        self._loads: dict[Connection, _Load] = {}
+        self._queued = self._buffered = 0  # bytes
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(list(self._loads))
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether a request is unanswered."""
+        return any(load.requests for load in self._loads.values())
+
+    def add(self, connection: Connection) -> None:
+        self._loads[connection] = _Load()
+        if self._wants_proof:
+            connection.max_frame_bytes = self._limits.unproven_frame_bytes
+        if len(self._loads) > (most := min(self._limits.connections, _descriptors() // 2)):
+            self._close(_of_largest_crowd(self._loads, connection), CROWDED, f"{most} connections are enough")
+
+    def remove(self, connection: Connection) -> None:
+        load = self._loads.pop(connection, None)
+        if load is not None:
+            self._queued -= load.queued
+            self._buffered -= load.buffered
+            self._read_on()
+
+    def prove(self, connection: Connection) -> None:
+        """A request was allowed: its sender is known."""
+        if self._wants_proof and (load := self._loads.get(connection)) is not None and not load.is_proven:
+            load.is_proven = True
+            connection.max_frame_bytes = MAX_FRAME_BYTES
+
+    def fed(self, connection: Connection) -> None:
+        """Count the bytes of a connection that are not a request yet."""
+        load = self._loads.get(connection)
+        if load is None:
+            return
+        self._buffered += connection.buffered - load.buffered
+        load.buffered = connection.buffered
+        if self._buffered + self._queued > self._limits.memory_bytes:
+            largest = max(self._loads, key=lambda each: (not self._loads[each].is_proven, self._loads[each].buffered))
+            self._close(largest, CROWDED, "unfinished requests take too much memory, and its own is the largest")
+
+    def begin(self, request: Request) -> None:
+        """Count a request that is not answered yet."""
+        load = self._loads.get(request.connection)
+        if load is not None:
+            load.requests += 1
+            load.body_bytes += len(request.command.body)
+            self._queue(load, request.command.frame_bytes + _REQUEST_BYTES)
+            if not load.is_paused and (self._is_full or load.is_beyond(self._limits)):
+                load.is_paused = True
+                request.connection.pause()
+
+    def end(self, request: Request) -> bool:
+        """Return whether the client is still connected, and wants the answer."""
+        load = self._loads.get(request.connection)
+        if load is None:
+            return False
+        was_full = self._is_full
+        load.requests -= 1
+        load.body_bytes -= len(request.command.body)
+        self._queue(load, -request.command.frame_bytes - _REQUEST_BYTES)
+        self._read_on(None if was_full else [request.connection])
+        return True
+
+    def sweep(self) -> None:
+        """Close connections that are idle or stuck."""
+        now = time.monotonic()
+        for connection, load in list(self._loads.items()):
+            stuck = now - (connection.stuck_since or now)
+            idle = 0 if load.requests else now - connection.heard
+            if stuck > self._limits.stuck_seconds:
+                self._close(connection, STUCK, f"stuck for {stuck:.0f} s")
+            elif idle > self._limits.idle_seconds:
+                _logger.info("%s: closed: idle for %.0f s", connection.peer, idle)
+                connection.abort(RemotingError(f"{connection.peer}: idle"))
+
+    @property
+    def _is_full(self) -> bool:
+        return self._queued >= self._limits.memory_bytes // 2
+
+    def _queue(self, load: _Load, size: int) -> None:
+        load.queued += size
+        self._queued += size
+
+    def _read_on(self, connections: Iterable[Connection] | None = None) -> None:
+        """Resume paused connections; None: all."""
+        if self._is_full:
+            return
+        for connection in list(self._loads if connections is None else connections):
+            load = self._loads.get(connection)
+            if load is not None and load.is_paused and not load.is_beyond(self._limits):
+                load.is_paused = False
+                connection.resume()
+
+    def _close(self, connection: Connection, figure: str, why: str) -> None:
+        self._figures.of(figure).change(1)
+        _logger.warning("%s: closed: %s", connection.peer, why)
+        connection.abort(RemotingError(f"{connection.peer}: {why}"))
+        self.remove(connection)  # at once: the loop tells of its end later
+
+
+@dataclass(slots=True)
+class _Load:
+    """What one connection takes. requests, body_bytes: unanswered; queued, buffered: of memory."""
+
+    requests: int = 0
+    body_bytes: int = 0
+    queued: int = 0
+    buffered: int = 0
+    is_paused: bool = False
+    is_proven: bool = False
+
+    def is_beyond(self, limits: ServerLimits) -> bool:
+        return self.requests >= limits.requests or self.body_bytes >= limits.body_bytes
+
+
+def _of_largest_crowd(connections: Iterable[Connection], newest: Connection) -> Connection:
+    """Return the newest connection of the address that has most."""
+    crowds: dict[str, list[Connection]] = {}
+    for connection in connections:
+        crowds.setdefault(connection.host, []).append(connection)
+    return max(crowds.values(), key=lambda crowd: (len(crowd), crowd[-1] is newest))[-1]
+
+
+def _descriptors() -> int:
+    """Return how many the process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft

@@ -1,0 +1,86 @@
+"""Which connections give way when the memory for requests, or the room for connections, is used up."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from store import MessageStore
+from store.files.figures import CROWDED
+from store.model.codes import RequestCode, ResponseCode
+from store.model.errors import BadFrame
+from store.remoting.access import Access, signature
+from store.remoting.client import Client
+from store.remoting.command import Command, decode, encode
+from store.remoting.headers import GetRoute
+from store.remoting.intake import ServerLimits
+from store.remoting.serving import serve
+from tests.store.remoting.broker import Broker, send
+from tests.store.remoting.test_server import connected, is_closed, is_well, refused
+from tests.waiting import until
+
+MIB = 1 << 20
+ACCOUNTS = "accounts: [{accessKey: user, secretKey: secret1, defaultTopicPerm: PUB|SUB}]"
+
+
+def test_unfinished_frames_of_all_share_one_budget(store: MessageStore, client: Client) -> None:
+    with serve(store, "127.0.0.1:0", limits=ServerLimits(memory_bytes=8 * MIB)) as serving, ExitStack() as stack:
+        broker = Broker(serving, client)
+        assert is_well(broker)
+        strangers = [stack.enter_context(connected(serving.address)) for _ in range(20)]
+        for stranger in strangers:
+            stranger.sendall(struct.pack(">i", 15 * MIB) + bytes(MIB))
+        until(lambda: refused(store).get(CROWDED, 0) >= 12)
+        assert is_well(broker)
+        assert serving._server._intake._buffered <= 8 * MIB
+        assert broker.send(bytes(MIB)).code == ResponseCode.SUCCESS
+
+
+def test_address_with_most_connections_gives_way(store: MessageStore, client: Client) -> None:
+    with serve(store, "127.0.0.1:0", limits=ServerLimits(connections=3)) as serving, ExitStack() as stack:
+        host, _, port = serving.address.rpartition(":")
+        hog = []
+        for _ in range(3):
+            one = stack.enter_context(socket.socket())
+            one.bind(("127.0.0.2", 0))
+            one.connect((host, int(port)))
+            hog.append(one)
+        until(lambda: serving.connections == 3)
+        broker = Broker(serving, client)
+        assert is_well(broker)
+        assert is_closed(hog[2])
+        with connected(serving.address) as one_more:
+            assert is_closed(one_more)
+        assert is_well(broker)
+
+
+def test_large_frames_need_a_proof(store: MessageStore, tmp_path: Path) -> None:
+    """With accounts, until a request of the connection was signed."""
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(ACCOUNTS)
+    large = struct.pack(">i", 6 * MIB)
+    with serve(store, "127.0.0.1:0", access=Access.load(path)) as serving:
+        with connected(serving.address) as stranger:
+            stranger.sendall(encode(Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("orders").texts())))
+            assert decode(stranger.recv(4096)[4:]).code == ResponseCode.NO_PERMISSION
+            stranger.sendall(large)
+            assert is_closed(stranger)
+        with connected(serving.address) as known:
+            route = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {**GetRoute("orders").texts(), "AccessKey": "user"})
+            route.fields = {**route.fields, "Signature": signature(route, b"secret1")}
+            known.sendall(encode(route))
+            assert known.recv(4096)
+            sent = Command(RequestCode.SEND_MESSAGE_V2, {**send().texts(), "AccessKey": "user"}, bytes(6 * MIB))
+            sent.fields = {**sent.fields, "Signature": signature(sent, b"secret1")}
+            known.sendall(encode(sent))
+            assert decode(known.recv(4096)[4:]).code == ResponseCode.MESSAGE_ILLEGAL
+
+
+def test_header_with_many_fields_is_refused() -> None:
+    """Small ones take much more memory than their bytes."""
+    with pytest.raises(BadFrame, match="at most 256"):
+        decode(encode(Command(RequestCode.HEART_BEAT, {str(number): "" for number in range(257)}))[4:])
