@@ -327,4 +327,4 @@ class StoreReader(Opened):
             topics.check_queue(topic, queue_id)
         with among_groups(self.path, self.config.lockTimeoutMillis / 1000):
             place.check()
-            groups.commit(group, topic, offsets)
+            groups.commit_positions(group, {Queue(topic, queue_id): at for queue_id, at in offsets.items()})

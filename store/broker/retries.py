@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from store.api.message_store import MessageStore
-from store.files.consumer_offsets import GroupSettings, check_group_name
+from store.files.consumer_offsets import GroupConfigs, check_group_name
 from store.format.arrays import texts
 from store.format.delayed import LEVELS, Waits, waiting_places
 from store.format.layout import (
@@ -56,7 +56,7 @@ def send_back(
     a setting that is no number, and what `MessageStore.put` raises.
     """
     check_group_name(group)
-    level, (most, retry_queues) = integer("level", level), GroupSettings(store.path).retries(group)
+    level, (most, retry_queues) = integer("level", level), GroupConfigs(store.path).retries(group)
     most = most if max_reconsume_times is None else max_reconsume_times
     dead = np.array([level < 0 or message.reconsume_times >= most for message in messages], np.bool_)
     order = np.argsort(dead, kind="stable")  # the dead ones last

@@ -51,7 +51,13 @@ def check_may_commit(group: str) -> None:
         raise InvalidGroup(f"group {group}: its offsets say which transactions are over, and are the store's own")
 
 
-class GroupSettings:
+def delay_offsets(root: Path) -> dict[int, int]:
+    """Return the next queue offset to deliver of each delay level (from 1; its queue is level - 1)."""
+    path = root / DELAY_OFFSETS_FILE
+    return offset_table(path, _OFFSETS, read_json(path).get(_OFFSETS))
+
+
+class GroupConfigs:
     """The settings of the consumer groups of one store. Call the methods that write under the store lock."""
 
     def __init__(self, root: Path) -> None:
@@ -106,9 +112,8 @@ class ConsumerOffsets:
     """The offsets of the consumer groups of one store. Call the methods that write under the store lock."""
 
     def __init__(self, root: Path) -> None:
-        self.settings = GroupSettings(root)
+        self.settings = GroupConfigs(root)
         self._offsets = root / CONSUMER_OFFSETS_FILE
-        self._delays = root / DELAY_OFFSETS_FILE
 
     @staticmethod
     def of_instance(root: Path, group: str, instance: str) -> ConsumerOffsets:
@@ -134,8 +139,9 @@ class ConsumerOffsets:
         """What each group of `names` has committed."""
         found: dict[str, Positions] = {group: {} for group in self.names()}
         for key, offsets in self.all_offsets().items():
-            topic, _, group = key.partition(GROUP_SEPARATOR)
-            found.setdefault(group, {}).update({Queue(topic, queue_id): at for queue_id, at in offsets.items()})
+            topic, separator, group = key.partition(GROUP_SEPARATOR)
+            if separator:
+                found.setdefault(group, {}).update({Queue(topic, queue_id): at for queue_id, at in offsets.items()})
         return found
 
     def positions(self, group: str, topics: Iterable[str]) -> Positions:
@@ -155,10 +161,6 @@ class ConsumerOffsets:
             offsets = self._committed(content, key)
             found |= {(group, queue): offsets[queue.queue_id] for group, queue in each if queue.queue_id in offsets}
         return found
-
-    def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """`commit_positions` of one topic."""
-        self.commit_positions(group, {Queue(topic, queue_id): offset for queue_id, offset in offsets.items()})
 
     def commit_positions(self, group: str, positions: Positions) -> None:
         """Set the group's next offsets in some queues; smaller ones count as well, as in RocketMQ.
@@ -189,19 +191,6 @@ class ConsumerOffsets:
         next_version(self._offsets, content)
         write_json(self._offsets, content)
 
-    def beyond(self, ends: Mapping[tuple[str, int], int]) -> dict[str, Positions]:
-        """By group, what it has committed of queues that end before that.
-
-        ends: topic and queue id to the offset after the last message; 0 for those that are missing.
-        """
-        found: dict[str, Positions] = {}
-        for key, offsets in self.all_offsets().items():
-            topic, separator, group = key.partition(GROUP_SEPARATOR)
-            for queue_id, offset in offsets.items() if separator else ():
-                if offset > ends.get((topic, queue_id), 0):
-                    found.setdefault(group, {})[Queue(topic, queue_id)] = offset
-        return found
-
     def names(self) -> list[str]:
         """Groups that have settings or offsets, sorted."""
         committed = (key.partition(GROUP_SEPARATOR)[2] for key in read_table(self._offsets, _OFFSETS))
@@ -219,10 +208,6 @@ class ConsumerOffsets:
             content[_OFFSETS] = after
             next_version(self._offsets, content)
             write_json(self._offsets, content)
-
-    def delay_offsets(self) -> dict[int, int]:
-        """Delay level (from 1; its queue is level - 1) to the next queue offset to deliver."""
-        return offset_table(self._delays, _OFFSETS, read_json(self._delays).get(_OFFSETS))
 
     def _committed(self, content: dict[str, Any], key: str) -> dict[int, int]:
         return self._known(key, table(self._offsets, content, _OFFSETS).get(key))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -129,7 +129,7 @@ class Block:
         if with_trailers:
             same &= self._in_topic()
             self._need(records.sound, _no_record)
-        self._need(same, self._another_record)
+        self._need(same, partial(_another_record, self))
 
     def _in_queue(self) -> Mask:
         """Where a record names this queue and its offset there, shape (n,)."""
@@ -168,17 +168,6 @@ class Block:
             row = int(np.argmin(holds))
             raise CorruptRecord(f"{self.where(row)}: {what(row)}")
 
-    def _another_record(self, row: int) -> str:
-        said = {name: self._records.field(name)[row] for name in ("queue_id", "queue_offset", "physical_offset")}
-        topic = ""
-        if self._with_trailers:
-            at, length = self._records.topic_starts[row], self._records.topic_lengths[row]
-            topic = f", topic {bytes(self._records.view[at : at + length]).decode('utf-8', 'replace')}"
-        return (
-            f"the log holds another message there: its record says queue {said['queue_id']}, offset "
-            f"{said['queue_offset']}, commit log offset {said['physical_offset']}{topic}; {_EITHER}"
-        )
-
     def where(self, row: int) -> str:
         """The message of one row, for errors."""
         return (
@@ -214,6 +203,18 @@ class Block:
 
 def _no_record(row: int) -> str:
     return f"the log holds no record of that length there; {_COPY}"
+
+
+def _another_record(block: Block, row: int) -> str:
+    said = {name: block._records.field(name)[row] for name in ("queue_id", "queue_offset", "physical_offset")}
+    topic = ""
+    if block._with_trailers:
+        at, length = block._records.topic_starts[row], block._records.topic_lengths[row]
+        topic = f", topic {bytes(block._records.view[at : at + length]).decode('utf-8', 'replace')}"
+    return (
+        f"the log holds another message there: its record says queue {said['queue_id']}, offset "
+        f"{said['queue_offset']}, commit log offset {said['physical_offset']}{topic}; {_EITHER}"
+    )
 
 
 class LightBlock(Block):

@@ -40,7 +40,7 @@ class QueueEnd:
 
     def find(self, confirm_offset: int) -> int:
         """Queue offset after the last entry that counts. Raises as `check`, and where it knew of more."""
-        if not self._found_end and not self._least_end and not self._files.has_folder:
+        if not self._found_end and not self._least_end and not self._files.segments.has_folder:
             return self._files.begin  # as of most queues of a topic with many: one look instead of three
         start, low = self._found_end, self._end_nearby(confirm_offset)
         if low is None:
@@ -212,7 +212,7 @@ class ConsumeQueue(QueueFiles):
         unless `min_offset` would take the last of them for damaged.
         """
         first = start - start % self.entries_per_file  # of a file that may be gone, and those behind it not
-        if self._segments.starts():
+        if self.segments.starts():
             first = min(first, self.first())
         try:
             before = self.entries(first, start)
@@ -235,15 +235,15 @@ class ConsumeQueue(QueueFiles):
         As RocketMQ does: of an empty last file it counts the first entry. From the last file on, each gone on the
         device before the one before it has a hole (see `write`). Call as the only writer. Raises `FlushFailed`.
         """
-        starts, end = self._segments.starts(), max_offset * CQ_ENTRY.itemsize if max_offset > self.begin else 0
+        starts, end = self.segments.starts(), max_offset * CQ_ENTRY.itemsize if max_offset > self.begin else 0
         if starts and end and end == starts[0]:  # nothing would be left that says where the queue goes on
             self.write_blank(max_offset - self.entries_per_file, max_offset)
         for start in reversed(starts):
-            self._segments.zero(max(start, end), start + self._segments.size)
+            self.segments.zero(max(start, end), start + self.segments.size)
             if start < end:
                 break
-            self._segments.delete(start)
-            self._segments.flush_names()
+            self.segments.delete(start)
+            self.segments.flush_names()
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
         """Delete files, never the last, of whose last entries the log has no record any longer.
@@ -251,12 +251,12 @@ class ConsumeQueue(QueueFiles):
         Returns the path of each and the bytes it took. Call as the only writer.
         """
         gone = []
-        for start in self._segments.starts()[:-1]:
+        for start in self.segments.starts()[:-1]:
             end = start // CQ_ENTRY.itemsize + self.entries_per_file
             last = self.entries(max(end - 2, start // CQ_ENTRY.itemsize), end)  # two, for one may be damaged
             if last["physical_offset"].max() >= min_physical_offset or last["size"][-1] == 0:  # 0: an append died here
                 break
-            gone.append((str(self._segments.path(start)), self._segments.delete(start)))
+            gone.append((str(self.segments.path(start)), self.segments.delete(start)))
         return gone
 
     def _is_behind(self, index: int, min_physical_offset: int) -> bool:

@@ -34,15 +34,15 @@ class QueueFiles:
     def __init__(self, segments: Segments, begin: int) -> None:
         """begin: see `Topics.begin`."""
         self.begin = begin
-        self._segments = segments
+        self.segments = segments
 
     def __str__(self) -> str:
-        return str(self._segments.directory)
+        return str(self.segments.directory)
 
     @property
     def entries_per_file(self) -> int:
         """How many entries a file has."""
-        return self._segments.size // CQ_ENTRY.itemsize or 1  # without files it is all the same
+        return self.segments.size // CQ_ENTRY.itemsize or 1  # without files it is all the same
 
     def file_end(self, offset: int) -> int:
         """Queue offset after the last entry of the file that entry `offset` is in."""
@@ -51,20 +51,15 @@ class QueueFiles:
     @property
     def has_files(self) -> bool:
         """Whether it has any; without one it has no messages."""
-        return bool(self._segments.starts())
-
-    @property
-    def has_folder(self) -> bool:
-        """Whether its folder exists; without it there are no files."""
-        return self._segments.has_folder
+        return bool(self.segments.starts())
 
     def first(self) -> int:
         """Queue offset of the first entry of the first file that can be a message's; where it begins without files."""
-        return max(self.begin, self._segments.first() // CQ_ENTRY.itemsize)
+        return max(self.begin, self.segments.first() // CQ_ENTRY.itemsize)
 
     def check(self) -> int:
         """`first`; raises `CorruptSegment` for a file with a wrong name or length, or one missing in between."""
-        starts = self._segments.check(MAKE_ANEW)
+        starts = self.segments.check(MAKE_ANEW)
         return max(self.begin, starts[0] // CQ_ENTRY.itemsize if starts else 0)
 
     def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
@@ -102,10 +97,10 @@ class QueueFiles:
         data = memoryview(entries if isinstance(entries, bytes) else entries.tobytes())
         while len(data):
             position, index = start * CQ_ENTRY.itemsize, start % self.entries_per_file
-            if start and index == 0 and not self._segments.exists(position):
+            if start and index == 0 and not self.segments.exists(position):
                 self.flush(start - 1, start)
             room = (self.entries_per_file - index) * CQ_ENTRY.itemsize
-            is_whole &= self._segments.write(position, data[:room])
+            is_whole &= self.segments.write(position, data[:room])
             data, start = data[room:], start + self.entries_per_file - index
         return is_whole
 
@@ -117,22 +112,22 @@ class QueueFiles:
 
     def stale(self, max_offset: int) -> int | None:
         """Queue offset of the first entry from `end` on that is not empty, None without: none may be there."""
-        for start in self._segments.starts()[-1:]:
-            found = self._segments.first_not_zero(max_offset * CQ_ENTRY.itemsize, start + self._segments.size)
+        for start in self.segments.starts()[-1:]:
+            found = self.segments.first_not_zero(max_offset * CQ_ENTRY.itemsize, start + self.segments.size)
             return None if found is None else found // CQ_ENTRY.itemsize
         return None
 
     def write_again(self, start: int) -> None:
         """`Segments.write_again` of the files from that of entry `start` on. Call as the only writer."""
-        for last in self._segments.starts()[-1:]:
-            self._segments.write_again(start * CQ_ENTRY.itemsize, last + self._segments.size)
+        for last in self.segments.starts()[-1:]:
+            self.segments.write_again(start * CQ_ENTRY.itemsize, last + self.segments.size)
 
     def flush(self, start: int, end: int) -> None:
         """Bring entries [start, end) to the device."""
-        self._segments.flush(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize)
+        self.segments.flush(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize)
 
     def _read(self, start: int, end: int, *, current: bool = False) -> bytes:
         """Entries [start, end), which stand in one file; an empty one is looked for again in the file on disk."""
         where = start * CQ_ENTRY.itemsize, (end - start) * CQ_ENTRY.itemsize
-        data = self._segments.read(*where, current=current)
-        return self._segments.read(*where, current=True) if data.endswith(_EMPTY) else data
+        data = self.segments.read(*where, current=current)
+        return self.segments.read(*where, current=True) if data.endswith(_EMPTY) else data

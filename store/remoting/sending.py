@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from store.broker.half_messages import Half
 from store.broker.retries import DEAD_LETTER_QUEUES, send_back
-from store.files.consumer_offsets import GroupSettings
+from store.files.consumer_offsets import GroupConfigs
 from store.format.layout import (
     DLQ_TOPIC_PREFIX,
     IPV4_BYTES,
@@ -125,7 +125,7 @@ class Sending:
             return False
         group, most = header.topic.removeprefix(RETRY_TOPIC_PREFIX), header.max_reconsume_times
         if most is None:
-            most, _ = GroupSettings(self._store.path).retries(group)
+            most, _ = GroupConfigs(self._store.path).retries(group)
         return (header.reconsume_times or 0) > most or self._locks.are_held(group)
 
     def _sent(self, placed: AppendResult) -> Response:

@@ -42,7 +42,7 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
         _logger.warning("%s: topic %s was deleted behind the end of the log, %d: %s", root, topic, end, WHY)
     for offsets in (ConsumerOffsets(root), *ConsumerOffsets.of_instances(root)):
         with suppress(CorruptStore):
-            for group, positions in _beyond(offsets, queues, at_most):
+            for group, positions in _beyond(offsets, at_most):
                 with among_groups(root, _TURN_SECONDS):
                     offsets.set_positions(group, positions)
                 _logger.warning(
@@ -77,13 +77,10 @@ def _at_most(topics: Topics, batches: set[str], queues: ConsumeQueues, end: int,
         return offset
 
 
-def _beyond(
-    offsets: ConsumerOffsets, queues: ConsumeQueues, at_most: Callable[[Queue, int], int]
-) -> Iterator[tuple[str, Positions]]:
+def _beyond(offsets: ConsumerOffsets, at_most: Callable[[Queue, int], int]) -> Iterator[tuple[str, Positions]]:
     """The groups that have offsets behind the ends of queues, with those ends."""
-    for group, positions in offsets.beyond(queues.expected).items():
-        ends = {queue: at_most(queue, at) for queue, at in positions.items()}
-        ends = {queue: at for queue, at in ends.items() if at < positions[queue]}
+    for group, positions in offsets.all_positions().items():
+        ends = {queue: end for queue, at in positions.items() if (end := at_most(queue, at)) < at}
         if ends and group == TRANSACTIONS_GROUP:  # what ended half messages may be gone: the op messages left tell
             ends = dict.fromkeys((Queue(HALF_TOPIC, 0), Queue(OP_TOPIC, 0)), 0)
         if ends:

@@ -18,7 +18,7 @@ import numpy as np
 
 from store.files.atomic import make_folder
 from store.files.config import StoreConfig
-from store.files.consumer_offsets import ConsumerOffsets
+from store.files.consumer_offsets import ConsumerOffsets, delay_offsets
 from store.files.topics import Topics
 from store.format.columns import LAST_MS
 from store.format.layout import (
@@ -149,7 +149,7 @@ class _Verifier:
             (TOPICS_FILE, self._look_at_topics, COPY),
             (CONSUMER_OFFSETS_FILE, groups.all_offsets, COPY),
             (GROUPS_FILE, groups.settings.all, COPY),
-            (DELAY_OFFSETS_FILE, groups.delay_offsets, COPY),
+            (DELAY_OFFSETS_FILE, partial(delay_offsets, self._root), COPY),
             (QUEUE_ENDS_FILE, partial(QueueEnds.sound, self._root), REPAIR),
         )
         for name, look, remedy in looks:

@@ -9,7 +9,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.files.admin_files import write_json
-from store.files.consumer_offsets import ConsumerOffsets
+from store.files.consumer_offsets import ConsumerOffsets, delay_offsets
 from store.format.layout import DELAY_OFFSETS_FILE, SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC
 from store.format.message import encode_messages
 from store.format.records import Encoding
@@ -62,7 +62,7 @@ def test_a_broker_goes_on_from_our_files_and_we_from_its(rocketmq: RocketMQ, tmp
     def delays_are_persisted() -> bool:
         broker.ask("persist")
         assert next(broker)["kind"] == "persisted"
-        return groups.delay_offsets()[1] == 3
+        return delay_offsets(path)[1] == 3
 
     with rocketmq.broker(path, INDEX, topic="orders") as broker:
         answer = described(broker)

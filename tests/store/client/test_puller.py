@@ -161,7 +161,7 @@ def requests(pulling: Pulling) -> list[HeldRequest]:
     """Those that are held now."""
     held = pulling.puller._held
     assert isinstance(held, DirectoryHeld)
-    return list(held._service._all())
+    return list(held._service._requests.all())
 
 
 def test_a_queue_that_has_room_again_too_late_does_not_take_the_place_of_the_next(pulling: Pulling) -> None:

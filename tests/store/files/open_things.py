@@ -66,7 +66,7 @@ WATCH: dict[str, Verb] = {
     "wait": lambda it: it.wait(0.0),
 }
 HOLD: dict[str, Verb] = {
-    "cancel": lambda it: it.cancel(next(iter(it._all()), None)),
+    "cancel": lambda it: it.cancel(next(iter(it._requests.all()), None)),
     "held": lambda it: it.held,
     "hold": lambda it: it.hold("t", 0, 0, 0.0, lambda *woken: None),
     "must_be_open": lambda it: it.must_be_open(),

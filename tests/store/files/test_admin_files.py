@@ -6,6 +6,7 @@ import tempfile
 import time
 import warnings
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from store import CorruptStore, MessageStore, StoreConfig, StoreError
 from store.files.admin_files import MAX_BYTES, next_version, number, offset_table, read_json, table, write_json
-from store.files.consumer_offsets import ConsumerOffsets
+from store.files.consumer_offsets import ConsumerOffsets, delay_offsets
 from store.format.layout import CONSUMER_OFFSETS_FILE, DELAY_OFFSETS_FILE, GROUPS_FILE, TOPIC_MAPPINGS_FILE, TOPICS_FILE
 from store.upkeep.verify import verify
 
@@ -197,7 +198,7 @@ def use_all(root: Path) -> None:
     groups = ConsumerOffsets(root)
     for act in (
         groups.names,
-        groups.delay_offsets,
+        partial(delay_offsets, root),
         lambda: groups.offsets("g", "orders"),
         lambda: groups.settings.of("g"),
         lambda: groups.settings.create("h"),

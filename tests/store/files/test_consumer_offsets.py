@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from store import CorruptStore, InvalidGroup, MessageStore, OffsetOutOfRange, StoreConfig
-from store.files.consumer_offsets import ConsumerOffsets, check_group_name
+from store.files.consumer_offsets import ConsumerOffsets, check_group_name, delay_offsets
 from store.model.log_protocol import Queue
 from store.publish.locks import StoreLock
 from tests.store.read.test_golden import GOLDEN
@@ -36,9 +36,9 @@ def counter(path: Path, name: str) -> object:
 def test_offsets_in_rocketmqs_shape(tmp_path: Path) -> None:
     groups, other = ConsumerOffsets(tmp_path), ConsumerOffsets(tmp_path)
     assert groups.offsets("grp", "TopicTest") == {}
-    groups.commit("grp", "TopicTest", {0: 12})
-    other.commit("grp", "TopicTest", {1: 7})
-    groups.commit("grp", "TopicTest", {0: 3})
+    groups.commit_positions("grp", {Queue("TopicTest", 0): 12})
+    other.commit_positions("grp", {Queue("TopicTest", 1): 7})
+    groups.commit_positions("grp", {Queue("TopicTest", 0): 3})
     assert groups.offsets("grp", "TopicTest") == other.offsets("grp", "TopicTest") == {0: 3, 1: 7}
     assert groups.offsets("grp", "Topic") == groups.offsets("g", "TopicTest") == {}
     assert read(tmp_path, "consumerOffset.json") == {"offsetTable": {"TopicTest@grp": {"0": 3, "1": 7}}}
@@ -71,15 +71,15 @@ def test_what_a_broker_does_not_know_is_none(tmp_path: Path) -> None:
     write(tmp_path, "consumerOffset.json", '{"offsetTable":{"T@g":{-1:7,0:3,1:-1},"T@other":{0:5}}}')
     assert groups.offsets("g", "T") == {0: 3}
     assert groups.all_offsets() == {"T@g": {0: 3}, "T@other": {0: 5}}
-    groups.commit("g", "T", {1: 4})
+    groups.commit_positions("g", {Queue("T", 1): 4})
     assert groups.offsets("g", "T") == {0: 3, 1: 4}
 
 
 def test_an_offset_below_zero_is_refused(tmp_path: Path) -> None:
     groups = ConsumerOffsets(tmp_path)
-    groups.commit("grp", "TopicTest", {0: 0})
+    groups.commit_positions("grp", {Queue("TopicTest", 0): 0})
     with pytest.raises(OffsetOutOfRange, match="group grp, TopicTest, queue 1: -1 is no offset"):
-        groups.commit("grp", "TopicTest", {0: 7, 1: -1})
+        groups.commit_positions("grp", {Queue("TopicTest", 0): 7, Queue("TopicTest", 1): -1})
     assert groups.offsets("grp", "TopicTest") == {0: 0}
 
 
@@ -94,7 +94,7 @@ def test_a_brokers_offsets_are_read_and_the_rest_of_its_file_stays(tmp_path: Pat
     assert groups.offsets("grp", "TopicTest") == {0: 12, 1: 7}
     assert groups.offsets("grp", "%RETRY%grp") == {0: 1}
     assert groups.names() == ["grp"]
-    groups.commit("grp", "TopicTest", {2: 1})
+    groups.commit_positions("grp", {Queue("TopicTest", 2): 1})
     assert read(tmp_path, "consumerOffset.json") == {
         "groupTopicMap": {"grp": ["TopicTest"]},
         "offsetTable": {"TopicTest@grp": {"0": 12, "1": 7, "2": 1}, "%RETRY%grp@grp": {"0": 1}},
@@ -108,7 +108,7 @@ def test_groups_in_rocketmqs_shape(tmp_path: Path) -> None:
     before = (tmp_path / "config/subscriptionGroup.json").read_bytes()
     groups.settings.create("grp")
     assert (tmp_path / "config/subscriptionGroup.json").read_bytes() == before
-    groups.commit("another", "t", {0: 1})
+    groups.commit_positions("another", {Queue("t", 0): 1})
     assert groups.names() == ["another", "grp"]
 
 
@@ -138,8 +138,8 @@ def test_a_group_that_is_deleted(tmp_path: Path) -> None:
     groups = ConsumerOffsets(tmp_path)
     for group in ("grp", "other"):
         groups.settings.create(group)
-        groups.commit(group, "t", {0: 1})
-        groups.commit(group, "u", {1: 2})
+        groups.commit_positions(group, {Queue("t", 0): 1})
+        groups.commit_positions(group, {Queue("u", 1): 2})
     for _ in range(2):
         groups.delete("grp", with_offsets=False)
         assert groups.settings.all().keys() == {"other"}
@@ -159,7 +159,7 @@ def test_positions_of_groups(tmp_path: Path) -> None:
     assert groups.all_positions() == {}
     groups.settings.create("idle")
     groups.set_positions("a@b", {Queue("t", 0): 1, Queue("t", 2): 3, Queue("u", 0): 2})
-    groups.commit("grp", "t", {1: 7})
+    groups.commit_positions("grp", {Queue("t", 1): 7})
     assert groups.names() == ["a@b", "grp", "idle"]
     assert groups.all_positions() == {
         "a@b": {Queue("t", 0): 1, Queue("t", 2): 3, Queue("u", 0): 2},
@@ -168,8 +168,6 @@ def test_positions_of_groups(tmp_path: Path) -> None:
     }
     assert groups.positions("a@b", ["t", "v"]) == {Queue("t", 0): 1, Queue("t", 2): 3}
     assert groups.positions("a@b", ["u", "t"]) == groups.all_positions()["a@b"]
-    ends = {("t", 0): 1, ("t", 2): 2, ("u", 0): 2}
-    assert groups.beyond(ends) == {"a@b": {Queue("t", 2): 3}, "grp": {Queue("t", 1): 7}}
 
 
 def test_a_brokers_groups_stay_as_they_are(tmp_path: Path) -> None:
@@ -182,22 +180,21 @@ def test_a_brokers_groups_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_delay_levels(tmp_path: Path) -> None:
-    groups = ConsumerOffsets(tmp_path)
-    assert groups.delay_offsets() == {}
+    assert delay_offsets(tmp_path) == {}
     write(tmp_path, "delayOffset.json", '{\n\t"offsetTable":{1:5,3:7\n\t}\n}')
-    assert groups.delay_offsets() == {1: 5, 3: 7}
+    assert delay_offsets(tmp_path) == {1: 5, 3: 7}
 
 
 def test_brokers_own_files() -> None:
     for path in (Path(__file__).parents[2] / "golden").glob("*-4.9"):
-        assert ConsumerOffsets(path).delay_offsets() == {}
+        assert delay_offsets(path) == {}
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a@b", "../g", "g" * 121])
 def test_names_that_rocketmq_refuses(tmp_path: Path, name: str) -> None:
     for write_it in (
         ConsumerOffsets(tmp_path).settings.create,
-        lambda group: ConsumerOffsets(tmp_path).commit(group, "t", {0: 1}),
+        lambda group: ConsumerOffsets(tmp_path).commit_positions(group, {Queue("t", 0): 1}),
     ):
         with pytest.raises(InvalidGroup, match=r"group .*: (only letters|121 characters, at most 120)"):
             write_it(name)

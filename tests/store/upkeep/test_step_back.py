@@ -16,6 +16,7 @@ from store.broker.transactions import Transactions
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import segment_name
 from store.log.consume_queues import ConsumeQueues
+from store.model.log_protocol import Queue
 from store.publish.published_end import PublishedEnd
 from store.upkeep.step_back import step_back
 from store.upkeep.verify import repair, verify
@@ -41,7 +42,7 @@ def test_no_group_stands_behind_what_was_lost(
         store.put(Message("u", b"x"))
         store.commit_offsets("g", "t", {0: 6, 1: 2})
         store.commit_offsets("g", "u", {0: 1})
-        ConsumerOffsets.of_instance(path, "b", "i").commit("b", "t", {2: 5})
+        ConsumerOffsets.of_instance(path, "b", "i").commit_positions("b", {Queue("t", 2): 5})
         for folder in ("config", "consumers"):  # these are on the device
             shutil.copytree(path / folder, after / folder, dirs_exist_ok=True)
     if reboot:
@@ -96,7 +97,7 @@ def test_no_group_stands_behind_an_append_that_was_undone(tmp_path: Path) -> Non
         PublishedEnd.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
         killed.put_many([Message("t", b"dead")] * 3)
     assert ended(child) == -signal.SIGKILL
-    ConsumerOffsets(tmp_path).commit("g", "t", {0: 4})
+    ConsumerOffsets(tmp_path).commit_positions("g", {Queue("t", 0): 4})
     with MessageStore.open(tmp_path) as store:
         store.put_many([Message("t", b"%d" % number) for number in range(1, 6)])
         assert store.consumer_offset("g", "t", 0) == 1
