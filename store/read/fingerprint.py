@@ -14,9 +14,9 @@ from store.format.layout import (
     SYS_BORN_HOST_V6,
     field_offset,
 )
-from store.log.sources import EntryQueue, RecordLog
 from store.model.errors import CorruptRecord, OffsetLost
 from store.model.log_protocol import Fingerprint
+from store.read.scan import EntryQueue, RecordLog
 
 _PLACE = tuple(
     slice(at := field_offset(RECORD_HEADER, name), at + RECORD_HEADER[name].itemsize)

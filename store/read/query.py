@@ -22,11 +22,11 @@ from store.format.record_view import RecordView, crc_matches
 from store.format.stored_message import StoredMessage, decode_record
 from store.index.index import END_OF_TIME, Index
 from store.log.commit_log import CommitLog
-from store.log.sources import EntryQueue, RecordLog
 from store.model.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.model.integers import LONG_MAX
 from store.model.log_protocol import Boundary, Int64s
 from store.read.fingerprint import fingerprint
+from store.read.scan import EntryQueue, RecordLog
 
 _ID_TAIL = struct.Struct(">iq")  # port and commit log offset, after the ip
 _RESTORE = "run 'pyspark-mq verify', and restore the segment from a copy"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +17,46 @@ from store.format.columns import COLUMNS, PROPERTY_COLUMNS, Block, BlockRows, Li
 from store.format.inflating import BodyBounds, inflated
 from store.format.layout import CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, MIN_RECORD_BYTES
 from store.log.queue_files import MAKE_ANEW, Entries
-from store.log.sources import EntryQueue, RecordLog
 from store.model.errors import CorruptRecord, OffsetLost
 from store.model.log_protocol import Bools, Int64s, MessageFilter, Queue, ReadSpec
+
+
+class LogBytes(Protocol):
+    """A log's bytes, in segments of `size`. Offsets and lengths are bytes; nothing reaches over a segment's end."""
+
+    @property
+    def size(self) -> int: ...
+
+    def view(self, offset: int, length: int) -> Bytes:
+        """uint8, shape (length,). Raises `OffsetLost`, `CorruptSegment`."""
+
+    def read(self, offset: int, length: int, *, current: bool = False) -> bytes:
+        """A few of them. current: as `Segments.read` takes it. Raises as `view`."""
+
+
+class RecordLog(Protocol):
+    """A log of records."""
+
+    @property
+    def segments(self) -> LogBytes: ...
+
+    def min_offset(self) -> int: ...
+
+    def next_segment(self, offset: int) -> int: ...
+
+
+class EntryQueue(Protocol):
+    """A queue's entries."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def queue_id(self) -> int: ...
+
+    def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
+        """Entries [start, end), queue offsets. Raises `OffsetLost`, `CorruptSegment`."""
+
 
 _ENTRIES_AT_ONCE = 1 << 15  # they stay in the processor's cache until they are used
 _FILTERED_ENTRIES_AT_ONCE = 8 * _ENTRIES_AT_ONCE  # or batches become small when few entries pass a filter
