@@ -151,7 +151,7 @@ def test_many_segments(it: ArchivedStore, tmp_path: Path, monkeypatch: pytest.Mo
     assert len(index_files(tmp_path / "archive")) > 4
     with it.address.open() as log:
         holds(log, it.store, [f"k{each}" for each in range(0, 31, 3)])
-        begins = [each.begin for each in log._catalog().index]
+        begins = [each.begin for each in log._queues().catalog.index]
         assert begins == sorted(set(begins))
 
 
