@@ -222,7 +222,7 @@ class MessageStore(StoreFinder):
         confirm = self.confirm_offset  # nobody asked what is to stay of that which comes meanwhile
         is_brokers = self._writer is None
         kept = (
-            archive.kept_from(confirm, self._log, self._published, self._topics, is_brokers=is_brokers),
+            archive.kept_from(confirm, self._published, self._topics, is_brokers=is_brokers),
             oldest_waiting(self.path, self._log, self._queues, confirm, is_brokers=is_brokers),
         )
         kept_from = min((offset for offset in kept if offset is not None), default=None)
@@ -275,7 +275,7 @@ class MessageStore(StoreFinder):
             reserved_hours=reserved_hours,
             forgetting={topic: queues_of(self._topics, [topic]) for topic in forget},
         )
-        return archive.run(self._log, self._published, order, progress)
+        return archive.run(self._published, order, progress)
 
     # --- closing ---------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from typing import get_args
 import numpy as np
 import pyarrow as pa
 
-from store.archive.kin import Kin
 from store.archive.of_store import StoreArchive
 from store.archive.tiered import TieredLog
 from store.files.config import StoreConfig
@@ -46,8 +45,6 @@ from store.read.filters import EVERYTHING, filter_of
 from store.read.fingerprint import can_have, fingerprint
 from store.read.getting import GetRequest, GetResult, GetStatus, get_message
 from store.read.published import PublishedQueues
-from store.read.query import offset_by_time
-from store.read.scan import Decoding, scan_queue
 
 
 class StoreReader(Opened):
@@ -113,8 +110,7 @@ class StoreReader(Opened):
         self.must_be_open()
         timestamp = integer("timestamp", timestamp)
         one_of("boundary", boundary, tuple(Boundary))
-        queue = self._published.of(topic, queue_id)
-        return offset_by_time(self._log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
+        return self._published.offset_by_time(topic, queue_id, timestamp, boundary)
 
     def get_message(
         self,
@@ -232,23 +228,20 @@ class StoreReader(Opened):
                 raise
             return log.scan(wanted, spec)
 
-    @property
-    def kin(self) -> Kin:
-        """Tells whether what is archived of a queue is of this store."""
+    def tiered(self, archive: StoreArchive, *, keeps_blocks: bool = False) -> TieredLog:
+        """Return this store and an archive of it as one log. keeps_blocks: as `TieredLog` takes it."""
         self.must_be_open()
-        return Kin(self._log, self._published)
+        return TieredLog(self._published, self.config, archive, keeps_blocks=keeps_blocks)
 
     def _tiered(self) -> TieredLog | None:
-        """Together with the archive that the settings remember, if there is one."""
+        """Return `tiered` with the archive that the settings remember, None without one."""
         archive = StoreArchive.remembered(self.path, self.config)
-        return TieredLog(self, archive) if archive.url else None
+        return self.tiered(archive) if archive.url else None
 
     def read_own(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         """`read` of what the store has itself."""
         self.must_be_open()
-        check_columns(spec.columns)
-        queue, decoding = self._published.holding(wanted), Decoding(spec, self.config.maxDecompressedMessageSize)
-        return scan_queue(self._log, queue, wanted.start, wanted.end, decoding)
+        return self._published.scan(wanted, spec, self.config.maxDecompressedMessageSize)
 
     def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:
         """Which message stands at `offset`, below the queue's end; None where it is deleted.
@@ -256,11 +249,7 @@ class StoreReader(Opened):
         Raises `UnknownTopic`, `UnknownQueue`.
         """
         self.must_be_open()
-        queue, offset = self._published.of(topic, queue_id), integer("offset", offset, 0)
-        try:
-            return fingerprint(self._log, queue, offset)
-        except OffsetLost:
-            return None
+        return self._published.fingerprint(topic, queue_id, integer("offset", offset, 0))
 
     def fingerprints(self, offsets: Mapping[Queue, int]) -> dict[Queue, Fingerprint]:
         """`fingerprint` in each of many queues; without queues that are not there, and messages that are deleted."""

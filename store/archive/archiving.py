@@ -35,7 +35,6 @@ from store.archive.key_index import Filing
 from store.archive.kin import Kin, Standing, of_another, passed_over
 from store.archive.place import ArchivePlace
 from store.format.layout import CQ_ENTRY
-from store.log.commit_log import CommitLog
 from store.model.errors import ArchiveOfAnother, CorruptSegment, CorruptStore, OffsetLost, StoreError, UnknownTopic
 from store.model.integers import LONG_MAX
 from store.model.log_protocol import Fingerprint, Queue
@@ -121,17 +120,15 @@ def fingerprint_of(checked: CheckedBlock, row: int) -> Fingerprint:
 class Archiving:
     """One store on its way into its archive. Call under its lock, see `of_store`."""
 
-    def __init__(
-        self, log: CommitLog, published: PublishedQueues, place: ArchivePlace, broker: str, piece_bytes: int
-    ) -> None:
-        self._log = log
+    def __init__(self, published: PublishedQueues, place: ArchivePlace, broker: str, piece_bytes: int) -> None:
+        self._log = published.log
         self._published = published
         self._place = place
         self._piece_bytes = piece_bytes
         catalog = place.load()
         self.is_begun = catalog is not None
         self._catalog = catalog or Catalog(broker)
-        self._kin = Kin(log, published)
+        self._kin = Kin(published)
         self._filing = Filing()
         self._unsaved = 0
         self._stretch = (LONG_MAX, 0)

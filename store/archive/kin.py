@@ -18,7 +18,6 @@ from store.archive.flat import FlatQueue
 from store.archive.place import ArchivePlace
 from store.format.layout import CQ_PRE_BLANK_SIZE, PROPERTY_CRC_BYTES, RECORD_HEADER
 from store.format.record_view import RecordView
-from store.log.commit_log import CommitLog
 from store.model.errors import (
     ArchiveOfAnother,
     CorruptStore,
@@ -36,8 +35,8 @@ from store.read.published import PublishedQueues
 class Kin:
     """Of one store's queues."""
 
-    def __init__(self, log: CommitLog, published: PublishedQueues) -> None:
-        self._log = log
+    def __init__(self, published: PublishedQueues) -> None:
+        self._log = published.log
         self._published = published
 
     def last(self, it: FlatQueue) -> Fingerprint | None:

@@ -27,7 +27,6 @@ from store.format.layout import (
     SYSTEM_TOPIC_PREFIX,
     SYSTEM_TOPICS,
 )
-from store.log.commit_log import CommitLog
 from store.log.queue_ends import QueueEnds
 from store.log.queue_files import MAKE_ANEW
 from store.model.errors import (
@@ -119,7 +118,6 @@ class StoreArchive:
 
     def run(
         self,
-        log: CommitLog,
         published: PublishedQueues,
         order: ArchiveOrder,
         progress: Progress,
@@ -148,8 +146,8 @@ class StoreArchive:
                     f"mounted; mount it, or restore {place.metadata} from a copy. To begin a new one, without what was "
                     f"archived: delete the line 'archive' in {self._root / CONF_FILE}, and name the URL"
                 )
-            forgotten = self._forget(place, Kin(log, published), order) if order.forgetting else 0
-            archiving, passed = Archiving(log, published, place, self._broker, piece_bytes), None
+            forgotten = self._forget(place, Kin(published), order) if order.forgetting else 0
+            archiving, passed = Archiving(published, place, self._broker, piece_bytes), None
             try:
                 archived = archiving.run(order.queues, order.end_of, remembering, is_remembered=self.is_remembered())
             except QueuesPassedOver as error:
@@ -176,7 +174,6 @@ class StoreArchive:
     def kept_from(
         self,
         confirm_offset: int,
-        log: CommitLog,
         published: PublishedQueues,
         topics: Topics,
         *,
@@ -192,8 +189,8 @@ class StoreArchive:
             return None
         place, queues, offsets, maxima = self.place(), self.queues(topics), [confirm_offset], dict[Queue, int]()
         catalog = place.load() or Catalog(self._broker)
-        standing = Standing.of(Kin(log, published), place, catalog, queues)
-        # Before the look at the queues, for they may get more; without those that were deleted until it was over.
+        standing, log = Standing.of(Kin(published), place, catalog, queues), published.log
+        # Read before the queues, which may grow; later without the topics that were deleted until then.
         ends = QueueEnds(confirm_offset, {}) if is_brokers else QueueEnds.known(self._root, log, confirm_offset)
         for queue in queues:
             with suppress(UnknownTopic):  # deleted meanwhile
@@ -203,7 +200,9 @@ class StoreArchive:
                 if first < maximum:
                     entries = published.of(queue.topic, queue.queue_id)
                     at, size, _ = entries.entries(first, first + 1)[0].item()
-                    is_there = log.segments.exists(at) and is_message(log, queue.topic, queue.queue_id, first, at, size)
+                    is_there = published.log.segments.exists(at) and is_message(
+                        published.log, queue.topic, queue.queue_id, first, at, size
+                    )
                     if not is_there and at >= log.min_offset():  # by what it says others would go unarchived
                         raise CorruptSegment(f"{entries}: entry {first} is damaged; {MAKE_ANEW}")
                     offsets.append(at)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -26,7 +26,6 @@ from store.model.errors import CorruptRecord, MessageTooLarge, OffsetLost, Unkno
 from store.model.log_protocol import (
     Boundary,
     Bounds,
-    Fingerprint,
     MessageFilter,
     Positions,
     Queue,
@@ -34,24 +33,8 @@ from store.model.log_protocol import (
     ReadSpec,
 )
 from store.read.getting import MOST_RECORDS, GetRequest, GetResult, GetStatus, most_examined, status_of
+from store.read.published import PublishedQueues
 from store.read.query import KeyQuery
-
-
-class Newer(Protocol):
-    """What a `MessageStore` has itself."""
-
-    config: StoreConfig
-
-    @property
-    def kin(self) -> Kin: ...
-
-    def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]: ...
-
-    def read_own(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]: ...
-
-    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary) -> int: ...
-
-    def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None: ...
 
 
 class _Part(NamedTuple):
@@ -65,9 +48,15 @@ class _Part(NamedTuple):
 class TieredLog:
     """Every method that asks the archive raises `ArchiveError` and `ObjectsUnavailable`. Threads may share it."""
 
-    def __init__(self, newer: Newer, archive: StoreArchive, *, keeps_blocks: bool = False) -> None:
-        """keeps_blocks: keep the bytes last read from the archive, for callers that read a few messages at a time."""
+    def __init__(
+        self, newer: PublishedQueues, config: StoreConfig, archive: StoreArchive, *, keeps_blocks: bool = False
+    ) -> None:
+        """newer, config: of the store. keeps_blocks: keep the bytes last read from the archive, for callers that read a
+        few messages at a time.
+        """
         self._newer = newer
+        self._config = config
+        self._kin = Kin(newer)
         self._archive = archive
         self._keeps_blocks = keeps_blocks
         self._joined: set[Queue] = set()  # of which the archive has the older messages
@@ -90,7 +79,7 @@ class TieredLog:
         Raises `UnknownTopic`, `ArchiveOfAnother`.
         """
         first = self._first(queue, own)
-        if first == own.min_offset > self._newer.kin.begin(queue):  # the archive may have grown since the last look
+        if first == own.min_offset > self._kin.begin(queue):  # the archive may have grown since the last look
             self.older.look_again()
             first = self._first(queue, own)
         return first
@@ -121,14 +110,14 @@ class TieredLog:
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         """As `Log.scan`."""
-        return self._batches(wanted, spec, self._piece(wanted, spec))
+        return self._batches(wanted, spec, self._part(wanted, spec))
 
     def get_message(self, queue: Queue, own: Bounds, request: GetRequest) -> GetResult:
         """As `MessageStore.get_message`, from an offset before `own`, what the store has; none of that is in it.
 
         Records have the names that clients of a server get, see `archive.served_records`.
         """
-        config, first, accept = self._newer.config, self.first(queue, own), request.message_filter
+        config, first, accept = self._config, self.first(queue, own), request.message_filter
         if request.offset < first:
             return GetResult(GetStatus.OFFSET_TOO_SMALL, first, first, own.max_offset)
         end = min(own.min_offset, request.offset + most_examined(config, request.max_messages))
@@ -149,7 +138,7 @@ class TieredLog:
         queues = self.older.topics().get(wanted.topic, ())
         before, begins = dict.fromkeys(queues, 0), dict[int, int]()
         for queue, own in self._newer.bounds(queues).items():
-            begins[queue.queue_id] = begin = self._newer.kin.begin(queue)
+            begins[queue.queue_id] = begin = self._kin.begin(queue)
             if own.min_offset > begin and self._joins(queue):
                 before[queue] = own.min_offset
         if not any(before.values()):
@@ -162,7 +151,7 @@ class TieredLog:
     # --- inside ----------------------------------------------------------------------------------------
 
     def _first(self, queue: Queue, own: Bounds) -> int:
-        begin = self._newer.kin.begin(queue)
+        begin = self._kin.begin(queue)
         if own.min_offset <= begin:
             return own.min_offset
         archived = self.older.bounds([queue]).get(queue)
@@ -172,7 +161,7 @@ class TieredLog:
 
     def _joins(self, queue: Queue) -> bool:
         """Whether the archive has what the store had of the queue before. Raises `UnknownTopic`, `ArchiveOfAnother`."""
-        if queue not in self._joined and self.older.reaches(queue, self._newer.kin):
+        if queue not in self._joined and self.older.reaches(queue, self._kin):
             self._joined.add(queue)
         return queue in self._joined
 
@@ -184,10 +173,10 @@ class TieredLog:
         archived = self.older.offsets_by_time([queue], timestamp, Boundary.LOWER).get(queue, found)
         return max(bounds.min_offset, min(found, archived))
 
-    def _batches(self, rest: QueueRange, spec: ReadSpec, piece: _Part) -> Iterator[pa.RecordBatch]:
-        """Give all batches, those of `piece` first. What retention deletes before it is read comes from the archive."""
+    def _batches(self, rest: QueueRange, spec: ReadSpec, part: _Part) -> Iterator[pa.RecordBatch]:
+        """Give all batches, those of `part` first. What retention deletes before it is read comes from the archive."""
         while True:
-            batches, end, is_archived = piece
+            batches, end, is_archived = part
             try:
                 for batch in batches:
                     rest = rest._replace(start=batch["queueOffset"][-1].as_py() + 1)
@@ -199,15 +188,17 @@ class TieredLog:
                     raise
             if not rest.length:
                 return
-            piece = self._piece(rest, spec)
+            part = self._part(rest, spec)
 
-    def _piece(self, wanted: QueueRange, spec: ReadSpec) -> _Part:
+    def _part(self, wanted: QueueRange, spec: ReadSpec) -> _Part:
         """Return as much from the beginning of a range as one of the two has; its batches have their offsets."""
         if "queueOffset" not in spec.columns:
             check_columns(spec.columns)
             spec = replace(spec, columns=(*spec.columns, "queueOffset"))
         try:
-            return _Part(self._newer.read_own(wanted, spec), wanted.end, is_archived=False)
+            return _Part(
+                self._newer.scan(wanted, spec, self._config.maxDecompressedMessageSize), wanted.end, is_archived=False
+            )
         except OffsetLost:
             own = self._newer.bounds([wanted.queue]).get(wanted.queue)
             if own is None or not self.first(wanted.queue, own) <= wanted.start < own.min_offset:

@@ -19,7 +19,6 @@ from store.api.message_store import MessageStore
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import StoreArchive, remembered
 from store.archive.place import is_archive
-from store.archive.tiered import TieredLog
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
 from store.directory.directory_group import DirectoryGroup
 from store.files.consumer_offsets import ConsumerOffsets
@@ -319,7 +318,7 @@ class TieredDirectoryLog(DirectoryLog):
 
     def __init__(self, store: MessageStore, archive: StoreArchive) -> None:
         super().__init__(store)
-        self._tiered = TieredLog(store, archive)
+        self._tiered = store.tiered(archive)
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         return self._tiered.bounds(queues)

@@ -1,4 +1,4 @@
-"""`PublishedQueues`: where the queues of a store begin and end for readers, and whether what is asked for is there."""
+"""`PublishedQueues`: the queues of a store as far as they are published, where they begin and end, their messages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 import numpy as np
+import pyarrow as pa
 
 from store.files.topics import Topics
+from store.format.columns import check_columns
 from store.format.entering import QueueEntry
 from store.format.layout import (
     CQ_ENTRY,
@@ -23,9 +25,12 @@ from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.queues_in_log import Begin, must_begin
 from store.model.errors import CorruptRecord, CorruptSegment, OffsetLost, OffsetNotYet, UnknownQueue, UnknownTopic
-from store.model.log_protocol import Bounds, Queue, QueueRange
+from store.model.log_protocol import Boundary, Bounds, Fingerprint, Queue, QueueRange, ReadSpec
 from store.publish.log_end import LogEnd, life_begin
 from store.publish.published_end import PublishedEnd
+from store.read.fingerprint import fingerprint
+from store.read.query import offset_by_time
+from store.read.scan import Decoding, scan_queue
 
 _LOOKED_AT = 64 << 20  # bytes of log
 
@@ -35,7 +40,7 @@ class PublishedQueues:
 
     def __init__(self, topics: Topics, log: CommitLog, queues: ConsumeQueues, end: PublishedEnd | LogEnd) -> None:
         self._topics = topics
-        self._log = log
+        self.log = log
         self._queues = queues
         self._end = end
         self._begins: dict[QueueName, int] = {}  # queue offsets that are known to be the first
@@ -68,7 +73,7 @@ class PublishedQueues:
         """
         first = -1
         while True:
-            before, first = first, self._log.min_offset()
+            before, first = first, self.log.min_offset()
             try:
                 return self._bounds(self.of(topic, queue_id), first, self._end.confirm_offset)
             except (OffsetLost, CorruptSegment):
@@ -78,7 +83,7 @@ class PublishedQueues:
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         """`offsets` of those of `queues` that are there, at one moment: what was appended together is seen together."""
-        found, first, end = {}, self._log.min_offset(), self._end.confirm_offset
+        found, first, end = {}, self.log.min_offset(), self._end.confirm_offset
         for queue, it in self.there(queues):
             try:
                 found[queue] = self._bounds(it, first, end)
@@ -100,7 +105,7 @@ class PublishedQueues:
                 if min_offset < max_offset and self._begins.get((queue.topic, queue.queue_id)) != min_offset:
                     self._must_begin(queue, min_offset)
                 return Bounds(min_offset, max_offset)
-            first, end = self._log.min_offset(), self._end.confirm_offset  # retention was faster than this
+            first, end = self.log.min_offset(), self._end.confirm_offset  # retention was faster than this
 
     def _must_begin(self, queue: ConsumeQueue, min_offset: int) -> None:
         """Raises `CorruptSegment` where a queue that begins with `min_offset` had another file before it, or a message
@@ -111,7 +116,7 @@ class PublishedQueues:
         if queue.begin < min_offset <= queue.first() + 1:  # seldom
             at, size, _ = queue.entries(min_offset, min_offset + 1)[0].item()
             begins = {(queue.topic, queue.queue_id): Begin(min_offset, at, size)}
-            must_begin(self._log, begins, self._topics.deletions(), _LOOKED_AT)
+            must_begin(self.log, begins, self._topics.deletions(), _LOOKED_AT)
         self._begins[queue.topic, queue.queue_id] = min_offset
 
     def _count(self, topic: str) -> int:
@@ -124,12 +129,33 @@ class PublishedQueues:
         """The queue, which has the whole range. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
         start, end = wanted.start, wanted.end
         minimum, maximum = self.offsets(wanted.queue.topic, wanted.queue.queue_id)
-        where = f"{self._log.segments.directory.parent}: topic {wanted.queue.topic!r}, queue {wanted.queue.queue_id}"
+        where = f"{self.log.segments.directory.parent}: topic {wanted.queue.topic!r}, queue {wanted.queue.queue_id}"
         if start < minimum and start < end:
             raise OffsetLost(f"{where}: offsets {start} to {min(end, minimum)} are gone, the oldest left is {minimum}")
         if end > maximum:
             raise OffsetNotYet(f"{where}: asked up to offset {end}, but there are messages up to {maximum} only")
         return self._queues.of(wanted.queue.topic, wanted.queue.queue_id)
+
+    def scan(self, wanted: QueueRange, spec: ReadSpec, max_body_bytes: int) -> Iterator[pa.RecordBatch]:
+        """Return the messages of a range that match. max_body_bytes: the limit of a body if `spec` has none.
+
+        Raises at once `InvalidColumns`, and as `holding`; while iterating as `scan_queue`.
+        """
+        check_columns(spec.columns)
+        return scan_queue(self.log, self.holding(wanted), wanted.start, wanted.end, Decoding(spec, max_body_bytes))
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary) -> int:
+        """Return the queue offset of the message that a time (ms) means. Raises as `of`, and `OffsetLost`."""
+        queue = self.of(topic, queue_id)
+        return offset_by_time(self.log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
+
+    def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:
+        """Return which message stands at an offset below the queue's end, None if it is deleted. Raises as `of`."""
+        queue = self.of(topic, queue_id)
+        try:
+            return fingerprint(self.log, queue, offset)
+        except OffsetLost:
+            return None
 
     def has(self, message: StoredMessage) -> bool:
         """Return whether a message, which was found by its record, is in the queue that the record names.
@@ -154,15 +180,15 @@ class PublishedQueues:
             entries = np.empty(0, CQ_ENTRY)
         at = message.physical_offset
         if at not in entries["physical_offset"]:
-            is_deleted = not self._log.segments.exists(at)  # by retention, with the record that says whose it was
-            if is_deleted or at < life_begin(self._log, queue) or self._is_of_older_life(message):
+            is_deleted = not self.log.segments.exists(at)  # by retention, with the record that says whose it was
+            if is_deleted or at < life_begin(self.log, queue) or self._is_of_older_life(message):
                 return False
             raise CorruptRecord(
                 f"commit log offset {at}: its record names topic {message.topic}, queue {message.queue_id}, offset "
                 f"{message.queue_offset}, which is another's; run 'pyspark-mq verify'"
             )
         try:
-            head = self._log.segments.read(at, RECORD_HEADER["total_size"].itemsize)
+            head = self.log.segments.read(at, RECORD_HEADER["total_size"].itemsize)
         except OffsetLost:  # retention deleted it concurrently
             return True
         entry, size = QueueEntry(*message[:3], *entries[0].item()), int.from_bytes(head, "big")
@@ -176,7 +202,7 @@ class PublishedQueues:
     def _is_of_older_life(self, message: StoredMessage) -> bool:
         """Return whether a message is older than all queues of its topic. Without any, the topic was just recreated."""
         queues = (self.of(message.topic, number) for number in range(self._topics.known(message.topic)))
-        begins = [life_begin(self._log, queue) for queue in queues if queue.has_files]
+        begins = [life_begin(self.log, queue) for queue in queues if queue.has_files]
         return not begins or message.physical_offset < min(begins)
 
     def dispatched_offset(self) -> int:

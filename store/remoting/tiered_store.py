@@ -232,7 +232,7 @@ class TieredStore:
         archive = StoreArchive.remembered(self._store.path, self._store.config)
         with self._lock:
             if self._known[0] != archive.name:
-                self._known = archive.name, TieredLog(self._store, archive, keeps_blocks=True) if archive.url else None
+                self._known = archive.name, self._store.tiered(archive, keeps_blocks=True) if archive.url else None
             return self._known[1]
 
 

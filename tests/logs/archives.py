@@ -41,7 +41,7 @@ class ArchivedStore:
         with self._turn:
             queues, end_of = self.place.queues(store._topics), ends(store._published, 0, store.offset_by_time)
             order = ArchiveOrder(queues, end_of)
-            return self.place.run(store._log, store._published, order, lambda done, total: None, PIECE_BYTES)
+            return self.place.run(store._published, order, lambda done, total: None, PIECE_BYTES)
 
     def delete_oldest(self, queue: Queue) -> None:
         assert expire(self.place.place(), int(time.time() * 1000) + 1)

@@ -118,7 +118,7 @@ def test_what_is_too_old_is_deleted_from_the_archive(filled: Filled, tmp_path: P
     def archive(reserved_hours: float) -> int:
         end_of = lambda queue: store.max_offset(queue.topic, queue.queue_id)  # noqa: E731
         order = ArchiveOrder([queue], end_of, reserved_hours=reserved_hours)
-        return of_store.run(store._log, store._published, order, lambda done, total: None, 4096).deleted
+        return of_store.run(store._published, order, lambda done, total: None, 4096).deleted
 
     for _ in range(3):
         filled.put("orders", 0, 100)
@@ -405,7 +405,6 @@ def test_segments_that_go_while_somebody_asks_where_queues_begin(
         filled.put("orders", 0, 100)
         end_of = partial(store._published.max_offset, "orders")
         of_store.run(
-            store._log,
             store._published,
             ArchiveOrder([queue], lambda it: end_of(it.queue_id)),
             lambda done, total: None,

@@ -26,7 +26,6 @@ def test_light_queues_whose_records_have_other_queues_offsets(tmp_path: Path) ->
         of_store = StoreArchive(store.path, str(tmp_path / "archive"), "")
         queues = of_store.queues(store._topics)
         of_store.run(
-            store._log,
             store._published,
             ArchiveOrder(queues, lambda it: store.max_offset(it.topic, it.queue_id)),
             lambda _, __: None,

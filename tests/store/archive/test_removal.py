@@ -211,7 +211,6 @@ def test_a_topic_that_is_deleted_and_made_again_while_it_is_archived(store: Mess
     queues = [ORDERS, Queue("other", 0)]
     with pytest.raises(QueuesPassedOver, match="orders/0: another message stands before"):
         of_store.run(
-            store._log,
             store._published,
             ArchiveOrder(queues, lambda queue: store.max_offset(queue.topic, queue.queue_id)),
             progress,

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from store import Message, MessageStore, StoreError
+from store.archive.of_store import StoreArchive
 from store.broker.hold import PullRequestHoldService
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.publish.watch import Watch
@@ -35,7 +36,6 @@ STORE: dict[str, Verb] = {
     "fingerprints": lambda it: it.fingerprints({Queue("t", 0): 0}),
     "flush": lambda it: it.flush(),
     "get_message": lambda it: it.get_message("g", "t", 0, 0),
-    "kin": lambda it: it.kin,
     "max_offset": lambda it: it.max_offset("t", 0),
     "message_by_id": lambda it: it.message_by_id(ID),
     "min_offset": lambda it: it.min_offset("t", 0),
@@ -52,6 +52,7 @@ STORE: dict[str, Verb] = {
     "sizes": lambda it: it.sizes("t", 0, 0, 0),
     "stored_between": lambda it: it.stored_between([], 0, 0),
     "tags_codes": lambda it: it.tags_codes("t", 0, 0, 0),
+    "tiered": lambda it: it.tiered(StoreArchive.remembered(it.path, it.config)),
     "to_arrow": lambda it: it.to_arrow("t"),
     "topics": lambda it: it.topics(),
     "wait": lambda it: it.wait(0, 0.0),

@@ -167,7 +167,7 @@ def test_whose_puts_are_atomic_is_written_at_once(tmp_path: Path) -> None:
         ("memory://x", "Remote"),
         ("dir::memory://x", "Remote"),
         (f"dir::file://{tmp_path}", "Renaming"),
-        (f"{tmp_path}", "Directory"),
+        (f"{tmp_path}", "LocalObjects"),
     ):
         assert type(objects_at(url, {})).__name__ == kind
 
