@@ -1,7 +1,12 @@
-"""What each member of a consumer group notes of how far it has got, for who inherits it when it dies.
+"""Progress that clients note in small files of the store: members of consumer groups, and named producers.
 
 consumers/{group}/{member id}.member    JSON behind its CRC32; its `slots` are the queues
 consumers/{group}/done/{member id}      one `DONE_OFFSET` for each of the slots; 0: nothing
+producers/{name}/reached.json           {"sequences": {"orders": 1041}, "since": 87, "open": true}
+
+Other members inherit the offsets of a member that died. `client.producer_memory` says how producers use their file.
+After a crash of the machine these files may be newer than the log: then `step_back_done` and `forget_beyond` correct
+them.
 """
 
 from __future__ import annotations
@@ -29,12 +34,12 @@ MAX_BYTES = 64 << 20  # of a file: a hundred bytes for each of 65,536 queues tak
 
 
 def done_path(member: Path) -> Path:
-    """Where the member of this file notes it."""
+    """Return the file in which the member with this entry notes its offsets."""
     return member.parent / DONE_DIR / member.name.removesuffix(MEMBER_SUFFIX)
 
 
 def sealed(entry: bytes) -> bytes:
-    """Return an entry behind its checksum: a kill may leave parts of two, which together may be JSON."""
+    """Return an entry behind its checksum: a killed writer may leave parts of two, which may be JSON together."""
     return b"%08x" % zlib.crc32(entry) + entry
 
 
@@ -54,7 +59,7 @@ def entry_of(member: Path) -> bytes:
 
 
 def noted(member: Path) -> list[int]:
-    """The offsets, by slot; there may be fewer than slots."""
+    """Return the offsets that a member noted, by slot; there may be fewer than slots."""
     try:
         found = read_file(done_path(member), MAX_BYTES)
     except (FileNotFoundError, CorruptStore):
@@ -65,15 +70,15 @@ def noted(member: Path) -> list[int]:
 
 
 def note_at(path: Path, fd: int, slot: int, offset: int) -> None:
-    """fd: of the file `path`."""
+    """Write the offset of one slot. fd: the open file `path`."""
     with system_errors(path):
         write_at(fd, offset.to_bytes(DONE_OFFSET.itemsize, "big"), slot * DONE_OFFSET.itemsize)
 
 
 def step_back_done(root: Path, at_most: Callable[[Queue, int], int]) -> dict[Path, Positions]:
-    """Who inherits gets no more than the log has. Answers what was set, by the members' files.
+    """Lower the noted offsets that exceed the ends of queues. Return the new ones, by the members' files.
 
-    at_most: a queue and an offset to that, or to where the queue ends.
+    at_most: takes a queue and an offset; returns the offset, or the queue's end if that is less.
     """
     found = {}
     for member in sorted((root / CONSUMERS_DIR).glob(f"*/*{MEMBER_SUFFIX}")):
@@ -93,7 +98,7 @@ class _Entry(msgspec.Struct):
 
 
 def _slots(member: Path) -> list[Queue]:
-    """Return none if no member wrote this, or one was killed while it wrote: no member inherits from those."""
+    """Return the queues of a member's slots; none if the file is not a whole entry, for no member inherits from it."""
     with suppress(ValueError):
         return list(starmap(Queue, decode(entry_of(member), _Entry).slots))
     return []
@@ -111,7 +116,11 @@ class _ReachedFile(msgspec.Struct):
 
 
 class Reached(NamedTuple):
-    """sequences: by topic, of what stands before queue offset `since` of PRODUCERS_TOPIC. was_open: it may be more."""
+    """How far a named producer has come.
+
+    sequences: by topic, counting the records before queue offset `since` of PRODUCERS_TOPIC. was_open: the producer may
+    have come farther.
+    """
 
     sequences: dict[str, int]
     since: int
@@ -119,7 +128,7 @@ class Reached(NamedTuple):
 
     @staticmethod
     def read(folder: Path) -> Reached:
-        """That of the producer with this folder. Raises `CorruptStore`."""
+        """Read the file of the producer with this folder. Raises `CorruptStore`."""
         path = folder / _FILE
         try:
             noted = decode(read_file(path, _MAX_BYTES), _ReachedFile)
@@ -133,18 +142,18 @@ class Reached(NamedTuple):
         return Reached(noted.sequences, noted.since, noted.open)
 
     def write(self, folder: Path) -> None:
-        """On the device when this returns."""
+        """Write the file; it is on the device when this returns."""
         write_file(folder / _FILE, encode(_ReachedFile(self.sequences, self.since, self.was_open)))
 
 
 def check_reached(root: Path) -> None:
-    """Raises `CorruptStore` where the note of a producer cannot be read."""
+    """Raises `CorruptStore` if the file of a producer cannot be read."""
     for folder in _folders(root):
         Reached.read(folder)
 
 
 def forget_reached(root: Path, topic: str) -> None:
-    """No producer came anywhere in a topic that is deleted. Raises `CorruptStore`."""
+    """Forget the progress of all producers in a topic that is deleted. Raises `CorruptStore`."""
     for folder in _folders(root):
         reached = Reached.read(folder)
         if reached.sequences.pop(topic, None) is not None:
@@ -152,13 +161,13 @@ def forget_reached(root: Path, topic: str) -> None:
 
 
 def forget_beyond(root: Path, at_most: Callable[[int], int]) -> dict[str, Reached]:
-    """Let producers whose notes say more than the log has go by the log; what they noted, by their names.
+    """Reset the files of producers that noted more than the log has. Return their old content, by name.
 
-    at_most: an offset of PRODUCERS_TOPIC, or its end where that is less.
+    at_most: takes an offset of PRODUCERS_TOPIC; returns it, or the queue's end if that is less.
     """
     forgotten = {}
     for folder in _folders(root):
-        with suppress(CorruptStore):  # whoever needs it is told
+        with suppress(CorruptStore):  # the producer's next opening reports it
             reached = Reached.read(folder)
             if at_most(reached.since) < reached.since:
                 Reached({}, 0, True).write(folder)

@@ -38,12 +38,12 @@ class ConsumeQueues:
     ) -> None:
         """file_size: as `Segments` takes it. is_message: as `ConsumeQueue` takes it.
 
-        noted_ends: how many entries queues had; asked for when the first is opened, and when all were forgotten.
-        is_brokers: whether a RocketMQ broker has the directory, which restarts the queues of recreated topics at 0.
+        noted_ends: returns how many entries queues had; called at the first opening, and again after `forget`.
+        is_brokers: whether a RocketMQ broker owns the directory: it restarts the queues of recreated topics at 0.
         """
         self.topics = topics = Topics(root)
         self._expected: dict[QueueName, int] = {}
-        self._deleted: Mapping[str, int] = {}  # as the topics were when that was learnt
+        self._deleted: Mapping[str, int] = {}  # deletions at the time of `expect`
         self._noted_ends = lru_cache(1)(noted_ends)
         self._files = OpenFiles(_open_files())
         segments = partial(queue_segments, root, file_size=file_size, writable=writable, files=self._files)
@@ -67,9 +67,9 @@ class ConsumeQueues:
     def of(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue, whether it has files or not."""
         count = self._deletions()
-        if count != self._seen or count % 2:  # odd: of what is opened meanwhile nothing is to stay
+        if count != self._seen or count % 2:  # odd: a deletion is under way, keep nothing that is opened now
             self.forget()
-            self._seen = count  # not before: whoever sees it relies on that
+            self._seen = count  # last: other threads that see it rely on `forget`
         return self._opened(topic, queue_id)
 
     def follow(self, deletions: Callable[[], int]) -> None:
@@ -95,32 +95,29 @@ class ConsumeQueues:
         self._files.forget_all()
 
     def expect(self, ends: Ends) -> None:
-        """Learn how many entries queues had: one that has fewer when it is opened is damaged.
-
-        Unless its topic is deleted after this.
-        """
+        """Learn how many entries queues had: a queue with fewer is damaged, unless its topic is deleted after this."""
         self._deleted = self.topics.deletions()
         self._expected.update(ends)
 
     @property
     def expected(self) -> Ends:
-        """What was learnt so; there may be more queues, and more in them."""
+        """The ends given to `expect`; there may be more queues, and more entries."""
         return self._expected
 
     def at_most(self, topic: str, queue_id: int, confirm_offset: int, offset: int) -> int:
-        """`offset`, or where the queue ends, if that is less: its files are asked of more than is expected only."""
+        """Return `offset`, or the queue's end if that is less. Reads files only for offsets beyond the expected end."""
         if offset <= self._expected.get((topic, queue_id), 0):
             return offset
         return min(offset, self.of(topic, queue_id).max_offset(confirm_offset))
 
 
 def _never() -> int:
-    """Nobody tells of deletions."""
+    """Stand for the number of deletions until `follow` sets one."""
     return 0
 
 
 def _open_files() -> int:
-    """How many files may be open: whoever looks at more queues in turn than that opens one at every look."""
+    """Return how many files may be open. A reader of more queues in turn opens one at every look."""
     least, most = _OPEN_FILES
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else min(most, max(least, soft // _SHARE))

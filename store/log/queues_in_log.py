@@ -1,8 +1,14 @@
-"""What the log says of its queues: where each ends, and which of several records with one queue offset counts.
+"""What the log's records say of the queues: where each begins and ends, and which entries a stretch of the log has.
 
-A RocketMQ broker restarts the queues of a recreated topic at 0, and so did earlier versions. The log then has records
-with the same topic, queue and offsets: those of the newest life count. It is known by its queue offsets, which go back;
-and as no checksum covers them, the queue's own entries must not say otherwise.
+`QueuesInLog` is filled by walking the log. A RocketMQ broker restarts the queues of a recreated topic at 0, and so did
+earlier versions. The log then has records with the same topic, queue and offsets: those of the newest life count. A new
+life is known by its queue offsets, which go back. No checksum covers them, so the queue's own entries must agree.
+
+`must_begin` tells a lost first file of a queue from one that retention took. Retention takes no file if the log still
+has one of its records. So the log has no older message of a queue, unless the queue's first file is lost.
+
+`Unflushed` and `ranges_of` tell which entries belong to a stretch of the log, so that a flush, or a repair, touches
+their files and no others.
 """
 
 from __future__ import annotations
@@ -37,6 +43,234 @@ _QUEUE_COSTS = 64 << 10  # bytes of log that are read in the time of flushing a 
 _MUCH = 4 << 20  # bytes of log that are read in less time than queues are listed
 _NOTES = 1 << 14  # of some 400 bytes; what falls out is looked up in the log
 NOTHING: Mapping[str, int] = {}
+_MAX_OFFSET = (1 << 62) // CQ_ENTRY.itemsize  # a queue's file must have a place for it
+
+
+class Life(NamedTuple):
+    """From here on a queue's records are those that count, up to the next life."""
+
+    start: int  # queue offset of its first record
+    at: int  # log offset of that record
+
+
+@dataclass(slots=True)
+class QueueInLog:
+    """One queue, as far as the log was walked.
+
+    max_offset: queue offset after its last record. lives: both numbers of them ascend; none before the first record.
+    is_cut: the log's beginning was deleted, so the first record found may have any offset. is_remembered: only its end
+    is known, and not from its files. restarted_at: log offset of the record whose queue offset went back, 0 without
+    one. passed_over: queue and log offsets of records that claim a place in this queue wrongly.
+    """
+
+    max_offset: int
+    is_cut: bool
+    lives: list[Life] = field(default_factory=list)
+    is_remembered: bool = False
+    restarted_at: int = 0
+    passed_over: set[tuple[int, int]] = field(default_factory=set)
+
+    @property
+    def begin(self) -> int:
+        """Queue offset of the first record that counts; the end without one."""
+        return self.lives[0].start if self.lives else self.max_offset
+
+    def grow(self, start: int, at: int, count: int) -> None:
+        """Add `count` consecutive records: the first has queue offset `start` and log offset `at`."""
+        if start != self.max_offset or not self.lives:
+            self.lives = [*(life for life in self.lives if life.start < start), Life(start, at)]
+        self.max_offset = start + count
+
+    def counting(self, offsets: Ints, entries: Entries) -> slice:
+        """Return which of consecutive entries count. Call after the walk."""
+        if not self.lives or (int(offsets[0]), int(entries["physical_offset"][0])) in self.passed_over:
+            return slice(0, 0)
+        first = int(np.searchsorted(entries["physical_offset"].astype(np.int64), self.lives[0].at))
+        if first == len(entries):
+            return slice(first, first)
+        at = int(entries["physical_offset"][first])
+        end = next((life.start for life in self.lives if life.at > at), self.max_offset)
+        return slice(first, max(first, int(np.searchsorted(offsets, end))))
+
+
+class QueuesInLog:
+    """All queues of one walk."""
+
+    def __init__(self, queues: ConsumeQueues, is_message: IsMessage, first_byte: int) -> None:
+        """is_message: whether an entry agrees with its record. first_byte: first log offset that is left."""
+        self.found: dict[QueueName, QueueInLog] = {}
+        self._queues = queues
+        self._is_message = is_message
+        self._is_cut = first_byte > 0
+
+    def begin(self, name: QueueName, max_offset: int) -> QueueInLog:
+        """Begin with a queue that has `max_offset` entries before the walk's first record.
+
+        If it has none, and the log its first byte, the queue's first files may be lost: it begins at `Topics.begin`.
+        """
+        of_files = self._queues.of(*name)
+        is_bare = max_offset == of_files.first()
+        queue = QueueInLog(max_offset if self._is_cut or not is_bare else of_files.begin, self._is_cut and is_bare)
+        self.found[name] = queue
+        return queue
+
+    def add(self, name: QueueName, offsets: Ints, entries: Entries) -> bool:
+        """Add consecutive records of a queue. Return whether they may follow the records before them."""
+        queue = self.found.get(name) or self.begin(name, self._queues.of(*name).first())
+        start, at = int(offsets[0]), int(entries["physical_offset"][0])
+        follows = start == queue.max_offset or (not queue.lives and self._begins(name, queue, start, at))
+        if not 0 <= start < _MAX_OFFSET or not (follows or self._begins_life(name, queue.max_offset, start, at)):
+            return False
+        queue.restarted_at = queue.restarted_at if follows else at
+        queue.grow(start, at, len(offsets))
+        return True
+
+    def pass_over(self, name: QueueName, offset: int, at: int) -> None:
+        """Ignore the record at log offset `at` in this queue, for it may not follow the one before it."""
+        self.found[name].passed_over.add((offset, at))
+
+    def warn_of_passed_over(self) -> None:
+        """Warn if records were passed over."""
+        found = [(at, name) for name, queue in self.found.items() for _, at in queue.passed_over]
+        if found:
+            at, (topic, _) = min(found)
+            warnings.warn(
+                f"{len(found)} records of the log say that they stand in light queues, where others do, or where the "
+                f"queue does not go on; there they are passed over. The first is at log offset {at}, of {topic}. As a "
+                "rule a client made that up, of a broker without light queues",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def leave_out_deleted(self, existing: Collection[QueueName]) -> None:
+        """Drop queues that ended with an older life of their topic: others have a newer one, these have no folder.
+
+        existing: queues that have a folder. Call after the last record.
+        """
+        restarts: dict[str, int] = {}
+        for (topic, _), queue in self.found.items():
+            if queue.restarted_at:
+                restarts[topic] = min(restarts.get(topic, queue.restarted_at), queue.restarted_at)
+        for name in self.found.keys() - set(existing):
+            lives = self.found[name].lives
+            if lives and lives[-1].at < restarts.get(name[0], 0):
+                del self.found[name]
+
+    def _begins(self, name: QueueName, queue: QueueInLog, start: int, at: int) -> bool:
+        """Whether the record at log offset `at` is the first that is left.
+
+        The queue's own entry may say so, too: then entries of older records are damaged.
+        """
+        return queue.is_cut or (self._is_cut and start > queue.max_offset and self._entry(name, start)[0] == at)
+
+    def _begins_life(self, name: QueueName, max_offset: int, start: int, at: int) -> bool:
+        """Whether the record at log offset `at` begins a life: its queue offset goes back, and the entries agree.
+
+        They disagree if the queue has this record at its end: then the record's offset is damaged. They disagree, too,
+        if the queue has a sound older record at this offset: it would have been deleted with its life.
+        """
+        if start >= max_offset or self._entry(name, max_offset)[0] == at:
+            return False
+        older, size = self._entry(name, start)
+        is_older = 0 <= older < at and 0 < size < CQ_PRE_BLANK_SIZE
+        return not (is_older and self._is_message(*name, start, older, size))
+
+    def _entry(self, name: QueueName, index: int) -> tuple[int, int]:
+        """Return log offset and size of an entry of the queue; (-1, 0) if it is missing or empty."""
+        try:
+            offset, size, _ = self._queues.of(*name).entries(index, index + 1)[0].item()
+        except OffsetLost:
+            return -1, 0
+        return (offset, size) if size else (-1, 0)
+
+
+class Begin(NamedTuple):
+    """The first entry of a queue that counts: its queue offset, and its record's log offset and size."""
+
+    offset: int
+    at: int
+    size: int
+
+    @staticmethod
+    def of(queue: ConsumeQueue) -> Begin:
+        """Read it from a queue that has files. Raises `OffsetLost` if retention takes the first one concurrently."""
+        first = queue.first()
+        at, size, _ = queue.entries(first, first + 1)[0].item()
+        return Begin(first, at, size)
+
+
+def first_left(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
+    """Return `offset`, or the queue's first offset if that is larger, for retention took the entries before it.
+
+    Raises `CorruptSegment` if the log still has the records of these entries, or is damaged and cannot tell.
+    """
+    while (first := queue.first()) > offset:
+        with suppress(OffsetLost):  # or else retention was faster
+            if must_begin(log, {(queue.topic, queue.queue_id): Begin.of(queue)}):
+                return first
+            raise CorruptSegment(
+                f"{queue}: no entry before {first}, and the log is damaged before that one's record, so nothing tells "
+                f"whether there was any; look with 'pyspark-mq verify'"
+            )
+    return offset
+
+
+def behind_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: OffsetLost) -> int:
+    """Return where to go on in a queue after reading from `offset` on raised `lost`: at its first offset by now.
+
+    Raises `CorruptSegment` as `first_left`, and if a file other than the first ones is missing.
+    """
+    first = first_left(log, queue, offset)
+    if first == offset:
+        raise CorruptSegment(f"{queue}: a file is lost: {lost}; or {MAKE_ANEW}") from lost
+    return first
+
+
+def must_begin(
+    log: CommitLog, begins: Mapping[QueueName, Begin], deleted: Mapping[str, int] = NOTHING, most: int = LONG_MAX
+) -> bool:
+    """Whether the log is readable far enough to confirm these begins of queues.
+
+    deleted: topics and the log offsets of their deletions; messages before these offsets went with their queues. most:
+    walk at most so many bytes. Raises `CorruptSegment` if the log has an older message of one of the queues.
+    """
+    while True:
+        at = first = log.min_offset()  # asked behind the files: segments go before they do
+        late = {
+            name: begin for name, begin in begins.items() if begin.offset and begin.at > first and not _is_blank(begin)
+        }
+        end = max((begin.at for begin in late.values()), default=first)
+        for chunk in walk(log, first, until=min(end, first + most), check_crc=False):
+            for name, begin in late.items():
+                _must_have_none(log, chunk, name, begin, deleted.get(name[0], 0))
+            at = chunk.end
+        if at >= end or log.min_offset() == first:  # or else retention was faster
+            return at >= end
+
+
+def _is_blank(begin: Begin) -> bool:
+    """Whether the entry only says that the queue begins behind it."""
+    return begin.size == CQ_PRE_BLANK_SIZE
+
+
+def _must_have_none(log: CommitLog, chunk: LogChunk, name: QueueName, begin: Begin, deleted: int) -> None:
+    (topic, queue_id), older = name, list[int]()
+    if topic in chunk.topic_names:
+        offsets = chunk.records.field("queue_offset")
+        rows = (chunk.topic_ids == chunk.topic_names.index(topic)) & (chunk.records.field("queue_id") == queue_id)
+        rows &= (offsets < begin.offset) & (chunk.offsets >= deleted) & in_own_queue(chunk.records.field("sys_flag"))
+        older += offsets[rows].tolist()
+    if topic.startswith(LIGHT_PREFIX):
+        entering = (piece for piece in light_entries(chunk) if piece[:2] == name)
+        older += [
+            int(at[0]) for _, _, at, entry in entering if at < begin.offset and entry["physical_offset"] >= deleted
+        ]
+    if older:
+        folder = log.segments.directory.parent / CONSUME_QUEUE_DIR / topic / str(queue_id)
+        raise CorruptSegment(
+            f"{folder}: no sound entry before {begin.offset}, but the log has the message of offset {older[0]}; "
+            f"{MAKE_ANEW}"
+        )
 
 
 class _Note(NamedTuple):
@@ -46,10 +280,10 @@ class _Note(NamedTuple):
 
 
 class Unflushed:
-    """The appends of one process, noted; those of others are read from the log, which says the same, more slowly.
+    """Notes of the appends of one process, so that a flush need not read the log to know their queue entries.
 
-    So it does not matter when a note is missing. One that is wrong would: only what is published is noted. Any thread
-    may call.
+    The log says the same, more slowly, and is read for appends without a note, such as those of other processes. Only
+    published appends are noted, for a wrong note would do harm. Any thread may call.
     """
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues) -> None:
@@ -62,9 +296,10 @@ class Unflushed:
         self._notes.append(_Note(begin, end, ranges))
 
     def take(self, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
-        """The entries of [begin, end), published, whose notes end with this. deleted: as `ranges_of` takes it.
+        """Return the entries of the published stretch [begin, end), and drop its notes.
 
-        None where the log cannot tell, or where others put so much that flushing all queues takes less time.
+        None if the log is damaged, or if so much is without a note that flushing all queues takes less time.
+        deleted: as `ranges_of` takes it.
         """
         notes = [note for note in self._take_notes(end) if note.end > begin]
         unknown = end - begin - sum(note.end - note.begin for note in notes)
@@ -94,10 +329,10 @@ class Unflushed:
 
 
 def ranges_of(log: CommitLog, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
-    """The queue entries of messages put in [begin, end) of the log, by the log; None when it does not have them all.
+    """Return the queue entries of the messages in [begin, end) of the log; None if the log does not have all of them.
 
-    What is put enters the queue that it names and no other (see `entering`). deleted: topics and the log offsets where
-    they were deleted: what stands before went with its queues.
+    Messages that we append enter the queue that they name and no other (see `entering`). deleted: topics and the log
+    offsets of their deletions; messages before these offsets went with their queues.
     """
     found: Ranges = {}
     chunks = walk(log, begin, until=end, check_crc=False)
@@ -127,232 +362,3 @@ def _merge(found: Ranges, ranges: Iterable[tuple[QueueName, tuple[int, int]]]) -
     for name, (start, end) in ranges:
         known = found.get(name, (start, end))
         found[name] = min(start, known[0]), max(end, known[1])
-
-
-_MAX_OFFSET = (1 << 62) // CQ_ENTRY.itemsize  # a queue's file must have a place for it
-
-
-class Life(NamedTuple):
-    """From here on a queue's records are those that count, up to the next life."""
-
-    start: int  # queue offset of its first record
-    at: int  # log offset of that record
-
-
-@dataclass(slots=True)
-class QueueInLog:
-    """One queue, as far as the log was walked.
-
-    max_offset: queue offset after its last record. lives: both numbers of them ascend; none while no record was seen.
-    is_cut: the first record that is seen may have any offset, for the log's beginning was deleted. is_remembered: all
-    that is known is its end, and not by its files. restarted_at: log offset of the record that went back, 0 without
-    one. passed_over: queue and log offsets of records that say they stand here, and do not.
-    """
-
-    max_offset: int
-    is_cut: bool
-    lives: list[Life] = field(default_factory=list)
-    is_remembered: bool = False
-    restarted_at: int = 0
-    passed_over: set[tuple[int, int]] = field(default_factory=set)
-
-    @property
-    def begin(self) -> int:
-        """Queue offset of the first record that counts; the end without one."""
-        return self.lives[0].start if self.lives else self.max_offset
-
-    def grow(self, start: int, at: int, count: int) -> None:
-        """Take `count` consecutive records, of which the first is offset `start`, at log offset `at`."""
-        if start != self.max_offset or not self.lives:
-            self.lives = [*(life for life in self.lives if life.start < start), Life(start, at)]
-        self.max_offset = start + count
-
-    def counting(self, offsets: Ints, entries: Entries) -> slice:
-        """Which of consecutive entries count, now that the whole log was walked."""
-        if not self.lives or (int(offsets[0]), int(entries["physical_offset"][0])) in self.passed_over:
-            return slice(0, 0)
-        first = int(np.searchsorted(entries["physical_offset"].astype(np.int64), self.lives[0].at))
-        if first == len(entries):
-            return slice(first, first)
-        at = int(entries["physical_offset"][first])
-        end = next((life.start for life in self.lives if life.at > at), self.max_offset)
-        return slice(first, max(first, int(np.searchsorted(offsets, end))))
-
-
-class QueuesInLog:
-    """All queues of one walk."""
-
-    def __init__(self, queues: ConsumeQueues, is_message: IsMessage, first_byte: int) -> None:
-        """is_message: whether a queue's entry is what its record says. first_byte: of the log that there is."""
-        self.found: dict[QueueName, QueueInLog] = {}
-        self._queues = queues
-        self._is_message = is_message
-        self._is_cut = first_byte > 0
-
-    def begin(self, name: QueueName, max_offset: int) -> QueueInLog:
-        """A queue that has `max_offset` entries before the walk's first record.
-
-        Where there are none, and the log has its first byte, its first files may be lost: it begins at `Topics.begin`.
-        """
-        of_files = self._queues.of(*name)
-        is_bare = max_offset == of_files.first()
-        queue = QueueInLog(max_offset if self._is_cut or not is_bare else of_files.begin, self._is_cut and is_bare)
-        self.found[name] = queue
-        return queue
-
-    def add(self, name: QueueName, offsets: Ints, entries: Entries) -> bool:
-        """Take consecutive records of a queue; whether they may follow those before."""
-        queue = self.found.get(name) or self.begin(name, self._queues.of(*name).first())
-        start, at = int(offsets[0]), int(entries["physical_offset"][0])
-        follows = start == queue.max_offset or (not queue.lives and self._begins(name, queue, start, at))
-        if not 0 <= start < _MAX_OFFSET or not (follows or self._begins_life(name, queue.max_offset, start, at)):
-            return False
-        queue.restarted_at = queue.restarted_at if follows else at
-        queue.grow(start, at, len(offsets))
-        return True
-
-    def pass_over(self, name: QueueName, offset: int, at: int) -> None:
-        """Let the record at log offset `at`, which may not follow, count for nothing in this queue."""
-        self.found[name].passed_over.add((offset, at))
-
-    def warn_of_passed_over(self) -> None:
-        """Warns where there are such records."""
-        found = [(at, name) for name, queue in self.found.items() for _, at in queue.passed_over]
-        if found:
-            at, (topic, _) = min(found)
-            warnings.warn(
-                f"{len(found)} records of the log say that they stand in light queues, where others do, or where the "
-                f"queue does not go on; there they are passed over. The first is at log offset {at}, of {topic}. As a "
-                "rule a client made that up, of a broker without light queues",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-    def leave_out_deleted(self, existing: Collection[QueueName]) -> None:
-        """Drop queues that ended with an older life of their topic: other queues have a newer one, these no folder.
-
-        existing: queues that have one. Call behind the last record.
-        """
-        restarts: dict[str, int] = {}
-        for (topic, _), queue in self.found.items():
-            if queue.restarted_at:
-                restarts[topic] = min(restarts.get(topic, queue.restarted_at), queue.restarted_at)
-        for name in self.found.keys() - set(existing):
-            lives = self.found[name].lives
-            if lives and lives[-1].at < restarts.get(name[0], 0):
-                del self.found[name]
-
-    def _begins(self, name: QueueName, queue: QueueInLog, start: int, at: int) -> bool:
-        """Whether the record at log offset `at` is the first that is left: also where the queue says so itself, and
-        entries of older ones are damaged.
-        """
-        return queue.is_cut or (self._is_cut and start > queue.max_offset and self._entry(name, start)[0] == at)
-
-    def _begins_life(self, name: QueueName, max_offset: int, start: int, at: int) -> bool:
-        """Whether the record at log offset `at` begins a life: it goes back, and the queue does not know better.
-
-        The queue does where it has this record at its end: then the record's offset is damaged. And where it has a
-        sound older record at this offset: it would have been deleted with its life.
-        """
-        if start >= max_offset or self._entry(name, max_offset)[0] == at:
-            return False
-        older, size = self._entry(name, start)
-        is_older = 0 <= older < at and 0 < size < CQ_PRE_BLANK_SIZE
-        return not (is_older and self._is_message(*name, start, older, size))
-
-    def _entry(self, name: QueueName, index: int) -> tuple[int, int]:
-        """Log offset and size in an entry of the queue, (-1, 0) without one, or for an empty one."""
-        try:
-            offset, size, _ = self._queues.of(*name).entries(index, index + 1)[0].item()
-        except OffsetLost:
-            return -1, 0
-        return (offset, size) if size else (-1, 0)
-
-
-class Begin(NamedTuple):
-    """The first entry of a queue that counts: its queue offset, and the log offset and size that it says."""
-
-    offset: int
-    at: int
-    size: int
-
-    @staticmethod
-    def of(queue: ConsumeQueue) -> Begin:
-        """Of a queue that has files. Raises `OffsetLost` where retention takes the first one meanwhile."""
-        first = queue.first()
-        at, size, _ = queue.entries(first, first + 1)[0].item()
-        return Begin(first, at, size)
-
-
-def first_left(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
-    """Queue offset `offset`, or where the queue begins, if that is behind it: then retention took what was before.
-
-    Raises `CorruptSegment` where it did not, for the log has it still; or where the log is damaged and cannot tell.
-    """
-    while (first := queue.first()) > offset:
-        with suppress(OffsetLost):  # or else retention was faster
-            if must_begin(log, {(queue.topic, queue.queue_id): Begin.of(queue)}):
-                return first
-            raise CorruptSegment(
-                f"{queue}: no entry before {first}, and the log is damaged before that one's record, so nothing tells "
-                f"whether there was any; look with 'pyspark-mq verify'"
-            )
-    return offset
-
-
-def behind_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: OffsetLost) -> int:
-    """Where to go on in a queue of which `lost` was raised from queue offset `offset` on: where it begins by now.
-
-    Raises `CorruptSegment` as `first_left`, and where another file is gone than the first ones.
-    """
-    first = first_left(log, queue, offset)
-    if first == offset:
-        raise CorruptSegment(f"{queue}: a file is lost: {lost}; or {MAKE_ANEW}") from lost
-    return first
-
-
-def must_begin(
-    log: CommitLog, begins: Mapping[QueueName, Begin], deleted: Mapping[str, int] = NOTHING, most: int = LONG_MAX
-) -> bool:
-    """Whether the log tells that queues begin so; it does not where it ends before, for it is damaged.
-
-    deleted: topics and the log offsets where they were deleted: what stands before went with its queues. most: bytes of
-    the log that are walked at most. Raises `CorruptSegment` where it has an older message of one of them.
-    """
-    while True:
-        at = first = log.min_offset()  # asked behind the files: segments go before they do
-        late = {
-            name: begin for name, begin in begins.items() if begin.offset and begin.at > first and not _is_blank(begin)
-        }
-        end = max((begin.at for begin in late.values()), default=first)
-        for chunk in walk(log, first, until=min(end, first + most), check_crc=False):
-            for name, begin in late.items():
-                _must_have_none(log, chunk, name, begin, deleted.get(name[0], 0))
-            at = chunk.end
-        if at >= end or log.min_offset() == first:  # or else retention was faster
-            return at >= end
-
-
-def _is_blank(begin: Begin) -> bool:
-    """Whether what stands there says only that the queue begins behind it."""
-    return begin.size == CQ_PRE_BLANK_SIZE
-
-
-def _must_have_none(log: CommitLog, chunk: LogChunk, name: QueueName, begin: Begin, deleted: int) -> None:
-    (topic, queue_id), older = name, list[int]()
-    if topic in chunk.topic_names:
-        offsets = chunk.records.field("queue_offset")
-        rows = (chunk.topic_ids == chunk.topic_names.index(topic)) & (chunk.records.field("queue_id") == queue_id)
-        rows &= (offsets < begin.offset) & (chunk.offsets >= deleted) & in_own_queue(chunk.records.field("sys_flag"))
-        older += offsets[rows].tolist()
-    if topic.startswith(LIGHT_PREFIX):
-        entering = (piece for piece in light_entries(chunk) if piece[:2] == name)
-        older += [
-            int(at[0]) for _, _, at, entry in entering if at < begin.offset and entry["physical_offset"] >= deleted
-        ]
-    if older:
-        folder = log.segments.directory.parent / CONSUME_QUEUE_DIR / topic / str(queue_id)
-        raise CorruptSegment(
-            f"{folder}: no sound entry before {begin.offset}, but the log has the message of offset {older[0]}; "
-            f"{MAKE_ANEW}"
-        )
