@@ -77,7 +77,7 @@ def milliseconds(text: str) -> int:
 def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bounds]:
     """What `queue`, or each queue of `topic`, has now. Raises `UnknownTopic`, `UnknownQueue`."""
     topics = log.topics()
-    # Of an unknown topic queue 0 is asked for, so that the log says what is wrong, if it knows.
+    # Ask for queue 0 of an unknown topic: the log may raise an error that says more than ours below.
     queues = topics.get(topic, (Queue(topic, 0),))
     if queue is not None:  # of a cluster, each broker's
         queues = tuple(each for each in queues if each.queue_id == queue) or (Queue(topic, queue),)
@@ -94,9 +94,9 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
 
 
 def offsets_at(log: Log, bounds: Mapping[Queue, Bounds], place: Place) -> Positions:
-    """The offset that a place means in each queue, of which `bounds_of` gave the bounds: an offset counts in all.
+    """The offset that a place means in each queue, of which `bounds_of` gave the bounds; an offset counts in all of them.
 
-    Raises `UnknownQueue` for one that is gone meanwhile.
+    Raises `UnknownQueue` for a queue that was deleted concurrently.
     """
     if isinstance(place, int):
         return dict.fromkeys(bounds, place)
@@ -108,13 +108,13 @@ def offsets_at(log: Log, bounds: Mapping[Queue, Bounds], place: Place) -> Positi
 
 
 def _must_be_there(queues: Iterable[Queue], there: Container[Queue]) -> None:
-    """Raises `UnknownQueue`: what others have would be taken for all of it."""
+    """Raise `UnknownQueue` for a missing queue, or else the caller would take the others for the whole topic."""
     if gone := ", ".join(str(queue) for queue in queues if queue not in there):
         raise UnknownQueue(f"{gone}: gone just now, deleted or with its broker; try again")
 
 
-# An arrival ends a wait at once; this only bounds how long a new queue without messages goes unnoticed, or what a
-# broker has in its log, but not yet in its queues; and whether somebody still reads what is printed.
+# An arrival ends a wait at once. This bounds how late `follow` notices a new queue without messages, messages that a
+# broker has not yet put into its queues, and a closed pipe.
 WAIT_SECONDS = 1.0
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 _NEWEST_ROWS = 1024  # of each queue, looked at first
@@ -157,12 +157,12 @@ def newest(log: Log, begin: Positions, end: Positions, count: int, spec: ReadSpe
 def follow(
     log: Log, topic: str, begin: Positions, queue: int | None, spec: ReadSpec, last: Fingerprints
 ) -> Iterator[Iterator[Row]]:
-    """The messages from `begin` on in rounds, one for what is there and one for each arrival; never ends.
+    """Yield the messages from `begin` on in rounds: a first one, and one for each arrival; never ends.
 
-    last: which messages stand before `begin`. `queue` None follows all queues, also those added later, from their first
-    message; those whose broker was away, from where they were; and those of a topic that is deleted and created anew,
-    as far as the log tells it. A round, which may be empty, must be read to its end before the next. Raises
-    `UnknownTopic`, `UnknownQueue`, `OffsetLost`, `OffsetNotYet`.
+    last: fingerprints of the messages before `begin`. queue: None follows all queues. A queue that is added later is
+    read from its first message, and so is a recreated one, if the log can tell. A queue whose broker was away goes on
+    at its offset. Read each round to its end before the next; a round may be empty. Raises `UnknownTopic`,
+    `UnknownQueue`, `OffsetLost`, `OffsetNotYet`.
     """
     while True:
         bounds = bounds_of(log, topic, queue)
@@ -171,7 +171,7 @@ def follow(
             each: has.min_offset if each in others else begin.get(each, has.min_offset) for each, has in bounds.items()
         }
         end = {each: has.max_offset for each, has in bounds.items()}
-        away = last.keys() - end.keys()  # of which what was true last counts when they are back
+        away = last.keys() - end.keys()  # their fingerprints count again when they are back
         begin, last = {**begin, **end}, {queue: last[queue] for queue in away} | log.fingerprints(end)
         rows = between(log, starts, end, spec)
         yield rows
@@ -179,7 +179,7 @@ def follow(
 
 
 def _order(log: Log) -> Callable[[Row], Any]:
-    """What tells the order of messages of several queues."""
+    """Return the sort key of messages of several queues."""
     return _BY_LOG if log.is_ordered else _by_time
 
 
@@ -191,5 +191,5 @@ def _rows(log: Log, wanted: QueueRange, spec: ReadSpec) -> Iterator[Row]:
     if wanted.start > wanted.end:
         where = f"{wanted.queue.topic}, queue {wanted.queue.queue_id}"
         raise OffsetNotYet(f"{where}: there is no offset {wanted.start} yet, the next one is {wanted.end}")
-    batches = log.scan(wanted, spec)  # begun at once: none is of what comes in the topic's place
+    batches = log.scan(wanted, spec)  # begun at once, so that none is of a topic that is recreated later
     return (row for batch in batches for row in batch.to_pylist())

@@ -20,7 +20,7 @@ def console(store: str, listen: str, allow_changes: bool) -> None:
     """Show STORE in a browser, until Ctrl-C.
 
     It shows topics with rates, messages, groups with their lag, dead letters and the health of the files. It prints an
-    address with a token; without the token nobody sees a page. STORE is a directory, also one that a RocketMQ broker
+    address with a token, which every page needs. STORE is a directory, also one that a RocketMQ broker
     writes; or a cluster, by its name servers: rocketmq://10.0.0.1:9876.
     """
     try:

@@ -45,7 +45,7 @@ class GroupReset:
 
     @property
     def positions(self) -> Positions:
-        """Where the group goes on."""
+        """The next offset of each queue."""
         return {move.queue: move.after for move in self.moves}
 
 

@@ -1,4 +1,4 @@
-"""Who may see and change: a token for the browser, a second one for forms, and headers that restrict every page."""
+"""Access to the console: a token for the browser, a second one for forms, and headers that restrict every page."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ Refuse = Callable[[Request, Exception], Response]
 class Guard:
     """ASGI middleware: only a browser with the token sees pages, and every response gets the headers above.
 
-    refuse: makes the response for all others. Style sheets and scripts are for everybody.
+    refuse: makes the response for all others. Style sheets and scripts need no token.
     """
 
     def __init__(self, app: ASGIApp, keys: ConsoleKeys, refuse: Refuse) -> None:

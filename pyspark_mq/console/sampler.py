@@ -53,7 +53,7 @@ class GroupFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """A log at one moment. at: seconds since 1970. offsets: those of groups, by group and queue."""
+    """A log at one moment. at: seconds since 1970. offsets: committed ones, by group and queue."""
 
     at: float
     queues: Mapping[Queue, QueueSize] = field(default_factory=dict)

@@ -25,7 +25,7 @@ function draw(place) {
   const style = getComputedStyle(document.documentElement);
   const color = (name) => style.getPropertyValue(name).trim();
   const axis = { stroke: color("--quiet"), grid: { stroke: color("--line"), width: 1 }, ticks: { show: false } };
-  const size = () => ({ width: place.clientWidth, height: 180 });
+  const size = () => ({ width: place.clientWidth, height: 170 });
   const plot = new uPlot({
     ...size(),
     tzDate: (seconds) => uPlot.tzDate(new Date(1000 * seconds), "Etc/UTC"),
@@ -33,7 +33,7 @@ function draw(place) {
     cursor: { y: false },
     padding: [8, 30, 0, 0],
     scales: { y: { range: (_plot, _low, high) => [0, Math.max(1, high * 1.1)] } },
-    axes: [{ ...axis, space: 90, values: (_plot, ticks) => ticks.map((each) => new Date(1000 * each).toISOString().slice(11, 19)) }, { ...axis, size: 64, values: (_plot, ticks) => ticks.map((each) => each.toLocaleString("en")) }],
+    axes: [{ ...axis, size: 30, space: 90, values: (_plot, ticks) => ticks.map((each) => new Date(1000 * each).toISOString().slice(11, 19)) }, { ...axis, size: 64, values: (_plot, ticks) => ticks.map((each) => each.toLocaleString("en")) }],
     series: [{}, { label: place.dataset.label, stroke: color("--accent"), fill: color("--accent-soft"), width: 2, points: { show: false } }],
   }, [[], []], place);
   const caption = document.createElement("p");

@@ -79,5 +79,5 @@ def shop(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def visitor(visit: Visit, shop: Path) -> Visitor:
-    """A visitor of "shop", with the token, who may change things."""
+    """A visitor of "shop" with the token; changes are allowed."""
     return visit(DirectoryAddress(str(shop)), allow_changes=True).enter()

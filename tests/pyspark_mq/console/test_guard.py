@@ -1,4 +1,4 @@
-"""Who may see the console, and who may change things with it."""
+"""Access to the console: the token, forms, and the headers of every answer."""
 
 from pathlib import Path
 
