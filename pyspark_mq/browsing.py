@@ -94,9 +94,9 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
 
 
 def offsets_at(log: Log, bounds: Mapping[Queue, Bounds], place: Place) -> Positions:
-    """The offset that a place means in each queue, of which `bounds_of` gave the bounds; an offset counts in all of them.
+    """The offset that a place means in each queue, of which `bounds_of` gave the bounds.
 
-    Raises `UnknownQueue` for a queue that was deleted concurrently.
+    An offset counts in all of them. Raises `UnknownQueue` for a queue that was deleted concurrently.
     """
     if isinstance(place, int):
         return dict.fromkeys(bounds, place)

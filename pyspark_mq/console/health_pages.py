@@ -121,7 +121,10 @@ class DelayedMessages:
 
 
 def delayed(log: Log) -> list[DelayedMessages]:
-    """Return the messages that wait, by level; only levels with some. Messages at any time are counted among the newest 10,000."""
+    """Return the messages that wait, by level; only levels with some.
+
+    Messages at any time are counted among the newest 10,000.
+    """
     topics, now, found = log.topics(), round(time.time() * 1000), list[DelayedMessages]()
     for queue, has in log.bounds(topics.get(SCHEDULE_TOPIC, ())).items():
         if queue.queue_id >= LEVELS:
