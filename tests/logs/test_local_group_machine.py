@@ -16,7 +16,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from store import MessageStore
 from store.api.group_protocol import Subscription
-from store.directory.directory_group import DirectoryGroup, DirectoryMember
+from store.directory.directory_group import DirectoryGroup
+from store.directory.directory_member import DirectoryMember
 from store.model.log_protocol import Positions, Queue
 
 STEPS = int(os.environ.get("GROUP_STEPS", "20"))

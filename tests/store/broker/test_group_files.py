@@ -8,8 +8,9 @@ import pytest
 from store import CorruptStore, Message, MessageStore
 from store.api.group_protocol import ConsumeFromWhere, Subscription
 from store.broker.group_files import Resets, first_offsets
-from store.directory.directory_group import DirectoryGroup, DirectoryMember
+from store.directory.directory_group import DirectoryGroup
 from store.directory.directory_log import DirectoryLog
+from store.directory.directory_member import DirectoryMember
 from store.model.log_protocol import Queue
 
 Q0, Q1, Q2 = (Queue("t", number) for number in range(3))

@@ -1,0 +1,244 @@
+"""`DirectoryMember`: a process of this host in a consumer group of a directory."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import NamedTuple
+
+from store.api.group_protocol import MessageModel
+from store.api.message_store import MessageStore
+from store.broker.allocation import claim, held
+from store.broker.entries import MemberEntry
+from store.broker.group_files import GroupFiles, GroupOffsets
+from store.broker.members import Seat
+from store.broker.retries import send_back
+from store.format.layout import RETRY_TOPIC_PREFIX
+from store.format.stored_message import StoredMessage
+from store.model.errors import InvalidArgument, StoreError, StoreNotOpen
+from store.model.integers import integer
+from store.model.log_protocol import Positions, Queue
+from store.publish.watch import Watch
+
+_logger = logging.getLogger("store")
+
+
+class _Sight(NamedTuple):
+    """What a member waits for to change. others: the queues that each has, and those that it asks for."""
+
+    resets: int
+    others: dict[str, tuple[set[Queue], set[Queue]]]
+
+
+class DirectoryMember:
+    """A `Member`, until `leave`."""
+
+    def __init__(self, files: GroupFiles, seat: Seat) -> None:
+        """Call it in turn."""
+        self.path = files.root
+        self.id = seat.entry.id
+        self._files = files
+        self._seat = seat
+        self._offsets = GroupOffsets(files.offsets_of(seat.entry), files.name, seat.note)
+        self._watch = Watch()
+        self._watch.add(files.roster)
+        self._seen = self._look()
+        self._store = _WriterOnDemand(files, seat)
+
+    def members(self) -> list[str]:
+        self._seat.must_be_open()
+        return sorted([self.id, *(entry.id for entry in self._others() if not entry.exclusive)])
+
+    def wait(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while (found := self._look()) == self._seen:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._watch.wait(left)
+        self._seen = found
+        return True
+
+    def lock(self, queues: Iterable[Queue], *, ask: bool = False) -> set[Queue]:
+        wanted = set(queues)
+        with self._in_turn():
+            now, own = time.monotonic(), self._seat.entry.claims
+            claims = claim(wanted, own, self._taken(now), now)
+            if own.keys() - claims.keys():
+                self._persist()
+            self._offsets.forget(own.keys() ^ claims.keys())
+            self._seat.claim(claims, asks=sorted(wanted - claims.keys()) if ask else ())
+            got = wanted & claims.keys()
+        if any(queue.topic.startswith(RETRY_TOPIC_PREFIX) for queue in got):
+            self._store.open_soon()
+        return got
+
+    def asked(self) -> set[Queue]:
+        self._seat.must_be_open()
+        asks: set[Queue] = set().union(*(entry.asks for entry in self._others()))
+        return asks & self._seat.entry.claims.keys()
+
+    def unlock(self, queues: Iterable[Queue]) -> None:
+        given = set(queues)
+        with self._in_turn():
+            self._persist()
+            self._offsets.forget(given)
+            self._seat.claim({queue: asked for queue, asked in self._seat.entry.claims.items() if queue not in given})
+
+    def committed(self, queues: Iterable[Queue]) -> Positions:
+        self._seat.must_be_open()
+        return self._offsets.committed(queues)
+
+    def begin(self, positions: Positions) -> None:
+        with self._in_turn():
+            self._offsets.begin(self._known(positions))
+
+    def commit(self, positions: Positions) -> None:
+        self._seat.must_be_open()
+        own = self._seat.entry.claims
+        self._offsets.commit({queue: offset for queue, offset in positions.items() if queue in own})
+
+    def persist(self) -> None:
+        self._seat.must_be_open()
+        if not self._offsets.is_persisted:
+            with self._in_turn():
+                self._persist()
+
+    def resets(self) -> Positions:
+        self._seat.must_be_open()
+        if not self._unseen()[1]:
+            return {}
+        with self._in_turn():
+            count, news = self._unseen()
+            self._offsets.forget(news)  # first: who is killed now leaves nothing of before
+            self._seat.claim(self._seat.entry.claims, count)
+            own = self._seat.entry.claims
+            self._offsets.put({queue: offset for queue, offset in news.items() if queue in own})
+            return news
+
+    def reset(self, positions: Positions) -> None:
+        with self._in_turn():
+            if known := self._known(positions):
+                self._files.reset_by(self._seat.entry, known)
+
+    def send_back(
+        self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int | None = None
+    ) -> None:
+        self._seat.must_be_open()
+        if self._seat.entry.model is MessageModel.BROADCASTING and integer("delay_level", delay_level) >= 0:
+            raise InvalidArgument(
+                f"{self.id}: what a broadcasting member sends back comes to nobody: keep it, or make it a dead letter "
+                "(delay_level below 0)"
+            )
+        store = self._store.open()
+        send_back(store, self._files.name, messages, level=delay_level, max_reconsume_times=max_reconsume_times)
+
+    def leave(self) -> None:
+        if self._seat.is_forked:  # in a child the thread that opens the store may be missing
+            return
+        try:
+            if self._seat.is_taken:
+                with suppress(StoreNotOpen), self._in_turn():  # another is in its place: where it was, others inherit
+                    self._persist()
+                    self._seat.leave()
+        finally:
+            self._seat.drop()
+            self._watch.close()
+            self._store.close()
+
+    def __enter__(self) -> DirectoryMember:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Change the group's files. Raises `StoreReplaced` if another directory is in the place of this one."""
+        self._seat.must_be_open()
+        with self._files.in_turn():
+            self._seat.must_be_in_place()
+            yield
+
+    def _persist(self) -> None:
+        entry = self._seat.entry
+        _, reset = self._unseen()
+        own = entry.claims.keys() - self._taken(time.monotonic()) - reset.keys()
+        self._offsets.persist(self._files.existing(own), self._store.flush)
+
+    def _unseen(self) -> tuple[int, Positions]:
+        """The resets that this member does not know of yet."""
+        entry = self._seat.entry
+        return self._files.resets.since(entry.resets, entry.instance)
+
+    def _known(self, positions: Positions) -> Positions:
+        """Without queues that somebody reset since. Call it in turn."""
+        _, unseen = self._unseen()
+        return {queue: offset for queue, offset in positions.items() if queue not in unseen}
+
+    def _look(self) -> _Sight:
+        self._seat.must_be_open()
+        resets, _ = self._files.resets.read()
+        return _Sight(resets, {entry.id: (set(entry.claims), set(entry.asks)) for entry in self._others()})
+
+    def _others(self) -> list[MemberEntry]:
+        """Whom this member shares the queues with; nobody, where all get everything."""
+        if self._seat.entry.model is MessageModel.BROADCASTING:
+            return []
+        now = time.monotonic()
+        return [entry for entry in self._files.roster.present() if entry.id != self.id and entry.is_well(now)]
+
+    def _taken(self, now: float) -> set[Queue]:
+        """What others have."""
+        return set().union(*(held(entry.claims, now) for entry in self._others()))
+
+
+class _WriterOnDemand:
+    """A member's own store, open for writing from the first message that it sends back. Threads may share it."""
+
+    def __init__(self, files: GroupFiles, seat: Seat) -> None:
+        self._files = files
+        self._seat = seat
+        self._store: MessageStore | None = None
+        self._threads = threading.RLock()  # one thread at a time opens the store, or closes it
+
+    def open(self) -> MessageStore:
+        with self._threads:
+            if self._store is None:
+                self._seat.must_be_in_place()
+                self._store = MessageStore.open(self._files.root, create=False)
+            return self._store
+
+    def open_soon(self) -> None:
+        """Open it in the background, which may take as long as a recovery.
+
+        Messages that were sent back are delayed, and only a writer delivers them: this member, if there is no other.
+        """
+        if self._store is None:
+            threading.Thread(target=self._try_to_open, name="mq-open", daemon=True).start()
+
+    def _try_to_open(self) -> None:
+        if self._threads.acquire(blocking=False):  # or another thread opens it
+            try:
+                self.open()
+            except (StoreError, OSError) as error:  # tried again when the locks are renewed
+                _logger.warning("group %s: messages sent back wait for a writer: %s", self._files.name, error)
+            finally:
+                self._threads.release()
+
+    def flush(self) -> None:
+        """Bring what was sent back to the device, before the group's offsets say that it is done."""
+        store = self._store
+        if store is not None:
+            store.flush()
+
+    def close(self) -> None:
+        with self._threads:
+            if self._store is not None:
+                self._store.close()
