@@ -8,6 +8,7 @@ from tqdm import tqdm
 
 from pyspark_mq.cli.arguments import STORE, age, moment
 from pyspark_mq.cli.commands import interruptible
+from pyspark_mq.cli.terminal import echo
 from store import Archived, MessageStore, NoArchive, ObjectsUnavailable, QueuesPassedOver, StoreLocked
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import Remembered, is_same_place, remembered
@@ -62,16 +63,16 @@ def archive(
         except QueuesPassedOver as error:
             if not watch:
                 raise
-            click.echo(f"Warning: {error}", err=True)
+            echo(f"Warning: {error}", err=True)
         is_copy = _say_what_changed(store, url, before)
         while watch:
             time.sleep(_WATCH_SECONDS)
             try:
                 _archive(store, url, older_than, chosen if is_copy else None, reserved_hours)
             except QueuesPassedOver as error:
-                click.echo(f"Warning: {error}", err=True)
+                echo(f"Warning: {error}", err=True)
             except (ObjectsUnavailable, NoArchive, StoreLocked) as error:  # it was there, and alone, before
-                click.echo(f"Warning: {error}; trying again in {_WATCH_SECONDS:g} seconds", err=True)
+                echo(f"Warning: {error}; trying again in {_WATCH_SECONDS:g} seconds", err=True)
 
 
 def _say_what_changed(store: str, url: str | None, before: Remembered) -> bool:
@@ -79,11 +80,11 @@ def _say_what_changed(store: str, url: str | None, before: Remembered) -> bool:
     now = remembered(StoreDirectory.at(store).root)
     if url is not None and not is_same_place(url, now.url):
         if now.url:  # or else there was nothing to archive
-            click.echo(f"a copy: readers of {store} go on in {now.url}, and 'clean' waits for that one", err=True)
+            echo(f"a copy: readers of {store} go on in {now.url}, and 'clean' waits for that one", err=True)
         return True
     if before.url and now.topics != before.topics:
         others = "; 'clean' waits for no other topic any more" if now.topics else ""
-        click.echo(f"from now on {', '.join(now.topics) or 'all topics'} will be archived{others}", err=True)
+        echo(f"from now on {', '.join(now.topics) or 'all topics'} will be archived{others}", err=True)
     return False
 
 
@@ -109,7 +110,7 @@ def _archive(
         )
     forgotten = f"; forgot {done.forgotten:,} messages" if forget else ""
     deleted = f"; deleted {done.deleted:,} old objects" if done.deleted else ""
-    click.echo(f"archived {done.messages:,} messages, {done.bytes:,} bytes{forgotten}{deleted}")
+    echo(f"archived {done.messages:,} messages, {done.bytes:,} bytes{forgotten}{deleted}")
 
 
 @click.command()
@@ -135,4 +136,4 @@ def restore(archive: str, store: str, topics: tuple[str, ...], begin: int | None
             bar.update(done - bar.n)
 
         count = restore_store(ArchiveAddress(archive), store, topics, progress=progress, begin=begin, end=end)
-    click.echo(f"restored {count:,} messages")
+    echo(f"restored {count:,} messages")

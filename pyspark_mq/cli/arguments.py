@@ -17,6 +17,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from pyspark_mq.browsing import ENDS, Place, PointInTime, place_of, seconds_of
+from pyspark_mq.cli.terminal import echo
 from store import FilterError, InvalidArgument, ObjectsUnavailable, StoreError, message_filter
 from store.archive.place import is_archive
 from store.cluster.address import SCHEME, ClusterAddress, Credentials
@@ -175,4 +176,4 @@ def completion(ctx: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     variable = f"_{PROGRAM}_COMPLETE".replace("-", "_").upper()
-    click.echo(kind(ctx.find_root().command, {}, PROGRAM, variable).source())
+    echo(kind(ctx.find_root().command, {}, PROGRAM, variable).source())

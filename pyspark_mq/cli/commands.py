@@ -2,6 +2,7 @@
 
 import errno
 import io
+import logging
 import os
 import signal
 import sys
@@ -13,23 +14,10 @@ from typing import IO, Any, NoReturn
 
 import click
 
+from pyspark_mq.cli.terminal import VisibleFormatter, echo, visible
 from store import StoreError
 
 INTERRUPTED = 128 + signal.SIGINT
-
-
-YES = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-
-
-def must_confirm(question: str, yes: bool) -> None:
-    """Ask at a terminal, and end the command unless the answer is yes. Without a terminal, nothing is asked."""
-    if not yes and at_a_terminal():
-        click.confirm(question, abort=True, err=True)
-
-
-def at_a_terminal() -> bool:
-    """Whether a person can answer questions."""
-    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 class Interrupted(click.ClickException):
@@ -39,7 +27,7 @@ class Interrupted(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """One line, as errors are."""
-        click.echo(f"Interrupted: {self.format_message()}", file=file, err=file is None)
+        click.echo(f"Interrupted: {visible(self.format_message())}", file=file, err=file is None)
 
 
 class WrongUsage(click.ClickException):
@@ -61,6 +49,8 @@ class Commands(click.Group):
         with one_line(), warnings.catch_warnings():
             warnings.showwarning = show_warning
             write_whole()
+            if logging.lastResort is not None:
+                logging.lastResort.setFormatter(VisibleFormatter())
             return super().invoke(ctx)
 
 
@@ -73,7 +63,11 @@ def one_line() -> Iterator[None]:
         raise
     except click.UsageError as error:
         see = f"; see '{error.ctx.command_path} --help'" if error.ctx is not None else ""
-        raise WrongUsage(" ".join(error.format_message().split()).removesuffix(".") + see) from error
+        raise WrongUsage(visible(" ".join(error.format_message().split()).removesuffix(".") + see)) from error
+    except (Interrupted, WrongUsage):
+        raise
+    except click.ClickException as error:
+        raise click.ClickException(visible(error.format_message())) from error
     except KeyboardInterrupt as interrupt:
         raise Interrupted("what was under way is done wholly, or not at all") from interrupt
     except OSError as error:
@@ -83,14 +77,14 @@ def one_line() -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno == errno.EPIPE:  # whoever reads our output has seen enough
             raise click.exceptions.Exit(0) from error
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(visible(str(error))) from error
     except StoreError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(visible(str(error))) from error
 
 
 def show_warning(message: Warning | str, *_where: object, **_to: object) -> None:
     """One line, as errors are."""
-    click.echo(f"Warning: {message}", err=True)
+    echo(f"Warning: {message}", err=True)
 
 
 def write_whole() -> None:

@@ -6,6 +6,7 @@ import click
 
 from pyspark_mq.cli.arguments import STORE_OR_CLUSTER, log_at
 from pyspark_mq.cli.commands import interruptible
+from pyspark_mq.cli.terminal import echo
 from store.remoting.endpoints import host_and_port
 
 LISTEN_CONSOLE = "127.0.0.1:8770"
@@ -31,5 +32,5 @@ def console(store: str, listen: str, allow_changes: bool) -> None:
     interval = _CLUSTER_SECONDS if address.directory is None else _DIRECTORY_SECONDS
     with interruptible(lambda: f"no more console of {store}"):
         server = ConsoleServer(address, *host_and_port(listen), interval=interval, allow_changes=allow_changes)
-        click.echo(server.url)
+        echo(server.url)
         server.serve_pages()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import click
 
+from pyspark_mq.cli.terminal import echo
 from pyspark_mq.errors import JavaMissing
 from pyspark_mq.requirements import require_java, require_own_store, require_pyspark
 
@@ -126,7 +127,7 @@ def doctor(store: str | None) -> None:
     failed = False
     for check in checks(store):
         failed |= bool(check.remedy)
-        click.echo(f"{'FAIL' if check.remedy else 'ok':<4}  {check.what}: {check.found}")
+        echo(f"{'FAIL' if check.remedy else 'ok':<4}  {check.what}: {check.found}")
         if check.remedy:
-            click.echo(f"      {check.remedy}")
+            echo(f"      {check.remedy}")
     sys.exit(1 if failed else 0)

@@ -16,6 +16,7 @@ from pyspark_mq.browsing import FORMS, Place, bounds_of, offsets_at
 from pyspark_mq.cli.arguments import LOG, QUEUE, SQL, TAGS, TOPIC, filter_of, log_at, place, words
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.json_lines import JSON
+from pyspark_mq.cli.terminal import echo
 from store import COLUMNS
 from store.files.atomic import sync_directory
 from store.model.log_protocol import Bounds, QueueRange, ReadSpec
@@ -164,7 +165,7 @@ def export(
         with file(output, target, force=force) as out:
             WRITERS[kind](batches, out, pa.schema([(name, COLUMNS[name]) for name in names]))
     if output != STANDARD_OUTPUT:
-        click.echo(f"{batches.rows:,} messages of {topic} in {target}")
+        echo(f"{batches.rows:,} messages of {topic} in {target}")
 
 
 def part(has: Bounds, start: int, stop: int) -> tuple[int, int]:

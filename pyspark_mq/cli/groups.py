@@ -10,8 +10,7 @@ import click
 from pyspark_mq.browsing import FORMS, Place, bounds_of, offsets_at
 from pyspark_mq.cli.arguments import GROUP, QUEUE, STORE, STORE_OR_CLUSTER, TOPIC, log_at, place, words
 from pyspark_mq.cli.arguments import topics as complete_topics
-from pyspark_mq.cli.commands import YES, must_confirm
-from pyspark_mq.cli.terminal import Cells, aligned, number
+from pyspark_mq.cli.terminal import YES, Cells, aligned, echo, must_confirm, number
 from pyspark_mq.stats.measures import GroupLag, group_lags
 from store.api.group_protocol import MemberInfo, MessageModel
 from store.directory.directory_group import DirectoryGroup
@@ -41,10 +40,10 @@ def list_groups(store: str, as_json: bool) -> None:
     lines: list[tuple[str, str | None, int | None]] = sorted([*found, *((group, None, None) for group in idle)])
     if as_json:
         for group, topic, lag in lines:
-            click.echo(json.dumps({"group": group, "topic": topic, "lag": lag}))
+            echo(json.dumps({"group": group, "topic": topic, "lag": lag}))
     else:
         rows = [(group, topic or "-", number(lag)) for group, topic, lag in lines]
-        click.echo(aligned([("group", "topic", "lag"), *rows], left=2))
+        echo(aligned([("group", "topic", "lag"), *rows], left=2))
 
 
 @groups.command()
@@ -78,13 +77,13 @@ def show(store: str, group: str, topic: str | None, as_json: bool) -> None:
                 "messages": messages,
                 "members": owners.get(queue, []),
             }
-            click.echo(json.dumps(line))
+            echo(json.dumps(line))
         return
     rows: list[Cells] = [("topic", "queue", "offset", "end", "lag", "member")]
     for each in found:
         owner = " ".join(owners.get(each.queue, ["-"]))
         rows.append((each.queue.topic, each.queue.name, *map(number, (each.offset, each.end, each.messages)), owner))
-    click.echo(f"{aligned(rows)}\n\n{number(total(found))} messages behind")
+    echo(f"{aligned(rows)}\n\n{number(total(found))} messages behind")
 
 
 @groups.command()
@@ -101,13 +100,13 @@ def members(store: str, group: str, as_json: bool) -> None:
     found = it.members()
     if as_json:
         for each in found:
-            click.echo(json.dumps(described(each)))
+            echo(json.dumps(described(each)))
         return
     rows: list[Cells] = [("member", "reads", "mode", "queues", "silent")]
     for each in found:
         reads = ", ".join(f"{topic} {of.expression}" for topic, of in sorted(each.subscriptions.items()))
         rows.append((each.id, reads, mode(each), number(len(each.queues)), f"{each.silent_seconds:.0f} s"))
-    click.echo(aligned(rows, left=3) if found else f"nobody is in {group}")
+    echo(aligned(rows, left=3) if found else f"nobody is in {group}")
 
 
 @groups.command()
@@ -140,13 +139,13 @@ def reset(
             moved[each] = min(max(wanted, first), end)
             rows.append((each.name, *map(number, (before.get(each), moved[each], end - moved[each]))))
         readers = it.members()
-        click.echo(f"{aligned(rows)}\n")
+        echo(f"{aligned(rows)}\n")
         if not dry_run:
             must_confirm(f"Move {group} in {topic} so?", yes)
             it.create()
             it.reset(moved)
     who = f"; members that go with it: {len(readers)}" if readers else ""
-    click.echo(f"{'would move' if dry_run else 'moved'} {group} in {topic}{who}")
+    echo(f"{'would move' if dry_run else 'moved'} {group} in {topic}{who}")
 
 
 @groups.command()
@@ -162,7 +161,7 @@ def delete(store: str, group: str, yes: bool) -> None:
     it.must_exist()
     must_confirm(f"Delete group {group} with its offsets?", yes)
     it.delete(with_offsets=True)
-    click.echo(f"deleted {group}")
+    echo(f"deleted {group}")
 
 
 def total(found: list[GroupLag]) -> int:

@@ -10,6 +10,7 @@ A body that is not UTF-8 stands as `bodyBase64`. `properties` are those that hav
 import base64
 import binascii
 import json
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from pyspark_mq.browsing import Row
+from pyspark_mq.cli.terminal import CONTROLS, visible_body
 from store.format.columns import TIMESTAMP
 from store.format.layout import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS
 from store.model.integers import LONG_MAX
@@ -71,11 +73,20 @@ def json_line(row: Row) -> bytes:
     except UnicodeDecodeError:
         del shown[_BODY]
         shown[_BODY_BASE64] = base64.b64encode(row[_BODY]).decode()
-    return json.dumps(shown, ensure_ascii=False, default=datetime.isoformat).encode()
+    text = json.dumps(shown, ensure_ascii=False, default=datetime.isoformat)
+    return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
 
 
 BODIES = Printed((_BODY,), body_line)
+VISIBLE_BODIES = Printed((_BODY,), lambda row: visible_body(row[_BODY]))
 JSON = Printed(_SHOWN, json_line)
+
+
+def printed_as(as_json: bool) -> Printed:
+    """Return how messages are printed. Bodies are kept as they are, but for control characters on a terminal."""
+    if as_json:
+        return JSON
+    return VISIBLE_BODIES if sys.stdout.isatty() else BODIES
 
 
 def json_object(line: bytes) -> dict[str, Any]:

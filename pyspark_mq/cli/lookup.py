@@ -7,7 +7,8 @@ import click
 
 from pyspark_mq.browsing import PointInTime, Row, bounds_of, milliseconds, offsets_at
 from pyspark_mq.cli.arguments import LOG, TOPIC, cluster_at, log_at
-from pyspark_mq.cli.json_lines import BODIES, JSON
+from pyspark_mq.cli.json_lines import printed_as
+from pyspark_mq.cli.terminal import echo
 from store import MessageStore, StoredMessage, UnknownTopic
 from store.archive.log import ArchiveAddress
 from store.directory.directory_log import address_at
@@ -58,7 +59,7 @@ def query(
             offsets = offsets_at(log, bounds_of(log, topic, queue), PointInTime(timestamp))
         for each, offset in offsets.items():
             line = {"queueId": each.name if each.broker else each.queue_id, "queueOffset": offset}
-            click.echo(json.dumps(line) if as_json else f"queue {each.name}: offset {offset}")
+            echo(json.dumps(line) if as_json else f"queue {each.name}: offset {offset}")
         return
     if cluster_at(store) is not None:
         raise click.UsageError("--key and --id look into files; for a cluster there is mqadmin queryMsgByKey")
@@ -72,7 +73,7 @@ def query(
         with MessageStore.open(store, read_only=True) as opened:
             found = opened.query(topic, key, count) if key is not None else by_id(opened, topic, str(msg_id))
     for message in found:
-        click.echo((JSON if as_json else BODIES).line(row(message)))
+        click.echo(printed_as(as_json).line(row(message)))
     if not found:
         what = f"key {key!r}" if msg_id is None else f"id {msg_id!r}"
         raise click.ClickException(f"no message of {topic} has the {what}")

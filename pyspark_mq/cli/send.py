@@ -16,6 +16,7 @@ from pyspark_mq.browsing import Row
 from pyspark_mq.cli.arguments import STORE, TOPIC
 from pyspark_mq.cli.commands import interruptible, uninterrupted
 from pyspark_mq.cli.json_lines import json_object, message, message_table, must_be_text
+from pyspark_mq.cli.terminal import echo
 from store import MessageStore, StoreError
 from store.format.layout import KEY_SEPARATOR
 from store.model.integers import INT_MAX
@@ -138,7 +139,7 @@ def send(
                 except StoreError as error:
                     raise click.ClickException(f"{error}; {sent}") from error
                 sent.lines += len(batch)
-    click.echo(str(sent))
+    echo(str(sent))
 
 
 def with_constants(row: Row, constants: Row, without: set[str]) -> Row:

@@ -12,6 +12,7 @@ import click
 
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible, sleep_until_interrupted
+from pyspark_mq.cli.terminal import echo
 from store import MessageStore, StoreConfig
 from store.remoting.access import Access
 from store.remoting.endpoints import host_and_port
@@ -64,7 +65,7 @@ def serve(
         MessageStore.open(store, config=_configuration(store, listen, config)) as opened,
         serving_of(opened, listen, config=replace(broker_config, **given), access=access, tls=tls) as serving,
     ):
-        click.echo(f"{store}: name server and broker at {serving.address}; Ctrl-C ends it")
+        echo(f"{store}: name server and broker at {serving.address}; Ctrl-C ends it")
         sleep_until_interrupted()
 
 

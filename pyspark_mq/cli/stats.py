@@ -8,7 +8,7 @@ import click
 
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible, sleep_until_interrupted
-from pyspark_mq.cli.terminal import Cells, aligned, number
+from pyspark_mq.cli.terminal import Cells, aligned, echo, number
 from pyspark_mq.stats.measures import Look, held, latencies, look, rate_in, rate_out, refused
 from store import MessageStore
 from store.files.figures import HELD
@@ -43,10 +43,10 @@ def stats(store: str, as_json: bool, watch: float | None, looks: int | None, por
     with interruptible(lambda: f"{done:,} looks at {store}"), MessageStore.open(store, read_only=True) as opened:
         for done in count(1):
             now = look(opened, before)
-            click.echo((as_object if as_json else as_table)(before, now))
+            echo((as_object if as_json else as_table)(before, now))
             if watch is None or done == looks:
                 return
-            click.echo("", nl=not as_json)
+            echo("", nl=not as_json)
             time.sleep(watch)
             before = now
 
@@ -64,7 +64,7 @@ def serve(store: str, address: str, port: int) -> None:
         registry.register(StoreCollector(opened))
         server, thread = start_http_server(port, address, registry)
         try:
-            click.echo(f"http://{address}:{server.server_port}/metrics")
+            echo(f"http://{address}:{server.server_port}/metrics")
             sleep_until_interrupted()
         finally:
             server.shutdown()

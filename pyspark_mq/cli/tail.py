@@ -11,16 +11,16 @@ import click
 from pyspark_mq.browsing import FORMS, Place, Row, between, bounds_of, follow, newest, offsets_at, rows_of
 from pyspark_mq.cli.arguments import LOG, QUEUE, SQL, TAGS, TOPIC, filter_of, log_at, place, words
 from pyspark_mq.cli.commands import interruptible
-from pyspark_mq.cli.json_lines import BODIES, JSON, Printed
+from pyspark_mq.cli.json_lines import Printed, printed_as
 
 
 class Printer:
     """Prints messages, at most `count`. printed: how many it has."""
 
-    def __init__(self, out: BinaryIO, printed_as: Printed, count: int | None) -> None:
+    def __init__(self, out: BinaryIO, kind: Printed, count: int | None) -> None:
         self.printed = 0
         self._out = out
-        self._line = printed_as.line
+        self._line = kind.line
         self._count = None if count is None else min(count, sys.maxsize)
 
     def write(self, rows: Iterable[Row]) -> None:
@@ -98,9 +98,9 @@ def tail(
         waits = end is None and newest_only is None
     if begin is None:
         begin = "latest" if waits and newest_only is None else "earliest"
-    printed_as = JSON if as_json else BODIES
-    spec = rows_of(printed_as.columns, filter_of(tags, sql))
-    printer = Printer(sys.stdout.buffer, printed_as, count)
+    printed = printed_as(as_json)
+    spec = rows_of(printed.columns, filter_of(tags, sql))
+    printer = Printer(sys.stdout.buffer, printed, count)
     with (
         interruptible(lambda: f"{printer.printed:,} messages of {topic} printed"),
         log_at(store).open() as log,

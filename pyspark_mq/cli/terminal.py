@@ -1,18 +1,80 @@
-"""Rows as columns of text."""
+"""Text on its way to a terminal: control characters made visible, rows as columns, questions."""
+
+import logging
+import re
+import sys
+
+import click
+
+# Not a line's end or a tab. The last ones turn the direction of text; a surrogate stands for a byte that is not UTF-8.
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\udc80-\udcff]")
+_IN_A_LINE = {"\n": "^J", "\t": "^I"}
 
 Cells = tuple[str, ...]
+YES = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+def visible(text: str) -> str:
+    """Return a text whose control characters are written as `cat -v` writes them, so that a terminal obeys none."""
+    return CONTROLS.sub(_written, text)
+
+
+def _written(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code in range(0xDC80, 0xDD00):  # a byte that is not UTF-8
+        code -= 0xDC00
+    if code > 0xFF:
+        return f"<U+{code:04X}>"
+    if code >= 0x80:
+        low = code - 0x80
+        return "M-" + (chr(low) if 0x20 <= low < 0x7F else f"^{chr(low ^ 0x40)}")
+    return f"^{chr(code ^ 0x40)}"
+
+
+def visible_body(body: bytes) -> bytes:
+    """Return a body as `visible` text."""
+    return visible(body.decode(errors="surrogateescape")).encode()
+
+
+def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print a `visible` text. Commands print by this, but for the bytes of a body."""
+    click.echo(visible(str(text)), err=err, nl=nl)
+
+
+class VisibleFormatter(logging.Formatter):
+    """Formats log records for a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
+def must_confirm(question: str, yes: bool) -> None:
+    """Ask at a terminal, and end the command unless the answer is yes. Without a terminal, nothing is asked."""
+    if not yes and at_a_terminal():
+        click.confirm(visible(question), abort=True, err=True)
+
+
+def at_a_terminal() -> bool:
+    """Whether a person can answer questions."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def aligned(rows: list[Cells], left: int = 1) -> str:
     """Rows as columns: the first `left` to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    shown = [tuple(map(cell, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if column < left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            text.ljust(width) if column < left else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for row in rows
+        for row in shown
     )
+
+
+def cell(text: str) -> str:
+    """Return a `visible` text of one line."""
+    return visible(re.sub("[\n\t]", lambda found: _IN_A_LINE[found[0]], text))
 
 
 def number(value: int | float | None) -> str:

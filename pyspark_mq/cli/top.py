@@ -12,7 +12,7 @@ import click
 
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
-from pyspark_mq.cli.terminal import number
+from pyspark_mq.cli.terminal import cell, number
 from pyspark_mq.stats.measures import Look, look
 from store import MessageStore
 
@@ -45,7 +45,7 @@ def top(store: str, interval: float, looks: int | None) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    console, done = Console(), 0
+    console, done = Console(markup=False, emoji=False), 0
     with interruptible(lambda: f"{done:,} looks at {store}"), MessageStore.open(store, read_only=True) as opened:
         before, now = None, look(opened, None)
         with Live(console=console, auto_refresh=False, screen=True) if console.is_terminal else nullcontext() as live:
@@ -91,18 +91,18 @@ def screen(store: str, before: Look | None, now: Look) -> Group:
     from rich.table import Table
 
     log = now.log
-    head = f"{store}  log {log.published:,} bytes, {log.taken:,} on disk in {log.segments} segments"
+    head = f"{cell(store)}  log {log.published:,} bytes, {log.taken:,} on disk in {log.segments} segments"
     if before is not None:
         head += f", {(log.published - before.log.published) / (now.at - before.at):,.0f} bytes/s"
     topics = Table("topic", *(_right(name) for name in ("queues", "messages", "bytes", "messages/s", "bytes/s")))
     for line in topic_lines(before, now):
-        topics.add_row(line.topic, *map(number, line[1:]))
+        topics.add_row(cell(line.topic), *map(number, line[1:]))
     lags = lags_by_topic(now)
     if not lags:
         return Group(head, topics)
     groups = Table("group", "topic", *(_right(name) for name in ("lag", "read/s")))
     for (group, topic), behind in lags.most_common():
-        groups.add_row(group, topic, number(behind), number(_read_rate(before, now, group, topic)))
+        groups.add_row(cell(group), cell(topic), number(behind), number(_read_rate(before, now, group, topic)))
     return Group(head, topics, groups)
 
 

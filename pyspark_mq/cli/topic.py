@@ -7,8 +7,7 @@ import click
 from pyspark_mq.browsing import bounds_of
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.arguments import topics as complete_topics
-from pyspark_mq.cli.commands import YES, must_confirm
-from pyspark_mq.cli.terminal import Cells, aligned, number
+from pyspark_mq.cli.terminal import YES, Cells, aligned, echo, must_confirm, number
 from pyspark_mq.stats.measures import extent, group_lags
 from store import InvalidTopic, MessageStore
 from store.api.message_store import delete_topic
@@ -37,7 +36,7 @@ def create(store: str, name: str, queues: int, config: str | None) -> None:
                 f"Topic {name!r} exists in {store}, with {existing} queues. To add queues: "
                 f"pyspark-mq topic alter {store} {name} --queues N"
             )
-        click.echo(f"{name}: {opened.create_topic(name, queues=queues)} queues")
+        echo(f"{name}: {opened.create_topic(name, queues=queues)} queues")
 
 
 @topic.command()
@@ -54,7 +53,7 @@ def alter(store: str, name: str, queues: int, yes: bool) -> None:
     with MessageStore.open(store, create=False) as opened:
         before = len(bounds_of(DirectoryLog(opened), name))
         must_confirm(f"Add {queues - before} queues to {name}? Sharding keys move to other queues.", yes)
-        click.echo(f"{name}: {opened.create_topic(name, queues=queues)} queues")
+        echo(f"{name}: {opened.create_topic(name, queues=queues)} queues")
 
 
 @topic.command("list")
@@ -65,7 +64,7 @@ def list_topics(store: str, show_all: bool) -> None:
     with MessageStore.open(store, read_only=True) as opened:
         for name, queues in sorted(opened.topics().items()):
             if show_all or not is_internal_topic(name):
-                click.echo(f"{name}: {queues} queues")
+                echo(f"{name}: {queues} queues")
 
 
 @topic.command()
@@ -81,12 +80,12 @@ def describe(store: str, name: str) -> None:
             times = (_time(opened, name, each.queue, offset) for offset in (each.first, each.end - 1))
             numbers = map(number, (each.first, each.end, each.messages, each.size))
             rows.append((str(each.queue), *numbers, *(times if each.messages else "--")))
-        click.echo(aligned(rows))
+        echo(aligned(rows))
         behind: dict[str, int] = {}
         for lag in group_lags(log, topic=name):
             behind[lag.group] = behind.get(lag.group, 0) + lag.messages
         for group, messages in behind.items():
-            click.echo(f"group {group}: {messages:,} messages behind")
+            echo(f"group {group}: {messages:,} messages behind")
 
 
 def _time(store: MessageStore, topic: str, queue_id: int, offset: int) -> str:
@@ -112,4 +111,4 @@ def delete(store: str, name: str, dry_run: bool, yes: bool) -> None:
     if not dry_run:
         must_confirm(f"Delete {name} with {messages:,} messages?", yes)
         delete_topic(store, name)
-    click.echo(f"{'would delete' if dry_run else 'deleted'} {name}: {len(bounds)} queues, {messages:,} messages")
+    echo(f"{'would delete' if dry_run else 'deleted'} {name}: {len(bounds)} queues, {messages:,} messages")

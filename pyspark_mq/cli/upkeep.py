@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from pyspark_mq.cli.arguments import STORE
 from pyspark_mq.cli.commands import interruptible
+from pyspark_mq.cli.terminal import aligned, echo
 from store import MessageStore
 from store.format.layout import COMMIT_LOG_DIR
 from store.upkeep.findings import Report
@@ -39,14 +40,14 @@ def clean(store: str, dry_run: bool, reserved_hours: int | None, force: bool) ->
             config = replace(config, deleteFileBatchMax=max(1, len(os.listdir(opened.path / COMMIT_LOG_DIR))))
         step = opened.clean(asked=True, forced=force, dry_run=dry_run, config=config)
     for path in (*step.log, *step.queues, *step.index):
-        click.echo(f"{'would delete' if dry_run else 'deleted'} {path}")
-    click.echo(
+        echo(f"{'would delete' if dry_run else 'deleted'} {path}")
+    echo(
         f"{len(step.log)} log segments, {len(step.queues)} queue files and {len(step.index)} index files, "
         f"{step.taken:,} bytes\n"
         f"The disk is {step.used_percent}% full; {step.reason.value}"
     )
     if step.kept:
-        click.echo(f"{step.kept} segments more stay, for messages in them are to be archived or delivered still")
+        echo(f"{step.kept} segments more stay, for messages in them are to be archived or delivered still")
 
 
 @click.command()
@@ -68,15 +69,15 @@ def verify(store: str, do_repair: bool, config: str | None) -> None:
 def _verify(store: str, config: str | None, *, do_repair: bool) -> None:
     report = verified(store, config)
     if do_repair and report.findings:
-        click.echo(findings_table(report))
+        echo(findings_table(report))
         try:
             repair(store, config)
         finally:
-            click.echo("\nafter the repair:")
+            echo("\nafter the repair:")
             report = verified(store, config)
-            click.echo(findings_table(report))
+            echo(findings_table(report))
     else:
-        click.echo(findings_table(report))
+        echo(findings_table(report))
     sys.exit(1 if report.findings else 0)
 
 
@@ -94,8 +95,6 @@ def verified(store: str, config: str | None) -> Report:
 def findings_table(report: Report) -> str:
     """What was found, a row each, and what was looked at."""
     rows: list[tuple[str, ...]] = [("where", "what", "remedy"), *report.findings] if report.findings else []
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     looked = f"{report.records:,} records, {report.log_bytes:,} bytes, {report.queues} queues"
     found = f"{len(report.findings)} findings" if report.findings else "no findings"
-    return "\n".join([*lines, f"{looked}: {found}"])
+    return "\n".join(filter(None, [aligned(rows, left=3), f"{looked}: {found}"]))

@@ -77,13 +77,13 @@ def test_describe_shows_queues_and_groups(path: Path) -> None:
 
 @pytest.mark.parametrize(("answer", "left"), [("n\n", "orders: 2 queues\n"), ("y\n", "")], ids=["refused", "confirmed"])
 def test_delete_asks_at_a_terminal(path: Path, answer: str, left: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark_mq.cli.commands.at_a_terminal", lambda: True)
+    monkeypatch.setattr("pyspark_mq.cli.terminal.at_a_terminal", lambda: True)
     done = CliRunner().invoke(main, ["topic", "delete", str(path), "orders"], input=answer)
     assert "Delete orders with 0 messages? [y/N]" in done.stderr
     assert succeed("topic", "list", path) == left
 
 
 def test_yes_skips_the_question(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyspark_mq.cli.commands.at_a_terminal", lambda: True)
+    monkeypatch.setattr("pyspark_mq.cli.terminal.at_a_terminal", lambda: True)
     succeed("topic", "delete", path, "orders", "--yes")
     assert succeed("topic", "list", path) == ""
