@@ -1,7 +1,8 @@
-"""Messages that are to be delivered later, as a broker keeps them meanwhile: in a topic of its own, with the place
-where they belong in their properties.
+"""Delayed messages: until they are due, a broker keeps them in a topic of its own, with their real topic and queue in
+properties.
 
-By level: in SCHEDULE_TOPIC, whose queue `level - 1` holds those that wait equally long. At any time: in TIMER_TOPIC.
+Messages with a delay level wait in SCHEDULE_TOPIC, each level in a queue of its own, `level - 1`. Messages with a time
+wait in TIMER_TOPIC.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ _NEVER = 0  # where no time is given
 
 
 class Waits(NamedTuple):
-    """How n messages wait, int64, shape (n,) each. levels: 0 for none. deliver_at: ms since 1970, 0 for none."""
+    """The delays of n messages, int64, shape (n,) each. levels: 0 for none. deliver_at: ms since 1970, 0 for none."""
 
     levels: Ints
     deliver_at: Ints
 
     @staticmethod
     def of_messages(messages: Sequence[Message], now: int) -> Waits | None:
-        """None where nobody waits. now: ms. Raises as `of`."""
+        """Return the delays of messages; None if no message is delayed. now: ms. Raises as `of`."""
         if not any(message.delay_level or message.deliver_at is not None for message in messages):
             return None
         levels = [whole_number("delay_level", message.delay_level) for message in messages]
@@ -59,10 +60,10 @@ class Waits(NamedTuple):
 
     @staticmethod
     def of(levels: Ints, deliver_at: Ints, now: int) -> Waits | None:
-        """Those that are there now, or were to be delivered before, do not wait.
+        """Return the delays; None if no message is delayed. A time that is past is no delay.
 
-        Raises `MessageRefused` for a level that there is not, for a time that is farther away than RocketMQ's brokers
-        take it, and for both.
+        Raises `MessageRefused` for an unknown level, for a time farther away than RocketMQ's brokers allow, and for a
+        message with both.
         """
         for level in levels[(levels < 0) | (levels > LEVELS)][:1].tolist():
             raise illegal(f"delay_level {level}: there are levels 1 (1 s) to {LEVELS} (2 h); else deliver_at")
@@ -76,14 +77,14 @@ class Waits(NamedTuple):
 
 
 def waiting(records: EncodedRecords, waits: Waits, encoding: Encoding) -> EncodedRecords:
-    """The records, those of which that wait where they wait."""
+    """Return the records, the delayed ones of them in the topics where they wait."""
     starts = np.cumsum(records.sizes) - records.sizes
     view = RecordView(np.frombuffer(records.encoded(0, len(records)), np.uint8), starts, records.sizes)
     view.measure_topics()
     topics = texts([topic for topic, _ in records.destinations]).take(arrow(records.queues))
     queue_ids = np.array([queue_id for _, queue_id in records.destinations], np.int64)[records.queues]
     copies, places = RecordCopies.of(view), waiting_places(Places(topics, queue_ids), waits)
-    kept = {  # who does not wait keeps a property of such a name
+    kept = {  # a message that is not delayed keeps a property of such a name
         name: pc.if_else(pc.equal(values, constant("")), copies.value(name), values)
         for name, values in places.properties.items()
     }
@@ -92,7 +93,7 @@ def waiting(records: EncodedRecords, waits: Waits, encoding: Encoding) -> Encode
 
 
 def waiting_places(places: Places, waits: Waits) -> Places:
-    """Where messages are meanwhile that go to `places` once they have waited."""
+    """Return where messages wait that go to `places` when they are due."""
     levels, at, count = waits.levels, waits.deliver_at, len(places.queue_ids)
     by_level, by_time, anyhow = arrow(levels > 0), arrow(at > 0), arrow((levels > 0) | (at > 0))
     topics = pa.repeat(constant(places.topics), count) if isinstance(places.topics, str) else places.topics
@@ -112,15 +113,16 @@ def waiting_places(places: Places, waits: Waits) -> Places:
 
 
 def timer_slots(deliver_at: Ints) -> Ints:
-    """The slots of RocketMQ's timer wheel that messages due at these times (ms) wait in: the wheel delivers a slot when
-    it is over.
+    """Return the slots of RocketMQ's timer wheel for messages due at these times (ms).
+
+    The wheel delivers a slot when its time is over.
     """
     slots: Ints = (deliver_at - 1) // TIMER_PRECISION_MS * TIMER_PRECISION_MS
     return slots
 
 
 def real_places(copies: RecordCopies) -> tuple[pa.StringArray, Ints, npt.NDArray[np.bool_]]:
-    """Topics and queue ids that messages belong to that waited, and which of them say so, shape (n,)."""
+    """Return the real topics and queue ids of delayed messages, and which messages name them, shape (n,)."""
     topics, queues = copies.value(PROPERTY_REAL_TOPIC), copies.value(PROPERTY_REAL_QUEUE)
     said = numbers(pc.and_(topics.is_valid(), pc.match_substring_regex(queues.fill_null(constant("")), "^[0-9]{1,9}$")))
     queue_ids = pc.if_else(arrow(said), queues, constant("0")).cast(pa.int64())
@@ -128,7 +130,7 @@ def real_places(copies: RecordCopies) -> tuple[pa.StringArray, Ints, npt.NDArray
 
 
 def _where(mask: pa.BooleanArray, values: pa.StringArray) -> pa.StringArray | None:
-    """The values where the mask is true, "" elsewhere; None where it is nowhere."""
+    """Return the values where the mask is true, "" elsewhere; None if it is true nowhere."""
     return pc.if_else(mask, values, constant("")) if pc.any(mask).as_py() else None
 
 

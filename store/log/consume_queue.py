@@ -25,12 +25,12 @@ IsMessage = Callable[[str, int, int, int, int], bool]  # topic, queue id, queue 
 
 
 class QueueEnd:
-    """Where the entries of a queue that count end; a search begins where the one before ended."""
+    """Finds the end of the entries that count; a search begins at the end found last."""
 
     def __init__(self, files: QueueFiles, name: tuple[str, int], least_end: int, is_message: IsMessage | None) -> None:
         """name: topic and queue id. least_end: the queue is known to have had so many entries.
 
-        is_message: asked too whether an entry counts, where the confirm offset alone cannot tell.
+        is_message: decides whether an entry counts if the confirm offset alone cannot tell.
         """
         self._files = files
         self._name = name
@@ -39,7 +39,7 @@ class QueueEnd:
         self._found_end = 0  # the end found last
 
     def find(self, confirm_offset: int) -> int:
-        """Queue offset after the last entry that counts. Raises as `check`, and where it knew of more."""
+        """Return the queue offset after the last entry that counts. Raises as `check`, and if entries were lost."""
         if not self._found_end and not self._least_end and not self._files.segments.has_folder:
             return self._files.begin  # as of most queues of a topic with many: one look instead of three
         start, low = self._found_end, self._end_nearby(confirm_offset)
@@ -52,7 +52,7 @@ class QueueEnd:
         return low
 
     def _end_nearby(self, confirm_offset: int) -> int | None:
-        """The end, if it is among the entries behind the one found last."""
+        """Return the end if it is near the end found last, else None."""
         last = self._found_end - 1
         try:
             entries = self._files.entries(last, last + _NEARBY) if last >= 0 else _NO_ENTRIES
@@ -66,7 +66,7 @@ class QueueEnd:
         return None
 
     def _search_end(self, confirm_offset: int) -> tuple[int, int]:
-        """Where the search began, and the end. Raises as `check`: a search that met a hole would end before it."""
+        """Return where the search began, and the end. Raises as `check`, for a search would end at a missing file."""
         seen = self._found_end
         is_first = not seen or not self._counts(seen - 1, confirm_offset)
         start = low = self._known_end(self._files.check(), confirm_offset) if is_first else seen
@@ -82,10 +82,10 @@ class QueueEnd:
         return start, end
 
     def _must_end(self, end: int, confirm_offset: int, *, is_first: bool) -> None:
-        """Raises `CorruptSegment` where entries behind the one that ended a search count: then that one is damaged.
+        """Raises `CorruptSegment` if entries behind the one that ended a search count: then that one is damaged.
 
-        Unless it counts by now, too: then a broker wrote them meanwhile. No message but the first has log offset 0.
-        is_first: nothing is known of the queue, or not any more, so look at all that is behind.
+        If it counts by now, too, a broker wrote them concurrently. is_first: nothing is known of the queue, or its
+        files changed, so look at all entries behind. Only the first message has log offset 0.
         """
         found = self._any_counts(end + 1, self._files.entries_left(end + 1, end + _NEARBY).tolist(), confirm_offset)
         at = end + _NEARBY
@@ -96,14 +96,14 @@ class QueueEnd:
             raise CorruptSegment(f"{self._files}: entry {end} is damaged, for more come behind; {MAKE_ANEW}")
 
     def _any_counts(self, start: int, rows: list[tuple[int, int, int]], confirm_offset: int) -> bool:
-        """Whether any of the entries from `start` on counts, by what they say; they come behind another."""
+        """Whether any of these entries counts. start: queue offset of the first, which is not the queue's first."""
         for index, (at, size, _) in enumerate(rows, start):
             if at and self._is_published(index, at, size, confirm_offset):
                 return True
         return False
 
     def _known_end(self, first: int, confirm_offset: int) -> int:
-        """Where to search from: damaged entries before it are no end."""
+        """Return where a search begins: a damaged entry before it does not end the queue."""
         least = self._least_end
         if least > first and not self._counts(least - 1, confirm_offset):
             raise CorruptSegment(f"{self._files}: entry {least - 1}, which it had, is gone; {MAKE_ANEW}")
@@ -118,7 +118,7 @@ class QueueEnd:
         return self._is_published(index, offset, size, confirm_offset)
 
     def _is_published(self, index: int, offset: int, size: int, confirm_offset: int) -> bool:
-        """Whether entry `index` counts, by what it says."""
+        """Whether entry `index` counts, by its log offset and size."""
         if offset == 0 and size == CQ_PRE_BLANK_SIZE:
             return True
         if offset < 0 or size <= 0 or offset + size > confirm_offset:
@@ -156,14 +156,14 @@ class ConsumeQueue(QueueFiles):
         return self._end.find(confirm_offset)
 
     def known_end(self, least: int, confirm_offset: int) -> int:
-        """`max_offset` of a queue that had `least` entries. Raises `CorruptSegment` too where it ends before."""
+        """Return `max_offset` of a queue that had `least` entries. Raises `CorruptSegment` if it ends before."""
         found = self.max_offset(confirm_offset)
         if found < least:
             raise CorruptSegment(f"{self}: ends at {found}, but had {least} entries; {MAKE_ANEW}")
         return found
 
     def dispatched(self, confirm_offset: int) -> int:
-        """Log offset (bytes) after the record of the last entry that counts, 0 without one."""
+        """Return the log offset (bytes) after the record of the last entry that counts, 0 without one."""
         while True:
             max_offset = self.max_offset(confirm_offset)
             with suppress(OffsetLost):  # or else retention was faster
@@ -172,10 +172,10 @@ class ConsumeQueue(QueueFiles):
                 return int((last["physical_offset"] + last["size"]).sum())
 
     def min_offset(self, min_physical_offset: int, max_offset: int) -> int:
-        """Queue offset of the first entry whose record the log still has; `max_offset` when there is none.
+        """Return the queue offset of the first entry whose record the log still has; `max_offset` if there is none.
 
-        Raises `CorruptSegment` where it is only by an empty entry, or one that does not ascend, that those before it
-        seem to be deleted, and as `entries`.
+        Raises `CorruptSegment` if the entry before it is damaged, so that older ones may only seem to be deleted; and
+        as `entries`.
         """
         low = first = self.first()
         high, seen = max_offset, self._found_first
@@ -194,8 +194,9 @@ class ConsumeQueue(QueueFiles):
         return low
 
     def _is_damaged(self, offset: int, first: int) -> bool:
-        """Whether an entry is there that says nothing, or a log offset that is not behind that of the one before, if it
-        is not the `first`; retention may have taken it meanwhile.
+        """Whether an entry is empty, or its log offset is not above that of the entry before it, if it is not `first`.
+
+        False if retention took it.
         """
         try:
             entries = self.entries(max(offset - 1, first), offset + 1)
@@ -206,9 +207,9 @@ class ConsumeQueue(QueueFiles):
         return not entries["size"][-1] or not (np.diff(entries["physical_offset"]) > 0).all()
 
     def begin_at(self, start: int, min_physical_offset: int) -> None:
-        """`start` gets the first entry that there is: let nothing before it count as one of a record that is there.
+        """Prepare the queue for its first entry at `start`: entries before it must not count as those of a record.
 
-        As RocketMQ does, pre-blank entries stand before it in a first file; entries of records that are gone may stay,
+        As RocketMQ does, fill the first file before it with pre-blank entries. Entries of deleted records may stay,
         unless `min_offset` would take the last of them for damaged.
         """
         first = start - start % self.entries_per_file  # of a file that may be gone, and those behind it not
@@ -225,15 +226,15 @@ class ConsumeQueue(QueueFiles):
             self.write_blank(first, start)
 
     def begin_empty(self, start: int) -> None:
-        """Leave no entry; `start` gets the next one, before which pre-blank ones stand (see `begin_at`)."""
+        """Drop all entries, and prepare the queue for its next one at `start` (see `begin_at`)."""
         self.truncate(self.begin)
         self.write_blank((start - 1) // self.entries_per_file * self.entries_per_file, start)
 
     def truncate(self, max_offset: int) -> None:
-        """Zero every entry from `end` on, for what a dead writer left must never count later; delete empty files.
+        """Zero every entry from `max_offset` on, so that those of a dead writer never count; delete empty files.
 
-        As RocketMQ does: of an empty last file it counts the first entry. From the last file on, each gone on the
-        device before the one before it has a hole (see `write`). Call as the only writer. Raises `FlushFailed`.
+        RocketMQ does so, too: it counts the first entry of an empty last file. Files go from the last one on, each on
+        the device before the one before it changes (see `write`). Call as the only writer. Raises `FlushFailed`.
         """
         starts, end = self.segments.starts(), max_offset * CQ_ENTRY.itemsize if max_offset > self.begin else 0
         if starts and end and end == starts[0]:  # nothing would be left that says where the queue goes on
@@ -246,9 +247,9 @@ class ConsumeQueue(QueueFiles):
             self.segments.flush_names()
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
-        """Delete files, never the last, of whose last entries the log has no record any longer.
+        """Delete files, never the last, if the log has lost the records of their last entries to retention.
 
-        Returns the path of each and the bytes it took. Call as the only writer.
+        Return the path of each and the bytes it took. Call as the only writer.
         """
         gone = []
         for start in self.segments.starts()[:-1]:
@@ -260,7 +261,7 @@ class ConsumeQueue(QueueFiles):
         return gone
 
     def _is_behind(self, index: int, min_physical_offset: int) -> bool:
-        """Whether the log has no longer the record of entry `index`."""
+        """Whether retention took the record of entry `index` from the log."""
         try:
             entry = self.entries(index, index + 1)[0]
         except OffsetLost:
@@ -270,5 +271,5 @@ class ConsumeQueue(QueueFiles):
         return bool(0 <= entry["physical_offset"] < min_physical_offset or entry["size"] == CQ_PRE_BLANK_SIZE)
 
     def _is_deleted(self, index: int) -> bool:
-        """Whether entry `index`, which has no file, had one that retention took."""
+        """Whether retention took the file of entry `index`, which is missing."""
         return index < self.first()

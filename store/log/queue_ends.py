@@ -1,9 +1,9 @@
-"""Where every queue ended at some offset of the log: what the queues' own files must agree with.
+"""Where every queue ended when the log had some length: the queues' own files must agree with it.
 
-A queue whose folder or last file is gone looks like a shorter one, and an append would give its offsets a second
-time. So who writes keeps the ends in a file of this project, `queueends`: written when a recovery ends, every now and
-then behind a flush, and when the last writer leaves. What was appended since is told by the log. A file that cannot be
-read, or does not fit its checksum, is none: then the queues are made anew from the log.
+A queue that lost its folder or last file looks like a shorter one, and an append would give its offsets a second time.
+So writers keep the ends in a file of this project, `queueends`. A recovery writes it, a flusher now and then, and the
+last writer at its close. The log tells of later appends. If the file is unreadable or its checksum wrong, the queues
+are rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ class _QueueEndsFile(msgspec.Struct):
 
 @dataclass
 class QueueEnds:
-    """What was seen of queues and index when the log ended at `at` (bytes).
+    """The ends of queues and index files when the log ended at `at` (bytes).
 
-    of: queue offset after the last entry of each queue that has any. index: log offset of the last record before `at`
-    that each index file names, and none behind it, by the file's name. gaps: stretches of the log before `at` whose
+    of: queue offset after the last entry of each queue that has any. index: by name of an index file, log offset of the
+    last record before `at` that it names, if it names none behind it. gaps: stretches of the log before `at` whose
     records are not in `of` yet.
     """
 
@@ -76,8 +76,9 @@ class QueueEnds:
 
     @staticmethod
     def read(root: Path) -> QueueEnds | None:
-        """What the file of a directory says, without topics that were deleted since; None without one, and, with a
-        warning, for one that is damaged.
+        """Read the file of a directory, leaving out topics that were deleted since.
+
+        None if it is missing; None, with a warning, if it is damaged.
         """
         try:
             found = QueueEnds.sound(root)
@@ -90,7 +91,7 @@ class QueueEnds:
 
     @staticmethod
     def sound(root: Path) -> QueueEnds | None:
-        """What the file says; None without one. Raises `CorruptStore` for one that is damaged."""
+        """Read the file; None if it is missing. Raises `CorruptStore` if it is damaged."""
         try:
             noted = decode(_checked(read_file(root / QUEUE_ENDS_FILE, _MAX_BYTES)), _QueueEndsFile)
             ends, at = {(topic, queue): end for topic, queue, end in noted.queues}, noted.logOffset
@@ -107,7 +108,7 @@ class QueueEnds:
 
     @staticmethod
     def known(root: Path, log: CommitLog, end: int, begin: int = 0) -> QueueEnds:
-        """What the file says, and the log of what came since, up to `end` at least; without a file, from `begin` on."""
+        """Read the file, and from the log what came since, up to `end` at least; without a file, from `begin` on."""
         found = QueueEnds.read(root) or QueueEnds(min(begin, end), {})
         if found.at < end:
             begin, deleted = max(found.at, log.min_offset()), Topics(root).deletions()
@@ -115,9 +116,9 @@ class QueueEnds:
         return found
 
     def write(self, root: Path, index: Index) -> None:
-        """Replace the file of a directory, if the device takes it: it may be full.
+        """Replace the file of a directory. An error of the system is ignored, such as for a full device.
 
-        An old file is noticed, and costs the next opening a look at the whole log.
+        The next opening notices an old file, and then reads the whole log.
         """
         queues = [(topic, queue, end) for (topic, queue), end in sorted(self.of.items())]
         with suppress(OSError, ConfigError):  # a file in the index that is none of ours
@@ -130,28 +131,28 @@ class QueueEnds:
             self.written_at = self.at
 
     def is_due(self, index: Index) -> bool:
-        """Whether much was flushed since it was written, or a first key of an index file."""
+        """Whether much was flushed since the file was written, or the first key of an index file."""
         if self.at - self.written_at >= _WRITE_EVERY:
             return True
         newest = max(self.index, default="")
-        # A missing folder or file: retention took it. A ConfigError: a file that is not ours.
+        # Retention may have taken the folder or a file. ConfigError: a file that is not ours.
         with system_errors(index.directory), suppress(FileNotFoundError, ConfigError):
             is_new = max(os.listdir(index.directory), default="") > newest
             return is_new and bool(index.last_keys(self.at, newest).keys() - self.index.keys())
         return False
 
     def forget(self, deleted: Mapping[str, int]) -> None:
-        """Drop the queues of topics that were deleted since: what comes there begins anew. deleted: `Topics.deletions`.
+        """Drop the queues of topics that were deleted since. deleted: `Topics.deletions`.
 
-        A topic that was deleted before `at` is a later one of its name: whoever noted it knew.
+        A topic that was deleted before `at` was created again before it was noted.
         """
         for name in [name for name in self.of if deleted.get(name[0], -1) >= self.at]:
             del self.of[name]
 
     def follow(self, begin: int, end: int, ranges: Ranges, deleted: Mapping[str, int] = NOTHING) -> None:
-        """Take what [begin, end) of the log brought to the queues; others flushed what lies between.
+        """Note the entries of the flushed stretch [begin, end) of the log; other writers flushed what lies before it.
 
-        ranges: without what was `deleted` when `end` was flushed; others may have noted later lives since.
+        ranges: without topics that were `deleted` when `end` was flushed. Others may have noted later lives since.
         """
         self.forget(deleted)
         if begin > self.at:
@@ -160,9 +161,10 @@ class QueueEnds:
         self.at = max(self.at, end)
 
     def complete(self, log: CommitLog, written: QueueEnds, deleted: Mapping[str, int] = NOTHING) -> bool:
-        """Close the gaps, by what another may have written meanwhile and by the log; whether all are closed.
+        """Close the gaps from `written`, which another writer may have written, and from the log.
 
-        They are not where the log is damaged, or its beginning was deleted; then the next opening looks at everything.
+        Return whether all are closed. They stay if the log is damaged, or its beginning was deleted; then the next
+        opening reads everything.
         """
         self._merge(written.of)
         self.index |= written.index
@@ -225,7 +227,7 @@ class QueueEnds:
         return _begin(several, log, deleted) and self._index_holds(log, index, until, filed_anew=filed_anew)
 
     def forget_all_but(self, existing: Sequence[QueueName]) -> bool:
-        """Forget the queues of topics that a broker deleted: created again, they begin anew. Whether there were any.
+        """Forget the queues of topics that a broker deleted: recreated, they begin at 0. Return whether there were any.
 
         existing: the queues on disk, of a directory with which these `agree`.
         """
@@ -238,7 +240,7 @@ class QueueEnds:
         self.of.update({name: max(self.of.get(name, 0), end) for name, end in ends.items()})
 
     def _index_holds(self, log: CommitLog, index: Index, end: int | None, *, filed_anew: bool) -> bool:
-        """end: of the log, behind which the index has nothing; None where it may."""
+        """end: of the log, behind which the index has no key; None if it may have some."""
         if not index.is_enabled:
             return True
         names, first_byte = set(index.names()), log.min_offset()
@@ -255,7 +257,7 @@ class QueueEnds:
 
 
 def _checked(data: bytes) -> bytes:
-    """What the file holds. A version before wrote no checksum. Raises `ValueError` where it does not fit."""
+    """Return the content of the file. An earlier version wrote no checksum. Raises `ValueError` if it does not fit."""
     text, found, crc = data.rpartition(_CRC)
     if found and crc != b"%d}" % zlib.crc32(text):
         raise ValueError
@@ -263,10 +265,10 @@ def _checked(data: bytes) -> bytes:
 
 
 def _reaches(folder: str, stop: int, file_size: int, begin: int, end: int, is_last: bool) -> bool:
-    """Whether a queue has the entry before queue offset `stop`, of a record in [begin, end) of the log, and none of one
-    before `end` behind it, for then it was noted wrong; and, if that `is_last`, nothing behind it.
+    """Whether a queue has the entry before queue offset `stop`, of a record in [begin, end) of the log.
 
-    Without `Segments`, paths and arrays: there may be ten thousand queues, and this is all that is asked of most.
+    The entry behind it must not be of a record before `end`, or the end was noted wrong; it must be empty if the one
+    before it `is_last`. Works without `Segments`, paths and arrays, for there may be ten thousand queues.
     """
     position = (stop - 1) * CQ_ENTRY.itemsize
     start = position - position % file_size
@@ -276,14 +278,14 @@ def _reaches(folder: str, stop: int, file_size: int, begin: int, end: int, is_la
 
 
 def _has_entries(folder: str, end: int, is_last: bool) -> bool:
-    """Whether a queue of which nothing is noted has entries all the same, as `_reaches` asks for those behind."""
+    """Whether a queue without a noted end has entries, by the same rule as `_reaches` for entries behind an end."""
     files = list_files(Path(folder))
     entry = _read(f"{folder}/{files[0][0]}", 0) if files else b""
     return any(entry) if is_last else _counts(entry, end)
 
 
 def _read(path: str, position: int) -> bytes:
-    """An entry of a queue's file, and the one behind it that is there; b"" without the file."""
+    """Read an entry of a queue's file, and the one behind it if the file has it; b"" if the file is missing."""
     with system_errors(path):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -296,7 +298,7 @@ def _read(path: str, position: int) -> bytes:
 
 
 def _counts(data: bytes, end: int, begin: int = 0) -> bool:
-    """Whether the first entry in `data` is of a record in [begin, end) of the log, or of none that there ever was."""
+    """Whether the first entry in `data` is of a record in [begin, end) of the log, or a pre-blank one."""
     # Without their signs: what is negative is behind every end then.
     offset, size = (int.from_bytes(data[first:last], "big") for first, last in (_OFFSET, _SIZE))
     return size == CQ_PRE_BLANK_SIZE or (size > 0 and begin <= offset <= end - size)

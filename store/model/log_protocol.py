@@ -1,7 +1,7 @@
-"""What a reader, a writer and a consumer need of a log, whichever kind it is: a directory, a cluster, an archive.
+"""The types that readers, writers and consumers of a log use: a directory, a cluster or an archive.
 
-Everything in `pyspark_mq` works on these; `store.directory.directory_log` is the first kind. No caller asks for the
-kind of a log: its answers say what it cannot do (see each verb).
+`pyspark_mq` uses only these types; `store.directory.directory_log` is the first kind of log. Callers never ask for the
+kind of a log. If a log cannot do something, its answers say so; see each method.
 """
 
 from __future__ import annotations
@@ -63,15 +63,17 @@ class QueueRange(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What a queue has: messages [min_offset, max_offset), queue offsets."""
+    """The messages [min_offset, max_offset) of a queue, as queue offsets."""
 
     min_offset: int
     max_offset: int
 
 
 class Fingerprint(NamedTuple):
-    """Which message stands at a queue offset. physical_offset: commit log offset (bytes) of its record;
-    store_timestamp: ms since 1970."""
+    """Identifies the message at a queue offset.
+
+    physical_offset: commit log offset (bytes) of its record. store_timestamp: ms since 1970.
+    """
 
     physical_offset: int
     store_timestamp: int
@@ -81,7 +83,7 @@ Fingerprints = dict[Queue, Fingerprint]  # of the message before a position
 
 
 class Boundary(Enum):
-    """Which message a time means: LOWER the first stored at it or after, UPPER the last stored at it or before."""
+    """The message that a time means: LOWER the first stored at it or later, UPPER the last stored at it or before."""
 
     LOWER = "lower"
     UPPER = "upper"
@@ -93,30 +95,30 @@ class MessageFilter(Protocol):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that `match_batch` looks at, bodies not among them; none where all messages match."""
+        """The columns that `match_batch` reads, never bodies; none if all messages match."""
 
     @property
     def tags_codes(self) -> frozenset[int] | None:
-        """The only tags codes (Java hashes) that messages which match can have; None where that is not known."""
+        """The tags codes (Java hashes) that matching messages can have; None if that is not known."""
 
     def match_codes(self, tags_codes: Int64s) -> Bools:
-        """True, shape of `tags_codes`, where a queue entry with that code may match."""
+        """Return where a queue entry with that tags code may match, in the shape of `tags_codes`."""
 
     def match_batch(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """True, one a row and never null, where the message matches. batch: `columns`, and no others."""
+        """Return where the message of a row matches, never null. batch: `columns`, and no others."""
 
     def match(self, tag: str | None, properties: Mapping[str, str]) -> bool:
-        """Whether one message matches."""
+        """Return whether one message matches."""
 
 
 @dataclass(frozen=True)
 class ReadSpec:
     """How a range is read.
 
-    columns: names of `store.COLUMNS`, as they shall stand in the batches. check_crc: compare bodies with their
-    checksums. max_rows, max_bytes: of one batch, bytes of records, and of bodies as they become where producers
-    compressed them (one row at least). max_body_bytes: how large one body may become, None for the log's own limit; a
-    larger one is a `MessageTooLarge`, or with oversized="null" null in its row.
+    columns: names of `store.COLUMNS`, in the order of the batches. check_crc: compare bodies with their checksums.
+    max_rows, max_bytes: limits of one batch, which has one row at least; bytes of records, and of decompressed bodies.
+    max_body_bytes: limit of one decompressed body, None for the log's own limit. A larger body raises
+    `MessageTooLarge`; with oversized="null" it is null.
     """
 
     columns: tuple[str, ...]
@@ -129,27 +131,27 @@ class ReadSpec:
 
 
 class Held(Protocol):
-    """Queues that are waited for, until a deadline: an iterator, and a context manager. One thread uses it.
+    """Queues that are held until a deadline: an iterator over ranges, and a context manager, for one thread.
 
-    It gives the messages behind a position of which one may match, as a range, or None where nothing came for a while,
-    or another thread asked for it. An empty range elsewhere than at the position says that its reader is to go on
-    there.
-    A range's queue is held no longer, until `again` says from where on. From the deadline on none is held again, and
-    the iterator ends; but every queue that has messages behind its begin comes once, however late it is.
+    A range has the messages behind a position, one of which may match. An empty range at another offset tells its
+    reader to go on there. None means that no message came for a while, or that another thread called `wake`.
+    A queue is no longer held once it gave a range; `again` holds it from a position on. After the deadline no queue is
+    held again and the iterator ends. But each queue with messages behind its begin gives a range once, however late.
     """
 
     def again(self, queue: Queue, position: int) -> None:
-        """Hold a queue once more, or one that was not held before, from `position` on, and from nowhere else."""
+        """Hold a queue, or one that was not held before, from `position` on instead of any other."""
 
     def wake(self) -> None:
-        """Give None, at once, or first of all when asked next. Any thread may call it."""
+        """Let the iterator give None at once, or at its next step. Any thread may call this."""
 
     def __iter__(self) -> Iterator[QueueRange | None]: ...
 
     def __next__(self) -> QueueRange | None:
-        """Of a queue that is gone an empty range, whose reader is told; or it raises `UnknownTopic`: all of it is gone.
+        """Return an empty range for a queue that was deleted, whose reader then raises an error.
 
-        Raises `StoreNotOpen` where the log was closed meanwhile."""
+        Raises `UnknownTopic` if the whole topic was deleted, and `StoreNotOpen` if the log was closed concurrently.
+        """
 
     def __enter__(self) -> Held: ...
 
@@ -166,70 +168,71 @@ class Log(Protocol):
         """Whether `physicalOffset` tells in which order messages of different queues were appended."""
 
     def topics(self) -> Mapping[str, tuple[Queue, ...]]:
-        """Topic to its queues, in order, as it stands now."""
+        """Return the present topics and their queues, in order."""
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        """Of each of `queues` that is there, in their order, as it stands now. All up to `max_offset` is published."""
+        """Return the present bounds of those of `queues` that exist, in order. All up to `max_offset` is published."""
 
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
-        """The offset that a time (ms since 1970) means, of each of `queues` that is there.
+        """Return the offset that a time (ms since 1970) means in each of `queues` that exists.
 
-        LOWER: its `max_offset` where all is older. UPPER: its `min_offset` where all is newer.
+        LOWER: the queue's `max_offset` if all messages are older. UPPER: its `min_offset` if all are newer.
         """
 
     def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
-        """The pieces of published `ranges` that can hold messages stored in [begin, end] (ms since 1970), in order.
+        """Return the pieces of published `ranges` that can have messages stored in [begin, end] (ms since 1970).
 
-        Never too few; all of them where this log cannot tell.
+        Returns all of `ranges` if this log cannot tell.
         """
 
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
-        """The pieces that can hold messages with one of `keys` among their keys, or as `msgId`; likewise.
+        """Return the pieces that can have messages with one of `keys` among their keys, or as `msgId`, in order.
 
-        Without reading the messages; all of them where this log has no index that tells.
+        Reads no messages. Returns all of `ranges` if this log has no index that tells.
         """
 
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
-        """The offset that a consumer group has to read next, of those of `queues` where it has committed one."""
+        """Return the next offset of a consumer group in those of `queues` in which it has committed one."""
 
     def groups(self) -> Mapping[str, Positions]:
-        """Consumer groups, each with all that it has committed; none where this log knows of none."""
+        """Return the consumer groups, each with all offsets that it has committed."""
 
     def commit(self, group: str, positions: Positions) -> None:
-        """Set what a consumer group has to read next. Raises `InvalidGroup`, `UnknownTopic`, `StoreUnavailable`."""
+        """Set the next offsets of a consumer group. Raises `InvalidGroup`, `UnknownTopic`, `StoreUnavailable`."""
 
     def sizes(self, wanted: QueueRange) -> Int64s | None:
-        """Record sizes (bytes), shape (wanted.length,), 0 for what is deleted; None where this log cannot tell."""
+        """Return record sizes (bytes), shape (wanted.length,), 0 for deleted messages; None if this log cannot tell."""
 
     def fingerprints(self, positions: Positions) -> Fingerprints:
-        """Which message stands before each position.
+        """Identify the message before each position.
 
-        None where it is deleted or damaged, the queue begins there, ends before or is gone, or this log cannot tell.
+        Leaves a queue out if that message is deleted or damaged, if the queue begins there, ends before the position or
+        was deleted, or if this log cannot tell.
         """
 
     def replaced(self, positions: Positions, last: Fingerprints) -> list[Queue]:
-        """The queues of both in which another message stands before the position than `last` says.
+        """Return the queues of both in which the message before the position is not the one of `last`.
 
-        As far as this log can tell; a deleted message may have been any. Also queues that end before the position, if
-        this log has seen more than that message. Not those that are not there.
+        Includes queues that end before the position, if this log has seen more of them. Leaves out missing queues,
+        those in which that message is deleted, and those of which this log cannot tell.
         """
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        """The messages of a published range that match, in order, with exactly `spec.columns`.
+        """Yield the matching messages of a published range, in order, with exactly `spec.columns`.
 
         Raises `OffsetLost`, `OffsetNotYet`, `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`.
         """
 
     def wait(self, seen: Positions, timeout: float) -> None:
-        """Sleep until one of the queues has another `max_offset` than `seen` says, at most `timeout` seconds.
+        """Sleep until one of the queues has another `max_offset` than in `seen`, at most `timeout` seconds.
 
-        It may come back early, and does when it learns of something in other queues.
+        May return early, such as for a message in another queue.
         """
 
     def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> Held:
-        """Wait for messages behind each position until `deadline` (`time.monotonic()` seconds).
+        """Hold queues until `deadline` (`time.monotonic()` seconds) for messages behind each position.
 
-        idle: after how many seconds without a message `Held` gives None.
+        idle: seconds without a message after which `Held` gives None.
         """
 
     def close(self) -> None: ...
@@ -242,27 +245,29 @@ class Log(Protocol):
 
 
 class LogAppend(Protocol):
-    """Messages of any topics on their way into a log, for one publication: seen all at once or not at all.
+    """Messages of any topics that are appended under one publication: readers see all of them or none.
 
-    Over with `publish`, also if that raises, and with `abandon`.
+    `publish` and `abandon` end it, also if they raise.
     """
 
     def add(self, topic: str, table: Any) -> None:
-        """Add a table of messages, or a stream of batches, behind what was added before: columns as
-        `MessageStore.append_table` takes them. It is read when it is published.
+        """Add a table of messages, or a stream of batches, behind the tables added before.
+
+        The columns are those of `MessageStore.append_table`. The table is read by `publish`.
 
         Raises `UnknownTopic`, and `InvalidColumns` for names and types of columns.
         """
 
     def publish(self, *, flush: bool = False, unless: Callable[[], bool] | None = None) -> Any:
-        """Append all that was added; readers see it when this returns. An `AppendResult`.
+        """Append all that was added, and return an `AppendResult`; readers see it when this returns.
 
-        flush: it is on the device then, after a crash all of it or nothing. unless: called when nobody else can append
-        any more; where it is true nothing is appended, and the answer is None. Raises as `put`; nothing is seen then.
+        flush: all of it is on the device when this returns; after a crash the log has all of it or nothing. unless:
+        called while no other writer can append; if it returns true, nothing is appended and this returns None. Raises
+        as `put`; readers see nothing then.
         """
 
     def abandon(self) -> None:
-        """Forget what was added. Nothing of it is ever seen."""
+        """Drop all that was added; readers never see it."""
 
 
 class LogWriter(Log, Protocol):
@@ -272,24 +277,24 @@ class LogWriter(Log, Protocol):
         """Create a topic, or add queues to one; returns its number of queues. Raises `InvalidTopic`, `StoreFull`."""
 
     def begin(self) -> LogAppend:
-        """An append of tables, to any topics."""
+        """Return an append of tables, to any topics."""
 
     def flush(self) -> None:
-        """What was published is on the device when this returns."""
+        """Bring all published messages to the device."""
 
     def __enter__(self) -> LogWriter: ...
 
 
 @runtime_checkable
 class LogAddress(Protocol):
-    """Where a log is: frozen, hashable and picklable, for other processes open it too. Errors name it by its `str`."""
+    """Where a log is: frozen, hashable and picklable, so that other processes open it. Errors name it by its `str`."""
 
     @property
     def directory(self) -> str | None:
-        """A directory that whoever reads this log can see, for what is to lie beside it; None without one."""
+        """A directory that all readers of this log can see, for files beside the log; None without one."""
 
     def open(self) -> Log:
-        """Raises `StoreError`."""
+        """Open the log to read. Raises `StoreError`."""
 
     def open_writer(self) -> LogWriter:
-        """Raises `StoreError`; `ReadOnlyStore` for a kind of log that can only be read."""
+        """Open the log to write. Raises `StoreError`, such as `ReadOnlyStore` for a log that can only be read."""
