@@ -1,4 +1,4 @@
-# make demo | test | test-oldest | crashes | mutants | check | bench | install | clean. Each makes .venv and installs what it needs.
+# make demo | test | test-oldest | crashes | mutants | check | docs | bench | install | clean. Each makes .venv and installs what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # which an editable install by import hook would hide from it.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --config-settings editable_mode=compat
 
-.PHONY: install demo test test-oldest crashes mutants mutation test-rocketmq check bench clean
+.PHONY: install demo test test-oldest crashes mutants mutation test-rocketmq check docs bench clean
 
 install: $(VENV)/.with-demo
 
@@ -67,6 +67,10 @@ check: $(VENV)/.with-test
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
+
+# The site, in build/site; a dead link or a page outside of the navigation is an error. `mkdocs serve` shows it.
+docs: $(VENV)/.with-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 bench: $(VENV)/.with-bench
 	$(BIN)/python -m benchmarks

@@ -44,14 +44,14 @@ def test_producer_and_consumer_work_when_pasted(tmp_path: Path) -> None:
 
 
 def test_every_link_leads_somewhere() -> None:
-    for page in (README, *DOCS.glob("*.md")):
+    for page in (README, *DOCS.rglob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_every_test_that_is_named_is_there() -> None:
     tests = [str(path) for path in README.parent.joinpath("tests").rglob("test_*.py")]
-    for page in (README, *DOCS.glob("*.md")):
+    for page in (README, *DOCS.rglob("*.md")):
         for name in re.findall(r"[\w/]*test_\w+\.py", page.read_text("utf-8")):
             assert any(path.endswith(f"/{name}") for path in tests), f"{page.name}: {name}"
 

@@ -28,7 +28,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def test_architecture_page_lists_the_floors() -> None:
-    page = (ROOT.parent / "docs" / "architecture.md").read_text("utf-8")
+    page = (ROOT.parent / "docs" / "internals" / "architecture.md").read_text("utf-8")
     assert (
         tuple(re.findall(r"^\| `(\w+)/` \|", page.partition("`pyspark_mq/` has floors")[0], re.MULTILINE))
         == FLOORS[:-1]
