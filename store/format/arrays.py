@@ -7,14 +7,18 @@ a starting process. So writers and readers make their arrays here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+Value = TypeVar("Value", bound=str | bytes)
+Result = TypeVar("Result")
+_SHORT = 256
 
 
 class _Compute:
@@ -64,7 +68,18 @@ def blobs(values: Sequence[bytes]) -> pa.BinaryArray:
     return _binary(b"".join(values), values)
 
 
-@lru_cache(maxsize=1024)
+def cached_if_short(function: Callable[[Value], Result]) -> Callable[[Value], Result]:
+    """Cache the results for 1,024 texts of at most 256 characters: of longer ones, a cache could take any memory."""
+    cached = lru_cache(maxsize=1024)(function)
+
+    @wraps(function)
+    def call(value: Value) -> Result:
+        return cached(value) if len(value) <= _SHORT else function(value)
+
+    return call
+
+
+@cached_if_short
 def constant(value: str | bytes) -> pa.Scalar:
     """A text, or bytes, for a function that takes arrays."""
     return (texts([value]) if isinstance(value, str) else blobs([value]))[0]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.format.arrays import arrow, constant, cut, flat, lengths, numbers, pc
+from store.format.arrays import arrow, cached_if_short, constant, cut, flat, lengths, numbers, pc
 from store.format.layout import (
     BODY_CRC_MASK,
     INDEX_KEY_SEPARATOR,
@@ -27,7 +27,7 @@ _HASH_FACTOR_INVERSE = pow(_HASH_FACTOR, -1, 1 << 32)
 _KEPT_POWERS = 1 << 18
 
 
-@lru_cache(maxsize=1024)
+@cached_if_short
 def java_hash_code(text: str) -> int:
     """Java's `String.hashCode`, a signed 32-bit integer over UTF-16 units."""
     data = text.encode("utf-16-le", "surrogatepass")

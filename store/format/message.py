@@ -6,8 +6,8 @@ import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
+from store.format.arrays import cached_if_short
 from store.format.columns import FIRST_MS, LAST_MS
 from store.format.entering import keys_of, tag_of
 from store.format.hashes import body_crc, java_hash_code, key_hash
@@ -157,7 +157,7 @@ def check_key(key: object) -> None:
 _NO_TAG = re.compile(NO_TAG)
 
 
-@lru_cache(maxsize=1024)
+@cached_if_short
 def check_tag(tag: str) -> None:
     """Raises `MessageRefused` for a tag that no subscription can name."""
     if _NO_TAG.search(tag):

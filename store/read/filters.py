@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -60,7 +61,7 @@ class TagFilter:
     def columns(self) -> tuple[str, ...]:
         return () if self.tags is None else ("tags",)
 
-    @property
+    @cached_property
     def tags_codes(self) -> frozenset[int] | None:
         return None if self.tags is None else frozenset(map(java_hash_code, self.tags))
 

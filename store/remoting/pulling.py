@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future
-from functools import lru_cache
 from typing import Any
 
 from store.api.group_protocol import EVERYTHING
@@ -13,16 +12,16 @@ from store.broker.hold import HeldRequest, PullRequestHoldService
 from store.broker.pull import PullRequest, PullResponse, answer
 from store.files.consumer_offsets import ConsumerOffsets, check_group_name
 from store.files.figures import HELD, Figure
-from store.format.layout import GROUPS_FILE, MAX_PROPERTIES_BYTES
+from store.format.layout import GROUPS_FILE
 from store.model.codes import RequestCode, ResponseCode
-from store.model.errors import FilterError, RequestRefused
+from store.model.errors import RequestRefused
 from store.model.log_protocol import MessageFilter, Queue
-from store.read.filters import TagFilter, message_filter
 from store.read.getting import GetStatus
 from store.remoting.connection import Connection
 from store.remoting.headers import Pulled, PullMessage
 from store.remoting.request import Answer, Handler, Request, Response
 from store.remoting.served_broker import ServedBroker
+from store.remoting.served_filters import ServedFilters
 from store.remoting.threads import LoopThread, settle
 
 _ENABLED, _BROADCAST_ENABLED = "consumeEnable", "consumeBroadcastEnable"
@@ -73,8 +72,6 @@ _OF_A_QUEUE = (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.P
 _MASTER = 0
 _MAX_HELD = 32_768  # pulls at a time; each takes about 4 KB
 _MAX_HOLD_SECONDS = 120.0
-_MAX_TOLD = 16_384  # queues of groups, of one connection: clients may make up any number of groups
-_MAX_CONDITION = MAX_PROPERTIES_BYTES  # characters; it is parsed in the loop's thread
 
 
 class Pulling:
@@ -86,6 +83,7 @@ class Pulling:
         self._offsets = broker.offsets
         self._tiered = broker.tiered
         self._permissions = Permissions(broker)
+        self._filters = ServedFilters()
         self._figures = broker.store.figures
         self._hold = hold
         self._thread = thread
@@ -96,25 +94,36 @@ class Pulling:
         """Return handlers for the loop's thread."""
         return {RequestCode.PULL_MESSAGE: self._pull, RequestCode.LITE_PULL_MESSAGE: self._pull}
 
+    def handlers(self) -> Mapping[int, Handler]:
+        """Return handlers that may wait."""
+        return {RequestCode.PULL_MESSAGE: self._parse_and_pull, RequestCode.LITE_PULL_MESSAGE: self._parse_and_pull}
+
     def lost(self, connection: Connection) -> None:
-        """Whoever asked on this connection is gone."""
+        """Forget the pulls of a connection that is over."""
         held_by = self._held.pop(connection, {})
         while held_by:
             held, figure = held_by.popitem()
             self._forget(figure)
             self._hold.cancel(held)
 
-    def _pull(self, request: Request) -> Answer:
+    def _pull(self, request: Request) -> Answer | None:
         header = PullMessage.of(request.command.fields)
-        check_group_name(header.consumer_group)  # what is noted of it stays in memory
+        accept = self._filters.quick(*self._subscription(header))
+        return None if accept is None else self._begin(request, header, accept)
+
+    def _parse_and_pull(self, request: Request) -> Future[Answer]:
+        """Parse the filter, in a worker, and pull in the loop's thread."""
+        header = PullMessage.of(request.command.fields)
+        accept = self._filters.parse(*self._subscription(header))
+        answered: Future[Answer] = Future()
+        self._thread.call(settle, answered, lambda: self._begin(request, header, accept))
+        return answered
+
+    def _begin(self, request: Request, header: PullMessage, accept: MessageFilter) -> Answer:
+        check_group_name(header.consumer_group)  # its offsets stay in memory
         self._permissions.check(header.consumer_group)
         pull = PullRequest(
-            header.consumer_group,
-            header.topic,
-            header.queue_id,
-            header.queue_offset,
-            header.max_msg_nums,
-            self._filter(header),
+            header.consumer_group, header.topic, header.queue_id, header.queue_offset, header.max_msg_nums, accept
         )
         commit_offset = header.commit_offset if header.sys_flag & _COMMIT else 0
         response = self._now(pull)
@@ -128,18 +137,19 @@ class Pulling:
         seconds = min(header.suspend_timeout_millis / 1000, _MAX_HOLD_SECONDS)
         return self._until_arrival(request.connection, pull, seconds)
 
-    def _filter(self, header: PullMessage) -> MessageFilter:
-        """What the request, or its group, subscribes to. Raises `RequestRefused`, `FilterError`."""
+    def _subscription(self, header: PullMessage) -> tuple[str, str]:
+        """Return the expression of the request, or else of its group, and its type. Raises `RequestRefused`."""
         if header.sys_flag & _SUBSCRIPTION:
-            return _parsed(header.subscription or EVERYTHING, header.expression_type or "TAG")
-        return _parsed(*self._clients.subscription(header.consumer_group, header.topic, header.sub_version))
+            return header.subscription or EVERYTHING, header.expression_type or "TAG"
+        found = self._clients.subscription(header.consumer_group, header.topic, header.sub_version)
+        return found.expression, found.expression_type
 
     def _until_arrival(self, connection: Connection, pull: PullRequest, seconds: float) -> Future[Answer]:
         answered: Future[Answer] = Future()
         held_by = self._held.setdefault(connection, {})
 
         def answer(held: HeldRequest) -> None:
-            """A request is held once: what is there now is the answer."""
+            """Answer from the store as it is now: a request is held once."""
             if (figure := held_by.pop(held, None)) is not None:
                 self._forget(figure)
             settle(answered, there)
@@ -163,44 +173,32 @@ class Pulling:
         return answered
 
     def _from_before(self, connection: Connection, pull: PullRequest) -> Future[Response]:
-        """The answer from before what the store has."""
+        """Answer from the archive."""
         answered: Future[Response] = Future()
         asked = self._tiered.pulled(connection, pull)
         asked.add_done_callback(lambda done: self._thread.call(settle, answered, lambda: _answer(done.result())))
         return answered
 
     def _commit(self, pull: PullRequest, response: PullResponse, offset: int) -> None:
-        """What a pull says beside of how far its group has come; 0: nothing. It counts when it is said: an archive may
-        answer when somebody has set the group back."""
+        """Commit the offset that a pull brings along; 0: none. It counts when the pull comes: by the answer of an
+        archive the group may have been reset."""
         if offset > 0 and (response.code in _OF_A_QUEUE or _is_before(response)):
             self._offsets.commit(pull.group, Queue(pull.topic, pull.queue_id), offset)
 
     def _now(self, pull: PullRequest) -> PullResponse:
-        """The answer from what the store has."""
+        """Answer from the store."""
         return answer(self._store, pull, as_records=True)
 
     def _forget(self, figure: Figure) -> None:
-        """One is held no longer."""
+        """Count one held pull less."""
         if not figure.change(-1):  # clients may make up any number of groups
             self._figures.drop(figure)
         self._count -= 1
 
 
 def _is_before(response: PullResponse) -> bool:
-    """Whether what is asked for is older than what the store has."""
+    """Return whether the messages are older than the store's."""
     return response.remark == GetStatus.OFFSET_TOO_SMALL.name
-
-
-@lru_cache(maxsize=1024)
-def _parsed(expression: str, expression_type: str) -> MessageFilter:
-    """As RocketMQ's broker reads it: it takes any text between "||" for a tag. Raises `FilterError`."""
-    if expression_type.upper() != "TAG" or expression == EVERYTHING:
-        if len(expression) > _MAX_CONDITION:
-            raise FilterError(
-                f"a condition of {len(expression):,} characters; at most {_MAX_CONDITION:,}: ask for less"
-            )
-        return message_filter(expression, expression_type)
-    return TagFilter(tuple(tag for part in expression.split("||") if (tag := part.strip())))
 
 
 def _answer(response: PullResponse) -> Response:

@@ -69,6 +69,7 @@ class Serving:
         quick = sending, pulling, self._transactions
         waiting = (
             sending,
+            pulling,
             Routes(broker),
             heart_beats,
             locks,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -136,3 +137,28 @@ def test_anything_is_a_filter_or_refused(seed: int) -> None:
 def test_any_text_is_a_filter_or_refused(text: str) -> None:
     with suppress(FilterError):
         parse(text)
+
+
+N = 32_000
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "-" * N,
+        "a = " + "--1 OR a = " * (N // 11) + "1",
+        "(" * N,
+        "(" * (N // 2) + "a" + ")" * (N // 2),
+        "NOT " * (N // 4) + "a",
+        "/*" * (N // 2),
+        "--\n" * (N // 3) + "a",
+        "--'" * (N // 3) + "\n",
+        " OR ".join(["a = 1"] * (N // 9)),
+        "a IN (" + ", ".join(["'x'"] * (N // 5)) + ")",
+    ],
+)
+def test_parsing_takes_linear_time(expression: str) -> None:
+    before = time.thread_time()
+    with suppress(FilterError):
+        parse(expression)
+    assert time.thread_time() - before < 2
