@@ -127,7 +127,7 @@ class TieredLog:
             records, next_begin = self.older.records(wanted, accept, most, max_bytes)
             return GetResult(status_of(records), next_begin, first, own.max_offset, records=records)
         most = min(request.max_messages, config.maxTransferCountOnMessageInMemory)
-        messages, next_begin = self._messages(wanted, accept, most, max_bytes)
+        messages, next_begin = _matching(self.older, wanted, accept, most, max_bytes)
         return GetResult(status_of(messages), next_begin, first, own.max_offset, messages)
 
     def query(self, wanted: KeyQuery, found: Sequence[StoredMessage]) -> list[StoredMessage]:
@@ -206,21 +206,22 @@ class TieredLog:
         before = wanted._replace(end=min(wanted.end, own.min_offset))
         return _Part(self.older.scan(before, spec), before.end, is_archived=True)
 
-    def _messages(
-        self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int
-    ) -> tuple[list[StoredMessage], int]:
-        """Return the first messages that match, and the queue offset behind those that were examined."""
-        found: list[StoredMessage] = []
-        taken, next_begin = 0, wanted.start
-        try:
-            for message in self.older.messages(wanted):
-                taken += len(message.body)
-                if found and (len(found) >= most or taken > max_bytes):
-                    break
-                next_begin += 1
-                if message_filter.match(message.tags, message.properties):
-                    found.append(message)
-        except (CorruptRecord, MessageTooLarge):
-            if next_begin == wanted.start:  # or else the next call raises it
-                raise
-        return found, next_begin
+
+def _matching(
+    archive: ArchiveLog, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int
+) -> tuple[list[StoredMessage], int]:
+    """Return the first messages that match, and the queue offset after the last examined one."""
+    found: list[StoredMessage] = []
+    taken, next_begin = 0, wanted.start
+    try:
+        for message in archive.messages(wanted):
+            taken += len(message.body)
+            if found and (len(found) >= most or taken > max_bytes):
+                break
+            next_begin += 1
+            if message_filter.match(message.tags, message.properties):
+                found.append(message)
+    except (CorruptRecord, MessageTooLarge):
+        if next_begin == wanted.start:  # otherwise the next call raises it
+            raise
+    return found, next_begin

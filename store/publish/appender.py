@@ -205,7 +205,7 @@ class LogTail:
         last = self._published_end.store_timestamp
         store_timestamp = _store_time(last)
         if store_timestamp < last:
-            self._published_end.order_from(begin)
+            self._published_end.note_times_from(begin)
         written: list[Placed[Result]] = []
         recording_failure = self._published_end.recording_failure()
         for records in pieces:  # outside of `recording_failure`: making a piece may flush another store
@@ -223,7 +223,7 @@ class LogTail:
     def publish(self, appended: _Appended[Result]) -> None:
         begin, end = appended.begin, appended.end
         if not self._index.is_enabled:
-            self._published_end.file_from(end)
+            self._published_end.note_keys_from(end)
         self._published_end.publish(end)
         self._seen_end = end
         self._unflushed.note(begin, end, appended.ranges)

@@ -150,19 +150,20 @@ class LogEnd:
         published = self._published_end
         if published is None:
             if self.path.exists():
-                raise self._replaced(_TAKEN_FROM_BROKER)
+                raise _changed_owner(self._root, _TAKEN_FROM_BROKER)
         elif published.is_replaced:
-            raise self._replaced(f"{PUBLISHED_END_FILE} was deleted or replaced")
+            raise _changed_owner(self._root, f"{PUBLISHED_END_FILE} was deleted or replaced")
         elif self._passed_by is not None:
             if published.numbers != self._passed_by:
-                raise self._replaced(_TAKEN_FROM_BROKER)
+                raise _changed_owner(self._root, _TAKEN_FROM_BROKER)
         elif not self.by_log and self._is_overtaken(published):
-            raise self._replaced("a RocketMQ broker appended to the log of a pyspark-mq writer")
+            raise _changed_owner(self._root, "a RocketMQ broker appended to the log of a pyspark-mq writer")
         elif self._end > published.confirm_offset:  # in this order: other threads advance the end
-            raise self._replaced(f"{PUBLISHED_END_FILE} was replaced by an older one")
+            raise _changed_owner(self._root, f"{PUBLISHED_END_FILE} was replaced by an older one")
 
-    def _replaced(self, what: str) -> StoreReplaced:
-        return StoreReplaced(f"{self._root}: the directory changed owner: {what}. Close this store and open it again")
+
+def _changed_owner(root: Path, what: str) -> StoreReplaced:
+    return StoreReplaced(f"{root}: the directory changed owner: {what}. Close this store and open it again")
 
 
 class _LogWalk:

@@ -1,4 +1,4 @@
-"""The published end of the log: read it, publish it. Who waits for it: `watch`.
+"""The published end of the log: read it, publish it. Readers wait for it with `watch`.
 
 `watermark` is this project's own small file beside RocketMQ's. A record exists for readers when
 `record end <= confirm_offset`. An append first *announces* how far it will write and at last *publishes*:
@@ -45,42 +45,24 @@ _CONFIRM_OFFSET = field_offset(PUBLISHED_END, "confirm_offset")
 
 
 class PublishedEnd:
-    """One mapped file, closed with the last reference to it.
+    """The numbers of one file, which closes with the last reference to this.
 
-    rest_seconds: without end, for where one of ours may write, nobody else appends (see `watch.Published`).
-    Attributes are re-read from the mapping at every access, so they are as fresh as the page cache; they raise
-    `CorruptStore` for a number whose check is wrong. Only the holder of the append lock may call `announce`,
-    `publish`, `mark_flushed`, `order_from`, `file_from`, `begin_deletion`, `end_deletion`, `note_loss`.
+    Properties read the mapping at every access, so they are as fresh as the page cache; they raise `CorruptStore` for a
+    number whose check is wrong. Only the holder of the append lock may call `announce`, `publish`, `mark_flushed`,
+    `note_times_from`, `note_keys_from`, `begin_deletion`, `end_deletion`, `note_loss`.
+
+    rest_seconds: how long a waiting reader may sleep: without end, because every append of ours wakes it (see
+    `watch.Published`).
     """
 
     rest_seconds = math.inf
 
     def __init__(self, root: Path, *, writable: bool) -> None:
-        """Map the file; raises `FileMissing`, and `CorruptStore` when it is not ours."""
-        self.path = root / PUBLISHED_END_FILE
-        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK
-        self._file = Descriptor(self.path, lambda path: os.open(path, flags))
-        status = os.fstat(self._file.fd)
-        if status.st_size != PUBLISHED_END_FILE_BYTES:
-            raise CorruptStore(
-                f"{self.path}: {status.st_size} bytes, expected {PUBLISHED_END_FILE_BYTES}; "
-                "delete the file and open the store for writing: it is rebuilt from the log"
-            )
-        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        with system_errors(self.path):
-            mapped = mmap.mmap(self._file.fd, PUBLISHED_END_FILE_BYTES, access=access)
-        self._inode = status.st_ino
+        """Raises `FileMissing`, and `CorruptStore` if the file is not ours."""
+        self._file = _NumberFile(root, writable=writable)
         self._writable = writable
-        self._seen = 0  # the confirm offset that was read last
-        fields = np.frombuffer(mapped, PUBLISHED_END, count=1)
-        self._fields = {name: fields[name] for name in PUBLISHED_END.names or ()}  # each looked up once, shape (1,)
-        magic, version = bytes(self._fields["magic"][0]), int(self._fields["version"][0])
-        if magic != PUBLISHED_END_MAGIC or version != PUBLISHED_END_VERSION:
-            raise CorruptStore(
-                f"{self.path}: magic {magic!r} version {version}, expected {PUBLISHED_END_MAGIC!r} version "
-                f"{PUBLISHED_END_VERSION}; written by another pyspark-mq, or damaged: use that version, or close the "
-                "store everywhere, delete the file and open the store for writing: it is rebuilt from the log"
-            )
+        self.path = self._file.path
+        self._seen = 0  # the last confirm offset that was read
 
     @staticmethod
     def create(
@@ -90,9 +72,9 @@ class PublishedEnd:
         times_from: int | None = None,
         keys_from: int | None = None,
     ) -> None:
-        """Write a clean published end of this boot at `confirm_offset`; into the file that readers have mapped, if any.
+        """Write a clean published end of this boot, into the file that readers have mapped, if there is one.
 
-        times_from, keys_from: see the properties; by default not known of what is there.
+        times_from, keys_from: see the properties; by default unknown before `confirm_offset`.
         """
         fields = np.zeros(1, PUBLISHED_END)
         fields["magic"], fields["version"] = PUBLISHED_END_MAGIC, PUBLISHED_END_VERSION
@@ -118,76 +100,76 @@ class PublishedEnd:
     def confirm_offset(self) -> int:
         """Commit log offset (bytes) up to which records and their queue entries are complete.
 
-        Raises `CorruptStore` where it steps back for who may write; for others `LogEnd` sees to it.
+        Raises `CorruptStore` if it steps back, in a writer; readers notice it in `LogEnd`.
         """
-        seen, confirm_offset = self._seen, self._number("confirm_offset")  # in this order: threads come in between
+        seen, confirm_offset = self._seen, self._file.number("confirm_offset")  # in this order: threads come in between
         if confirm_offset < seen and self._writable:
             raise self.is_older()
         self._seen = confirm_offset
         return confirm_offset
 
     def is_older(self) -> CorruptStore:
-        """What is raised where the log goes on behind the end that this says: an append would go over messages."""
+        """Return the error for a log that goes on behind this end: an append would overwrite messages."""
         return CorruptStore(
-            f"{self.path}: says that the log ends at {self._number('confirm_offset')}, and there was more: an older "
-            "file was put in its place while the store is open. Nothing is written by it; close the store in all "
-            "processes and open it for writing: it is rebuilt from the log"
+            f"{self.path}: says that the log ends at {self._file.number('confirm_offset')}, and there was more: an "
+            "older file was put in its place while the store is open. Nothing is written by it; close the store in "
+            "all processes and open it for writing: it is rebuilt from the log"
         )
 
     @property
     def announced_end(self) -> int:
-        """Commit log offset (bytes) that the append under way, or the one that died, may have written to."""
-        return self._number("announced_end")
+        """Commit log offset (bytes) up to which the append under way, or a dead one, may have written."""
+        return self._file.number("announced_end")
 
     @property
     def written_end(self) -> int:
-        """Commit log offset (bytes) behind which nothing of ours was ever written."""
+        """Commit log offset (bytes) behind which we never wrote."""
         return max(self.confirm_offset, self.announced_end)
 
     @property
     def flushed_offset(self) -> int:
-        """Commit log offset (bytes) known to be on the device; where a flush failed, it stays what it was then."""
-        flushed = self._number("flushed_offset")
-        return min(flushed, self._number("failed_from")) if self.has_failed else flushed
+        """Commit log offset (bytes) known to be on the device. It stays as it is after a failed flush."""
+        flushed = self._file.number("flushed_offset")
+        return min(flushed, self._file.number("failed_from")) if self.has_failed else flushed
 
     @property
     def has_failed(self) -> bool:
         """Whether a flush failed, in any process, since the last recovery."""
-        return bool(self._fields["failed_from"][0])
+        return bool(self._file.raw("failed_from"))
 
     def check_device(self) -> None:
-        """Raises `FlushFailed` when a flush failed, in any process, since the last recovery."""
+        """Raises `FlushFailed` if a flush failed, in any process, since the last recovery."""
         if self.has_failed:
-            raise FlushFailed(bytes(self._fields["failure"][0]).decode("utf-8", "replace"))
+            raise FlushFailed(self._file.text("failure").decode("utf-8", "replace"))
 
     def recording_failure(self) -> _RecordingFailure:
-        """Tell all that have the directory open of a flush of its files that fails in a `with` statement of this."""
+        """Return a context that records a failed flush for all that have the directory open. It can be re-entered."""
         return _RecordingFailure(self)
 
     def mark_failed(self, begin: int, failure: str) -> None:
-        """Record that what lies behind `begin` may not be on the device, and why; the first failure's reason stays.
+        """Record that the log behind `begin` may not be on the device, and why; the first reason stays.
 
-        One that began before it may be noted behind it, and tells of what lies further back.
+        A flush that began before another may be recorded after it: the lower `begin` counts.
         """
         if not self.has_failed:
-            self._set("failure", failure.encode()[: PUBLISHED_END["failure"].itemsize])
+            self._file.set("failure", failure.encode()[: PUBLISHED_END["failure"].itemsize])
         if not self.has_failed or begin < self.flushed_offset:
-            self._set("failed_from", checked(begin))
+            self._file.set("failed_from", checked(begin))
 
     @property
     def store_timestamp(self) -> int:
         """Store timestamp (ms) of the newest append; they step back by hours only, see `appender`."""
-        return self._number("store_timestamp")
+        return self._file.number("store_timestamp")
 
     @property
     def times_from(self) -> int | None:
-        """Commit log offset (bytes) behind which no store time is below one before it; None where it is not known."""
-        return self._number("times_from") if self._fields["times_from"][0] else None
+        """Commit log offset (bytes) from which on store times ascend; None if that is unknown."""
+        return self._file.number("times_from") if self._file.raw("times_from") else None
 
     @property
     def keys_from(self) -> int | None:
-        """Commit log offset (bytes) behind which every key is in the index; None where it is not known."""
-        return self._number("keys_from") if self._fields["keys_from"][0] else None
+        """Commit log offset (bytes) from which on every key is in the index; None if that is unknown."""
+        return self._file.number("keys_from") if self._file.raw("keys_from") else None
 
     @property
     def numbers(self) -> tuple[int, int, int]:
@@ -196,90 +178,114 @@ class PublishedEnd:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether this is no longer the directory's file: somebody deleted it, to have it rebuilt."""
-        status = status_of(self.path)
-        return status is None or status.st_ino != self._inode
+        """Whether the directory has another file, or none: it was deleted to have it rebuilt."""
+        return self._file.is_replaced
 
     @property
     def same_boot(self) -> bool:
         """False when the machine (and its page cache) died since the last append; True when that is unknown."""
-        written, now = bytes(self._fields["boot_id"][0]), current_boot_id()
+        written, now = self._file.text("boot_id"), current_boot_id()
         return not written or not now or written == now
 
     def announce(self, end: int, store_timestamp: int) -> None:
         """Say how far this append will write, before it writes."""
-        self._set("store_timestamp", checked(store_timestamp))
-        self._set("announced_end", checked(end))
+        self._file.set("store_timestamp", checked(store_timestamp))
+        self._file.set("announced_end", checked(end))
 
     def begin_to_know(self) -> None:
-        """Begin to know since when times ascend and keys are in the index, in a file of an older version."""
+        """Fill `times_from` and `keys_from` in a file of an older version."""
         if self.times_from is None:
-            self.order_from(self.confirm_offset)
+            self.note_times_from(self.confirm_offset)
         if self.keys_from is None:
-            self.file_from(self.confirm_offset)
+            self.note_keys_from(self.confirm_offset)
 
-    def order_from(self, offset: int) -> None:
+    def note_times_from(self, offset: int) -> None:
         """Record that store times may step back at `offset`, before they do."""
-        self._set("times_from", checked(offset))
+        self._file.set("times_from", checked(offset))
 
-    def file_from(self, offset: int) -> None:
-        """Record that keys before `offset` may not be in the index, before they are not."""
-        self._set("keys_from", checked(offset))
+    def note_keys_from(self, offset: int) -> None:
+        """Record that keys before `offset` may not be in the index. Call it before that is so."""
+        self._file.set("keys_from", checked(offset))
 
     @property
     def deletions(self) -> int:
-        """Changes when a topic is deleted: before, to an odd number, and when nothing is left of it, to an even one."""
-        count: int = self._fields["deletions"].item()
-        return count
+        """Grows with the deletion of a topic: to an odd number before it, to an even one when nothing is left of it."""
+        return self._file.raw("deletions")
 
     def begin_deletion(self) -> None:
-        """Say that a topic is being deleted, before anything of it goes."""
-        self._set("deletions", self.deletions | 1)
+        """Record that a topic is being deleted. Call it before deleting anything of it."""
+        self._file.set("deletions", self.deletions | 1)
 
     def end_deletion(self) -> None:
-        """Say that nothing is left of the topic."""
-        self._set("deletions", (self.deletions | 1) + 1)
+        """Record that nothing is left of the topic."""
+        self._file.set("deletions", (self.deletions | 1) + 1)
 
     @property
     def has_lost(self) -> bool:
         """Whether a queue lost a file while it was written to, since the last recovery."""
-        return bool(self._fields["has_lost"][0])
+        return bool(self._file.raw("has_lost"))
 
     def note_loss(self) -> None:
-        """Record that a queue lost a file: who opens the store next makes it anew, and `queueends` says nothing: it may
-        be noted again, by who flushes, with what came behind the hole.
+        """Record that a queue lost a file: the next writer rebuilds it.
+
+        The next writer does not go by `queueends` then: a flusher may have noted there the entries behind the hole.
         """
-        self._set("has_lost", 1)
+        self._file.set("has_lost", 1)
 
     def publish(self, confirm_offset: int) -> None:
-        """Make everything below `confirm_offset` visible, and wake who waits."""
-        self._file.must_be_open()
-        try:
-            write_at(self._file.fd, checked(confirm_offset).to_bytes(8, "big"), _CONFIRM_OFFSET)
-        except OSError as error:
-            raise_translated(self.path, error)
-            raise
+        """Make everything below `confirm_offset` visible, and wake the readers that wait."""
+        self._file.publish(confirm_offset)
 
     def mark_flushed(self, offset: int) -> None:
         """Record that the log is on the device up to `offset`, never stepping back. Raises `FlushFailed`."""
         self.check_device()
         if offset > self.flushed_offset:
-            self._set("flushed_offset", checked(offset))
+            self._file.set("flushed_offset", checked(offset))
 
     def flush(self) -> None:
         """Bring the file itself to the device. Raises `FlushFailed`."""
-        sync(self._file.fd, self.path)
+        self._file.flush()
 
     def close(self) -> None:
         """Close the file. The numbers stay as they are."""
         self._file.close()
-        self._fields = {name: field.copy() for name, field in self._fields.items()}  # the mapping has a descriptor, too
 
-    def _set(self, name: str, value: object) -> None:
-        self._file.must_be_open()  # a forked child shares the mapping
-        self._fields[name][...] = value
 
-    def _number(self, name: str) -> int:
+class _NumberFile:
+    """The mapped file: fields by name, and numbers with their checks."""
+
+    def __init__(self, root: Path, *, writable: bool) -> None:
+        self.path = root / PUBLISHED_END_FILE
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK
+        self._file = Descriptor(self.path, lambda path: os.open(path, flags))
+        status = os.fstat(self._file.fd)
+        if status.st_size != PUBLISHED_END_FILE_BYTES:
+            raise CorruptStore(
+                f"{self.path}: {status.st_size} bytes, expected {PUBLISHED_END_FILE_BYTES}; "
+                "delete the file and open the store for writing: it is rebuilt from the log"
+            )
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        with system_errors(self.path):
+            mapped = mmap.mmap(self._file.fd, PUBLISHED_END_FILE_BYTES, access=access)
+        self._inode = status.st_ino
+        fields = np.frombuffer(mapped, PUBLISHED_END, count=1)
+        self._fields = {name: fields[name] for name in PUBLISHED_END.names or ()}  # each looked up once, shape (1,)
+        magic, version = self.text("magic"), int(self._fields["version"][0])
+        if magic != PUBLISHED_END_MAGIC or version != PUBLISHED_END_VERSION:
+            raise CorruptStore(
+                f"{self.path}: magic {magic!r} version {version}, expected {PUBLISHED_END_MAGIC!r} version "
+                f"{PUBLISHED_END_VERSION}; written by another pyspark-mq, or damaged: use that version, or close the "
+                "store everywhere, delete the file and open the store for writing: it is rebuilt from the log"
+            )
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the directory has another file, or none: it was deleted to have it rebuilt."""
+        status = status_of(self.path)
+        return status is None or status.st_ino != self._inode
+
+    def number(self, name: str) -> int:
+        """Return a number. Raises `CorruptStore` if its check is wrong."""
         for _ in range(_LOOKS):
             found: int = self._fields[name].item()
             if checked(found & _NUMBER_MASK) == found:
@@ -289,10 +295,38 @@ class PublishedEnd:
             "writing: it is rebuilt from the log"
         )
 
+    def raw(self, name: str) -> int:
+        """Return a field as it is. 0: a number that was never written, or a flag that is not set."""
+        value: int = self._fields[name].item()
+        return value
+
+    def text(self, name: str) -> bytes:
+        return bytes(self._fields[name][0])
+
+    def set(self, name: str, value: object) -> None:
+        self._file.must_be_open()  # a forked child shares the mapping
+        self._fields[name][...] = value
+
+    def publish(self, confirm_offset: int) -> None:
+        """Write the confirm offset with one `pwrite`, which wakes readers."""
+        self._file.must_be_open()
+        try:
+            write_at(self._file.fd, checked(confirm_offset).to_bytes(8, "big"), _CONFIRM_OFFSET)
+        except OSError as error:
+            raise_translated(self.path, error)
+            raise
+
+    def flush(self) -> None:
+        """Raises `FlushFailed`."""
+        sync(self._file.fd, self.path)
+
+    def close(self) -> None:
+        """Close the file. The numbers stay as they are."""
+        self._file.close()
+        self._fields = {name: field.copy() for name, field in self._fields.items()}  # the mapping has a descriptor, too
+
 
 class _RecordingFailure:
-    """Can be entered several times."""
-
     __slots__ = ("_begin", "_published_end")
 
     def __init__(self, published_end: PublishedEnd) -> None:
@@ -308,7 +342,7 @@ class _RecordingFailure:
 
 
 def published_end_of(root: Path, *, writable: bool = False) -> PublishedEnd | None:
-    """That of a directory; None without one. Raises `CorruptStore` for a file that is none."""
+    """Return the published end of a directory, None without one. Raises `CorruptStore` for another file."""
     try:
         return PublishedEnd(root, writable=writable)
     except FileNotFoundError:
@@ -317,13 +351,13 @@ def published_end_of(root: Path, *, writable: bool = False) -> PublishedEnd | No
 
 @lru_cache(maxsize=64)  # an append asks several times for the same few
 def checked(number: int) -> int:
-    """A number of the file with its check above it. No single flipped bit, and no page of zeros, passes."""
+    """Return a number of the file with its check above it. No single flipped bit, and no page of zeros, passes."""
     return (zlib.crc32(number.to_bytes(_NUMBER_BYTES, "big")) & 0xFF) << PUBLISHED_END_NUMBER_BITS | number
 
 
 @cache
 def current_boot_id() -> bytes:
-    """The kernel's id of this boot; empty where the system has none."""
+    """Return the kernel's id of this boot, empty if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     except OSError:

@@ -54,7 +54,7 @@ class PublishedQueues:
         counts: dict[str, int] = {}
         for queue in queues:
             if (count := counts.get(queue.topic)) is None:
-                count = counts[queue.topic] = self._count(queue.topic)
+                count = counts[queue.topic] = self._topics.queue_count(queue.topic)
             if 0 <= queue.queue_id < count:
                 yield queue, self._queues.of(queue.topic, queue.queue_id)
 
@@ -119,12 +119,6 @@ class PublishedQueues:
             must_begin(self.log, begins, self._topics.deletions(), _LOOKED_AT)
         self._begins[queue.topic, queue.queue_id] = min_offset
 
-    def _count(self, topic: str) -> int:
-        try:
-            return self._topics.known(topic)
-        except UnknownTopic:
-            return 0
-
     def holding(self, wanted: QueueRange) -> ConsumeQueue:
         """The queue, which has the whole range. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
         start, end = wanted.start, wanted.end
@@ -169,7 +163,7 @@ class PublishedQueues:
         try:
             queue = self.of(message.topic, message.queue_id)
         except UnknownQueue:
-            if self._is_of_older_life(message):
+            if self._is_older(message):
                 return False
             raise
         if message.queue_offset < queue.begin:
@@ -181,7 +175,7 @@ class PublishedQueues:
         at = message.physical_offset
         if at not in entries["physical_offset"]:
             is_deleted = not self.log.segments.exists(at)  # by retention, with the record that says whose it was
-            if is_deleted or at < life_begin(self.log, queue) or self._is_of_older_life(message):
+            if is_deleted or at < life_begin(self.log, queue) or self._is_older(message):
                 return False
             raise CorruptRecord(
                 f"commit log offset {at}: its record names topic {message.topic}, queue {message.queue_id}, offset "
@@ -199,12 +193,6 @@ class PublishedQueues:
         must_be_entered(message, entry)
         return True
 
-    def _is_of_older_life(self, message: StoredMessage) -> bool:
-        """Return whether a message is older than all queues of its topic. Without any, the topic was just recreated."""
-        queues = (self.of(message.topic, number) for number in range(self._topics.known(message.topic)))
-        begins = [life_begin(self.log, queue) for queue in queues if queue.has_files]
-        return not begins or message.physical_offset < min(begins)
-
     def dispatched_offset(self) -> int:
         """Commit log offset (bytes) up to which the queues go; below the log's end where a broker is behind."""
         confirm_offset = self._end.confirm_offset
@@ -215,3 +203,9 @@ class PublishedQueues:
     def ever_put(self, topic: str) -> int:
         """How many messages a topic ever had, those that are gone included. Raises `UnknownTopic`."""
         return sum(self.max_offset(topic, number) for number in range(self._topics.known(topic)))
+
+    def _is_older(self, message: StoredMessage) -> bool:
+        """Return whether a message is older than all queues of its topic. Without any, the topic was just recreated."""
+        queues = (self.of(message.topic, number) for number in range(self._topics.known(message.topic)))
+        begins = [life_begin(self.log, queue) for queue in queues if queue.has_files]
+        return not begins or message.physical_offset < min(begins)

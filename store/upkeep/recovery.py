@@ -256,7 +256,7 @@ class Recovery:
                     # First, for readers have the files open: what was refused would count there once the log goes on.
                     self._queues.of(*name).truncate(queue.max_offset)
                     self._queues.of(*name).write_again(queue.begin)
-            published.file_from(decision.end)  # readers shall not search an index that is being made
+            published.note_keys_from(decision.end)  # readers shall not search an index that is being made
             self._write(decision)
 
     def _write(self, decision: RecoveryDecision) -> None:

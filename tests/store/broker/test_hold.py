@@ -400,8 +400,8 @@ def test_a_queue_entry_that_a_recovery_restores_wakes(path: Path) -> None:
     """The machine crashed, and the record came to the device, but not its queue entry."""
     ConsumeQueue.at(path, "orders", 0, StoreConfig().mappedFileSizeConsumeQueue, writable=True).truncate(1)
     with closing(PublishedEnd(path, writable=True)) as published:
-        published._fields["boot_id"][...] = b"another"
-        published._fields["flushed_offset"][...] = checked(0)
+        published._file._fields["boot_id"][...] = b"another"
+        published._file._fields["flushed_offset"][...] = checked(0)
     (path / ABORT_FILE).touch()
     with MessageStore.open(path, read_only=True) as reader:
         holding = Holding(reader)

@@ -111,8 +111,8 @@ def test_reader_of_an_empty_directory_takes_the_first_owner(tmp_path: Path) -> N
 @pytest.mark.usefixtures("soon")
 def test_reader_goes_on_when_a_writer_recovers_after_a_machine_crash(path: Path) -> None:
     with closing(PublishedEnd(path, writable=True)) as published:
-        published._fields["boot_id"][...] = b"another"
-        published._fields["flushed_offset"][...] = checked(0)
+        published._file._fields["boot_id"][...] = b"another"
+        published._file._fields["flushed_offset"][...] = checked(0)
     (path / ABORT_FILE).touch()
     with MessageStore.open(path, read_only=True) as reader, reader.watch() as watch:
         follower = Follower(reader)
@@ -185,7 +185,7 @@ def test_nobody_appends_behind_a_segment_that_is_gone(path: Path, how: str, mach
         assert store.confirm_offset % SIZE
     if machine_died:
         with closing(PublishedEnd(path, writable=True)) as published:
-            published._fields["boot_id"][...] = b"another"
+            published._file._fields["boot_id"][...] = b"another"
         (path / ABORT_FILE).touch()
     content = last.read_bytes()
     if how == "missing":

@@ -224,16 +224,16 @@ def test_by_time(golden: Golden) -> None:
 
 def test_by_time_when_retention_overtakes_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled = Filled(tmp_path / "mq", {"t": 1})
-    offsets = MessageStore.offsets
+    offsets = PublishedQueues.offsets
 
-    def stale(store: MessageStore, topic: str, queue_id: int) -> tuple[int, int]:
-        known = offsets(store, topic, queue_id)
+    def stale(published: PublishedQueues, topic: str, queue_id: int) -> tuple[int, int]:
+        known = offsets(published, topic, queue_id)
         filled.store.clean(forced=True)
         return known
 
     with filled.store:
         filled.put("t", 0, 250, size=1000)
-        monkeypatch.setattr(MessageStore, "offsets", stale)
+        monkeypatch.setattr(PublishedQueues, "offsets", stale)
         with MessageStore.open(filled.path, read_only=True) as reader:
             assert reader.offset_by_time("t", 0, 0) == filled.store.min_offset("t", 0) > 0
 
