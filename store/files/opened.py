@@ -2,6 +2,8 @@
 
 A process made by `fork` inherits its parent's descriptors. Locks taken by them would belong to both processes, exclude
 neither, and outlive the parent. So a forked child closes them right after the fork, and its handles raise.
+
+`is_owned` tells a signal handler that it interrupted a call that holds the lock.
 """
 
 from __future__ import annotations

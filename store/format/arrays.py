@@ -19,6 +19,8 @@ import pyarrow as pa
 Value = TypeVar("Value", bound=str | bytes)
 Result = TypeVar("Result")
 _SHORT = 256
+Bytes = npt.NDArray[np.uint8]  # a stretch of a file, or of an Arrow buffer
+_INLINE_VIEW_BYTES = 12  # Arrow's views hold so short values in themselves
 
 
 class _Compute:
@@ -92,10 +94,6 @@ def _binary(data: bytes, values: Sequence[str] | Sequence[bytes]) -> pa.BinaryAr
 
 def _bits(values: npt.NDArray[np.bool_]) -> pa.Buffer:
     return pa.py_buffer(np.packbits(values, bitorder="little"))
-
-
-Bytes = npt.NDArray[np.uint8]  # a stretch of a file, or of an Arrow buffer
-_INLINE_VIEW_BYTES = 12  # Arrow's views hold so short values in themselves
 
 
 def flat(strings: pa.StringArray | pa.BinaryArray) -> tuple[Bytes, npt.NDArray[np.int64]]:

@@ -1,4 +1,7 @@
-"""Columns of messages to records, vectorised: the writing counterpart of `columns`."""
+"""Messages to records: whole columns, vectorised (`encode_columns`), and lists of messages (`encode_list`).
+
+`columns` is the counterpart that reads.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +47,9 @@ _CRC_ROWS = 4 << 10
 _SUSPICIOUS_IN_TAGS = np.isin(np.arange(256), [*range(ord(" ") + 1), ord("|"), 0x7F, 0xC2])  # C2: U+0080 to U+00BF
 
 Ints = npt.NDArray[np.int64]
+
+MANY = 40  # from so many messages on, columns take less time
+_OWN_NAMES = frozenset((PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_SHARDING_KEY))  # those that messages have fields for
 
 
 def encode_columns(
@@ -264,12 +270,8 @@ def _check_tags(tags: pa.StringArray | None) -> None:
         check_tag(tag)
 
 
-MANY = 40  # so many take less time through columns
-_OWN_NAMES = frozenset((PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_SHARDING_KEY))  # those that messages have fields for
-
-
 class NotColumns(Exception):
-    """A message is wrong, or has what columns do not say."""
+    """A message is wrong, or columns cannot say it."""
 
 
 def encode_list(
@@ -286,7 +288,7 @@ def encode_list(
 
 
 def _columns(messages: Sequence[Message], now: int) -> tuple[str | pa.StringArray, MessageColumns]:
-    """The topic, or that of each, and the other fields; None for those that no message uses."""
+    """Return the topic, or one each, and the other fields; None for fields that no message uses."""
     topics = [message.topic for message in messages]
     flags = [message.flag for message in messages]
     born_ms = [message.born_timestamp for message in messages]
@@ -333,7 +335,7 @@ def table_of(fields: Sequence[Sequence[Any]]) -> pa.Table:
 
 
 def _integers(values: Sequence[Any], unused: int | None) -> pa.Array | None:
-    """int64, length n; None where all are `unused`."""
+    """Return int64, length n; None if all are `unused`."""
     if _are({type(unused)}, values) and (unused is None or not any(values)):
         return None
     _need(_are({int}, values))

@@ -1,4 +1,12 @@
-"""Java's `String.hashCode`, of one text and of whole columns: tags codes, slots of the index, the choice of a queue."""
+"""Hashes and checksums as RocketMQ computes them, of one value and of whole columns.
+
+`java_hash` is Java's `String.hashCode`: it makes tags codes and chooses queues. The index files keys by `key_hashes`,
+which are of `topic#key` (IndexService, IndexFile).
+
+`body_crc` is `UtilAll.crc32`: zlib's polynomial without the top bit. A record may end with a checksum of all bytes
+before it, as a property (`enabledAppendPropCRC`); it covers the fields that the append decides, too. zlib-ng computes
+the same numbers three to four times faster than zlib, which serves if zlib-ng has no build.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +33,18 @@ from store.format.layout import (
 _HASH_FACTOR = 31
 _HASH_FACTOR_INVERSE = pow(_HASH_FACTOR, -1, 1 << 32)
 _KEPT_POWERS = 1 << 18
+
+Ints = npt.NDArray[np.int64]
+KeyHashes = npt.NDArray[np.int32]
+_KEYS_AT_ONCE = 1 << 17
+_MAX_INT = (1 << 31) - 1
+_LONG_BODY = 900  # bytes; a shorter one is copied in less time than a view of it takes
+_TENS = 10.0 ** np.arange(PROPERTY_CRC_DIGITS)
+_COPIED_AT_ONCE = 512  # so few stay in the processor's cache
+try:
+    from zlib_ng.zlib_ng import crc32
+except ImportError:
+    from zlib import crc32
 
 
 @cached_if_short
@@ -63,7 +83,7 @@ def _utf16_units(
 
 
 def _hash_units(units: npt.NDArray[np.uint32], bounds: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int32]:
-    """Hashes of units[bounds[i]:bounds[i+1]], without a loop over strings; `seed` is the hash of what stands before.
+    """Hashes of units[bounds[i]:bounds[i+1]], without a loop over strings; `seed` is the hash of a prefix.
 
     sum(u[k] * 31^(end-1-k)) is 31^(end-1) * sum(u[k] * 31^-k), and 31 has an inverse modulo 2^32: so one running
     sum over all units, differences of it at the bounds, and one multiplication give every hash.
@@ -95,13 +115,6 @@ def _all_powers(base: int, count: int) -> npt.NDArray[np.uint32]:
     return np.multiply.accumulate(factors, dtype=np.uint32)
 
 
-Ints = npt.NDArray[np.int64]
-KeyHashes = npt.NDArray[np.int32]
-
-_KEYS_AT_ONCE = 1 << 17
-_MAX_INT = (1 << 31) - 1
-
-
 def key_hash(topic: str, key: str) -> int:
     """The hash under which `key` of `topic` is filed, 0 to 2^31 - 1."""
     hashed = abs(java_hash_code(f"{topic}{INDEX_KEY_SEPARATOR}{key}"))
@@ -117,7 +130,7 @@ def key_hashes(
     """Hashes of all keys of n messages, in the order in which RocketMQ files them.
 
     topics: one for all, or one each. unique_keys: property UNIQ_KEY, nullable. keys: property KEYS, separated by
-    blanks, nullable. tags: property TAGS, which RocketMQ files since 5.4, nullable. All of length n; None where no
+    blanks, nullable. tags: property TAGS, which RocketMQ files since 5.4, nullable. All of length n; None if no
     message has any, or they are not to be filed.
     Returns the hashes, int32, shape (m,), and the message that each belongs to, int64, shape (m,), ascending;
     within a message its UNIQ_KEY comes first, its tag last.
@@ -159,7 +172,7 @@ def _words(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:
 
 
 def _tags(tags: pa.StringArray) -> tuple[pa.StringArray, Ints]:
-    """What stands where the key would for each tag, and the message of each."""
+    """Return the text that the index files for each tag, and the message of each."""
     found, owners = _whole(tags)
     named = lengths(found) > 0
     prefixed = pc.binary_join_element_wise(constant(INDEX_TAG_PREFIX), found.filter(arrow(named)), constant(""))
@@ -176,16 +189,6 @@ def _hash_names(topics: str | pa.StringArray, keys: pa.StringArray, owners: Ints
 def _positive(hashes: KeyHashes) -> KeyHashes:
     """abs(), and 0 for the one value that has none."""
     return np.maximum(np.abs(hashes), 0)
-
-
-_LONG_BODY = 900  # bytes; a shorter one is copied in less time than a view of it takes
-_TENS = 10.0 ** np.arange(PROPERTY_CRC_DIGITS)
-_COPIED_AT_ONCE = 512  # so few stay in the processor's cache
-
-try:
-    from zlib_ng.zlib_ng import crc32
-except ImportError:
-    from zlib import crc32
 
 
 def body_crc(body: bytes) -> int:
@@ -208,7 +211,7 @@ def crc_digits(crcs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
 
 
 def crcs_of_digits(digits: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """The reverse; -1 for what are no digits."""
+    """Return the checksums of such digits; -1 for bytes that are no digits."""
     values = digits - np.uint8(ord("0"))
     crcs = (values.astype(np.float64) @ _TENS).astype(np.int64)  # exact: ten digits fit
     crcs[(values > 9).any(axis=1)] = -1

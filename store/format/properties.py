@@ -1,4 +1,4 @@
-"""RocketMQ's property strings: `name 0x01 value 0x02`, repeated (MessageDecoder)."""
+"""RocketMQ's property strings, `name 0x01 value 0x02`, repeated (MessageDecoder): of one message and of many."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ _NAME_VALUE = chr(NAME_VALUE_SEPARATOR)
 _PROPERTY = chr(PROPERTY_SEPARATOR)
 LIKE_A_LOST_SECTOR = "\0" * SECTOR_BYTES
 
+Ints = npt.NDArray[np.int64]
+_END = constant(bytes([PROPERTY_SEPARATOR]))
+
 
 def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
-    """The property string, UTF-8, and `behind` it what does not come from the user.
+    """Return the property string in UTF-8, followed by `behind`, which does not come from the user.
 
-    Raises `MessageRefused` for what is no text, for a separator inside a name or a value (it could not be read back),
-    for an empty name, for a lone surrogate, for zeros that look like a lost sector, and for more than 32,767 bytes.
+    Raises `MessageRefused` for a value that is no text, for a separator inside a name or a value (it could not be read
+    back), for an empty name, for a lone surrogate, for zeros that look like a lost sector, and for more than 32,767
+    bytes.
     Empty values are left out: RocketMQ's parser drops them.
     """
     for name, value in properties.items():
@@ -51,7 +55,7 @@ def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> byt
 
 
 def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
-    """`encode_properties` of what was read: only what is too large by now is refused, and what has no UTF-8 form."""
+    """Encode properties that were stored before: only their size is checked, and that they have a UTF-8 form."""
     text = "".join(f"{name}{_NAME_VALUE}{value}{_PROPERTY}" for name, value in properties.items() if value)
     try:
         encoded = text.encode() + behind
@@ -63,7 +67,7 @@ def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes
 
 
 def too_many_zeros(what: str) -> MessageRefused:
-    """The refusal of zeros that a recovery would take for what a crash of the machine lost, and end the log there."""
+    """Return the error for zeros that a recovery would take for a lost sector, and end the log there."""
     return MessageRefused(
         PutStatus.MESSAGE_ILLEGAL,
         f"{what}: {SECTOR_BYTES} zeros in a row look like a sector that the device lost; put such values into the body",
@@ -71,7 +75,7 @@ def too_many_zeros(what: str) -> MessageRefused:
 
 
 def properties_too_large(length: int) -> MessageRefused:
-    """The refusal of `length` bytes of properties."""
+    """Return the error for `length` bytes of properties."""
     return MessageRefused(
         PutStatus.PROPERTIES_SIZE_EXCEEDED,
         f"{length} bytes of properties (tags and keys included), at most {MAX_PROPERTIES_BYTES}; "
@@ -80,10 +84,10 @@ def properties_too_large(length: int) -> MessageRefused:
 
 
 def decode_properties(encoded: bytes) -> dict[str, str]:
-    """Name to value, as `MessageDecoder.string2messageProperties` reads it.
+    """Return name to value, as `MessageDecoder.string2messageProperties` reads them.
 
-    A missing last separator is tolerated, pieces without a name or a value are passed over, the last one of
-    a name wins. The checksum that a record may end with is none of them.
+    A missing last separator is tolerated, pieces without a name or a value are passed over, and the last value of a
+    name wins. The checksum that a record may end with is left out.
     """
     properties: dict[str, str] = {}
     for piece in encoded.decode("utf-8", "replace").split(_PROPERTY):
@@ -92,11 +96,6 @@ def decode_properties(encoded: bytes) -> dict[str, str]:
             properties[name] = value
     properties.pop(PROPERTY_CRC, None)
     return properties
-
-
-Ints = npt.NDArray[np.int64]
-
-_END = constant(bytes([PROPERTY_SEPARATOR]))
 
 
 class PropertyColumns:
@@ -125,7 +124,7 @@ class PropertyColumns:
         self._starts, self._splits, self._ends = starts, splits, ends
 
     def value(self, name: str) -> pa.StringArray:
-        """The value of property `name` in every message, length n, null where there is none."""
+        """Return the value of property `name` in every message, length n, null without one."""
         if self._layout is not None:
             return self._column(self._layout, name.encode())
         pieces = self._named(name.encode())
@@ -159,7 +158,7 @@ class PropertyColumns:
         return pa.MapArray.from_arrays(arrow(offsets), names, values)
 
     def without(self, names: Iterable[str]) -> pa.BinaryArray:
-        """The encoded properties but for these, length n; all else as it stands."""
+        """Return the encoded properties without these, length n; the rest stays as it is."""
         pieces = np.concatenate([self._named(name.encode()) for name in names])
         edges = np.zeros(len(self._data) + 1, np.int64)
         edges[self._starts[pieces]] += 1

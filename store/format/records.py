@@ -1,4 +1,7 @@
-"""Encoded records that have no place in the log yet."""
+"""Encoded records that have no place in the log yet.
+
+`EncodedRecords` has many as columns. `EncodedRecord` has one in plain values, which takes less time for a few.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,13 @@ from store.format.layout import (
 )
 from store.model.errors import MessageRefused, PutStatus
 
+_MOST_BYTES = (1 << 31) - 1
+_HEADER, _ENTRY = struct_of(RECORD_HEADER), struct_of(CQ_ENTRY)
+_NUMBERS = {name: number for number, name in enumerate(RECORD_HEADER.names or ())}
+_QUEUE_OFFSET, _PHYSICAL_OFFSET, _STORE_TIMESTAMP = map(
+    _NUMBERS.__getitem__, ("queue_offset", "physical_offset", "store_timestamp")
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
@@ -41,10 +51,10 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecords:
-    """n records, complete but for what only the append can know.
+    """n records, complete except for the fields that the append decides.
 
     headers: shape (n,), dtype RECORD_HEADER; queue offset, physical offset and store timestamp are zero.
-    rests: the parts of what follows each header: an array has a value for every record (length n), bytes are the same
+    rests: the parts behind each header: an array has a value for every record (length n), bytes are the same
     in all.
     sizes: int64, shape (n,), bytes of each record.
     queues: int32, shape (n,), index into `destinations`.
@@ -53,7 +63,7 @@ class EncodedRecords:
     delays: int64, shape (n,), how long each waits in SCHEDULE_TOPIC, ms, whose entries say until when; 0 for others.
     key_hashes: int32, shape (m,), for the index, in the order in which they are filed; key_rows: int64, shape (m,),
     the record of each, ascending.
-    with_crc: each record's last PROPERTY_CRC_BYTES are kept free, for a CRC of what is before them.
+    with_crc: each record's last PROPERTY_CRC_BYTES are kept free, for a CRC of all bytes before them.
     """
 
     headers: npt.NDArray[np.void]
@@ -136,18 +146,10 @@ def rows_as_binary(matrix: Bytes) -> pa.BinaryArray:
     return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(matrix)])
 
 
-_MOST_BYTES = (1 << 31) - 1
-_HEADER, _ENTRY = struct_of(RECORD_HEADER), struct_of(CQ_ENTRY)
-_NUMBERS = {name: number for number, name in enumerate(RECORD_HEADER.names or ())}
-_QUEUE_OFFSET, _PHYSICAL_OFFSET, _STORE_TIMESTAMP = map(
-    _NUMBERS.__getitem__, ("queue_offset", "physical_offset", "store_timestamp")
-)
-
-
 class EncodedRecord(NamedTuple):
-    """The fields are those of `EncodedRecords`, of one.
+    """One record, with the fields of `EncodedRecords`.
 
-    header: the values of RECORD_HEADER's fields, in order. rest: what follows the header. size: of the record, bytes.
+    header: the values of RECORD_HEADER's fields, in order. rest: the bytes behind it. size: bytes of the record.
     """
 
     header: list[Any]

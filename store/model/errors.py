@@ -1,4 +1,4 @@
-"""What can go wrong with a store, as one tree.
+"""All errors of a store, as one tree.
 
     StoreError
     ├── ConfigError              a key or value of store.conf
@@ -47,8 +47,9 @@
         ├── CorruptSegment       a file with a wrong name or length, or a missing one
         └── CorruptRecord        bytes that are not the record the ConsumeQueue promised
 
-Every message says what is wrong, where, and what to do about it. `pyspark_mq.errors` goes on with what can go wrong on
-Spark's side.
+Every message says what is wrong, where, and what to do about it. `system_errors` translates errors of the operating
+system that have to do with the machine, naming the path and a remedy. Any other `OSError` passes, for it means a fault
+in the program. `pyspark_mq.errors` has the errors of Spark's side.
 """
 
 from __future__ import annotations
