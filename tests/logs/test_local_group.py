@@ -315,7 +315,7 @@ def test_a_forked_child_leaves_at_once_what_another_thread_is_amid(making: Local
         for thread in threads:
             thread.start()
             assert holds.wait(PATIENCE)
-        until(lambda: not member._threads.acquire(blocking=False))  # type: ignore[attr-defined]
+        until(lambda: not member._store._threads.acquire(blocking=False))  # type: ignore[attr-defined]
         left = in_a_child(member.leave)
         end.set()
         for thread in threads:
