@@ -150,7 +150,7 @@ class Consumer(Opened):
         while not self._queues.is_closed:
             self._must_not_be_forked()
             woken = asyncio.Event()
-            taken = self._queues.take_or_tell(most, partial(_tell, loop, woken))
+            taken = self._queues.take_or_call(most, partial(_wake, loop, woken))
             if taken is None:
                 await woken.wait()
                 continue
@@ -225,7 +225,7 @@ class Consumer(Opened):
             raise self._not_open()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:
+def _wake(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:
     with suppress(RuntimeError):  # that loop is over, and nobody waits
         loop.call_soon_threadsafe(woken.set)
 

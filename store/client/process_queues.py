@@ -44,7 +44,7 @@ class ProcessQueues:
         self._later: list[tuple[float, int, ProcessQueue]] = []  # a heap: when they will have something
         self._numbers = count()
         self._until = -math.inf
-        self._told: deque[Callable[[], None]] = deque()
+        self._waiters: deque[Callable[[], None]] = deque()
         self._is_closed = False
         self._process = os.getpid()
 
@@ -84,7 +84,7 @@ class ProcessQueues:
         with self._lock:
             self._until = until
             self._changed.notify_all()
-            self._tell()
+            self._wake_one()
 
     @property
     def is_closed(self) -> bool:
@@ -107,7 +107,7 @@ class ProcessQueues:
             self._is_closed = True
             self._changed.notify_all()
             self._closed.notify_all()
-            self._tell()
+            self._wake_one()
 
     def wait_closed(self, timeout: float | None) -> bool:
         """Wait until `close`, at most `timeout` seconds. Return whether it was called."""
@@ -145,23 +145,23 @@ class ProcessQueues:
         with self._lock:
             while not self._is_closed:
                 now = time.monotonic()
-                taken = self._take(most, now)
+                taken = self._next_handful(most, now)
                 if taken is not None or now >= deadline:
                     return taken
                 wake = min(deadline, self._later[0][0]) if self._later else deadline
                 self._changed.wait(min(wake - now, threading.TIMEOUT_MAX))
         return None
 
-    def take_or_tell(self, most: int, tell: Callable[[], None]) -> Taken | None:
+    def take_or_call(self, most: int, tell: Callable[[], None]) -> Taken | None:
         """As `take`, but where there is nothing `tell` is called, once, when it is time to ask again; after `close` at
         once."""
         with self._lock:
             if self._is_closed:
                 tell()
                 return None
-            taken = self._take(most, time.monotonic())
+            taken = self._next_handful(most, time.monotonic())
             if taken is None:
-                self._told.append(tell)
+                self._waiters.append(tell)
             return taken
 
     def done(self, taken: Taken, count: int | None = None) -> None:
@@ -194,7 +194,7 @@ class ProcessQueues:
         self._pull.pop(queue, None)
         self._full.discard(queue)
 
-    def _take(self, most: int, now: float) -> Taken | None:
+    def _next_handful(self, most: int, now: float) -> Taken | None:
         while self._later and self._later[0][0] <= now:
             self._line_up(heapq.heappop(self._later)[2])
         while self._turns and now < self._until:
@@ -208,11 +208,11 @@ class ProcessQueues:
                 return Taken(queue, handful)
         return None
 
-    def _tell(self) -> None:
+    def _wake_one(self) -> None:
         """Wake one who waits, of any kind."""
         self._changed.notify()
-        while self._told:
-            self._told.popleft()()
+        while self._waiters:
+            self._waiters.popleft()()
 
     def _line_up(self, queue: ProcessQueue) -> None:
         """Let a queue have its turn, if it has something."""
@@ -222,10 +222,10 @@ class ProcessQueues:
         if at <= time.monotonic():
             self._turns.append(queue)
             self._in_turn.add(queue)
-            self._tell()
+            self._wake_one()
         elif at < math.inf:
             heapq.heappush(self._later, (at, next(self._numbers), queue))
-            self._tell()
+            self._wake_one()
 
     def _acknowledge(self, queue: ProcessQueue, before: int) -> None:
         if queue.position != before:

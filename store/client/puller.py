@@ -69,13 +69,13 @@ class Puller:
 
     def pull(self, queue: ProcessQueue) -> None:
         """Pull a queue from now on, until it is full or stopped."""
-        self._tell(queue)
+        self._ask(queue)
 
     def stop(self) -> None:
         """`run` comes to its end."""
-        self._tell(None)
+        self._ask(None)
 
-    def _tell(self, asked: ProcessQueue | None) -> None:
+    def _ask(self, asked: ProcessQueue | None) -> None:
         self._asked.put(asked)
         if self._held is not None:
             self._held.wake()

@@ -57,11 +57,11 @@ class ClusterGroup:
         if exclusive:
             raise self._unsupported("other clients share the queues among all members: join without exclusive=True")
         entry = MemberEntry(client_id(instance), dict(subscriptions), model, orderly)
-        for other in self._others():
+        for other in self._known_members():
             check_fit(self.name, entry, MemberEntry(other.id, other.subscriptions, other.model, orderly), "a client")
         return ClusterMember(self.address, self.name, entry)
 
-    def _others(self) -> list[MemberInfo]:
+    def _known_members(self) -> list[MemberInfo]:
         """As far as who asks may know."""
         try:
             return self.members()

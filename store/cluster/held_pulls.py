@@ -136,7 +136,7 @@ class ClusterHeld:
                 continue
             if answered is None:
                 return None
-            there = self._taken(answered)
+            there = self._arrived(answered)
             if there is not None:
                 return there
         raise StopIteration
@@ -165,7 +165,7 @@ class ClusterHeld:
         self._under_way[queue] = answer = self._brokers.begin(broker, ask)
         answer.add_done_callback(lambda done: self._woken.put(_Answered(pull, broker, ask, done)))
 
-    def _taken(self, answered: _Answered) -> QueueRange | None:
+    def _arrived(self, answered: _Answered) -> QueueRange | None:
         """The messages of an answered pull; None where it was begun anew, or is over."""
         pull, broker, ask, answer = answered
         if self._under_way.get(pull.queue) is not answer:

@@ -122,7 +122,7 @@ class _Pulls:
         while given < self._wanted.end:
             pipe.send(self._next_pulls())
             for answer in pipe.receive():
-                self._take(answer)
+                self._accept(answer)
             while records := self._answered.pop(given, None):
                 given = records.end
                 yield records
@@ -151,7 +151,7 @@ class _Pulls:
             fields = self._credentials.signed(fields)
         return Command(RequestCode.PULL_MESSAGE, fields, opaque=self._opaque)
 
-    def _take(self, answer: Command) -> None:
+    def _accept(self, answer: Command) -> None:
         """Note what came of a pull. Raises as `pull`."""
         wanted = self._asked.pop(answer.opaque, None)
         if wanted is None:

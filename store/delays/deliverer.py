@@ -48,7 +48,7 @@ class Deliverer:
         self._turn: Turn | None = None
         self._delivering: Delivery | None = None
         self._save_at = math.inf  # time.monotonic()
-        self._told = ""
+        self._last_error = ""
 
     def start(self) -> None:
         """Deliver from now on in the background; does nothing while it does."""
@@ -116,15 +116,15 @@ class Deliverer:
         while not self._stopping.is_set():
             try:
                 rest = self._go_on(self._watch)
-                self._told = ""
+                self._last_error = ""
             except (FlushFailed, StoreNotOpen, CorruptStore):
                 if not self._stopping.is_set():
                     _logger.exception("%s: no delayed messages are delivered any more", self._root)
                 return
             except (StoreError, OSError) as error:
-                if self._told != (told := repr(error)):  # once, not at every try
+                if self._last_error != (told := repr(error)):  # once, not at every try
                     _logger.exception("%s: delayed messages wait; tried again every %g s", self._root, _AGAIN_SECONDS)
-                self._told, rest = told, _AGAIN_SECONDS
+                self._last_error, rest = told, _AGAIN_SECONDS
             self._stopping.wait(rest)
 
     def _go_on(self, watch: Watch) -> float:

@@ -130,7 +130,7 @@ class Timers:
         self._known = known
         self._delivered = delivered
         self._latest = known.until  # when the one was due that was due last of those that are delivered
-        self._least = ends.get((TIMER_TOPIC, 0), 0)  # it had so many entries
+        self._noted_length = ends.get((TIMER_TOPIC, 0), 0)  # it had so many entries
         self._end = 0  # queue offset that was looked at
         self._runs: list[WaitingMessages] = []
 
@@ -138,7 +138,7 @@ class Timers:
         """Notice what was put since. What the commit log has no longer is passed over, and it is told, unless retention
         took it: that keeps what waits. Raises `CorruptSegment` if the queue lost a file.
         """
-        end = self._queue.known_end(max(self._least, self._end), confirm_offset)
+        end = self._queue.known_end(max(self._noted_length, self._end), confirm_offset)
         count, lost = _AT_ONCE, 0
         while self._end < end:
             first, log_begin = first_left(self._log, self._queue, self._end), self._log.min_offset()

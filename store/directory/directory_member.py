@@ -51,7 +51,7 @@ class DirectoryMember:
 
     def members(self) -> list[str]:
         self._seat.must_be_open()
-        return sorted([self.id, *(entry.id for entry in self._others() if not entry.exclusive)])
+        return sorted([self.id, *(entry.id for entry in self._other_members() if not entry.exclusive)])
 
     def wait(self, timeout: float) -> bool:
         deadline = time.monotonic() + timeout
@@ -67,7 +67,7 @@ class DirectoryMember:
         wanted = set(queues)
         with self._in_turn():
             now, own = time.monotonic(), self._seat.entry.claims
-            claims = claim(wanted, own, self._taken(now), now)
+            claims = claim(wanted, own, self._claimed_by_others(now), now)
             if own.keys() - claims.keys():
                 self._persist()
             self._offsets.forget(own.keys() ^ claims.keys())
@@ -79,7 +79,7 @@ class DirectoryMember:
 
     def asked(self) -> set[Queue]:
         self._seat.must_be_open()
-        asks: set[Queue] = set().union(*(entry.asks for entry in self._others()))
+        asks: set[Queue] = set().union(*(entry.asks for entry in self._other_members()))
         return asks & self._seat.entry.claims.keys()
 
     def unlock(self, queues: Iterable[Queue]) -> None:
@@ -169,7 +169,7 @@ class DirectoryMember:
     def _persist(self) -> None:
         entry = self._seat.entry
         _, reset = self._unseen()
-        own = entry.claims.keys() - self._taken(time.monotonic()) - reset.keys()
+        own = entry.claims.keys() - self._claimed_by_others(time.monotonic()) - reset.keys()
         self._offsets.persist(self._files.existing(own), self._store.flush)
 
     def _unseen(self) -> tuple[int, Positions]:
@@ -185,18 +185,18 @@ class DirectoryMember:
     def _look(self) -> _Sight:
         self._seat.must_be_open()
         resets, _ = self._files.resets.read()
-        return _Sight(resets, {entry.id: (set(entry.claims), set(entry.asks)) for entry in self._others()})
+        return _Sight(resets, {entry.id: (set(entry.claims), set(entry.asks)) for entry in self._other_members()})
 
-    def _others(self) -> list[MemberEntry]:
+    def _other_members(self) -> list[MemberEntry]:
         """Whom this member shares the queues with; nobody, where all get everything."""
         if self._seat.entry.model is MessageModel.BROADCASTING:
             return []
         now = time.monotonic()
         return [entry for entry in self._files.roster.present() if entry.id != self.id and entry.is_well(now)]
 
-    def _taken(self, now: float) -> set[Queue]:
+    def _claimed_by_others(self, now: float) -> set[Queue]:
         """What others have."""
-        return set().union(*(held(entry.claims, now) for entry in self._others()))
+        return set().union(*(held(entry.claims, now) for entry in self._other_members()))
 
 
 class _WriterOnDemand:

@@ -193,11 +193,11 @@ def test_nothing_is_handed_out_when_the_lease_is_over(pulling: Pulling) -> None:
 def test_who_asks_when_there_is_nothing_is_told_once(pulling: Pulling) -> None:
     queue = pulling.pull(100, 1 << 20)
     told: list[int] = []
-    assert pulling.queues.take_or_tell(1, lambda: told.append(1)) is None
+    assert pulling.queues.take_or_call(1, lambda: told.append(1)) is None
     assert told == []
     pulling.put(1)
     until(lambda: told == [1])
-    taken = pulling.queues.take_or_tell(1, lambda: told.append(2))
+    taken = pulling.queues.take_or_call(1, lambda: told.append(2))
     assert taken is not None
     pulling.queues.give_back(taken, 0.0)
     assert queue.position == 0
@@ -206,7 +206,7 @@ def test_who_asks_when_there_is_nothing_is_told_once(pulling: Pulling) -> None:
     pulling.queues.done(again)
     pulling.queues.close()
     assert told == [1]
-    assert pulling.queues.take_or_tell(1, lambda: told.append(3)) is None
+    assert pulling.queues.take_or_call(1, lambda: told.append(3)) is None
     assert told == [1, 3]
 
 
