@@ -12,11 +12,14 @@ from store.api.group_protocol import Subscription
 from store.format.strict_json import encode
 from store.model.codes import ResponseCode
 from store.model.errors import RequestRefused
-from store.remoting.bodies import MAX_BODY_BYTES, ConsumerData, Heartbeat, SubscriptionData
+from store.remoting.bodies import ConsumerData, Heartbeat, SubscriptionData
 from store.remoting.command import Command
 from store.remoting.connection import Connection
 
 _ENTRY_BYTES = 256  # that a client in a group takes at least
+_FACTOR = 16  # parsed JSON takes as many times the bytes of its text
+MAX_CONNECTION_BYTES = 4 << 20
+MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ _Table = dict[str, dict[str, Kind]]  # by group, then by client id
 class Clients:
     """The clients of one server, until their connection is over. Threads may share it.
 
-    Memory is bounded: the clients of one connection may take as much as one heart-beat may say.
+    Memory is bounded for the clients of each connection, and for all.
     """
 
     def __init__(self) -> None:
@@ -141,12 +144,11 @@ class Clients:
         """Raises `RequestRefused` for a heart-beat after which a connection's clients took too much memory."""
         with self._lock:
             more = _growth(self._consumers, beat, beat.consumers) + _growth(self._producers, beat, beat.producers)
-            if more > 0 and self._bytes[beat.connection] + more > MAX_BODY_BYTES:
-                raise RequestRefused(
-                    ResponseCode.SYSTEM_BUSY,
-                    f"the clients on this connection say more than {MAX_BODY_BYTES:,} bytes of themselves: let "
-                    "others come on another one",
-                )
+            if more > 0 and self._bytes[beat.connection] + more > MAX_CONNECTION_BYTES:
+                why = f"clients of this connection take more than {MAX_CONNECTION_BYTES:,} bytes: use another one"
+                raise RequestRefused(ResponseCode.SYSTEM_BUSY, why)
+            if more > 0 and self._bytes.total() + more > MAX_BYTES:
+                raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"all clients take more than {MAX_BYTES:,} bytes")
 
     def put_consumer(self, group: str, client_id: str, consumer: ConsumerClient) -> None:
         self._put(self._consumers, group, client_id, consumer)
@@ -217,4 +219,4 @@ def _topics(consumer: ConsumerData) -> Mapping[str, SubscriptionData]:
 
 
 def _size(client_id: str, group: str, data: ConsumerData | None = None) -> int:
-    return _ENTRY_BYTES + len(client_id) + len(group) + (len(encode(data)) if data else 0)
+    return _ENTRY_BYTES + len(client_id) + len(group) + _FACTOR * (len(encode(data)) if data else 0)

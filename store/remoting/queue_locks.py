@@ -16,6 +16,7 @@ from store.remoting.connection import Connection
 from store.remoting.request import Handler, Request, Response, of_json
 
 _MAX_CLIENTS = 4096  # that lock on one connection, in one group or several
+_MAX_LOCKS = 1 << 18  # of all clients; 200 bytes each
 
 
 class _ClientClaims(NamedTuple):
@@ -26,15 +27,19 @@ class _ClientClaims(NamedTuple):
 
 
 class Locks:
-    """What clients have, by `queue_locks`' rules. A connection that is over takes nothing from its client: that may be
-    alive, with messages of the queue in hand, and come back on another one. RocketMQ's close theirs where an answer is
-    late. What is kept is bounded: only queues that are there can be locked, by so many clients on one connection."""
+    """The queues that clients have locked, by the rules of `broker/allocation`.
+
+    A client keeps its locks if its connection ends: it may be alive, process messages of the queue, and use another
+    connection. RocketMQ's clients close theirs if an answer is late. Memory is bounded: only existing queues can be
+    locked, by a limited number of clients on one connection.
+    """
 
     def __init__(self, topics: Callable[[], Mapping[str, int]]) -> None:
-        """topics: to number of queues, as it stands now."""
+        """topics: returns the topics with their number of queues."""
         self._topics = topics
         self._lock = threading.Lock()
         self._locked: dict[str, dict[str, _ClientClaims]] = {}  # group, client id
+        self._count = 0  # of locks
         self._clients: Counter[Connection] = Counter()  # that came on it; counted again by `forget`
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -42,13 +47,13 @@ class Locks:
         return {RequestCode.LOCK_BATCH_MQ: self._claim, RequestCode.UNLOCK_BATCH_MQ: self._give_back}
 
     def are_held(self, group: str) -> bool:
-        """Whether any queue is a client's of this group: it reads in order."""
+        """Return whether a client of this group has locked a queue: the group reads in order."""
         now = time.monotonic()
         with self._lock:
             return any(held(locked.claims, now) for locked in self._locked.get(group, {}).values())
 
     def forget(self) -> None:
-        """Those who are gone, and have nothing any more: to be called now and then."""
+        """Forget clients without locks; call it regularly."""
         now = time.monotonic()
         with self._lock:
             for group, of_group in list(self._locked.items()):
@@ -57,27 +62,33 @@ class Locks:
                         del of_group[client_id]
                 if not of_group:
                     del self._locked[group]
-            self._clients = Counter(has.connection for of_group in self._locked.values() for has in of_group.values())
+            left = [has for of_group in self._locked.values() for has in of_group.values()]
+            self._clients = Counter(has.connection for has in left)
+            self._count = sum(len(has.claims) for has in left)
 
     def _claim(self, request: Request) -> Response:
         asked, there, now = LockRequest.of(request.command.body), self._topics(), time.monotonic()
         queues = asked.queues
         wanted = [queue for queue in queues if 0 <= queue.queue_id < there.get(queue.topic, 0)]
         with self._lock:
-            if request.connection.is_over:  # it would not hear of it, and keep others waiting
+            if request.connection.is_over:  # the client would not know, and others would wait for the queue
                 return of_json({"lockOKMQSet": []})
             of_group = self._locked.get(asked.group, {})
             taken = set().union(*(held(has.claims, now) for id, has in of_group.items() if id != asked.client_id))
             own = of_group.get(asked.client_id)
-            claims = claim(wanted, {} if own is None else own.claims, taken, now)
+            before = {} if own is None else own.claims
+            claims = claim(wanted, before, taken, now)
+            if len(claims) > len(before) and self._count + len(claims) - len(before) > _MAX_LOCKS:
+                raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"more than {_MAX_LOCKS:,} queues are locked already")
             if own is None and claims:
                 self._admit(request.connection)
             if own is not None or claims:
                 self._locked.setdefault(asked.group, {})[asked.client_id] = _ClientClaims(request.connection, claims)
+                self._count += len(claims) - len(before)
         return of_json({"lockOKMQSet": [each for queue, each in queues.items() if queue in claims]})
 
     def _admit(self, connection: Connection) -> None:
-        """Another client. Raises `RequestRefused` where there are too many."""
+        """Count another client. Raises `RequestRefused` if there are too many."""
         if self._clients[connection] >= _MAX_CLIENTS:
             why = f"{_MAX_CLIENTS:,} clients have locked queues on this connection: let others come on another one"
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, why)
@@ -91,4 +102,5 @@ class Locks:
             if (own := of_group.get(asked.client_id)) is not None:
                 kept = {queue: at for queue, at in own.claims.items() if queue not in given}
                 of_group[asked.client_id] = own._replace(claims=kept)
+                self._count -= len(own.claims) - len(kept)
         return Response()

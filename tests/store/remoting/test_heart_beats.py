@@ -144,7 +144,7 @@ def test_who_begins_to_share_queues_is_told_of(broker: Broker, store: MessageSto
 
 def test_what_one_connection_says_of_its_clients_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under whatever names. Who says it again says no more, and who is gone makes room."""
-    monkeypatch.setattr("store.remoting.clients.MAX_BODY_BYTES", 10_000)
+    monkeypatch.setattr("store.remoting.clients.MAX_CONNECTION_BYTES", 160_000)
 
     def fits(broker: Broker, id: str, size: int = 2800, group: str = "group", kind: str = "consumer") -> bool:
         body = {"clientID": id, f"{kind}DataSet": [{"groupName": group, "consumeType": "x" * size}]}
@@ -157,7 +157,7 @@ def test_what_one_connection_says_of_its_clients_is_bounded(broker: Broker, monk
 
     assert all(fits(broker, id) for id in "abcab")
     assert not any((fits(broker, "d"), fits(broker, "a", group="other"), fits(broker, "a", 5000)))
-    assert sum(fits(broker, "p", group=f"p{number}", kind="producer") for number in range(20)) < 3
+    assert sum(fits(broker, "p", group=f"p{number}", kind="producer") for number in range(100)) < 90
     leave("b")
     assert fits(broker, "d", 2000)
     with Client() as client:
