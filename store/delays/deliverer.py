@@ -1,4 +1,4 @@
-"""Delivering delayed messages behind the puts, in one of the processes that have a store open for writing."""
+"""`Deliverer`: the thread that delivers delayed messages, in one of the processes that write to a store."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from store.publish.watch import Watch
 
 _logger = logging.getLogger("store")
 
-_TAKE_OVER_SECONDS = 0.2  # between two tries to get the turn from who died
-# What was delivered since it was saved is looked for in the log by who takes over. So often that is, where there is a
-# pause, and at last.
+_TAKE_OVER_SECONDS = 0.2  # between two tries to take over from a process that died
+# Progress is saved in a pause of this length, and without a pause after a minute: the next process reads the log from
+# there.
 _SAVE_SECONDS, _SAVE_AT_LAST_SECONDS = 5.0, 60.0
 _PAUSE_MS = 500
-_REST_SECONDS = 0.01  # at least between two steps: many messages together take little more time than one
+_REST_SECONDS = 0.01  # between two steps, so that one append has many messages
 _AGAIN_SECONDS = 1.0  # after an error
-_LOOK_SECONDS = 1.0  # at the clock, which may have been set, or the machine have slept: no wait notices that
+_LOOK_SECONDS = 1.0  # at the clock: a wait does not notice that the clock was set, or the machine slept
 
 
 class Deliverer:
-    """Delivers what is due while it is this process's turn: at most one on a host has it, and the system gives it back
-    when that one dies.
+    """Delivers messages that are due while this process has the turn, which at most one process of a host has, and
+    which the kernel releases when it dies.
 
-    The thread begins with the first message that is to be delayed, here or, within a moment, anywhere; or with the
-    opening of a store where there ever were any. It sleeps until the next one is due, or something is published.
+    The thread starts with the first delayed message of any process, or when a store is opened that has had any. It
+    sleeps until the next message is due, or an append is published.
     """
 
     def __init__(self, root: Path, delivery: Callable[[], Delivery], watch: Callable[[], Watch]) -> None:
-        """delivery: makes what delivers, when it is this one's turn. watch: makes what wakes at publications."""
+        """delivery: called when this process gets the turn. watch: called by `start`."""
         self._root = root
         self._delivery = delivery
         self._new_watch = watch
@@ -51,22 +51,22 @@ class Deliverer:
         self._last_error = ""
 
     def start(self) -> None:
-        """Deliver from now on in the background; does nothing while it does."""
+        """Start the thread, unless it runs already."""
         with self._starting:
             if self._thread is None and not self._stopping.is_set():
                 self._watch = self._watch or self._new_watch()
                 thread = threading.Thread(target=self._run, name="mq-deliver", daemon=True)
                 thread.start()
-                self._thread = thread  # not before: who stops it can only wait for one that runs
+                self._thread = thread  # `stop` can join only a thread that was started
 
     @property
     def is_started(self) -> bool:
-        """Whether it delivers, or waits for its turn."""
+        """Whether the thread was started."""
         return self._thread is not None
 
     @property
     def delivers(self) -> bool:
-        """Whether it is this one's turn."""
+        """Whether this process has the turn."""
         return self._delivering is not None
 
     def stop(self) -> None:
@@ -80,32 +80,32 @@ class Deliverer:
             thread.join()
 
     def save(self) -> None:
-        """Write how far this is, which is on the device by now. Call after `stop`."""
+        """Write the progress. Call it after `stop` and a flush."""
         if self._delivering is not None:
-            for _ in range(2):  # what was noted before; what is noted now
+            for _ in range(2):  # the progress that waits for a flush, and the current one
                 self._delivering.save(_now())
             self._delivering.hand_over(_now())
 
     def leave(self) -> None:
-        """Let another one deliver. Call after `stop`."""
+        """Release the turn. Call it after `stop`."""
         if self._turn is not None:
             self._turn.close()
         if self._watch is not None:
             self._watch.close()
 
     def _is_time_to_save(self, due: int | None) -> bool:
-        """That takes as long as the device does, and what is due waits meanwhile: so it is put off to a pause."""
+        """Saving waits for the device, and due messages wait for it: so it is postponed to a pause."""
         pause = math.inf if due is None else due - _now()
         return time.monotonic() >= self._save_at + (0 if pause > _PAUSE_MS else _SAVE_AT_LAST_SECONDS - _SAVE_SECONDS)
 
     # --- the thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with self._running:  # an interrupt in `start` may let it start another thread
+        with self._running:  # after an interrupt in `start` a second thread may be started
             self._thread = threading.current_thread()
             try:
                 self._deliver()
-            finally:  # whatever ended this, others go on
+            finally:  # after an unexpected error other processes go on
                 if not self._stopping.is_set() and self._turn is not None:
                     self._delivering = None
                     self._turn.close()
@@ -122,13 +122,14 @@ class Deliverer:
                     _logger.exception("%s: no delayed messages are delivered any more", self._root)
                 return
             except (StoreError, OSError) as error:
-                if self._last_error != (told := repr(error)):  # once, not at every try
+                if self._last_error != (told := repr(error)):  # logged once, not at every try
                     _logger.exception("%s: delayed messages wait; tried again every %g s", self._root, _AGAIN_SECONDS)
                 self._last_error, rest = told, _AGAIN_SECONDS
             self._stopping.wait(rest)
 
     def _go_on(self, watch: Watch) -> float:
-        """Deliver what is due, if it is this one's turn, and wait for the next; for how long to do nothing then."""
+        """Deliver the messages that are due, if this process has the turn, and wait for the next; returns how long to
+        rest then."""
         if self._delivering is None:
             self._turn = self._turn or Turn(self._root / LOCK_FILE, DELIVERY_BYTE)
             if not self._turn.take():

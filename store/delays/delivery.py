@@ -1,4 +1,4 @@
-"""`Delivery`: one bounded step after the other, by the one process that has the turn to deliver."""
+"""`Delivery`: delivers delayed messages in bounded steps, in the process that has the turn."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from store.read.query import copies_at
 
 _logger = logging.getLogger("store")
 
-_LEVELS_SECONDS = SCHEDULE_DELAYS_MS[0] / 1000 / 5  # between two looks at the levels, which wait longer than that
+_LEVELS_SECONDS = SCHEDULE_DELAYS_MS[0] / 1000 / 5  # between two looks at the levels, all of which wait longer
 
 
 class DelayedAppend(Protocol):
@@ -41,11 +41,10 @@ class DelayedAppend(Protocol):
 
 
 class Delivery:
-    """What waits in one store, from the moment when this process has the turn, and has called `begin`.
+    """Delivers the delayed messages of one store, after `begin`, while this process has the turn.
 
-    Each message is delivered once, whenever this process or the machine dies: see `delivered`. Where it cannot be, for
-    its topic was deleted, also if one of that name is there again, or its record is damaged, it is passed over, and the
-    log tells.
+    Each message is delivered exactly once, whenever this process or the machine dies; see `delivery_progress`. One
+    whose record is damaged, or whose topic was deleted, is logged and skipped.
     """
 
     def __init__(
@@ -72,26 +71,29 @@ class Delivery:
         if progress.delivered_to is not None and self._is_told:
             self._delivered = delivered_behind(log, progress.delivered_to, confirm)
         else:
-            is_known = progress.levels  # or else the file is lost, or new
+            is_known = progress.levels  # otherwise the file is lost, or new
             begin = confirm if is_known else _first_waiting(queues, confirm)
             self._delivered = delivered_behind(log, begin, confirm)
             progress = progress._replace(delivered_to=min(begin, published.flushed_offset))
-        # Retention takes what is delivered, and may what would prove it. A broker's takes what waits, too.
-        self._gone = log.min_offset() if self._is_told else 0
+        # Retention deletes delivered messages and their proofs. A broker's retention deletes messages that wait, too.
+        self._expired = log.min_offset() if self._is_told else 0
         self._levels = Levels(log, queues, progress.levels, confirm, self._delivered, ends.of)
         self._timers = Timers(log, queues, progress.timers, self._delivered, ends.of)
         self._look_at = 0.0  # time.monotonic()
-        self._moved = len(self._delivered) > 0  # since that was noted last
-        self._said = progress  # what the files say, or will
-        self._noted: int | None = None  # up to where the log must be on the device before they do
+        self._moved = len(self._delivered) > 0  # since the progress was noted
+        self._progress = progress  # in the files, or soon
+        self._noted: int | None = None  # log offset that must be flushed before `_progress` is written
 
     def begin(self) -> None:
-        """Call it before the first step: from here on what is delivered can be told. Raises `StoreUnavailable`."""
+        """Write the progress from which the log's proofs count. Call it before the first step.
+
+        Raises `StoreUnavailable`.
+        """
         if not self._is_told:
-            self._said.write(self._root)
+            self._progress.write(self._root)
 
     def look(self) -> float:
-        """Notice what was put since; when to look again (`time.monotonic`), whatever is put until then."""
+        """Read the messages that were put since; returns when to look again at the latest (`time.monotonic`)."""
         confirm = self._published_end.confirm_offset
         self._timers.look(confirm)
         if time.monotonic() < self._look_at:
@@ -101,19 +103,19 @@ class Delivery:
         return math.inf
 
     def next_time(self) -> int | None:
-        """When the next message is due, ms since 1970; None where none waits."""
+        """Return when the next message is due, ms since 1970; None if none waits."""
         times = self._levels.next_time(), self._timers.next_time()
         return min((time for time in times if time is not None), default=None)
 
     def step(self, now: int) -> bool:
-        """Deliver what is due at `now` (ms), in one append; whether more is.
+        """Deliver some messages that are due at `now` (ms), in one append. Return whether more are due.
 
-        Bounded: what is left is for the next step. Raises what an append raises; nothing is delivered then.
+        Raises what an append raises; nothing is delivered then.
         """
         (by_level, levels), (by_time, timers) = self._levels.due(now), self._timers.due(now)
         due = Due.in_order([by_level, by_time])
-        left = due.without(self._delivered, self._gone)
-        while len(left) and not self._is_delivered(left):
+        left = due.without(self._delivered, self._expired)
+        while len(left) and not self._append_all(left):
             pass
         self._levels.go_on(levels)
         self._timers.go_on(timers)
@@ -123,43 +125,43 @@ class Delivery:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the files say how far this is."""
+        """Whether the files have the current progress."""
         return self._noted is None and not self._moved
 
     def save(self, now: int) -> None:
-        """Note how far this is; and write what was noted before, once the log is on the device up to there.
+        """Write the progress that the last call noted, if the log is flushed up to it; then note the current one.
 
-        Call it now and then. Raises `StoreUnavailable` and the like.
+        Raises `StoreUnavailable`.
         """
         if self._noted is not None and self._published_end.flushed_offset >= self._noted:
-            self._said.write(self._root)
+            self._progress.write(self._root)
             self._noted = None
         if self._noted is None and self._moved:
             known, confirm = self._timers.known(now), self._published_end.confirm_offset
-            _, before, delivered_to = self._said
+            _, before, delivered_to = self._progress
             if self._timers.is_all(known):
                 before, delivered_to = known, confirm
-            # Otherwise what is behind the last that could be said proves itself.
-            self._said = DeliveryProgress(self._levels.offsets, before, delivered_to)
+            # Otherwise the log's proofs count behind the offset that was saved before.
+            self._progress = DeliveryProgress(self._levels.offsets, before, delivered_to)
             self._noted, self._moved = confirm, False
 
     def hand_over(self, now: int) -> None:
-        """Leave the files as the next owner of the directory needs them. Call after `save`."""
+        """Write the files that a broker needs if it takes the directory over. Call it after `save`."""
         if self._noted is None:
-            self._said.write(self._root)  # again, for it may be lost since
+            self._progress.write(self._root)  # again: a user may have deleted it
         if (newest := self._timers.newest) is not None:
             waiting, known = self._timers.waiting, self._timers.known(now)
             write_timer_check(self._root, known, int(waiting.queue_offsets.min(initial=known.end)))
             write_timer_log(self._root, waiting, newest, known.until, now)
 
-    def _is_delivered(self, due: Due) -> bool:
-        """Whether they are now; not where a topic was deleted since it was looked at: then that is to be done again."""
+    def _append_all(self, due: Due) -> bool:
+        """Append messages to their topics. Return False, and append nothing, if a topic was deleted."""
         deletions = self._published_end.deletions
         pieces = [records for copies, offsets in self._sound(due) for records in self._records(copies, offsets)]
         return not pieces or self._append(pieces, unless=lambda: self._published_end.deletions != deletions) is not None
 
     def _sound(self, due: Due) -> Iterator[tuple[RecordCopies, Int64s]]:
-        """The messages and where they were; one by one where some are damaged, or retention took them."""
+        """Yield the messages and their log offsets, without those that are damaged or that retention deleted."""
         try:
             yield copies_at(self._log, due.physical_offsets, due.sizes), due.physical_offsets
         except (CorruptRecord, OffsetLost):
@@ -204,7 +206,7 @@ class Delivery:
 
 
 def _first_waiting(queues: ConsumeQueues, end: int) -> int:
-    """Log offset of the first message that ever waited, `end` without one; 0 where that is not known any more."""
+    """Return the log offset of the first message that ever waited, `end` if none did, 0 if that is not known."""
     waited = [queues.of(*name) for name in queues.existing() if name[0] in WAITING_TOPICS]
     first = [int(queue.entries_left(0, 1)["physical_offset"][0]) for queue in waited if queue.has_files]
-    return min([end, *first])  # one that is being put may be behind that
+    return min([end, *first])  # a message that is being put may be behind `end`

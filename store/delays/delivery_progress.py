@@ -1,12 +1,17 @@
-"""How far the delivery of delayed messages is, in RocketMQ's own files, and as exactly as only this project needs it.
+"""`DeliveryProgress`: which delayed messages are delivered, by RocketMQ's files and by the log itself.
 
     delayOffset.json  {"offsetTable": {delay level: next queue offset in SCHEDULE_TOPIC},
                        "delivered": {"to": log offset, "until": ms, "timers": queue offset in TIMER_TOPIC}}
     timercheck        TIMER_CHECK
 
-"delivered" is this project's; a broker passes it over, and does not keep it. It says what the table says of the levels,
-of the timers (see `Known`), and up to which log offset both count what was delivered. What lies behind it proves itself
-(see `delivered`). It is written when the log is on the device up to there: never may a file know more than the log.
+"delivered" is this project's: a broker ignores it and drops it. It has the progress of the timers (see `Known`) and the
+log offset up to which the levels and the timers count. It is written after a flush up to that offset, so that the file
+never knows more than the log.
+
+Behind that offset the log is the proof. A delivered message names the record of the delayed one, in the field that a
+committed message has for its half message: as a negative number, which no broker writes, -1 minus the log offset. So
+the next deliverer knows exactly which messages are delivered, whatever the files say, after a crash of the machine,
+too.
 """
 
 from __future__ import annotations
@@ -48,7 +53,7 @@ _DELIVERED = "delivered"
 
 
 class DeliveryProgress(NamedTuple):
-    """levels: delay level to the next queue offset. delivered_to: log offset, None where a broker delivered."""
+    """levels: delay level to the next queue offset. delivered_to: log offset, None if a broker delivered last."""
 
     levels: Mapping[int, int]
     timers: Known
@@ -69,7 +74,7 @@ class DeliveryProgress(NamedTuple):
         return DeliveryProgress(levels, Known(until, timers), to)
 
     def write(self, root: Path) -> None:
-        """On the device when this returns."""
+        """Write the file, to the device."""
         path = root / DELAY_OFFSETS_FILE
         content = read_json(path)
         content[_OFFSETS] = {str(level): offset for level, offset in sorted(self.levels.items())}
@@ -82,7 +87,7 @@ _KEYS = ("until", "timers", "to")
 
 
 def _brokers(path: Path) -> Known:
-    """What a broker says of its timers: slots before its read time are delivered."""
+    """Return a broker's progress: slots before its read time are delivered."""
     try:
         data = read_file(path, TIMER_CHECK_FILE_BYTES)
     except FileNotFoundError:
@@ -94,8 +99,8 @@ def _brokers(path: Path) -> Known:
 
 
 def write_timer_check(root: Path, timers: Known, first_waiting: int) -> None:
-    """Tell a broker, on the device: which slots are delivered, and which messages it finds in its timer log, where that
-    was written; or else, from which on it has to look at them itself.
+    """Write a broker's progress, to the device: the slots that are delivered, and the first message to look at that is
+    not in its timer log.
     """
     path = root / TIMER_CHECK_FILE
     check = np.zeros(1, TIMER_CHECK)
@@ -108,16 +113,16 @@ FIELD = "prepared_transaction_offset"
 
 
 def proof(physical_offsets: Int64s) -> Int64s:
-    """What messages say, shape (n,), that are delivered from these log offsets."""
+    """Return the field of messages that deliver the records at these log offsets, shape (n,)."""
     return ~physical_offsets
 
 
 def delivered_behind(log: CommitLog, begin: int, end: int) -> Int64s:
-    """The log offsets of those that were delivered by messages in [begin, end), both record boundaries."""
+    """Return the log offsets of the records that messages in [begin, end) deliver, both record boundaries."""
     found = [np.empty(0, np.int64)]
     for chunk in walk(log, max(begin, log.min_offset()), until=end, check_crc=False):
-        said = chunk.records.field(FIELD)
-        found.append(~said[said < 0])
+        proofs = chunk.records.field(FIELD)
+        found.append(~proofs[proofs < 0])
     return np.concatenate(found)
 
 
@@ -126,14 +131,16 @@ _logger = logging.getLogger("store")
 
 
 def delays_step_back(root: Path, log: CommitLog, queues: ConsumeQueues, end: int) -> None:
-    """The log ends at log offset `end`; `queues` expect what they had then, or less. Call as the only writer, under
-    the store lock, before anything is appended.
+    """Lower the progress to a log that ends at `end`, after a crash of the machine or from a backup; see
+    `upkeep.step_back`. The file's offsets of a longer log mean nothing here, so the log's own proofs count then.
+
+    Call it as the only writer, under the store lock, before any append; `queues` expect no more entries than at `end`.
     """
     try:
         said = DeliveryProgress.read(root)
-    except CorruptStore:  # whoever needs it is told
+    except CorruptStore:  # raised again when the deliverer reads it
         return
-    why = f"says of more than the log has what is delivered; {WHY}"
+    why = f"has more delivered messages than the log; {WHY}"
     if said.delivered_to is not None and said.delivered_to > end:
         true = _proven(log, queues, end)
     else:
@@ -141,7 +148,7 @@ def delays_step_back(root: Path, log: CommitLog, queues: ConsumeQueues, end: int
         if not read_json(root / DELAY_OFFSETS_FILE) and any(has_queues(root, topic) for topic in WAITING_TOPICS):
             true, why = (
                 _proven(log, queues, end)._replace(timers=true.timers),
-                "is lost: what is delivered is what the log says",
+                "is lost: the log says which messages are delivered",
             )
     if true != said:
         true.write(root)
@@ -149,7 +156,7 @@ def delays_step_back(root: Path, log: CommitLog, queues: ConsumeQueues, end: int
 
 
 def _within(said: DeliveryProgress, queues: ConsumeQueues, end: int) -> DeliveryProgress:
-    """As it was said, of messages that are there."""
+    """Return the progress without messages that are behind `end`."""
     levels = {level: queues.at_most(SCHEDULE_TOPIC, level - 1, end, at) for level, at in said.levels.items()}
     timers = said.timers._replace(end=queues.at_most(TIMER_TOPIC, 0, end, said.timers.end))
     if (levels, timers) == (said.levels, said.timers):
@@ -158,7 +165,7 @@ def _within(said: DeliveryProgress, queues: ConsumeQueues, end: int) -> Delivery
 
 
 def _proven(log: CommitLog, queues: ConsumeQueues, end: int) -> DeliveryProgress:
-    """What the log says: levels go on behind the last that is delivered, each of the timers tells for itself."""
+    """Return the progress by the log: levels go on behind their last delivered message, timers are checked singly."""
     delivered = np.sort(delivered_behind(log, 0, end))
     levels = [
         (queue_id + 1, queues.of(topic, queue_id)) for topic, queue_id in queues.existing() if topic == SCHEDULE_TOPIC
@@ -168,7 +175,7 @@ def _proven(log: CommitLog, queues: ConsumeQueues, end: int) -> DeliveryProgress
 
 
 def _behind_last(queue: ConsumeQueue, log_begin: int, end: int, delivered: Int64s) -> int:
-    """Queue offset behind the last of these that is in the queue; where it begins without one. Delivered: ascending."""
+    """Return the queue offset behind the last delivered message, or where the queue begins. delivered: ascending."""
     last = queue.max_offset(end)
     first = queue.min_offset(log_begin, last)
     while last > first:
@@ -183,16 +190,16 @@ def _behind_last(queue: ConsumeQueue, log_begin: int, end: int, delivered: Int64
 def oldest_waiting(
     root: Path, log: CommitLog, queues: ConsumeQueues, confirm_offset: int, *, is_brokers: bool = False
 ) -> int | None:
-    """Log offset of the first record before `confirm_offset` that is to be delivered still, due or not; None without.
+    """Return the log offset of the first record before `confirm_offset` that still waits, None if none does.
 
-    As files and log say it, whoever delivers. is_brokers: its queues may follow the log later. Raises `CorruptStore`
-    where nobody can tell, `CorruptSegment` where a queue has not what the log says that it had.
+    is_brokers: a broker's queues may be behind its log. Raises `CorruptStore`, and `CorruptSegment` if a queue is
+    shorter than the log says.
     """
     progress, delivered = DeliveryProgress.read(root), np.empty(0, np.int64)
     ends = QueueEnds(confirm_offset, {})
     if not is_brokers and any(map(queues.topics.queue_count, WAITING_TOPICS)):
         ends = QueueEnds.known(root, log, confirm_offset)
-        confirm_offset = ends.at  # others may have noted more
+        confirm_offset = ends.at  # another process may have noted a later one
     if progress.delivered_to is not None and progress.delivered_to <= confirm_offset:
         delivered = delivered_behind(log, progress.delivered_to, confirm_offset)
     levels = Levels(log, queues, progress.levels, confirm_offset, delivered, ends.of)

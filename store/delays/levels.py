@@ -1,8 +1,8 @@
-"""Delay levels: SCHEDULE_TOPIC has a queue for each, whose entries say until when their messages wait
+"""`Levels`: delay levels. SCHEDULE_TOPIC has a queue for each, whose entries have the time when a message is due
 (ScheduleMessageService).
 
-All messages of a level wait equally long, so a queue is in the order in which its messages are due. Not where the clock
-was set back: those behind wait for those before them, but not for one that was stored while it was far ahead.
+All messages of a level wait equally long, so each queue is in the order of its due times, unless the clock was set
+back. Then a later message waits for those before it, but not for one that was stored while the clock was far ahead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from store.model.log_protocol import Int64s
 from store.publish.appender import FAR_MS
 
 _logger = logging.getLogger("store")
-_LOOK = 4096  # entries that are read at once
+_LOOK = 4096  # entries that are read together
 _NONE = np.empty(0, np.int64)
 _AT_ONCE = 0  # ms since 1970
 _STORED, _STORED_AT = RECORD_HEADER["store_timestamp"], field_offset(RECORD_HEADER, "store_timestamp")
@@ -35,7 +35,7 @@ _STORED, _STORED_AT = RECORD_HEADER["store_timestamp"], field_offset(RECORD_HEAD
 
 @dataclass
 class _Level:
-    """How far one level is. next: queue offset of the first message that waits. time: when that is due, if known."""
+    """One level. next: queue offset of the first message that waits. time: when that is due, None if not read yet."""
 
     queue: ConsumeQueue
     next: int
@@ -44,7 +44,7 @@ class _Level:
 
 
 class Levels:
-    """The levels of one store, for the one who delivers what waits there: RocketMQ's, and what more a broker had.
+    """The levels of one store: RocketMQ's 18, and those that a broker with more levels made.
 
     Every call raises `CorruptSegment` if a queue lost a file.
     """
@@ -58,10 +58,9 @@ class Levels:
         delivered: Int64s,
         ends: Ends,
     ) -> None:
-        """offsets: level to the queue offset where it goes on, as `delayOffset.json` has them. delivered: log offsets
-        of those that do not wait, whatever the levels say. ends: how many entries queues had, before `confirm_offset`.
+        """offsets: level to its next queue offset, as in `delayOffset.json`; clamped to the queue, as in RocketMQ.
 
-        As in RocketMQ they are lifted to where a queue begins, and lowered to where it ends.
+        delivered: log offsets of messages that do not wait, whatever `offsets` says. ends: noted lengths of queues.
         """
         self._log = log
         self._levels: dict[int, _Level] = {}
@@ -75,22 +74,22 @@ class Levels:
 
     @property
     def offsets(self) -> dict[int, int]:
-        """Level to the queue offset of the first message that waits; of levels that ever had any."""
+        """Level to the queue offset of its first message that waits, of levels that have had messages."""
         return {number: level.next for number, level in self._levels.items() if level.end}
 
     def look(self, confirm_offset: int) -> None:
-        """Notice what was put since."""
+        """Read the entries that were put since."""
         for level in self._levels.values():
             level.end = level.queue.known_end(level.end, confirm_offset)
             if level.time is not None and level.time > _now() + FAR_MS:
-                level.time = None  # the clock may have been set back since
+                level.time = None  # the clock may have been set back
 
     def next_time(self) -> int | None:
-        """When the next message is due, ms since 1970; None where none waits."""
+        """Return when the next message is due, ms since 1970; None if none waits."""
         return min((time for level in self._levels.values() if (time := self._time(level)) is not None), default=None)
 
     def due(self, now: int) -> tuple[Due, dict[int, int]]:
-        """What is due at `now` (ms), some of each level; and how far the levels are once it is delivered."""
+        """Return messages that are due at `now` (ms), some of each level, and each level's offset behind them."""
         found, then = [], {}
         for number, level in self._levels.items():
             time = self._time(level)
@@ -107,7 +106,7 @@ class Levels:
             count = int(np.argmax(times > now)) if (times > now).any() else len(entries)
             count = Due.at_once(entries["size"][:count].astype(np.int64))
             some = entries[:count]
-            # Where the clock was set back, later ones of a level are due earlier; they stay behind those before them.
+            # After the clock was set back, later messages have earlier times; they stay behind those before them.
             found.append(
                 Due(
                     np.maximum.accumulate(times[:count]),
@@ -119,9 +118,9 @@ class Levels:
         return Due.in_order(found), then
 
     def oldest(self, first_byte: int, delivered: Int64s) -> int | None:
-        """Log offset of the first message that waits and that the log has, from `first_byte` on; None without one.
+        """Return the log offset of the first message that waits, at `first_byte` or behind; None if there is none.
 
-        delivered: log offsets of those that do not wait, whatever the levels say.
+        delivered: log offsets of messages that do not wait.
         """
         found = (self._oldest(level, first_byte, delivered) for level in self._levels.values())
         return min((offset for offset in found if offset is not None), default=None)
@@ -142,8 +141,8 @@ class Levels:
         return level.time
 
     def _due_time(self, said: int, physical_offset: int) -> int:
-        """When a message is due: as its entry says; at once, as by a broker, where the clock was far ahead when it was
-        stored.
+        """Return when a message is due: by its entry, or at once if it was stored while the clock was far ahead, as a
+        broker does.
         """
         latest = _now() + FAR_MS
         if said <= latest:
@@ -151,17 +150,19 @@ class Levels:
         try:
             stored = self._log.segments.read(physical_offset + _STORED_AT, _STORED.itemsize)
         except OffsetLost:
-            return _AT_ONCE  # to be told, and not to keep the others
+            return _AT_ONCE  # its loss is logged then, and the others do not wait for it
         return _AT_ONCE if int(np.frombuffer(stored, _STORED)[0]) > latest else said
 
     def go_on(self, then: Mapping[int, int]) -> None:
-        """Levels are so far now."""
+        """Advance levels to these offsets."""
         for number, offset in then.items():
             self._levels[number].next, self._levels[number].time = offset, None
 
     def _behind(self, queue: ConsumeQueue, first: int, end: int, delivered: Int64s = _NONE) -> int:
-        """Where those from `first` on end that are delivered: where the clock was set back, they would seem to wait. Or
-        that are of no message, for the queue begins behind them."""
+        """Return the offset behind delivered messages from `first` on, and behind the blank entries of a queue's begin.
+
+        After the clock was set back, delivered messages would seem to wait.
+        """
         while first < end:
             entries, first = self._some(queue, first, end)
             is_over = np.isin(_offsets(entries), delivered) | (entries["size"] == CQ_PRE_BLANK_SIZE)
@@ -178,12 +179,12 @@ class Levels:
             offsets = _offsets(entries)
             left = offsets[(entries["size"] > 0) & (offsets >= first_byte) & ~np.isin(offsets, delivered)]
             if len(left):
-                return int(left.min())  # they ascend, but where an entry is damaged
+                return int(left.min())  # they ascend, unless an entry is damaged
             start += len(entries)
         return None
 
     def _some(self, queue: ConsumeQueue, first: int, end: int) -> tuple[Entries, int]:
-        """Some entries, from `first` on or where the queue begins by now, and where that is."""
+        """Return some entries from `first`, or from the begin of the queue, and their offset."""
         while True:
             try:
                 return queue.entries(first, min(end, first + _LOOK)), first
@@ -199,7 +200,7 @@ class Levels:
 
 
 def _offsets(entries: Entries) -> Int64s:
-    """Log offsets of the records."""
+    """Return the log offsets of the records."""
     offsets: Int64s = entries["physical_offset"].astype(np.int64)
     return offsets
 

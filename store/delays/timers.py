@@ -1,7 +1,8 @@
-"""Messages due at any time: TIMER_TOPIC has them in the order in which they were put (TimerMessageStore).
+"""`Timers`: messages that are due at a given time (TimerMessageStore).
 
-When each is due is known from its properties alone. So all that wait are known here, by 32 bytes each: in runs, sorted
-by time, which are merged as they grow.
+TIMER_TOPIC has them in the order of their puts, and only their properties have the time. So this keeps all that wait in
+memory, 32 bytes each, in runs that are sorted by time and merged as they grow. It writes RocketMQ's timer log when a
+broker may take the directory over.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Due(NamedTuple):
 
     @staticmethod
     def in_order(parts: Sequence[Due]) -> Due:
-        """All of them by their times; equal ones in the order in which they were put."""
+        """Return all of them by their times; equal ones in the order of their puts."""
         columns = [np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*parts, strict=True)]
         times, physical_offsets, sizes = columns or [np.empty(0, np.int64)] * 3
         order = np.lexsort((physical_offsets, times))
@@ -72,14 +73,14 @@ class Due(NamedTuple):
 
     @staticmethod
     def at_once(sizes: Int64s) -> int:
-        """How many messages of these sizes one step takes of a queue, from the first on; one, if there is any."""
+        """Return how many messages of these sizes one step takes from a queue; at least one, if there is any."""
         ends = np.cumsum(sizes[:_MOST])
         return min(len(ends), max(1, int(np.searchsorted(ends, _MOST_BYTES, side="right"))))
 
     def without(self, physical_offsets: Int64s, before: int) -> Due:
-        """Those that are not at one of these log offsets, nor before that one."""
+        """Return those that are neither at one of these log offsets nor before `before`."""
         at = self.physical_offsets
-        is_before = (at >= 0) & (at < before) & (self.sizes > 0)  # or else their entry is damaged, which is to be told
+        is_before = (at >= 0) & (at < before) & (self.sizes > 0)  # a damaged entry stays, so that its loss is logged
         left = ~np.isin(at, physical_offsets) & ~is_before
         return Due(self.times[left], self.physical_offsets[left], self.sizes[left])
 
@@ -89,7 +90,7 @@ _logger = logging.getLogger("store")
 
 
 class WaitingMessages(NamedTuple):
-    """n messages that wait, int64, shape (n,) each; times, when they are due, ms, ascending."""
+    """n messages that wait, int64, shape (n,) each. times: when they are due, ms, ascending."""
 
     times: Int64s
     queue_offsets: Int64s
@@ -111,32 +112,31 @@ class WaitingMessages(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What was delivered: all before queue offset `end` that was due at `until` (ms) or before."""
+    """All messages before queue offset `end` that were due at `until` (ms) or earlier are delivered."""
 
     until: int
     end: int
 
 
 class Timers:
-    """What waits in one store for its time, for the one who delivers it."""
+    """The messages of one store that wait for their time."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues, known: Known, delivered: Int64s, ends: Ends) -> None:
-        """delivered: log offsets of those that do not wait, whatever is known, also where the clock says they do.
-
-        ends: how many entries queues had, before what is looked at.
-        """
+        """delivered: log offsets of messages that do not wait, whatever `known` says. ends: noted lengths of queues."""
         self._log = log
         self._queue = queues.of(TIMER_TOPIC, 0)
         self._known = known
         self._delivered = delivered
-        self._latest = known.until  # when the one was due that was due last of those that are delivered
-        self._noted_length = ends.get((TIMER_TOPIC, 0), 0)  # it had so many entries
-        self._end = 0  # queue offset that was looked at
+        self._latest = known.until  # the latest time of all delivered messages
+        self._noted_length = ends.get((TIMER_TOPIC, 0), 0)
+        self._end = 0  # queue offset up to which entries are known
         self._runs: list[WaitingMessages] = []
 
     def look(self, confirm_offset: int) -> None:
-        """Notice what was put since. What the commit log has no longer is passed over, and it is told, unless retention
-        took it: that keeps what waits. Raises `CorruptSegment` if the queue lost a file.
+        """Read the entries that were put since. A message whose record is lost is logged and skipped.
+
+        Records before the log's begin are skipped silently: retention keeps messages that wait. Raises `CorruptSegment`
+        if the queue lost a file.
         """
         end = self._queue.known_end(max(self._noted_length, self._end), confirm_offset)
         count, lost = _AT_ONCE, 0
@@ -167,7 +167,7 @@ class Timers:
 
     def _add(self, first: int, entries: Entries) -> None:
         offsets, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)
-        if (damaged := int((offsets < 0).sum())) > 0:  # of what is before the log otherwise, retention took the record
+        if (damaged := int((offsets < 0).sum())) > 0:  # not one before the log's begin
             _logger.error("%s: %d delayed messages are lost: entries of their queue are damaged", TIMER_TOPIC, damaged)
         there = offsets >= self._log.min_offset()
         if not there.any():
@@ -184,18 +184,18 @@ class Timers:
             self._runs[-2:] = [WaitingMessages.sorted(self._runs[-2:])]
 
     def next_time(self) -> int | None:
-        """When the next message is due, ms since 1970; None where none waits."""
+        """Return when the next message is due, ms since 1970; None if none waits."""
         return min((int(run.times[0]) for run in self._runs), default=None)
 
     def due(self, now: int) -> tuple[Due, list[int]]:
-        """What is due at `now` (ms), some of each run; and how many of each run that is."""
+        """Return messages that are due at `now` (ms), some of each run, and their number in each run."""
         ends = [int(np.searchsorted(run.times, now, side="right")) for run in self._runs]
         counts = [Due.at_once(run.sizes[:end]) for run, end in zip(self._runs, ends, strict=True)]
         parts = [run.rows(slice(count)) for run, count in zip(self._runs, counts, strict=True)]
         return Due.in_order([Due(part.times, part.physical_offsets, part.sizes) for part in parts]), counts
 
     def go_on(self, counts: Sequence[int]) -> None:
-        """So many of each run are delivered."""
+        """Drop the first messages of each run, which are delivered."""
         for run, count in zip(self._runs, counts, strict=True):
             if count:
                 self._latest = max(self._latest, int(run.times[count - 1]))
@@ -203,26 +203,26 @@ class Timers:
         self._runs = [run for run in runs if len(run)]
 
     def known(self, now: int) -> Known:
-        """What is delivered, when all that was due at `now` (ms), or some of it, is; see `is_all`."""
+        """Return what is delivered at `now` (ms); see `is_all`."""
         time = self.next_time()
         return Known(now if time is None else min(now, time - 1), self._end)
 
     def is_all(self, known: Known) -> bool:
-        """Whether that is all. It is not where one waits that was due before one that is delivered: in the middle of
-        many that are due, or when the clock was set back.
+        """Whether `known` covers all delivered messages. It does not while an earlier one still waits: between two
+        steps, or after the clock was set back.
         """
         return known.until >= self._latest
 
     @property
     def waiting(self) -> WaitingMessages:
-        """All that waits."""
+        """All messages that wait."""
         return WaitingMessages.sorted(
             self._runs or [WaitingMessages(*[np.empty(0, np.int64)] * len(WaitingMessages._fields))]
         )
 
     @property
     def newest(self) -> tuple[int, int] | None:
-        """Log offset and size of the newest message that was looked at, None without."""
+        """Log offset and size of the newest message that was read, None if there is none."""
         if not self._end:
             return None
         entry = self._queue.entries(self._end - 1, self._end)[0]
@@ -230,14 +230,14 @@ class Timers:
 
 
 def _times(log: CommitLog, offsets: Int64s, sizes: Int64s) -> Int64s:
-    """When the messages at these log offsets are due, ms since 1970, shape (n,); 0 where they do not say so."""
+    """Return when messages at these log offsets are due, ms since 1970, shape (n,); 0 without a valid time."""
     times, segments = np.zeros(len(offsets), np.int64), offsets // log.segments.size
     for first, last in pairwise([0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(offsets)]):
         begin = int(segments[first]) * log.segments.size
-        view = log.segments.view(begin, log.segments.size)  # of all of it, whatever a damaged entry says
+        view = log.segments.view(begin, log.segments.size)  # all of it: a damaged entry may point anywhere
         sound = _measured(view, offsets[first:last] - begin, sizes[first:last]).sound
         records = _measured(view, (offsets[first:last] - begin)[sound], sizes[first:last][sound])
-        times[first:last][sound] = _said(PropertyColumns(records.properties))
+        times[first:last][sound] = _due_times(PropertyColumns(records.properties))
     return times
 
 
@@ -247,16 +247,16 @@ def _measured(view: Bytes, positions: Int64s, sizes: Int64s) -> RecordView:
     return records
 
 
-def _said(properties: PropertyColumns) -> Int64s:
-    """The time that messages name themselves, if their slot is that of it, or else when their slot is over."""
+def _due_times(properties: PropertyColumns) -> Int64s:
+    """Return the time of each message: its own if that lies in its slot, else the end of the slot."""
     at, slots = (_numbers(properties.value(name)) for name in (PROPERTY_DELIVER_AT, PROPERTY_TIMER_OUT))
     own = (at > slots) & (at <= slots + TIMER_PRECISION_MS)
-    said: Int64s = np.where(own, at, np.where(slots > 0, slots + TIMER_PRECISION_MS, 0))
-    return said
+    times: Int64s = np.where(own, at, np.where(slots > 0, slots + TIMER_PRECISION_MS, 0))
+    return times
 
 
 def _numbers(texts: pa.StringArray) -> Int64s:
-    """0 for what is none."""
+    """Return the numbers of decimal texts, 0 for other texts."""
     digits = pc.match_substring_regex(texts.fill_null(constant("")), "^[0-9]{1,15}$")
     found: Int64s = numbers(pc.if_else(digits, texts, constant("0")).cast(pa.int64()))
     return found
@@ -266,7 +266,10 @@ _UNITS = (TIMER_LOG_FILE_BYTES - TIMER_BLANK.itemsize) // TIMER_UNIT.itemsize  #
 
 
 def write_timer_log(root: Path, waiting: WaitingMessages, newest: tuple[int, int], until: int, now: int) -> None:
-    """Replace the broker's timer log, and its wheel, which it makes anew.
+    """Replace RocketMQ's timer log, for a broker that takes the directory over: the messages that wait, by slot.
+
+    A broker rebuilds its wheel from this log, and goes on in TIMER_TOPIC behind the message of the last unit. So the
+    last unit is of the newest message; if that no longer waits, its slot is over.
 
     newest: log offset and size of the newest message of TIMER_TOPIC. until: what was due then is delivered. now: ms.
     """

@@ -63,7 +63,7 @@ def test_what_waits_is_delivered_and_what_was_delivered_is_not_again(
     shutil.copytree(live / "config", back / "config", dirs_exist_ok=True)
     with MessageStore.open(back) as store:
         put(store, b"new")
-    assert f"{DELAY_OFFSETS_FILE} says of more than the log has what is delivered" in caplog.text
+    assert f"{DELAY_OFFSETS_FILE} has more delivered messages than the log" in caplog.text
     with MessageStore.open(back) as store:
         until(lambda: delivered(store) == names(b"before", b"waits", b"new"))
     said = json.loads((back / DELAY_OFFSETS_FILE).read_text())
