@@ -1,11 +1,10 @@
-"""Archiving: messages of a store's queues become segments of the archive, which count from the metadata's next word on.
+"""Archiving: copy messages of a store's queues into segments of the archive, which count once the metadata name them.
 
-A piece of a queue is written whole, its log before its entries, and read back; then the metadata names it. Who is
-killed meanwhile leaves objects that nothing names, and the next one writes over them: the same bytes, and more. A last
-segment that is small is written anew as a longer one; what it had stands in it still, at the same place. The keys of
-what the metadata is about to name go into the index before.
+A piece of a queue is written whole, its log before its entries, and read back. Then its keys go into the index, and
+then the metadata name it. A killed process leaves objects that the metadata do not name; the next run overwrites them
+with the same bytes, and more. A small last segment is replaced by a longer one that begins with the same bytes.
 
-A queue that cannot be archived is passed over, and told when all others are.
+If a queue cannot be archived, the run goes on with the others and raises an error at its end.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ _PIECES_AT_ONCE = 4  # until the metadata is written
 _BLOCK_BYTES = 8 << 20
 
 Result = TypeVar("Result")
-Progress = Callable[[int, int], None]  # messages that are archived by now, of how many
+Progress = Callable[[int, int], None]  # messages archived so far, and in all
 
 
 class Archived(NamedTuple):
-    """What one call archived. bytes: of records. deleted: objects of the archive that were too old. forgotten: messages
-    of deleted topics that were taken out of it."""
+    """What one run did. messages, bytes: archived. deleted: objects that were too old. forgotten: messages of deleted
+    topics that were deleted from the archive."""
 
     messages: int = 0
     bytes: int = 0
@@ -63,10 +62,10 @@ class Archived(NamedTuple):
 
 
 class Piece:
-    """What becomes one segment of a queue's log, and one of its entries."""
+    """A part of a queue on its way into one segment of its log and one of its entries."""
 
     def __init__(self, archived: ArchivedQueue, offset: int, old: tuple[bytes, bytes] | None = None) -> None:
-        """offset: queue offset of the first message. old: log and entries of the last segments, to go on from."""
+        """offset: queue offset of the first message. old: log and entries of the last segments, to continue."""
         self.begin, self.end = NO_TIME, NO_TIME
         if old is not None:
             log, entries = archived.log[-1], archived.entries[-1]
@@ -82,7 +81,7 @@ class Piece:
         self.stretch = (LONG_MAX, 0)  # of the store's log, from which the records are
 
     def add(self, checked: CheckedBlock, queue: Queue, topic_id: int) -> None:
-        """More messages, behind those that it has. topic_id: the topic's number in the archive."""
+        """Add messages behind the others. topic_id: the topic's number in the archive."""
         self.last = fingerprint_of(checked, -1)
         block, (_, _, sizes, codes) = checked
         begin, end = self.stretch
@@ -104,7 +103,7 @@ class Piece:
         self.end = max(self.end, int(times.max())) if known else int(times.max())
 
     def write(self, place: ArchivePlace, queue: str, *, sealed: bool) -> tuple[Segment, Segment, Fingerprint]:
-        """Write both, read them back, and give what the metadata is to say of them, and of the last message."""
+        """Write both segments, read them back, and return them and the last message for the metadata."""
         log, entries = b"".join(self._log), b"".join(self._entries)
         for kind, base, data in ((COMMIT_LOG, self.base, log), (CONSUME_QUEUE, self.entries_base, entries)):
             place.write(segment_path(queue, kind, base), data)
@@ -118,7 +117,7 @@ def fingerprint_of(checked: CheckedBlock, row: int) -> Fingerprint:
 
 
 class Archiving:
-    """One store on its way into its archive. Call under its lock, see `of_store`."""
+    """One run over one store. Call under the archive's lock, see `of_store`."""
 
     def __init__(self, published: PublishedQueues, place: ArchivePlace, broker: str, piece_bytes: int) -> None:
         self._log = published.log
@@ -141,12 +140,12 @@ class Archiving:
         *,
         is_remembered: bool,
     ) -> Archived:
-        """Archive each queue up to its end, which is published. queues: all those of a topic, or none. is_remembered:
-        the store's settings name this archive.
+        """Archive each queue up to its end, which must be published. queues: all queues of each of their topics.
 
-        progress: called when there is an archive to read, but for the first time, at 0.
+        is_remembered: the store's settings name this archive. progress: called at 0, and then whenever the metadata
+        name more.
 
-        Raises `ArchiveOfAnother` where nothing is archived, `QueuesPassedOver` where some of it is, and
+        Raises `ArchiveOfAnother` if nothing is archived, `QueuesPassedOver` if some queues are not, and
         `ObjectsUnavailable`.
         """
         standing = Standing.of(self._kin, self._place, self._catalog, queues)
@@ -182,7 +181,7 @@ class Archiving:
         return Archived(done, taken)
 
     def _passing(self, queue: Queue, passed: dict[Queue, StoreError], work: Callable[[], Result]) -> Result | None:
-        """What `work` gives; None where the queue cannot be archived, or is not there any more."""
+        """Return what `work` returns, None if the queue cannot be archived or was deleted."""
         try:
             return work()
         except UnknownTopic:  # deleted meanwhile
@@ -192,21 +191,25 @@ class Archiving:
             return None
 
     def _part(self, queue: Queue, begin: int | None, end_of: Callable[[Queue], int]) -> tuple[int, int]:
-        """Which messages of a queue are to be archived, from its first on by default."""
+        """Return the range of a queue to archive. begin: its start, None for the first message."""
         return self._published.offsets(queue.topic, queue.queue_id)[0] if begin is None else begin, end_of(queue)
 
     def _save(self) -> None:
-        """Name what is written. What a crash of the machine took from the store only would be of another store."""
+        """Name in the metadata what is written.
+
+        The store's log is flushed before: if a crash of the machine lost there what the archive has, the archive would
+        look like another store's.
+        """
         begin, end = self._stretch
         if begin < end:
             segments = self._log.opened_again().segments
-            flush_log(segments.directory.parent)  # what is before, too: a recovery ends at the first hole
+            flush_log(segments.directory.parent)  # from the begin: recovery ends at the first hole
             with flushing(segments.directory.parent):
                 with suppress(OffsetLost):  # to retention
                     segments.flush(begin, end)
                 segments.flush_names()
             self._stretch = (LONG_MAX, 0)
-        # One of which all has gone by its age begins under a name that none had: who reads may be late.
+        # An index that expired as a whole begins under a new name: a reader may still use the old one.
         first = int(time.time() * 1000) if self.is_begun and not self._catalog.index else 0
         try:
             index, replaced = self._filed(first)
@@ -222,10 +225,12 @@ class Archiving:
         return self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write, first)
 
     def _begin_index_anew(self, error: StoreError) -> int:
-        """Without its last segment, which is lost: what is archived by now is read where a key is looked for. Where the
-        next one begins."""
+        """Drop the last segment, which is lost, and return where the next one begins.
+
+        Until then a search by key reads all that was archived.
+        """
         warnings.warn(
-            f"{error}. Without it the index goes on: who looks for a key reads what was archived until now",
+            f"{error}. The index goes on without it: a search by key reads all that was archived until now",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -239,7 +244,7 @@ class Archiving:
         return lost.stop
 
     def _queue(self, queue: Queue, start: int, end: int) -> Iterator[Archived]:
-        """Raises `ArchiveOfAnother` where the store has another message by now."""
+        """Raises `ArchiveOfAnother` if the store has another message by now."""
         piece: Piece | None = None
         limit = min(_BLOCK_BYTES, self._piece_bytes)
         of_store = self._published.of(queue.topic, queue.queue_id)

@@ -1,4 +1,16 @@
-"""`Catalog`: what an archive has, in RocketMQ's metadata (DefaultMetadataStore). What it does not name is not there."""
+"""`Catalog`: what an archive has, in RocketMQ's metadata (DefaultMetadataStore). An object that they do not name does
+not count.
+
+Paths and names are those of RocketMQ's tiered store (PosixFileSegment):
+
+    <hash>_<cluster>/<broker>/<topic>/<queue id>/COMMIT_LOG/<hash><begin offset>      records, contiguous
+    <hash>_<cluster>/<broker>/<topic>/<queue id>/CONSUME_QUEUE/<hash><begin offset>   entries, as in a consume queue
+    <hash>_<cluster>/<broker>/rmq_sys_INDEX/0/INDEX/<hash><begin offset>              keys of messages of all queues
+    config/tieredStoreMetadata.json                                                   which of them count, and how far
+
+A record is the one of the commit log (`store.format.layout`), but its physical offset is the one in its queue's own
+log; its entry has that offset, too. All offsets are bytes.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +58,7 @@ SEALED: Final = 1
 
 
 def hashed(name: str) -> str:
-    """The digits that stand before a name."""
+    """Return the digits that precede a name in a path."""
     return hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()[:HASH_DIGITS]
 
 
@@ -60,22 +72,22 @@ def is_cluster_folder(name: str) -> bool:
 
 
 def is_folder(name: str) -> bool:
-    """Whether a topic, or a broker, of this name has a folder of its own."""
+    """Return whether a topic or a broker of this name has a folder of its own."""
     return name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
 def queue_path(broker: str, queue: Queue) -> str:
-    """As the metadata has it: below the cluster's folder."""
+    """Return a queue's path below the cluster's folder, as the metadata have it."""
     return f"{broker}/{queue.topic}/{queue.queue_id}"
 
 
 def index_path(broker: str) -> str:
-    """Where the index stands: the path of a queue."""
+    """Return the path of the index, which looks like a queue."""
     return queue_path(broker, Queue(INDEX_TOPIC, 0))
 
 
 def segment_path(queue: str, kind: str, base: int) -> str:
-    """Below the cluster's folder. queue: its `queue_path`. kind: of SEGMENT_TYPES."""
+    """Return a segment's path below the cluster's folder. queue: its `queue_path`. kind: of SEGMENT_TYPES."""
     return f"{queue}/{kind}/{hashed(str(base))}{segment_name(base)}"
 
 
@@ -111,11 +123,11 @@ Segments = tuple[Segment, ...]
 
 @dataclass(frozen=True)
 class ArchivedQueue:
-    """What is archived of one queue: its log and its entries, each contiguous.
+    """The archived part of one queue: its log and its entries, each contiguous.
 
-    next_offset: the queue offset that is archived next where there are no entries. indexed_from: the index has the keys
-    of all messages from that queue offset on; None where that is not known, as in what a broker archived. last: the
-    last message as it stands in the store's log, likewise.
+    next_offset: the queue offset that is archived next if there are no entries. indexed_from: the index has the keys of
+    all messages from that queue offset on; None if that is unknown, as in a broker's archive. last: the last message as
+    it stands in the store's log; None likewise.
     """
 
     log: Segments = ()
@@ -126,7 +138,7 @@ class ArchivedQueue:
 
     @property
     def first_entry(self) -> int:
-        """Queue offset of the first entry; its record may be gone."""
+        """Queue offset of the first entry; its record may be missing."""
         return self.entries[0].base // CQ_ENTRY.itemsize if self.entries else self.next_offset
 
     @property
@@ -135,11 +147,11 @@ class ArchivedQueue:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether it was archived, and taken out again."""
+        """Whether it was archived, and deleted from the archive."""
         return not self.entries and self.indexed_from is None and bool(self.log) and self.log[-1].base > 0
 
     def written(self, log: Segment, entries: Segment, last: Fingerprint) -> ArchivedQueue:
-        """With two more segments, or longer ones in the place of the last."""
+        """Return it with two more segments, or with longer ones in the place of the last."""
 
         def behind(segments: Segments, added: Segment) -> Segments:
             return (*(each for each in segments if each.base != added.base), added)
@@ -149,8 +161,8 @@ class ArchivedQueue:
 
 @dataclass(frozen=True)
 class Catalog:
-    """What one broker has archived. topics: topic to its number in the archive. index: each segment whole by itself;
-    between two of them nothing need be."""
+    """What one broker has archived. topics: topic to its number in the archive. index: segments that are each complete;
+    they need not be contiguous."""
 
     broker: str
     topics: Mapping[str, int] = field(default_factory=dict)
@@ -158,27 +170,28 @@ class Catalog:
     index: Segments = ()
 
     def of_topics(self) -> dict[str, tuple[Queue, ...]]:
-        """Topic to its queues, both in order; those that are missing in between are empty."""
+        """Return each topic and its queues, both in order. A missing queue between others is empty."""
         counts: dict[str, int] = dict.fromkeys(sorted(self.topics), 0)
         for queue in (queue for queue, archived in self.queues.items() if not archived.is_forgotten):
             counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
         return {topic: tuple(Queue(topic, each) for each in range(count)) for topic, count in counts.items() if count}
 
     def queue(self, queue: Queue) -> ArchivedQueue | None:
-        """None where there is none; one that is missing between others is empty."""
+        """Return one queue, None if it is not archived. A missing queue between others is empty."""
         found = self.queues.get(queue)
         if found is None and queue in self.of_topics().get(queue.topic, ()):
             return ArchivedQueue()
         return found
 
     def having(self, queue: Queue, archived: ArchivedQueue) -> Catalog:
-        """With this queue as it is now."""
+        """Return the catalog with this queue as it is now."""
         numbered = self if queue.topic in self.topics else self.numbered(queue.topic)
         return replace(numbered, queues={**self.queues, queue: archived})
 
     def without(self, queue: Queue) -> Catalog:
-        """Without what is archived of this queue. What is archived next has its place in the log behind that: so nobody
-        who has the metadata of before, and no key in the index, takes it for what was there."""
+        """Return the catalog without what is archived of this queue. What is archived next begins behind it in the
+        queue's log, so that no reader with older metadata, and no key in the index, takes the new records for the old.
+        """
         queues, archived = dict(self.queues), self.queues[queue]
         if archived.log:
             queues[queue] = ArchivedQueue(log=(Segment(archived.log[-1].stop, 0),))
@@ -187,14 +200,15 @@ class Catalog:
         return replace(self, queues=queues)
 
     def numbered(self, topic: str) -> Catalog:
-        """With a number for this topic that none had: what the index has of it under another is not its any more."""
+        """Return the catalog with a new number for this topic. Keys that the index has under its old number no longer
+        count."""
         return replace(self, topics={**self.topics, topic: max(self.topics.values(), default=-1) + 1})
 
     # --- as JSON ---------------------------------------------------------------------------------------
 
     @staticmethod
     def parse(where: str, data: bytes) -> Catalog | None:
-        """The metadata of one broker, None where nothing was ever archived. Raises `CorruptStore`."""
+        """Return the metadata of one broker, None if nothing was ever archived. Raises `CorruptStore`."""
         path = Path(where)
         text, found, crc = data.rpartition(_CRC)  # RocketMQ writes none, nor did a version before
         if found and crc != b"%d}" % zlib.crc32(text):
@@ -284,7 +298,7 @@ class Catalog:
         return b"%b%b%d}" % (text, _CRC, zlib.crc32(text))
 
     def _files(self) -> Iterator[tuple[str, str, Segments]]:
-        """Each one's kind, path and segments."""
+        """Yield kind, path and segments of each file."""
         for queue, archived in self.queues.items():
             path = queue_path(self.broker, queue)
             yield COMMIT_LOG, path, archived.log
@@ -307,7 +321,7 @@ def _as_json(path: str, kind: str, segment: Segment, now: int) -> dict[str, Any]
 
 
 def _segments(path: Path, listed: dict[str, Any], name: str) -> Segments:
-    """In order, without empty ones, but for one that says where a queue begins."""
+    """Return the segments in order, without empty ones; a lone empty one stays: it says where a queue begins."""
 
     def segment(base: str, said: Mapping[str, Any]) -> Segment:
         def of(key: str, maximum: int = LONG_MAX) -> int:

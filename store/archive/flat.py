@@ -1,4 +1,4 @@
-"""One archived queue, read: its own log and its entries, as `store.read` takes them."""
+"""One archived queue, as `store.read` takes it: its own log and its entries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FlatFile:
         self._paths = [f"{folder}/{segment_path(queue, kind, each.base)}" for each in segments]
 
     def read(self, begin: int, end: int) -> bytes:
-        """Bytes [begin, end). Raises `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`."""
+        """Return bytes [begin, end). Raises `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`."""
         parts = []
         for segment, path in zip(self._segments, self._paths, strict=True):
             first, last = max(begin, segment.base), min(end, segment.stop)
@@ -71,7 +71,7 @@ class FlatLog:
     size = _ENDLESS
 
     def __init__(self, file: FlatFile, begin: int, view: Callable[[int, int], Bytes] | None = None) -> None:
-        """view: instead of the file's bytes, by offset and length."""
+        """view: gives bytes by offset and length, instead of the file."""
         self._file = file
         self._begin = begin
         self._view = view
@@ -111,7 +111,7 @@ class FlatConsumeQueue:
         return np.frombuffer(self._read(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize), CQ_ENTRY)
 
     def _one(self, offset: int) -> Entries:
-        """Its neighbours behind it will be asked for, too: in one request."""
+        """Read one entry, and in the same request those behind it, which will be asked for, too."""
         begin, block = self._block
         if not begin <= offset < begin + len(block):
             begin, block = offset, self._many(offset, min(max(self._max_offset, offset + 1), offset + _BLOCK_ENTRIES))
@@ -120,8 +120,8 @@ class FlatConsumeQueue:
 
 
 class ReadAhead:
-    """Bytes [begin, end) of a file, for one who reads them in order: `ahead` pieces of `piece` bytes are under way, and
-    no more are held than those and what is being read. One thread uses it."""
+    """Bytes [begin, end) of a file for a reader that reads them in order. `ahead` pieces of `piece` bytes are requested
+    before they are needed, and no more are held than those and the piece that is read. One thread uses it."""
 
     def __init__(self, read: Read, begin: int, end: int, piece: int, ahead: int, pool: ThreadPoolExecutor) -> None:
         self._read = read
@@ -133,7 +133,7 @@ class ReadAhead:
         self._pieces: dict[int, Future[bytes]] = {}
 
     def view(self, offset: int, length: int) -> Bytes:
-        """Bytes [offset, offset + length), uint8. Raises what `read` raises."""
+        """Return bytes [offset, offset + length), uint8. Raises as `read`."""
         if not self._begin <= offset <= offset + length <= self._end:
             return np.frombuffer(self._read(offset, offset + length), np.uint8)
         first, last = self._number(offset), self._number(max(offset, offset + length - 1))
@@ -151,7 +151,7 @@ class ReadAhead:
 
 
 class FlatQueue:
-    """All that is archived of one queue. begin: offset of its log from which on records are there."""
+    """The archived part of one queue. begin: offset of its log from which on records are there."""
 
     def __init__(self, objects: ByteReader, folder: str, path: str, queue: Queue, archived: ArchivedQueue) -> None:
         """folder: the cluster's; path: the queue's `queue_path`."""
@@ -167,8 +167,8 @@ class FlatQueue:
         self.entries = FlatConsumeQueue(queue, self._read_entries, archived.max_offset)
 
     def min_offset(self) -> int:
-        """Queue offset of the first message whose record is there: a broker deletes segments of log and entries each in
-        its own time. A record itself does not say it: in a light queue it has other offsets."""
+        """Return the queue offset of the first message whose record is there: a broker deletes segments of log and
+        entries independently. The records do not tell it: in a light queue they have other offsets."""
         if self._min_offset is None:
             first, end = self.archived.first_entry, self.archived.max_offset
             if self.begin and self.archived.log[0].size and first < end:
@@ -177,8 +177,8 @@ class FlatQueue:
         return self._min_offset
 
     def _read_entries(self, begin: int, end: int) -> bytes:
-        """Bytes [begin, end) of the entries. What is archived in the place of another topic has objects of these names,
-        but its log goes on behind: so it is told, also where no record is looked at. Raises `OffsetLost`."""
+        """Return bytes [begin, end) of the entries. Raises `OffsetLost`, also if they are those of a recreated topic:
+        their objects have the same names, but their log begins behind this one's."""
         data = self._entries_file.read(begin, end)
         if (np.frombuffer(data[: CQ_ENTRY.itemsize], CQ_ENTRY)["physical_offset"] >= self._end).any():
             raise OffsetLost(f"{self._entries_file.where}: bytes {begin} to {end} are not archived any more")
@@ -195,7 +195,7 @@ class FlatQueue:
         return end
 
     def offset_of(self, physical_offset: int) -> int | None:
-        """Queue offset of the message whose record begins at this offset of the log; None where none does."""
+        """Return the queue offset of the message whose record begins at this offset of the log, None if none does."""
         at = physical_offset + field_offset(RECORD_HEADER, "queue_offset")
         width = RECORD_HEADER["queue_offset"].itemsize
         if not self.begin <= physical_offset <= at + width <= self._end:
@@ -207,12 +207,13 @@ class FlatQueue:
         return offset if entry["physical_offset"] == physical_offset else None
 
     def offsets(self) -> tuple[int, int]:
-        """Queue offsets of the first message, and behind the last."""
+        """Return the queue offsets of the first message, and after the last."""
         return self.min_offset(), self.archived.max_offset
 
     @contextmanager
     def ahead(self, start: int, end: int) -> Iterator[tuple[FlatLog, FlatConsumeQueue]]:
-        """To read messages [start, end), one at least, in order; leaving it ends what is under way."""
+        """Give log and entries for reading messages [start, end), at least one, in order. Leaving it cancels its
+        requests."""
         if not self._ahead:
             yield self.log, self.entries
             return

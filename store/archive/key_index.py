@@ -39,8 +39,8 @@ _WRONG = "it was changed or cut; restore it from a copy"
 
 
 def segment_bytes(items: Items, begin: int, end: int, slots: int = INDEX_SLOTS) -> bytes:
-    """A segment of these items, those of a queue in its order, which count from `begin`; the newest was stored at `end`
-    (ms)."""
+    """Return a segment of these items. begin: the time (ms) that their seconds count from. end: when the newest was
+    stored (ms). The items of a queue are in its order."""
     items = items[::-1]
     slot = items["key_hash"].astype(np.int64) % slots
     order = np.lexsort((-items["seconds"].astype(np.int64), slot))
@@ -53,14 +53,14 @@ def segment_bytes(items: Items, begin: int, end: int, slots: int = INDEX_SLOTS) 
 
 
 class Filing:
-    """The keys of messages that the metadata does not name yet."""
+    """Collects the keys of messages that the metadata do not name yet."""
 
     def __init__(self) -> None:
         self._items: list[Items] = []
         self._times: list[Int64s] = []
 
     def add(self, queue: Queue, topic_id: int, checked: CheckedBlock, at: int) -> None:
-        """Messages of a queue. topic_id: its topic's number; at: offset of their first record in the queue's log."""
+        """Add messages of a queue. topic_id: its topic's number. at: offset of their first record in its log."""
         block, sizes = checked.block, checked.entries.sizes
         hashes, rows = key_hashes(queue.topic, block.value(PROPERTY_UNIQ_KEY), block.value(PROPERTY_KEYS))
         if not len(hashes):
@@ -72,16 +72,16 @@ class Filing:
         self._times.append(np.maximum(block.field("store_timestamp")[rows], 0))
 
     def take(self, other: Filing) -> None:
-        """What another has, too."""
+        """Add the keys of another."""
         self._items += other._items
         self._times += other._times
 
     def write(
         self, catalog: Catalog, existing: KeyIndex, write: Callable[[str, bytes], None], first: int = 0
     ) -> tuple[Segments, list[str]]:
-        """Write what was added; the index as the metadata is to name it, and the objects that go afterwards.
+        """Write the added keys. Return the index as the metadata are to name it, and the objects to delete afterwards.
 
-        existing: the catalog's. first: where the next segment begins at the earliest. Raises what `write` does,
+        existing: the catalog's. first: where the next segment begins at the earliest. Raises as `write`, and
         `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
         """
         if not self._items:
@@ -112,7 +112,7 @@ class Filing:
 
 
 class KeyIndex:
-    """The index as one catalog names it, read."""
+    """Reads the index as one catalog names it."""
 
     def __init__(self, objects: ByteReader, folder: str, path: str, segments: Segments) -> None:
         """folder: the cluster's. path: its `index_path`."""
@@ -120,10 +120,10 @@ class KeyIndex:
         self._at_once = 1 + objects.ahead
 
     def candidates(self, hashes: Sequence[int], begin: int = 0) -> list[tuple[Items, Int64s]]:
-        """The items of some hashes, and the store time of each (ms, give or take a second); the newest segment first.
+        """Return the items of some hashes and the store time of each (ms, within a second), the newest segment first.
 
-        begin: messages stored before (ms) need not be among them. Raises `OffsetLost` where a segment is gone:
-        there is another catalog by now; `CorruptSegment`, `ObjectsUnavailable`.
+        begin: leave out messages stored before (ms), if that saves reading. Raises `OffsetLost` if a segment is
+        missing, because there is another catalog by now; `CorruptSegment`, `ObjectsUnavailable`.
         """
         asked = [each for each in reversed(self._segments) if each.named.end >= begin]
         if self._at_once == 1 or len(asked) == 1:
@@ -132,7 +132,7 @@ class KeyIndex:
             return list(pool.map(lambda each: each.candidates(hashes), asked))
 
     def all_items(self, segment: Segment) -> Items:
-        """Of one of its segments, in the order of slots."""
+        """Return the items of one of its segments, in the order of slots."""
         return next(each for each in self._segments if each.named == segment).all_items()
 
 
@@ -170,7 +170,7 @@ class _Segment:
         return items["key_hash"].astype(np.int64) % self._slot_count()
 
     def _must_be(self, is_sound: bool) -> None:
-        """Zeros would be keys that are not there. Raises `CorruptSegment`."""
+        """Raises `CorruptSegment`. Zeros would look like a key that is missing."""
         if not is_sound:
             raise CorruptSegment(f"{self._file.where}: keys in another slot than theirs; {_WRONG}")
 
@@ -180,7 +180,7 @@ class _Segment:
         return np.frombuffer(self._read(at, length), ARCHIVE_INDEX_ITEM) if length else np.empty(0, ARCHIVE_INDEX_ITEM)
 
     def _slot_count(self) -> int:
-        """The items begin behind the slots, and those of the first slot first of all."""
+        """Return the number of slots: the items of the first slot begin right after the slots."""
         if not self._slots:
             head = self._read(0, ARCHIVE_INDEX_HEADER.itemsize + ARCHIVE_INDEX_SLOT.itemsize)
             header = np.frombuffer(head, ARCHIVE_INDEX_HEADER, 1)[0]
@@ -198,6 +198,6 @@ class _Segment:
 
 
 def _bytes_of(items: int) -> int:
-    """A segment's length at the most."""
+    """Return the maximal length of a segment."""
     slots = INDEX_SLOTS * ARCHIVE_INDEX_SLOT.itemsize
     return ARCHIVE_INDEX_HEADER.itemsize + slots + items * ARCHIVE_INDEX_ITEM.itemsize

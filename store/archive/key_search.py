@@ -1,4 +1,4 @@
-"""Finding messages of an archive by key and by id: through its index, as far as that goes."""
+"""Searching an archive by key and by id: through its index, as far as that goes."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class KeySearch:
         self._index = queues.index()
 
     def narrowed(self, ranges: Sequence[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
-        """What of published ranges can hold messages with one of `keys`, or with one as their id; see `Log.with_keys`.
+        """Return the pieces of published ranges that can hold messages with one of `keys`, or with one as their id.
 
-        Raises `OffsetLost` where a segment of the index is gone.
+        See `Log.with_keys`. Raises `OffsetLost` if a segment of the index is missing.
         """
         found: dict[Queue, Int64s] = {}
         for topic in {wanted.queue.topic for wanted in ranges}:
@@ -103,8 +103,8 @@ class KeySearch:
         return ordered[-wanted.max_messages :]
 
     def _messages(self, there: Mapping[Queue, FlatQueue], wanted: KeyQuery) -> Iterator[StoredMessage]:
-        """Those that the index names, newest first. It knows their time to the second only: so the next one of each
-        queue is read that may be the newest."""
+        """Yield the messages that the index names, newest first. The index knows their time to the second only, so the
+        next candidate of each queue is read if it may be the newest."""
         topic = next(iter(there)).topic if there else ""
         found = list(self._of_topic(topic, [key_hash(topic, wanted.key)], wanted.begin))
         items = np.concatenate([_NO_ITEMS, *(each for each, _ in found)])
@@ -135,15 +135,15 @@ class KeySearch:
 
 
 def _unindexed_until(it: FlatQueue, catalog: Catalog) -> int:
-    """Queue offset before which the index may lack keys. Of what a broker archived its index is asked, if there is one,
-    as the broker does."""
+    """Return the queue offset before which the index may lack keys. A broker's index counts as complete, as for the
+    broker."""
     if it.archived.indexed_from is not None:
         return min(it.archived.indexed_from, it.archived.max_offset)
     return 0 if catalog.index else it.archived.max_offset
 
 
 def _with_key(it: FlatQueue, start: int, stop: int, wanted: KeyQuery) -> Iterator[StoredMessage]:
-    """Of messages [start, stop), read all."""
+    """Read all messages [start, stop), and yield those that match."""
     if start >= stop:
         return
     with it.ahead(start, stop) as (log, entries):

@@ -1,7 +1,7 @@
-"""Whether what is archived of a queue is the beginning of what the store has under that name: not of another store.
+"""Whether an archive is the archive of this store, and where each queue goes on.
 
-The metadata says of each queue where the last archived message stands in the store's log (`ArchivedQueue.last`). What
-an archive has that does not say so is compared.
+The metadata say of each queue where its last archived message stands in the store's log (`ArchivedQueue.last`). If they
+do not, the records are compared.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from store.read.published import PublishedQueues
 
 
 class Kin:
-    """Of one store's queues."""
+    """Compares archived queues with the queues of one store."""
 
     def __init__(self, published: PublishedQueues) -> None:
         self._log = published.log
         self._published = published
 
     def last(self, it: FlatQueue) -> Fingerprint | None:
-        """The last archived message as the store has it; as it is remembered where that has it no longer, if it is.
+        """Return the last archived message as the store has it; if the store has deleted it, as the metadata remember
+        it.
 
-        Raises `ArchiveOfAnother`, and `OffsetLost` where the store begins behind the archive's end; `UnknownTopic`.
+        Raises `ArchiveOfAnother`, `OffsetLost` if the store begins behind the archive's end, and `UnknownTopic`.
         """
         queue, end, was = it.queue, it.archived.max_offset, it.archived.last
         while True:
@@ -69,7 +70,7 @@ class Kin:
                 return found
 
     def reaches(self, it: FlatQueue) -> bool:
-        """Whether the archive has what the store had of a queue before what it has, without a hole between.
+        """Return whether the archive has the messages before the store's first one, without a hole between.
 
         Messages of a deleted topic do not count. Raises `ArchiveOfAnother`.
         """
@@ -98,13 +99,13 @@ class Kin:
             return True
 
     def begin(self, queue: Queue) -> int:
-        """Queue offset before which messages are of a deleted topic. Raises `UnknownTopic`, `UnknownQueue`."""
+        """Return the queue offset before which messages are a deleted topic's. Raises `UnknownTopic`, `UnknownQueue`"""
         return self._published.of(queue.topic, queue.queue_id).begin
 
     def has_in_log(self, it: FlatQueue, last: Fingerprint | None) -> bool:
-        """Whether the log has the last archived message: that of a topic is there still when the topic is deleted.
+        """Return whether the store's log has the last archived message; it stays there when its topic is deleted.
 
-        last: where it is; for None as the archive remembers it.
+        last: where it is; None for the place that the archive remembers.
         """
         if (last := last or it.archived.last) is None:
             return False
@@ -116,12 +117,12 @@ class Kin:
         return _without_place(here) == _without_place(archived)
 
     def may_be_gone(self, it: FlatQueue) -> bool:
-        """Whether the log begins behind where the last archived message was in it, or nothing tells."""
+        """Return whether the store may have deleted the last archived message."""
         return it.archived.last is None or it.archived.last.physical_offset < self._log.min_offset()
 
     def _may_follow(self, it: FlatQueue) -> bool:
-        """Of an archive that ends where the store begins: whether the queue's entry before that, if it has it still, is
-        the one that was archived."""
+        """Return whether the store's queue can follow the archive's, which ends where it begins: whether the entry
+        before that, if the queue still has it, is that of the last archived message."""
         if (last := it.archived.last) is None:
             return True
         with suppress(OffsetLost):
@@ -131,7 +132,7 @@ class Kin:
         return True
 
     def _is_same(self, it: FlatQueue, offset: int) -> bool:
-        """Whether both have the same message at an offset that both have."""
+        """Return whether both have the same message at an offset that both have."""
         physical, size, _ = self._published.of(it.queue.topic, it.queue.queue_id).entries(offset, offset + 1)[0].item()
         here = self._log.segments.read(physical, size)
         return _without_place(here) == _without_place(self._archived(it, offset))
@@ -142,7 +143,7 @@ class Kin:
 
 
 def _without_place(record: bytes) -> bytes:
-    """A record without what depends on where it stands, or stood before it was delivered."""
+    """Return a record without the fields that depend on its place in a log."""
     view = RecordView(np.frombuffer(record, np.uint8), np.zeros(1, np.int64), np.array([len(record)]))
     data = bytearray(record)
     for name in ("physical_offset", "prepared_transaction_offset"):
@@ -152,9 +153,8 @@ def _without_place(record: bytes) -> bytes:
 
 
 class Standing(NamedTuple):
-    """begins: where what is archived of a queue ends, and it goes on. last: the message before it, where it is
-    known. passed: why the others cannot be archived; of a topic that is another one none of its queues can.
-    """
+    """How far each queue is archived. begins: the queue offset at which archiving goes on. last: the message before it,
+    if it is known. passed: why the other queues cannot be archived; of a topic that is another one, all queues."""
 
     begins: dict[Queue, int]
     last: dict[Queue, Fingerprint | None]
@@ -162,7 +162,7 @@ class Standing(NamedTuple):
 
     @staticmethod
     def of(kin: Kin, place: ArchivePlace, catalog: Catalog, queues: Sequence[Queue]) -> Standing:
-        """queues: all those of a topic, or none. Raises `ObjectsUnavailable`."""
+        """queues: all queues of each of their topics. Raises `ObjectsUnavailable`."""
         last: dict[Queue, Fingerprint | None] = {}
         passed: dict[Queue, StoreError] = {}
         others: dict[str, StoreError] = {}
@@ -186,23 +186,24 @@ class Standing(NamedTuple):
         return Standing(begins, last, passed)
 
     def is_cut_off(self, queue: Queue) -> bool:
-        """Whether nothing can go on behind what is archived of a queue; what is damaged may be mended."""
+        """Return whether archiving can never go on behind what is archived of a queue. Damage may be repaired."""
         others = {other.topic for other, reason in self.passed.items() if isinstance(reason, ArchiveOfAnother)}
         return queue.topic in others or isinstance(self.passed.get(queue), OffsetLost)
 
     def is_doubtful(self, *, is_remembered: bool) -> bool:
-        """Whether the archive may be of another store: something cannot be archived, or goes on behind nothing there.
+        """Return whether the archive may be another store's: a queue cannot be archived, or no queue goes on.
 
-        is_remembered: by the store's settings. Such a store may have lost what it had, and then has no other messages.
+        is_remembered: the store's settings name this archive. Such a store may have lost messages, and has no others
+        then.
         """
         has_others = any(isinstance(reason, ArchiveOfAnother) for reason in self.passed.values())
         return has_others or not (self.begins or self.passed) or (bool(self.passed) and not is_remembered)
 
     def shows_ours(self, kin: Kin, place: ArchivePlace, catalog: Catalog, *, is_remembered: bool = False) -> bool:
-        """Whether anything shows that the archive is of this store, or nothing is archived yet; or if `is_remembered`,
-        and all its topics are others, whether retention took what would show it: they may be deleted.
+        """Return whether anything shows that this is the store's archive, or it is empty.
 
-        Raises `ObjectsUnavailable`.
+        is_remembered: the store's settings name this archive. Then it is also true if all topics are others and
+        retention may have deleted the proof. Raises `ObjectsUnavailable`.
         """
         there = list(_archived(place, catalog))
         if not there or any(kin.has_in_log(it, self.last.get(it.queue)) for it in there):
@@ -217,7 +218,7 @@ def _archived(place: ArchivePlace, catalog: Catalog) -> Iterator[FlatQueue]:
 
 
 def told(reasons: Mapping[Queue, StoreError]) -> str:
-    """Which queues there are of each reason."""
+    """Return each reason with its queues, as a text."""
     queues: dict[str, list[str]] = {}
     for queue, reason in reasons.items():
         queues.setdefault(str(reason), []).append(str(queue))

@@ -1,4 +1,4 @@
-"""An archive as a log of any kind, see `log_protocol`. It is read only, has no groups, and waits by looking again."""
+"""An archive as a log (see `log_protocol`): read only, without groups. It waits by polling."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ POLL_SECONDS = 0.5  # between two looks
 
 
 class PolledHeld:
-    """A `Held`. All that arrives may match."""
+    """A `Held` that polls. It gives all arrivals, whether or not they match."""
 
     def __init__(
         self,
@@ -121,8 +121,7 @@ _MAX_BODY_BYTES = StoreConfig().maxDecompressedMessageSize
 
 @dataclass(frozen=True)
 class ArchiveAddress:
-    """The archive at a URL, or in a directory: fsspec's URLs. options: its storage options, as JSON; they are shown
-    nowhere."""
+    """The archive at an fsspec URL, or in a directory. options: its storage options, as JSON; no error shows them."""
 
     url: str
     options: str = field(default="", repr=False)
@@ -142,8 +141,8 @@ class ArchiveAddress:
         return ArchiveLog(ArchivePlace.at(self.url, storage_options(self.options)))
 
     def open_still(self) -> ArchiveLog:
-        """`open` of what is archived at the first look. What goes meanwhile is `OffsetLost`, also where something else
-        has its queue offsets by then."""
+        """Open the archive as it is at the first look. What is deleted later is `OffsetLost`, even if other messages
+        have its queue offsets by then."""
         return ArchiveLog(StillPlace(ArchivePlace.at(self.url, storage_options(self.options))))
 
     def open_writer(self) -> NoReturn:
@@ -151,7 +150,7 @@ class ArchiveAddress:
 
 
 class ArchiveLog:
-    """A `Log`. What it says of now is what the metadata says, read anew each time."""
+    """A `Log`. Each call goes by the metadata as they are then."""
 
     is_ordered = False  # each queue has a log of its own
 
@@ -205,9 +204,9 @@ class ArchiveLog:
         return self._steady(newest)
 
     def with_id(self, topic: str, msg_id: str) -> list[StoredMessage]:
-        """The messages of a topic that have this id, as the column `msgId` shows it.
+        """Return the messages of a topic that have this id, as the column `msgId` shows it.
 
-        There may be several where their producer gave them none: it is that of a place in their queues' own logs then.
+        They may be several if their producer gave no id: then it is a place in their queues' own logs.
         """
         there = [QueueRange(queue, *bounds) for queue, bounds in self.bounds(self.topics().get(topic, ())).items()]
         pieces = self.with_keys(there, [msg_id])
@@ -280,15 +279,15 @@ class ArchiveLog:
         return _scan(self._queues().holding(wanted), wanted, spec)
 
     def checked(self, wanted: QueueRange, max_bytes: int) -> Iterator[CheckedBlock]:
-        """The records of a range, as `checked_blocks` has them. Raises as `scan`."""
+        """Yield the records of a range, as `checked_blocks` does. Raises as `scan`."""
         it = self._queues().holding(wanted)
         if wanted.length > 0:
             with it.ahead(wanted.start, wanted.end) as (log, queue):
                 yield from checked_blocks(log, queue, wanted.start, wanted.end, max_bytes)
 
     def messages(self, wanted: QueueRange) -> Iterator[StoredMessage]:
-        """The messages of a range, one by one, with their bodies as their producers had them. Raises as `scan`, at one
-        that is damaged when those before it were given."""
+        """Yield the messages of a range, with bodies as their producers had them. Raises as `scan`; if one message is
+        damaged, after those before it."""
         rest, where = wanted, self._queues().where(wanted.queue)
         try:
             for checked in self.checked(wanted, BATCH_BYTES):
@@ -322,7 +321,8 @@ class ArchiveLog:
         return self.records(wanted._replace(end=(wanted.start + wanted.end) // 2), message_filter, most, max_bytes)
 
     def named(self, physical_offset: int) -> QueueRange:
-        """The one message that a client of a server names so, see `archive.served_records`. Raises `OffsetLost`."""
+        """Return the range of the one message that a client of a server names so, see `served_records`. Raises
+        `OffsetLost`."""
         what = named(physical_offset)
         topics = {number: topic for topic, number in self._queues().catalog.topics.items()}
         if what is None or what.topic_number not in topics:
@@ -375,7 +375,7 @@ def _scan(it: FlatQueue, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.Reco
 
 
 def _is_strange(it: FlatQueue, position: int, was: Fingerprint) -> bool:
-    """Whether there is another message, or the queue ends before it and yet its log goes on behind it."""
+    """Return whether there is another message, or the queue ends before it and its log goes on behind it."""
     if position <= it.min_offset():
         return False
     if position <= it.archived.max_offset:

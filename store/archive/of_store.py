@@ -1,4 +1,4 @@
-"""The archive that a store has: by its own settings, which remember it."""
+"""The archive of a store: where the store's settings say, and who may write it."""
 
 from __future__ import annotations
 
@@ -65,10 +65,7 @@ class ArchiveOrder:
 
 
 class StoreArchive:
-    """Where one store archives which of its topics.
-
-    url: "" for a store that archives nowhere. names: topics; all but the system's where it is empty.
-    """
+    """Where one store archives which topics. url: "" if it does not. names: topics; all but the system's if empty."""
 
     def __init__(
         self, root: Path, url: str, broker: str, names: Sequence[str] = (), options: Mapping[str, Any] | None = None
@@ -81,13 +78,13 @@ class StoreArchive:
 
     @staticmethod
     def remembered(root: Path, config: StoreConfig, options: Mapping[str, Any] | None = None) -> StoreArchive:
-        """By the store's own settings as they are now; other processes may have archived since it was opened."""
+        """Return the archive that the settings name now; other processes may have archived recently."""
         own = settings_there(root / CONF_FILE)
         broker, url, names = (own.get(name, getattr(config, name)) for name in REMEMBERED)
         return StoreArchive(root, url, broker, _listed(names), options)
 
     def must_be_there(self, topics: Topics) -> None:
-        """Raises `UnknownTopic` for one that is named, and is not there."""
+        """Raises `UnknownTopic` if a named topic does not exist."""
         counts = topics.queue_counts()
         missing = [name for name in self._names if name not in counts]
         if missing:
@@ -96,11 +93,11 @@ class StoreArchive:
 
     @property
     def name(self) -> str:
-        """Which one it is, among all; "" for none."""
+        """A name that identifies the archive; "" without one."""
         return f"{self.url}/{self._broker}" if self.url else ""
 
     def changed(self, url: str | None, names: Sequence[str] | None) -> StoreArchive:
-        """With another URL, or other topics, where they are given."""
+        """Return it with another URL or other topics, if they are given."""
         url, names = self.url if url is None else url, self._names if names is None else names
         return StoreArchive(self._root, url, self._broker, names, self._options)
 
@@ -109,11 +106,11 @@ class StoreArchive:
         return ArchivePlace.of_broker(self.url, self._options, DEFAULT_CLUSTER, self._broker)
 
     def is_remembered(self) -> bool:
-        """Whether it is the one that the store's settings name."""
+        """Return whether the store's settings name it."""
         return is_same_place(self.url, remembered(self._root).url)
 
     def queues(self, topics: Topics) -> list[Queue]:
-        """Those that are to be archived, as they stand now; nothing of a topic that was deleted since it was named."""
+        """Return the queues to archive, without those of topics that were deleted since they were named."""
         return queues_of(topics, self._names or [name for name in topics.queue_counts() if not _is_system(name)])
 
     def run(
@@ -179,11 +176,12 @@ class StoreArchive:
         *,
         is_brokers: bool = False,
     ) -> int | None:
-        """Log offset from which on records may be to be archived still; None for a store that archives nowhere.
+        """Return the log offset from which on records may still have to be archived, None if the store archives
+        nowhere.
 
-        Of a topic that was deleted and created again nothing is archived yet, whatever is archived of the first one.
-        confirm_offset: as it was before this: what was published since is not looked at. is_brokers: its queues may
-        follow the log later. Raises `ObjectsUnavailable`, and `CorruptSegment` where nobody can tell.
+        Nothing of a recreated topic is archived yet, whatever is archived of the first one. confirm_offset: read before
+        this call; messages published since do not count. is_brokers: its queues may be behind the log. Raises
+        `ObjectsUnavailable`, and `CorruptSegment` if a queue is damaged.
         """
         if not self.url:
             return None
@@ -216,8 +214,8 @@ class StoreArchive:
         return min(offsets)
 
     def _remember(self) -> None:
-        """In the store's own settings, which keep whatever else they say; without the secrets of a URL. If they name
-        another URL already, this one was a copy."""
+        """Write the archive into the store's settings, without the secrets of its URL. If they name another URL, this
+        one is a copy, and they stay."""
         path = self._root / CONF_FILE
         own = settings_there(path)
         if own.get("archive") and not self.is_remembered():
@@ -228,7 +226,7 @@ class StoreArchive:
 
 
 def _must_be_outside_stores(url: str) -> None:
-    """Raises `InvalidArgument`: an archive in a store's directory would be taken for the store, or go with it."""
+    """Raises `InvalidArgument`: an archive in a store's directory would be taken for the store, or deleted with it."""
     path = local_path(url)
     for folder in () if path is None else (Path(path), *Path(path).parents):
         if (folder / COMMIT_LOG_DIR).is_dir():
@@ -236,26 +234,26 @@ def _must_be_outside_stores(url: str) -> None:
 
 
 def _plain(url: str) -> str:
-    """Without secrets; the path of a directory."""
+    """Return the URL without secrets, or the path of a directory."""
     path = local_path(url) if url else ""
     return re.sub("(?<=[^:/])/+$", "", without_secrets(url)) if path is None else path
 
 
 def queues_of(topics: Topics, names: Iterable[str]) -> list[Queue]:
-    """Of those that are there."""
+    """Return the queues of those topics that exist."""
     counts = topics.queue_counts()
     return [Queue(name, queue_id) for name in dict.fromkeys(names) for queue_id in range(counts.get(name, 0))]
 
 
 class Remembered(NamedTuple):
-    """url: "" for none. topics: all but the system's where there are none."""
+    """url: "" for none. topics: all but the system's if empty."""
 
     url: str = ""
     topics: tuple[str, ...] = ()
 
 
 def remembered(root: Path) -> Remembered:
-    """Where the store in a directory archives which topics; no URL where it does not, or is no store.
+    """Return where the store in a directory archives which topics; without a URL if it does not, or is no store.
 
     Raises `ConfigError`.
     """
@@ -268,13 +266,13 @@ def _listed(names: str) -> tuple[str, ...]:
 
 
 def is_same_place(url: str, other: str) -> bool:
-    """Whether two URLs are one, and not none."""
+    """Return whether two URLs are the same, and not empty."""
     return url != "" and _plain(url) == _plain(other)
 
 
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
-    """Nobody else archives this store meanwhile. Raises `StoreLocked`."""
+    """Hold the archive's lock: one process archives a store at a time. Raises `StoreLocked`."""
     make_directory(root / CONFIG_DIR)
     with closing(Descriptor(root / _LOCK_FILE, open_file)) as file:
         try:
@@ -287,7 +285,7 @@ def alone(root: Path) -> Iterator[None]:
 def ends(
     published: PublishedQueues, older_than: float, offset_by_time: Callable[[str, int, int], int]
 ) -> Callable[[Queue], int]:
-    """Up to where a queue has messages that were stored more than `older_than` seconds ago."""
+    """Return a function that says up to where a queue has messages stored more than `older_than` seconds ago."""
     if older_than <= 0:
         return lambda queue: published.max_offset(queue.topic, queue.queue_id)
     until = _ago(older_than)

@@ -1,4 +1,4 @@
-"""`ArchivePlace`: the archive of one broker, and its metadata: the object that names all others."""
+"""`ArchivePlace`: the archive of one broker and its metadata, the object that names all others."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class StillPlace(ArchivePlace):
 
 
 def is_archive(directory: str) -> bool:
-    """Whether a directory holds an archive, or a part of one."""
+    """Return whether a directory holds an archive, or a part of one."""
     objects = objects_at(directory, {})
     above, _, _ = directory.rstrip("/").rpartition("/")
     inside = is_cluster_folder(above.rpartition("/")[2]) and bool(objects.names(METADATA.partition("/")[0]))
@@ -166,7 +166,7 @@ def _clusters(objects: Objects) -> list[str]:
 
 
 def _places(url: str, objects: Objects) -> Iterator[ArchivePlace]:
-    """A RocketMQ broker keeps its metadata at the root of the archive, this project in the folder of the store."""
+    """Yield the archives below a URL. A broker keeps its metadata at the root, this project in the store's folder."""
     folder, _, name = METADATA.rpartition("/")
     clusters = _clusters(objects)
     if len(clusters) == 1 and name in objects.names(folder):
@@ -184,7 +184,8 @@ _BLOCKS = 64  # that are kept
 
 
 class RecentPlace(ArchivePlace):
-    """Looks at the metadata at most once a second, unless `look_again` is called. Threads may share it."""
+    """The archive for callers that read it often and a little at a time: it keeps the metadata for a second, unless
+    `look_again` is called, and the bytes it read last. Threads may share it."""
 
     def __init__(self, place: ArchivePlace, *, keeps_blocks: bool) -> None:
         super().__init__(place.url, place.objects, place.folder, place.metadata)

@@ -1,4 +1,5 @@
-"""Deleting the oldest of an archive: what the metadata no longer names goes next."""
+"""Deleting from an archive: the oldest segments, and what is archived of deleted topics. The metadata drop their names
+first."""
 
 from __future__ import annotations
 
@@ -24,10 +25,10 @@ from store.model.log_protocol import Queue
 
 
 def expire(place: ArchivePlace, before: int) -> int:
-    """Delete the segments whose messages were all stored before a time (ms since 1970), and tell how many.
+    """Delete the segments whose messages were all stored before a time (ms since 1970), and return their number.
 
-    The last one of a queue stays. Call under the store's lock, see `of_store`. Who is killed meanwhile leaves objects
-    that nothing names. Raises `ObjectsUnavailable`, `CorruptStore`.
+    The last segment of a queue stays. Call under the archive's lock, see `of_store`. A killed process leaves objects
+    that the metadata do not name. Raises `ObjectsUnavailable`, `CorruptStore`.
     """
     catalog = place.load()
     if catalog is None:
@@ -53,9 +54,9 @@ def expire(place: ArchivePlace, before: int) -> int:
 
 
 def _without_old_index(catalog: Catalog, before: int) -> tuple[Catalog, list[str]]:
-    """Without the segments of the index whose messages are all that old, and what they are called.
+    """Return the catalog without the index segments whose messages are all that old, and the paths of those segments.
 
-    Of the messages that it named some may be there still, at the end of their queues: those are in it no longer.
+    Some of their messages may still be archived, at the end of their queues: the index no longer has their keys.
     """
     old = [each for each in catalog.index if _is_old(each, before)]
     if not old:
@@ -76,10 +77,10 @@ def _is_old(segment: Segment, before: int) -> bool:
 
 
 def forget(place: ArchivePlace, catalog: Catalog, standing: Standing, topics: Mapping[str, Sequence[Queue]]) -> int:
-    """Take out what is not the beginning of what the store has, and tell how many messages that were.
+    """Delete what is archived and not the beginning of the store's queues, and return the number of messages.
 
-    standing: of the queues that the topics have in the store; a topic without any is taken out as a whole. Call under
-    the store's lock, see `of_store`. Who is killed meanwhile is called again. Raises `UnknownTopic`,
+    standing: of the queues that the topics have in the store. A topic without queues is deleted as a whole. Call under
+    the archive's lock, see `of_store`. Call it again if a process was killed here. Raises `UnknownTopic`,
     `ObjectsUnavailable`.
     """
     unknown = [topic for topic, queues in topics.items() if not queues and topic not in catalog.topics]
@@ -104,7 +105,7 @@ def forget(place: ArchivePlace, catalog: Catalog, standing: Standing, topics: Ma
 
 
 def _unnamed(place: ArchivePlace, catalog: Catalog, queue: Queue) -> Iterable[str]:
-    """Objects of a queue that the metadata does not name."""
+    """Yield the objects of a queue that the metadata do not name."""
     archived, path = catalog.queues.get(queue, ArchivedQueue()), queue_path(catalog.broker, queue)
     for kind, segments in ((COMMIT_LOG, archived.log), (CONSUME_QUEUE, archived.entries)):
         named = {segment_path(path, kind, each.base) for each in segments if each.size}

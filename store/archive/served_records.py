@@ -37,7 +37,7 @@ assert 1 + _TOPIC_BITS + _QUEUE_BITS + _OFFSET_BITS == _BITS
 
 
 class NamedMessage(NamedTuple):
-    """topic_number: in the archive, see `Catalog.topics`."""
+    """The message that a name means. topic_number: in the archive, see `Catalog.topics`."""
 
     topic_number: int
     queue_id: int

@@ -1,7 +1,7 @@
 """`TieredLog`: a store and its archive as one log. Messages that the store has deleted come from the archive.
 
-The store says which topics exist and where their queues end; the archive only where they begin. A message that both
-have is read from the store, and the archive is asked for nothing while the store has all messages.
+The store says which topics exist and where their queues end. A message that both have is read from the store, and the
+archive is not asked while the store has all messages.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""The store lock: four bytes of the file `lock`.
+"""The store lock: four bytes of the file `lock`. And which processes hold it.
 
-| byte | who | how |
-|---|---|---|
-| 0 | a running RocketMQ broker | exclusive (its `tryLock(0, 1)`) |
-| 0 | every store of ours that is open for writing | shared |
-| 1 | one append, repair, opening or closing | exclusive |
-| 2 | one change of consumer groups' offsets or members, by whoever reads, too | exclusive |
-| 3 | the one store that delivers delayed messages, for as long as it does | exclusive |
+    byte 0   exclusive: a running RocketMQ broker (its `tryLock(0, 1)`); shared: each store of ours open for writing
+    byte 1   exclusive: one append, repair, opening or closing
+    byte 2   exclusive: one change of consumer groups' offsets or members, also by readers
+    byte 3   exclusive: the one store that delivers delayed messages, as long as it does
 
-Open-file-description locks where the system has them: classic record locks vanish when *any* descriptor of the
-file is closed in the process. The two kinds exclude each other, so RocketMQ still sees ours. Neither kind
-excludes threads that share a descriptor; a `threading.RLock` does.
+They are open-file-description locks if the system has them: classic record locks vanish when *any* descriptor of the
+file is closed in the process. The two kinds exclude each other, so RocketMQ sees ours. Neither kind excludes threads
+that share a descriptor; a `threading.RLock` does.
+
+The kernel does not tell which process has an open-file-description lock, but it lists the locks of each descriptor. So
+a process that waited in vain can name the holder, and taking a lock costs nothing.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Holder(NamedTuple):
 
 
 def holders(path: Path, byte: int) -> list[Holder]:
-    """The processes that hold a lock on `byte` of the file `path`, as far as this user may look into them."""
+    """Return the processes that hold a lock on `byte` of the file `path`, if this user may look into them."""
     try:
         inode = path.stat().st_ino
     except OSError:
@@ -66,7 +66,7 @@ def _processes() -> Iterator[int]:
 
 
 def _descriptions(pid: int) -> Iterator[str]:
-    """What the kernel says of each descriptor of a process; nothing of one that is gone, or another user's."""
+    """Yield the kernel's text on each descriptor of a process; none for a dead process, or another user's."""
     with suppress(OSError):
         for descriptor in (_PROC / str(pid) / "fdinfo").iterdir():
             with suppress(OSError):  # closed meanwhile
@@ -74,7 +74,8 @@ def _descriptions(pid: int) -> Iterator[str]:
 
 
 def _has_lock(description: str, inode: int, byte: int) -> bool:
-    """Whether a line is about `byte` of the file `inode`, such as `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 1 1`."""
+    """Return whether a line is about `byte` of the file `inode`, such as `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 1
+    1`."""
     for line in description.splitlines():
         if line.startswith("lock:"):
             *_, file, first, last = line.split()
@@ -84,7 +85,7 @@ def _has_lock(description: str, inode: int, byte: int) -> bool:
 
 
 def process(pid: int) -> Holder:
-    """Return what is to be said of a process."""
+    """Return what errors say of a process."""
     process = _PROC / str(pid)
     try:
         command = process.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -118,9 +119,9 @@ _NOBODY_SEEN = (
 
 
 class StoreLock(Opened):
-    """Turns at one byte of a store directory's lock file, as one `MessageStore` takes them.
+    """One `MessageStore`'s turns at one byte of the lock file.
 
-    place: where it was; another lock file there would not exclude this one.
+    place: the file's place; another lock file there would not exclude this one.
     """
 
     def __init__(self, root: Path, timeout: float = _TIMEOUT_SECONDS, byte: int = _APPEND_BYTE) -> None:
@@ -219,18 +220,18 @@ class StoreLock(Opened):
         return alone
 
     def is_last(self) -> bool:
-        """True when no other writer is left; call it while this is held, so that none can join meanwhile."""
+        """Return whether no other writer is left. Call it while this is held, so that none can join."""
         alone = self._is_alone()
         return set_lock(self._file.fd, fcntl.F_RDLCK, _OWNER_BYTE) and alone
 
     def _is_alone(self) -> bool:
-        """Whether nobody else has byte 0. Where that can only be tried it is this one's alone then."""
+        """Return whether no other store has byte 0. If that can only be tried, it is this one's alone afterwards."""
         if _IS_LINUX:  # or who consumes took a writer that joins or leaves for a broker
             return not is_held(self._file.fd, _OWNER_BYTE, shared=True)
         return set_lock(self._file.fd, fcntl.F_WRLCK, _OWNER_BYTE)
 
     def refuse_broker(self) -> None:
-        """Raises `StoreLocked` while a RocketMQ broker runs here, which keeps in memory what it writes to its files."""
+        """Raises `StoreLocked` if a RocketMQ broker runs here: it keeps the files' content in memory."""
         if is_held(self._file.fd, _OWNER_BYTE):
             raise StoreLocked(
                 f"{self._path.parent}: a RocketMQ broker runs here, and keeps the offsets of consumer groups itself, "
@@ -238,7 +239,7 @@ class StoreLock(Opened):
             )
 
     def leave(self) -> None:
-        """Give up all bytes at once, while this is held: the next holder does not find this writer any more."""
+        """Give up all bytes at once, while this is held: the next holder does not find this writer."""
         self._is_over = True
         set_lock(self._file.fd, fcntl.F_UNLCK, 0, _ALL_BYTES)
 
@@ -252,7 +253,7 @@ class StoreLock(Opened):
 
 
 class Turn(Opened):
-    """One byte of a file of a store's, held for longer than a verb: until `close`, or the process's end."""
+    """One byte of a lock file, held until `close` or the process's end."""
 
     def __init__(self, path: Path, byte: int = 0) -> None:
         super().__init__(f"a turn at {path}", "what took it")
@@ -261,7 +262,7 @@ class Turn(Opened):
         self._file = Descriptor(path, open_file)
 
     def take(self) -> bool:
-        """Whether it is this one's now; once it is, it stays so. Raises `StoreClosed`, `StoreForked`."""
+        """Try to take it, and return whether this has it. Raises `StoreClosed`, `StoreForked`."""
         self.must_be_open()  # before the lock of the threads: in a forked child its holder may be missing
         with self._threads:
             self.must_be_open()
@@ -276,10 +277,9 @@ class Turn(Opened):
 
 
 def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
-    """Whether somebody else, by another descriptor, has an exclusive record lock on one byte, or a `shared` one; takes
-    none.
+    """Return whether another descriptor has an exclusive record lock on one byte, or a `shared` one; takes none.
 
-    Raises `StoreUnavailable` where that cannot be asked.
+    Raises `StoreUnavailable` on systems without that call.
     """
     if not _IS_LINUX:
         raise StoreUnavailable(
@@ -294,7 +294,7 @@ def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
 
 
 def set_lock(fd: int, kind: int, byte: int, count: int = 1) -> bool:
-    """Set a record lock on `count` bytes from `byte` on; False when another holder is in the way."""
+    """Set a record lock on `count` bytes from `byte` on. Return False if another holder excludes it."""
     try:
         if _HAS_OFD:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LINUX_FLOCK.pack(kind, os.SEEK_SET, byte, count, 0))
@@ -312,8 +312,8 @@ def set_lock(fd: int, kind: int, byte: int, count: int = 1) -> bool:
 def among_groups(root: Path, timeout: float) -> Iterator[None]:
     """Change offsets or members of consumer groups: one thread on this host does at a time.
 
-    timeout: seconds to wait for the others. Raises `StoreLocked` while a broker runs, also one that starts meanwhile:
-    it may have read its files before, and would write them again. And as `StoreLock.held`.
+    timeout: seconds to wait. Raises `StoreLocked` if a broker runs, or starts concurrently: it may have read its files
+    before, and would write them again. And as `StoreLock.held`.
     """
     with closing(StoreLock(root, timeout, _GROUPS_BYTE)) as lock:
         lock.refuse_broker()
@@ -325,7 +325,7 @@ def among_groups(root: Path, timeout: float) -> Iterator[None]:
 
 @contextmanager
 def alone(root: Path, what: str) -> Iterator[None]:
-    """Hold the append lock as the only writer of a directory. what: is done then, for the message.
+    """Hold the append lock as the only writer of a directory. what: the purpose, for errors.
 
     Raises `StoreLocked`, which names the others, and as `StoreLock.held`.
     """

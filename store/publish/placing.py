@@ -1,6 +1,6 @@
-"""Where the records of an append go, and what is written there: all of it decided before a byte is written.
+"""Where the records of an append go: their offsets and bytes are decided before a byte is written; and what it answers.
 
-Many are laid out as columns; a few, side by side, as plain values, which takes a tenth of the time. Both say the same.
+Many records are placed as columns. A few are placed as plain values, with the same result in a tenth of the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from store.log.consume_queues import ConsumeQueues, QueueName
 
 
 class Where(NamedTuple):
-    """Where one message went."""
+    """The place of one message."""
 
     queue_id: int
     queue_offset: int
@@ -28,7 +28,7 @@ class Where(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """Where n messages went, in their order.
+    """The places of n messages, in their order.
 
     queue_ids: int32, queue_offsets and physical_offsets: int64, each of shape (n,).
     """
@@ -42,13 +42,13 @@ class AppendResult:
 
     @staticmethod
     def of(each: Sequence[Where]) -> AppendResult:
-        """The same of a few messages."""
+        """Return the result of a few messages."""
         rows = np.array(each, np.int64).reshape(-1, len(Where._fields))
         return AppendResult(rows[:, 0].astype(np.int32), rows[:, 1].copy(), rows[:, 2].copy())
 
     @staticmethod
     def concatenate(results: list[AppendResult]) -> AppendResult:
-        """The results of the pieces of an append."""
+        """Return the result of all pieces of an append."""
         if len(results) == 1:
             return results[0]
         return AppendResult(
@@ -58,7 +58,7 @@ class AppendResult:
         )
 
     def each(self) -> list[Where]:
-        """Where each message went."""
+        """Return the place of each message."""
         columns = self.queue_ids.tolist(), self.queue_offsets.tolist(), self.physical_offsets.tolist()
         return list(map(Where._make, zip(*columns, strict=True)))
 
@@ -67,8 +67,10 @@ Result = TypeVar("Result")
 
 
 class NextOffsets(dict[QueueName, int]):
-    """The next queue offset of each queue that is asked for, exact as long as the confirm offset and the number of
-    deletions are these: nobody else appended, or deleted a topic.
+    """The next queue offset of each queue that is asked for.
+
+    They are exact as long as the confirm offset and the number of deletions stay the same: no other process appended,
+    or deleted a topic.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class NextOffsets(dict[QueueName, int]):
         deletions: int,
         given: Mapping[QueueName, int],
     ) -> None:
-        """given: how many offsets of queues were given away, as far as that is known."""
+        """given: the known ends of queues."""
         super().__init__()
         self._queues = queues
         self._given = given
@@ -86,9 +88,8 @@ class NextOffsets(dict[QueueName, int]):
         self.deletions = deletions
 
     def __missing__(self, name: QueueName) -> int:
-        """Raises `UnknownTopic` where the topic, or its queue, was deleted since the record was made, `CorruptSegment`
-        where the queue ends before what was given away.
-        """
+        """Raises `UnknownTopic` if the topic, or its queue, was deleted since the record was made, and `CorruptSegment`
+        if the queue ends before its known end."""
         queue = self._queues.of(*name)
         found = queue.known_end(self._given.get(name, 0), self.confirm_offset)
         if found == queue.begin:
@@ -97,18 +98,17 @@ class NextOffsets(dict[QueueName, int]):
         return found
 
     def take(self, name: QueueName, count: int) -> int:
-        """The first of the next `count` offsets, which are given away so."""
+        """Return the first of the next `count` offsets, which are then used."""
         first = self[name]
         self[name] = first + count
         return first
 
 
 class Placed(NamedTuple, Generic[Result]):
-    """A piece of an append that has its place, and what is still needed of it when its records are in the log.
+    """A placed piece of an append, and what is still to be written when its records are in the log.
 
-    head: log offset and bytes of the first record. end: log offset after the last.
-    entries: of each queue, with the queue offset of the first.
-    keys: what the index files, as `Index.append` takes it.
+    head: log offset and bytes of the first record. end: log offset after the last. entries: of each queue, with the
+    queue offset of the first. keys: as `Index.append` takes them.
     """
 
     head: tuple[int, int]
@@ -121,9 +121,9 @@ class Placed(NamedTuple, Generic[Result]):
 def place_many(
     log: CommitLog, records: EncodedRecords, begin: int, next_offsets: NextOffsets, store_timestamp: int
 ) -> tuple[Placed[AppendResult], Stretches]:
-    """Place records from log offset `begin` on; and what is to be written in the log. store_timestamp: ms.
+    """Return records placed from log offset `begin` on, and the bytes to write to the log. store_timestamp: ms.
 
-    Raises `MessageRefused` for one that fits no segment, `UnknownTopic` for one whose topic was deleted meanwhile.
+    Raises `MessageRefused` for a record that fits no segment, `UnknownTopic` for one whose topic was deleted.
     """
     placement = log.place(begin, records.sizes)
     physical_offsets = placement.physical_offsets
@@ -149,7 +149,7 @@ def place_many(
 def place_few(
     log: CommitLog, records: Sequence[EncodedRecord], begin: int, next_offsets: NextOffsets, store_timestamp: int
 ) -> tuple[Placed[list[Where]], Stretches]:
-    """What `place_many` makes of the same records."""
+    """Return the same as `place_many`, for a few records."""
     if not log.has_room(begin, sum(record.size for record in records)):
         placed, stretches = place_many(log, as_columns(records), begin, next_offsets, store_timestamp)
         return placed._replace(result=placed.result.each()), stretches  # type: ignore[arg-type, return-value]
@@ -171,7 +171,7 @@ def place_few(
 
 
 def _by_queue(records: EncodedRecords) -> Iterable[tuple[QueueName, npt.NDArray[np.int64]]]:
-    """Each destination with the rows that go there, ascending."""
+    """Yield each destination and its rows, ascending."""
     if len(records.destinations) == 1:
         return [(records.destinations[0], np.arange(len(records)))]
     queues = records.queues.astype(np.min_scalar_type(len(records.destinations)))  # small ones are sorted faster

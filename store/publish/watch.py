@@ -1,4 +1,4 @@
-"""Waiting for a publication: the kernel tells of it, as `published_end` describes; or one looks now and then."""
+"""Waiting for a publication: the kernel notifies of it (see `published_end`), or the waiting thread polls."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What arrived between two published ends of the log: what RocketMQ's reput tells its `MessageArrivingListener`,
-asked for by whoever waits."""
+"""The messages between two published ends of the log, for readers that wait: RocketMQ's `MessageArrivingListener`."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ _BODIES = [[header.itemsize for header in row] for row in RECORD_HEADERS]
 
 
 class Arrival(NamedTuple):
-    """One message: what decides who has waited for it. tags_code: Java hash of its tag, 0 without."""
+    """One message: what tells which readers wait for it. tags_code: Java hash of its tag, 0 without a tag."""
 
     topic: str
     queue_id: int
@@ -40,10 +39,10 @@ class Arrival(NamedTuple):
 
 
 def arrivals(log: CommitLog, begin: int, end: int) -> list[Arrival]:
-    """Every message in the published log bytes [begin, end), in their order. For short stretches: it loops.
+    """Return every message in the published log bytes [begin, end), in order. It loops: for short stretches.
 
-    For logs that stores of this project write: a broker's may have records that stand in no queue, or in several.
-    Raises `OffsetLost` when retention took them, `CorruptRecord`.
+    Only for logs of this project's stores: a broker's log may have records of no queue, or of several. Raises
+    `OffsetLost` if retention deleted them, `CorruptRecord`.
     """
     found = []
     at = begin
@@ -82,7 +81,7 @@ def _arrival(data: bytes, position: int, magic: int) -> Arrival:
 
 
 def _part(data: bytes, at: int, width: int) -> tuple[bytes, int]:
-    """What stands behind its own length of `width` bytes, and where that ends."""
+    """Return a part of a record that begins with its own length of `width` bytes, and where it ends."""
     end = at + width + int.from_bytes(data[at : at + width], "big")
     return data[at + width : end], end
 

@@ -1,7 +1,7 @@
-"""What SQL92 expressions are parsed to: trees of conditions on properties, by the rules of RocketMQ's filter.
+"""SQL92 expressions as trees of conditions on properties, by the rules of RocketMQ's filter.
 
-A property is a text. A condition is true, false or unknown (null) of a message, or fails there, as RocketMQ's does with
-an exception; only where it is true the message matches. `evaluation` says it of many messages, `sql_filter` of one.
+A property is a text. A condition is true, false or unknown (null) for a message, or fails, where RocketMQ's raises an
+exception. A message matches only if it is true. `evaluation` evaluates it for many messages, `sql_filter` for one.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Contains:
 
 @dataclass(frozen=True)
 class Cast:
-    """A property in place of a condition: false, or unknown where there is none."""
+    """A property in the place of a condition: false, or unknown if the message lacks it."""
 
     operands: tuple[Property]
 
@@ -107,7 +107,7 @@ Node = Constant | Property | Negative | Condition
 
 
 def levels(node: Node) -> Iterator[list[Node]]:
-    """The nodes of a tree, those of one depth at a time."""
+    """Yield the nodes of a tree, one depth at a time."""
     level = [node]
     while level:
         yield level
@@ -115,12 +115,12 @@ def levels(node: Node) -> Iterator[list[Node]]:
 
 
 def names_of(condition: Node) -> frozenset[str]:
-    """The properties that a condition looks at."""
+    """Return the properties that a condition reads."""
     return frozenset(node.name for level in levels(condition) for node in level if isinstance(node, Property))
 
 
 def is_never_true(condition: Node) -> bool:
-    """Whether no message at all can match, as far as its form tells."""
+    """Return whether the form of a condition shows that no message can match."""
     match condition:
         case Constant(value):
             return value is not True
@@ -138,7 +138,7 @@ def is_never_true(condition: Node) -> bool:
 
 
 def _is_contradiction(operands: tuple[Node, ...]) -> bool:
-    """Whether one property is to be two texts at once."""
+    """Return whether one property must equal two texts."""
     wanted: dict[str, str] = {}
     for operand in operands:
         match operand:

@@ -1,4 +1,7 @@
-"""Conditions evaluated for many messages at once, over Arrow columns of their properties."""
+"""Conditions evaluated for many messages at once, over Arrow columns of their properties.
+
+Texts become numbers by the rules of Java's `Long.valueOf` and `Double.valueOf`, for many texts at once and for one.
+"""
 
 from __future__ import annotations
 
@@ -154,7 +157,7 @@ class Truth(NamedTuple):
 
 
 def evaluate(condition: Node, values: Mapping[str, pa.StringArray], count: int) -> Truth:
-    """A condition over `count` messages; `values`: name to texts, of each property that it names."""
+    """Evaluate a condition for `count` messages. values: name to texts, for each property that it names."""
     masks = _truth(condition, {name: _Text(value) for name, value in values.items()})
     true, null, error = (np.broadcast_to(mask, (count,)) for mask in masks)
     return Truth(true, null, error)

@@ -1,7 +1,7 @@
-"""Which messages to read. Tag expressions: `paid || shipped`, over ConsumeQueue entries (hashes) and over Arrow columns
-(strings); and what picks the filter of an expression.
+"""Which messages to read: tag expressions such as `paid || shipped`, and the filter that an expression means.
 
-RocketMQ's broker compares hashes only and lets the client compare the strings; here both happen in the reader.
+RocketMQ's broker compares hashes of tags in the queue and lets the client compare the tags. Here the reader does both,
+on queue entries and on Arrow columns.
 """
 
 from __future__ import annotations

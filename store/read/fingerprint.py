@@ -1,5 +1,7 @@
-"""Which message stands at a queue offset: told apart from what the queue has there once its topic was created anew, or
-the store put back from a backup. None of these has an id of its own in RocketMQ's files."""
+"""Fingerprints: which message is at a queue offset. Messages have no id of their own in RocketMQ's files.
+
+They tell it from the message that is there after the topic was recreated, or the store restored from a backup.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,9 @@ _PLACE = tuple(
 
 
 def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
-    """Of the message at `offset`, which was published, as the files are now.
+    """Return the fingerprint of the message at `offset`, which was published, as the files are now.
 
-    Raises `OffsetLost` where it is deleted, `CorruptRecord`.
+    Raises `OffsetLost` if it is deleted, `CorruptRecord`.
     """
     physical, size, _ = queue.entries(offset, offset + 1, current=True)[0].item()
     if size == CQ_PRE_BLANK_SIZE:
@@ -51,9 +53,9 @@ def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
 
 
 def can_have(log: RecordLog, queue: EntryQueue, offset: int, was: Fingerprint) -> bool:
-    """Whether the message at `offset` is the one that had the fingerprint `was`; or can have been, where it is deleted.
+    """Return whether the message at `offset` has the fingerprint `was`, or may have had it if it is deleted.
 
-    What is deleted lies before all that the log has: it never goes back.
+    A deleted message is before the log's first byte, which never steps back.
     """
     try:
         return fingerprint(log, queue, offset) == was
@@ -62,7 +64,7 @@ def can_have(log: RecordLog, queue: EntryQueue, offset: int, was: Fingerprint) -
 
 
 def place_of(header: bytes) -> tuple[int, ...]:
-    """The size of a record, its queue and the offset there, as it says itself."""
+    """Return a record's size, queue and queue offset, as its header says."""
     return tuple(int.from_bytes(header[part], "big", signed=True) for part in _PLACE)
 
 

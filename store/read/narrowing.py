@@ -1,7 +1,7 @@
-"""Which parts of ranges can hold what is looked for: by store time, by key and by id. Never too narrow.
+"""Pieces of ranges that can hold the messages of a search: by store time, by key and by id. They are never too few.
 
-Store times ascend and keys are in the index from some offset of the log on, which the published end knows; what lies
-before it, as in a directory that was a broker's, stays whole. Only queues and index are read, and a few records.
+Store times ascend and keys are in the index from some offset of the log on, which the published end knows. What is
+before it stays whole, such as in a directory that was a broker's. It reads queues and index, and a few records.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NEARBY = 64  # messages between two that are wanted: they are read sooner than 
 
 
 class Narrowing:
-    """Narrows published ranges of one store. Each answer is made of pieces of the ranges, in their order."""
+    """Narrows published ranges of one store. Results are pieces of the ranges, in their order."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Narrowing:
         self._end = end
 
     def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
-        """What can hold messages stored in [begin, end], ms since 1970."""
+        """Return the pieces that can hold messages stored in [begin, end], ms since 1970."""
         times_from = self._end.times_from
         if times_from is None:
             return list(ranges)
@@ -53,7 +53,7 @@ class Narrowing:
         return found
 
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
-        """What can hold messages that have one of `keys`, among their keys or as their id."""
+        """Return the pieces that can hold messages with one of `keys` among their keys, or as their id."""
         ranges = list(ranges)
         try:
             before = self._keys_from(), self._index.names()
@@ -68,7 +68,7 @@ class Narrowing:
         return found if is_same else ranges  # or else files went, or are made anew
 
     def _keys_from(self) -> int | None:
-        """Log offset from which on the index has all keys, None without one. Raises as `Index.file`."""
+        """Return the log offset from which on the index has all keys, None without one. Raises as `Index.file`."""
         keys_from = self._end.keys_from
         begin = None if keys_from is None else self._index.begins_behind(keys_from)
         return None if keys_from is None or begin is None else max(keys_from, begin)
@@ -105,7 +105,7 @@ class Narrowing:
         return ranges if any(at >= keys_from and self._is_in(ranges, at) for at in left) else pieces
 
     def _is_in(self, ranges: Sequence[QueueRange], physical: int) -> bool:
-        """Whether the record at a log offset says that it stands in one of `ranges`, of one topic."""
+        """Return whether the record at a log offset says that it is in one of `ranges`, all of one topic."""
         with suppress(OffsetLost, OffsetNotYet):
             _, queue_id, offset = place_of(self._log.segments.read(physical, RECORD_HEADER.itemsize))
             if any(each.queue.queue_id == queue_id and each.start <= offset < each.end for each in ranges):
@@ -115,15 +115,16 @@ class Narrowing:
         return False
 
     def _candidates(self, topic: str, keys: Sequence[str]) -> Iterator[int]:
-        """Log offsets at which a record with one of `keys` may begin."""
+        """Yield log offsets at which a record with one of `keys` may begin."""
         for key in keys:
             with suppress(InvalidMessageId):
                 yield offset_of_id(key)
             yield from self._index.candidates(topic, key)
 
     def _holding(self, wanted: QueueRange, keys_from: int, found: Sequence[int], left: set[int]) -> list[QueueRange]:
-        """The part of a range that lies before `keys_from`, and of the rest the records at `found`, log offsets, which
-        are taken from what is `left`: a damaged entry may lead past one that is there.
+        """Return the part of a range before `keys_from`, and in the rest the records at the log offsets `found`.
+
+        It removes those from `left`. A damaged entry may hide a record that is there.
         """
         queue = self._published.of(wanted.queue.topic, wanted.queue.queue_id)
         try:
@@ -143,7 +144,7 @@ class Narrowing:
 
 
 def _first_from(queue: ConsumeQueue, wanted: QueueRange, physical_offset: int) -> int:
-    """Queue offset of the first message of a range whose record is not before a log offset; its end without one.
+    """Return the queue offset of the first message of a range at or after a log offset; the range's end without one.
 
     Raises `OffsetLost`.
     """
@@ -155,7 +156,7 @@ def _first_from(queue: ConsumeQueue, wanted: QueueRange, physical_offset: int) -
 
 
 def joined(pieces: Iterable[QueueRange]) -> list[QueueRange]:
-    """Ascending pieces of one range, those that are near each other as one; empty ones left out."""
+    """Return ascending pieces of one range without empty ones, pieces that are near each other joined."""
     joined: list[QueueRange] = []
     for piece in pieces:
         if not piece.length:

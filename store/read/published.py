@@ -46,11 +46,11 @@ class PublishedQueues:
         self._begins: dict[QueueName, int] = {}  # queue offsets that are known to be the first
 
     def of(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue. Raises `UnknownTopic`, `UnknownQueue`."""
+        """Return a queue. Raises `UnknownTopic`, `UnknownQueue`."""
         return self._queues.of(topic, self._topics.check_queue(topic, queue_id))
 
     def there(self, queues: Iterable[Queue]) -> Iterator[tuple[Queue, ConsumeQueue]]:
-        """Those of `queues` that are there. Each topic is looked up once: a look is a system call."""
+        """Yield those of `queues` that exist. Each topic is looked up once, because that is a system call."""
         counts: dict[str, int] = {}
         for queue in queues:
             if (count := counts.get(queue.topic)) is None:
@@ -59,7 +59,7 @@ class PublishedQueues:
                 yield queue, self._queues.of(queue.topic, queue.queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Queue offset after the newest message. Raises as `offsets`."""
+        """Return the queue offset after the newest message. Raises as `offsets`."""
         try:
             return self.of(topic, queue_id).max_offset(self._end.confirm_offset)
         except CorruptSegment:  # as in `offsets`
@@ -67,9 +67,9 @@ class PublishedQueues:
         return self.of(topic, queue_id).max_offset(self._end.confirm_offset)
 
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Queue offsets of the oldest message still there and after the newest, at one moment.
+        """Return the queue offsets of the oldest message and after the newest, at one moment.
 
-        Raises as `of`, and `CorruptSegment`, `OffsetLost` where files, or entries, of the queue are missing.
+        Raises as `of`, and `CorruptSegment`, `OffsetLost` if files, or entries, of the queue are missing.
         """
         first = -1
         while True:
@@ -82,7 +82,7 @@ class PublishedQueues:
             self._queues.forget()  # the topic was recreated, or retention deleted a file during the look
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        """`offsets` of those of `queues` that are there, at one moment: what was appended together is seen together."""
+        """Return `offsets` of those of `queues` that exist, at one moment, so that appends are seen as a whole."""
         found, first, end = {}, self.log.min_offset(), self._end.confirm_offset
         for queue, it in self.there(queues):
             try:
@@ -93,10 +93,10 @@ class PublishedQueues:
         return found
 
     def _bounds(self, queue: ConsumeQueue, first: int, end: int) -> Bounds:
-        """first, end: log offsets (bytes) of the oldest record and of the published end, as they were a moment ago.
+        """Return the bounds. first, end: log offsets of the oldest record and of the published end a moment ago.
 
-        Raises `OffsetLost`, `CorruptSegment` where files are missing, for the topic was deleted meanwhile if nothing
-        else.
+        Raises `OffsetLost`, `CorruptSegment` if files are missing, for example because the topic was deleted
+        concurrently.
         """
         while True:
             max_offset = queue.max_offset(end)
@@ -108,10 +108,10 @@ class PublishedQueues:
             first, end = self.log.min_offset(), self._end.confirm_offset  # retention was faster than this
 
     def _must_begin(self, queue: ConsumeQueue, min_offset: int) -> None:
-        """Raises `CorruptSegment` where a queue that begins with `min_offset` had another file before it, or a message
-        that its damaged first entry takes for deleted.
+        """Raises `CorruptSegment` if a queue lost the file before `min_offset`, or a message that its damaged first
+        entry hides.
 
-        Looked at once; where no two entries before it tell, the log's beginning is walked.
+        It checks each begin once. If no two entries before it tell, it walks the beginning of the log.
         """
         if queue.begin < min_offset <= queue.first() + 1:  # seldom
             at, size, _ = queue.entries(min_offset, min_offset + 1)[0].item()
@@ -120,7 +120,7 @@ class PublishedQueues:
         self._begins[queue.topic, queue.queue_id] = min_offset
 
     def holding(self, wanted: QueueRange) -> ConsumeQueue:
-        """The queue, which has the whole range. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
+        """Return the queue that has the whole range. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
         start, end = wanted.start, wanted.end
         minimum, maximum = self.offsets(wanted.queue.topic, wanted.queue.queue_id)
         where = f"{self.log.segments.directory.parent}: topic {wanted.queue.topic!r}, queue {wanted.queue.queue_id}"
@@ -194,14 +194,14 @@ class PublishedQueues:
         return True
 
     def dispatched_offset(self) -> int:
-        """Commit log offset (bytes) up to which the queues go; below the log's end where a broker is behind."""
+        """Return the log offset up to which the queues go; below the log's end if a broker is behind."""
         confirm_offset = self._end.confirm_offset
         if not (isinstance(self._end, LogEnd) and self._end.by_log):
             return confirm_offset  # both are published at once
         return max((self._queues.of(*name).dispatched(confirm_offset) for name in self._queues.existing()), default=0)
 
     def ever_put(self, topic: str) -> int:
-        """How many messages a topic ever had, those that are gone included. Raises `UnknownTopic`."""
+        """Return how many messages a topic ever had, deleted ones included. Raises `UnknownTopic`."""
         return sum(self.max_offset(topic, number) for number in range(self._topics.known(topic)))
 
     def _is_older(self, message: StoredMessage) -> bool:

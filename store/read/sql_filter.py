@@ -38,9 +38,9 @@ _Value = bool | str | int | float | None
 
 @dataclass(frozen=True)
 class SqlFilter:
-    """Keeps the messages of which a condition is true: a `MessageFilter`. `sql92.parse` makes it.
+    """Keeps the messages for which a condition is true: a `MessageFilter`. `sql92.parse` makes it.
 
-    expression: what the condition was parsed from; filters of one expression are equal.
+    expression: the text that was parsed; filters of one expression are equal.
     """
 
     expression: str

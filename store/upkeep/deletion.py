@@ -31,7 +31,7 @@ _logger = logging.getLogger("store")
 
 
 class Deletion:
-    """Deletes topics of one store. Call its verbs under the append lock."""
+    """Deletes topics of one store. Call its methods under the append lock."""
 
     def __init__(self, root: Path, published: PublishedEnd) -> None:
         self._root = root
@@ -41,7 +41,7 @@ class Deletion:
     def delete(self, topic: str, ends: Sequence[int]) -> None:
         """Delete a topic that exists. ends: queue offset after the last message of each queue.
 
-        Everything that is published must be on the device, and no dead append be left. Raises `CorruptStore`.
+        Everything that is published must be on the device, and no dead append left. Raises `CorruptStore`.
         """
         with system_errors(self._root):
             check_reached(self._root)  # an unreadable file would stop whoever finishes this, and all appends
@@ -59,7 +59,7 @@ class Deletion:
 
 
 def finish_deletion(root: Path) -> None:
-    """`Deletion.finish`, for a writer without a published end: others learn of it by the number, which is odd."""
+    """`Deletion.finish`, for a writer without a published end. Others learn of the deletion by its odd number."""
     deleted, queues = root / DELETED_DIR, root / CONSUME_QUEUE_DIR
     if status_of(deleted) is None:
         return
@@ -75,12 +75,11 @@ def finish_deletion(root: Path) -> None:
 
 
 def remove_what_came_back(root: Path) -> None:
-    """Remove queues of a deleted topic: in the next topic of that name they would be somebody else's messages. Call as
-    the only writer, when no deletion is left to end.
+    """Remove queues of deleted topics, whose messages would appear in the next topic of that name.
 
-    A broker that starts after a kill makes them anew, of what the log has. And they are there where the table is newer
-    than the log, which says so of a topic that is there again. What has a younger message stays: then it is the table
-    that is older than the store, one from a copy, and learns of the topic.
+    Call as the only writer, with no deletion left to finish. A broker that starts after a kill rebuilds such queues
+    from the log. They are also there if the table of topics is newer than the log, because it came from a copy. A queue
+    with a younger message stays: then the table is older than the store, and gets the topic again.
     """
     queues, topics = root / CONSUME_QUEUE_DIR, Topics(root)
     deleted, gone = topics.deletions(), topics.table().deleted
@@ -103,8 +102,9 @@ def remove_what_came_back(root: Path) -> None:
 
 
 def with_messages_since(root: Path) -> list[str]:
-    """Topics that were deleted, as the table says, and have messages since: it is older than the store. For who looks
-    while others write: they list a topic before they put into it.
+    """Return topics that are deleted by the table and have messages since: the table is older than the store.
+
+    It is right while others write: they enter a topic into the table before they put messages into it.
     """
     found, table = list[str](), TopicTable(root)
     for topic in sorted(table.deleted):
@@ -116,7 +116,7 @@ def with_messages_since(root: Path) -> list[str]:
 
 
 def _published(root: Path) -> int:
-    """Log offset up to which messages are published; without end where that is not said."""
+    """Return the log offset up to which messages are published, without a limit if that is unknown."""
     published = published_end_of(root)
     if published is None:
         return LONG_MAX
@@ -125,7 +125,7 @@ def _published(root: Path) -> int:
 
 
 def _is_before(folder: Path, at: int) -> bool:
-    """Whether a topic has queues, all of whose messages stand before log offset `at`."""
+    """Return whether a topic has queues, and all their messages are before log offset `at`."""
     for file in folder.glob("*/*"):
         with system_errors(file):
             data = file.read_bytes()

@@ -1,8 +1,8 @@
-"""Records that say they stand elsewhere, or nowhere, than the one queue entry says that knows them.
+"""What a check of a whole store finds: its report, and records that are wrong although their checksums are right.
 
-No checksum covers a record's header, as a rule. What is damaged there may move a message to another queue or topic, or
-out of all of them; the queue that has it still is then all that is left of the truth, and must not be made anew from
-the log.
+Usually no checksum covers a record's header. Damage there may move a message to another queue or topic, or out of all
+of them. The queue that still has it is then the only one that knows, and must not be rebuilt from the log. A compressed
+body has a checksum of its stored bytes, which does not tell whether it inflates.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from store.model.errors import CorruptRecord, CorruptSegment, MessageTooLarge, O
 def misplaced(
     log: CommitLog, queues: ConsumeQueues, name: QueueName, begin: int, max_offset: int, safe: int
 ) -> Iterator[tuple[int, StoredMessage]]:
-    """Queue offset and record of each entry outside of [begin, max_offset), what the log says of a queue, whose record
-    the log has before log offset `safe`, and of which no other entry knows. The queue's files must be whole.
+    """Yield queue offset and record of entries outside of [begin, max_offset) that alone know of a sound record.
+
+    [begin, max_offset): what the log says of the queue. safe: log offset before which records count. The queue's files
+    must be whole.
     """
     queue = queues.of(*name)
     for index in _before(queue, begin, log.min_offset()):
@@ -42,7 +44,7 @@ def misplaced(
 
 
 def _before(queue: ConsumeQueue, begin: int, first_byte: int) -> range:
-    """Entries before `begin` of records from `first_byte` on."""
+    """Return the entries before `begin` of records from `first_byte` on."""
     try:
         return range(queue.min_offset(first_byte, begin), begin)
     except OffsetLost:  # it does not go so far
@@ -52,7 +54,7 @@ def _before(queue: ConsumeQueue, begin: int, first_byte: int) -> range:
 
 
 def place_of(record: StoredMessage) -> str:
-    """What a record says of the place that it has."""
+    """Return what a record says of its place."""
     return (
         f"the record at log offset {record.physical_offset} says topic {record.topic}, queue {record.queue_id}, "
         f"offset {record.queue_offset}, flags {record.sys_flag:#x}"
@@ -62,7 +64,7 @@ def place_of(record: StoredMessage) -> str:
 def _known_here_alone(
     log: CommitLog, queues: ConsumeQueues, name: QueueName, index: int, safe: int
 ) -> StoredMessage | None:
-    """The record that an entry names; None for an entry that names none, or one that the queue has which it says."""
+    """Return the record that an entry names, None if there is none or the queue that it names has it."""
     offset, size, _ = queues.of(*name).entries_left(index, index + 1)[0].item()
     if not (log.min_offset() <= offset and 0 < size <= safe - offset):
         return None
@@ -82,14 +84,14 @@ def _known_here_alone(
 
 
 class Broken(NamedTuple):
-    """A body that does not decompress: log offset of its record, and what is wrong."""
+    """A body that does not inflate: log offset of its record, and what is wrong."""
 
     at: int
     what: str
 
 
 def broken_bodies(chunk: LogChunk, max_bytes: int) -> list[Broken]:
-    """Those of a chunk, in order. One that becomes more than `max_bytes` is good so far: it is not done further."""
+    """Return those of a chunk, in order. A body counts as good once it exceeds `max_bytes`: no more is inflated."""
     flags = chunk.records.field("sys_flag")
     rows = np.flatnonzero(flags & SYS_COMPRESSED)
     if not len(rows):
@@ -113,11 +115,11 @@ REPAIR = "verify --repair"
 
 
 class Enough(Exception):
-    """There are `MAX_FINDINGS`."""
+    """Raised when there are `MAX_FINDINGS`."""
 
 
 class Finding(NamedTuple):
-    """What is wrong, where, and what helps."""
+    """What is wrong, where, and the remedy."""
 
     where: str
     what: str
@@ -126,7 +128,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Report:
-    """What was looked at, and what was found; at most `MAX_FINDINGS`, then it ends early."""
+    """What was checked, and what was found: at most `MAX_FINDINGS`, then the check ends."""
 
     findings: list[Finding] = field(default_factory=list)
     records: int = 0
@@ -134,7 +136,7 @@ class Report:
     queues: int = 0
 
     def add(self, where: str, what: str, remedy: str) -> None:
-        """One more. Raises `Enough`."""
+        """Add a finding. Raises `Enough`."""
         self.findings.append(Finding(where, what, remedy))
         if len(self.findings) >= MAX_FINDINGS:
             raise Enough

@@ -1,7 +1,7 @@
-"""Does the index hold: is every file the hash table that its entries make, and does it say what the log says?
+"""Checks the index: whether each file is the hash table of its entries, and whether they say what the log says.
 
-Entries stand in the order of the log, so the log is walked once beside them. Memory is that of one file's slots and
-one piece of its entries.
+Entries are in the order of the log, so the log is walked once beside them. Memory: the slots of one file, and one piece
+of its entries.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class _Entries(NamedTuple):
 
 
 class IndexCheck:
-    """Call `compare` for the log's stretches as they come, `finish` behind the last, then ask for the `findings`."""
+    """Call `compare` for each stretch of the log in order, then `finish`, then read `findings`."""
 
     def __init__(self, index: Index, log: CommitLog, end: int, *, is_complete: bool) -> None:
         """end: log offset up to which records are compared.
 
-        is_complete: every key must be filed. A RocketMQ broker leaves gaps between two files, and before the first,
-        where the index was deleted, or a crash took the last file.
+        is_complete: every key must be filed. A RocketMQ broker leaves gaps between two files, and before the first, if
+        the index was deleted or a crash took the last file.
         """
         self._index = index
         self._log = log
@@ -74,9 +74,8 @@ class IndexCheck:
     def compare(self, keys: Keys, with_tags: Keys, begin: int, end: int) -> None:
         """Compare the keys (see `dispatch.index_keys`) of the records in log bytes [begin, end).
 
-        with_tags: these, and what may be filed besides.
-
-        Entries of what lies before `begin`, and behind the stretch before it, are not compared: the log is damaged.
+        with_tags: these, and those that may be filed besides. Entries of records between the stretch before and `begin`
+        are not compared: the log is damaged there.
         """
         for _ in self._until(begin):
             pass
@@ -98,12 +97,12 @@ class IndexCheck:
         self._add(INDEX_DIR, _NOT_FILED, missing[self._must_be_filed(missing)])
 
     def finish(self) -> None:
-        """Look at the rest of the files; call behind the last stretch."""
+        """Check the rest of the files. Call it after the last stretch."""
         for _ in self._until(self._end):
             pass
 
     def findings(self, *, is_at_rest: bool) -> Iterator[tuple[str, str]]:
-        """Where, and what. is_at_rest: nobody appends, so that nothing may lie behind the end."""
+        """Yield where, and what. is_at_rest: no append is under way, so nothing may lie behind the end."""
         yield from self._other
         for (where, what), (count, first) in self._counts.items():
             if is_at_rest or what not in _WHEN_AT_REST:
@@ -215,17 +214,17 @@ class IndexCheck:
 
 
 def _pairs(records: Ints, offsets: Ints, hashes: npt.NDArray[np.generic]) -> Ints:
-    """One number for each record, by its row in `records`, and hash."""
+    """Return one number for each record, by its row in `records`, and hash."""
     return np.searchsorted(records, offsets) << 32 | hashes.astype(np.int64)
 
 
 def _isin(these: Ints, those: Ints) -> Mask:
-    """`np.isin`, at once where both are the same."""
+    """`np.isin`, fast if both are the same."""
     return np.ones(len(these), np.bool_) if np.array_equal(these, those) else np.isin(these, those)
 
 
 def _chain(newest: npt.NDArray[np.int32], slots: Ints, numbers: Ints) -> Ints:
-    """What entries with these numbers and slots have as previous ones; `newest` of all slots goes on to them."""
+    """Return the previous entries of entries with these numbers and slots, and update `newest` of all slots."""
     order = np.argsort(slots, kind="stable")
     heads, starts = np.unique(slots[order], return_index=True)
     previous = np.empty(len(numbers), np.int64)
@@ -238,7 +237,7 @@ def _chain(newest: npt.NDArray[np.int32], slots: Ints, numbers: Ints) -> Ints:
 
 
 def _before(file: IndexFile, slots: Ints, limit: int) -> Ints:
-    """What slots held before the entries from `limit` on."""
+    """Return the content of slots before the entries from `limit` on."""
     values = slots.copy()
     late = np.flatnonzero(values >= limit)
     while len(late):
@@ -248,7 +247,7 @@ def _before(file: IndexFile, slots: Ints, limit: int) -> Ints:
 
 
 def _steady_header(file: IndexFile) -> Header:
-    """The header at a moment when nobody was writing it."""
+    """Return the header as it is between two writes."""
     header = file.header()
     while (again := file.header()) != header:
         header = again

@@ -1,4 +1,4 @@
-"""What a directory needs, by what is found in it: a decision table. Nothing is read or written here."""
+"""What a directory needs, by the evidence found in it: a decision table. Nothing is read or written here."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Filed(Enum):
 
 
 class Plan(NamedTuple):
-    """Walk the log from `begin`; below `trusted` all is there. Keys that `filed` lacks are filed again.
+    """Walk the log from `begin`; up to `trusted` all of it is on the device. Keys that `filed` lacks are filed again.
 
-    left_well: whoever wrote last left in good order, so there should be nothing behind the end.
+    left_well: the last writer left in good order, so there should be nothing behind the end.
     """
 
     begin: Point

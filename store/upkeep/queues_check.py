@@ -1,6 +1,6 @@
-"""Do the queues hold: has every record its entry, every entry its record, and does the entry say what the record says?
+"""Checks the queues: whether each record has its entry, each entry its record, and both say the same.
 
-The log is walked once beside them; what a queue has besides is found by its offsets being dense. Memory is one line for
+The log is walked once beside them. Offsets are dense, so other entries of a queue show as gaps. Memory: one line for
 each queue.
 """
 
@@ -36,7 +36,7 @@ _TWICE = "{count} records have a queue offset that an earlier one has"
 
 @dataclass
 class _Run:
-    """Queue offsets of one queue with the same thing wrong: the first, how many, and what is said of the first."""
+    """Adjacent queue offsets of one queue with the same fault: the first, their number, and an example."""
 
     first: int
     count: int
@@ -44,7 +44,7 @@ class _Run:
 
 
 class QueuesCheck:
-    """Call `compare` for the log's chunks as they come, and `finish` behind the last. What is wrong is reported."""
+    """Call `compare` for each chunk of the log in order, then `finish`. It reports faults."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class QueuesCheck:
         deletions: Mapping[str, int],
         patience: float,
     ) -> None:
-        """is_compared: whether the record of a topic at a log offset is: not so what deleted topics had, and batch
-        queues. deletions: see `Topics.deletions`. patience: how many seconds to wait in all for a broker's dispatch.
+        """is_compared: whether a topic's record at a log offset is compared: not those of deleted topics and batch
+        queues. deletions: see `Topics.deletions`. patience: seconds to wait in all for a broker's dispatch.
 
-        Queues whose files have wrong names or lengths, or holes, are a finding, and not compared.
+        A queue whose files have wrong names or lengths, or holes, is a finding, and not compared.
         """
         self._all_queues = queues
         self._log = log
@@ -95,19 +95,19 @@ class QueuesCheck:
                 self._compare(chunk, (topic, queue_id), offsets[:count], entries[:count])
 
     def forget_offsets(self) -> None:
-        """Records were passed over that are gone, and with them, for good reason, some offsets of the queues."""
+        """Forget the offsets of records that retention deleted before they were compared."""
         self._begin.clear()
         self._next = {name: offset for name, offset in self._next.items() if offset == _NOT_COMPARED}
 
     def next_record(self, at: int, end: int) -> int:
-        """Log offset of the next record behind `at` that a queue knows, `end` without one."""
+        """Return the log offset of the next record behind `at` that a queue knows, `end` without one."""
         known = (self._record_after(name, at, end) for name in self._queues)
         return min((offset for offset in known if offset > at), default=end)
 
     def finish(self, end: int, noted: Ends, is_gone: Callable[[str], bool], *, is_damaged: bool) -> None:
-        """Look at what the queues have besides, up to log offset `end`. noted: how many entries they had, also of
-        records that are gone. is_gone: asked at last, whether a topic was deleted meanwhile, of which nothing is said
-        then. is_damaged: the log is.
+        """Check the other entries of the queues, up to log offset `end`. noted: how many entries they had, also of
+        deleted records. is_gone: whether a topic was deleted during the check; such a topic is not reported.
+        is_damaged: the log is.
         """
         for name, queue in self._queues.items():
             try:
@@ -132,7 +132,7 @@ class QueuesCheck:
             )
 
     def behind(self, end: int, *, of_records: bool = False) -> list[str]:
-        """Where queues have something behind log offset `end`; of_records: that names a record there."""
+        """Return where queues have entries behind log offset `end`. of_records: only entries of records behind it."""
         found = []
         for name, queue in self._queues.items():
             at = queue.stale(max(self._max_offset(name, end), self._next.get(name, 0)))
@@ -141,7 +141,7 @@ class QueuesCheck:
         return found
 
     def _stands(self, topic: str, queue_id: int, offsets: Ints, entries: Entries) -> bool:
-        """Whether one record stands in a light queue where it says so, or should: a client may have made it up."""
+        """Return whether a light queue has, or should have, the record that names it: a client may have made it up."""
         first, name = int(offsets[0]), (topic, queue_id)
         offset, size, _ = self._all_queues.of(*name).entries_left(first, first + 1)[0].item()
         if size:
@@ -149,7 +149,7 @@ class QueuesCheck:
         return first == self._next.get(name, first if self._log.min_offset() else 0)
 
     def _compare(self, chunk: LogChunk, name: QueueName, offsets: Ints, entries: Entries) -> None:
-        """Compare a queue's consecutive records in a chunk with its entries; without those of an older life."""
+        """Compare a queue's consecutive records in a chunk with its entries, without those of an older life."""
         life_begin = self._life_begin(name)
         newest = int(np.searchsorted(entries["physical_offset"].astype(np.int64), life_begin))
         if newest and offsets[newest - 1] >= self._queues[name].first():  # it restarted, or lost a file
@@ -187,15 +187,15 @@ class QueuesCheck:
             self._note(name, _WRONG_ENTRY, first + row, int(wrong.sum()), example)
 
     def _life_begin(self, name: QueueName) -> int:
-        """See `log_end.life_begin`; 0 of a queue that is not there, or not compared."""
+        """Return `log_end.life_begin`; 0 for a queue that is missing or not compared."""
         if name not in self._life_begins:
             self._life_begins[name] = life_begin(self._log, self._queues[name]) if name in self._queues else 0
         return self._life_begins[name]
 
     def _found(self, chunk: LogChunk, name: QueueName, first: int, expected: Entries) -> tuple[Entries, Entries]:
-        """The queue's entries from `first` on, and what they have to be.
+        """Return the queue's entries from `first` on, and what they must be.
 
-        Zeros where it has no file, what is expected where retention took it.
+        They are zeros if its file is missing, and as expected if retention deleted it.
         """
         if name not in self._queues:  # there is none, or a broker made it meanwhile
             self._queues[name] = self._all_queues.of(*name)
@@ -208,14 +208,14 @@ class QueuesCheck:
         return found, with_delivery_times(chunk, name[0], expected, found)
 
     def _max_offset(self, name: QueueName, end: int) -> int:
-        """Of a queue; where an entry is damaged that of its records, with which it was compared."""
+        """Return the queue's max offset; if an entry is damaged, that of the records that were compared."""
         try:
             return self._queues[name].max_offset(end)
         except CorruptSegment:
             return max(self._next.get(name, 0), self._queues[name].first())
 
     def _check_rest(self, name: QueueName, queue: ConsumeQueue, end: int, is_gone: Callable[[str], bool]) -> bool:
-        """Entries before the first and behind the last record of a queue; whether one shows that the log is damaged."""
+        """Check entries before the first and behind the last record, and return whether one shows a damaged log."""
         max_offset = self._max_offset(name, end)
         try:
             min_offset = queue.min_offset(self._log.min_offset(), max_offset)

@@ -1,7 +1,8 @@
-"""Which log segments go, and what goes with them: RocketMQ's clean-up (CleanCommitLogService), one step a call.
+"""Which log segments are deleted, and which files with them: RocketMQ's clean-up (CleanCommitLogService), one step a
+call.
 
-The oldest segments go, never the last one with a record; then the queue files whose records all went. What is
-open or mapped somewhere is read on there, and its space comes back when it is closed.
+The oldest segments are deleted, never the last one with a record; then the queue files without records. A process that
+has a file open or mapped reads on, and the space is free when it closes it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What files beside the log say of more log than there is, steps back to its end, before anything is put there.
+"""Files beside the log that are ahead of it step back to its end, before anything is put there.
 
-So it is after a crash of the machine that took what was not flushed; where files were put back from a backup and are
-newer than its log; and where a broker served an append whose writer had died, and did not keep it.
+They are ahead after a crash of the machine that lost what was not flushed, after a restore from a backup if they are
+newer than its log, and after a broker served an append whose writer had died and did not keep it.
 """
 
 from __future__ import annotations

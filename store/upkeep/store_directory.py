@@ -1,4 +1,4 @@
-"""The folder a store lives in: what makes it one, and how it says whether it was closed cleanly."""
+"""The directory of a store: what makes it one, its settings, and whether it was closed cleanly."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _RECORDS = 256  # looked at until one has a tag: one message of traces has hundr
 
 
 def tags_are_filed(root: Path, config: StoreConfig) -> bool:
-    """Whether the newest messages of the index that have a tag have it there; False without one, where none tells."""
+    """Return whether the newest messages with a tag have it in the index; False if none tells."""
     index, log = Index.of(root, config, writable=False), CommitLog(root, config.mappedFileSizeCommitLog, writable=False)
     looked = 0
     try:
@@ -70,7 +70,7 @@ def tags_are_filed(root: Path, config: StoreConfig) -> bool:
 
 
 def _newest_first(index: Index) -> Iterator[Entries]:
-    """Pieces of the index's entries; of a record that two have a part of, the older one has none."""
+    """Yield pieces of the index's entries. If a record is in two pieces, the older one does not have it."""
     cut = -1
     for name in reversed(index.names()):
         file = index.file(name)
@@ -83,7 +83,7 @@ def _newest_first(index: Index) -> Iterator[Entries]:
 
 
 def _has_its_tag(log: CommitLog, entries: Entries, offset: int) -> bool | None:
-    """Whether the tag of the record at a log offset is among its entries, the last ones; None without a tag."""
+    """Return whether the record at a log offset has its tag among its entries, the last ones; None without a tag."""
     try:
         message = message_at(log, offset, log.next_segment(offset))
     except (OffsetLost, OffsetNotYet, CorruptRecord):
@@ -122,12 +122,12 @@ class StoreDirectory:
         return StoreDirectory(Path(local).expanduser().absolute())
 
     def is_store(self) -> bool:
-        """Whether any of a store's own files is there."""
+        """Return whether any of a store's own files exists."""
         with system_errors(self.root):
             return any((self.root / mark).exists() for mark in _MARKS)
 
     def must_be_store(self, *, writing: bool = False) -> None:
-        """Raises `NotAStore` for a path that is none, `UnsupportedStore` for a kind that cannot be read, or written."""
+        """Raises `NotAStore`, and `UnsupportedStore` for a kind that cannot be read, or written if `writing`."""
         refuse_kinds(self.root, writing=writing)
         if not self.is_store():
             what = "is no store" if self.root.exists() else "does not exist"
@@ -136,7 +136,7 @@ class StoreDirectory:
             )
 
     def create(self) -> None:
-        """Make the folder if needed. Raises `NotAStore` for other files or no folder, and as `must_be_store`."""
+        """Make the folder if needed. Raises `NotAStore` if it is a file or has other files, and as `must_be_store`."""
         refuse_kinds(self.root, writing=True)
         if self.is_store():
             return
@@ -155,7 +155,7 @@ class StoreDirectory:
         make_folder(self.root / COMMIT_LOG_DIR)
 
     def configuration(self, given: StoreConfig | str | os.PathLike[str] | None) -> StoreConfig:
-        """The settings to use: those given, else the directory's own; file sizes as the files have them."""
+        """Return the settings to use: those given, else the directory's own; file sizes as the files have them."""
         own = settings_there(self._conf)
         self._warn_if_lost()
         if given is None:
@@ -170,13 +170,13 @@ class StoreDirectory:
 
     @property
     def has_configuration(self) -> bool:
-        """Whether its own `config/store.conf` says what sizes its files have."""
+        """Whether its own `config/store.conf` says the sizes of its files."""
         return settings_there(self._conf).keys() >= set(SIZES)
 
     def check_sizes(self, config: StoreConfig) -> None:
         """Raises `ConfigError` for other sizes than the directory's own. Call under the store lock.
 
-        Whoever opened it first may have made it with his own after `configuration` looked.
+        Another process may have created the store with its own sizes after `configuration` read them.
         """
         own = settings_there(self._conf)
         there = replace(config, **{name: own[name] for name in SIZES if name in own})  # which rounds as it does
@@ -188,10 +188,8 @@ class StoreDirectory:
                 )
 
     def save_configuration(self, config: StoreConfig) -> None:
-        """Keep the settings of a new store, or the sizes of one, in its own `config/store.conf`, if that lacks them.
-
-        Call under the store lock.
-        """
+        """Write settings that `config/store.conf` lacks: all of a new store, or the file sizes. Call under the store
+        lock."""
         own = settings_there(self._conf)
         missing = [name for name in SIZES if name not in own]
         if missing:
@@ -201,7 +199,7 @@ class StoreDirectory:
             write_file(self._conf, with_settings(text, added) if text else config.text().encode("ascii"))
 
     def _warn_if_lost(self) -> None:
-        """What is kept for long might be deleted, and what is to be on the device at once come there later."""
+        """Warn of lost settings: messages might be kept for too short a time, or reach the device too late."""
         is_ours = (self.root / PUBLISHED_END_FILE).exists()  # asked first: a new store gets its settings before that
         if settings_text(self._conf) or not (is_ours or self._conf.exists()):
             return
@@ -213,7 +211,7 @@ class StoreDirectory:
         )
 
     def mark_open(self) -> None:
-        """`abort` exists while any writer is open: RocketMQ then takes its abnormal recovery."""
+        """Write `abort`, which exists while a writer is open: RocketMQ then recovers from an abnormal end."""
         abort = self.root / ABORT_FILE
         if not abort.exists():
             write_file(abort, str(os.getpid()).encode("ascii"))
@@ -222,13 +220,13 @@ class StoreDirectory:
         sync_directory(self.root.parent, if_readable=True)
 
     def mark_closed(self) -> None:
-        """The last writer leaves, and everything is complete."""
+        """Delete `abort`: the last writer leaves, and everything is complete."""
         abort = self.root / ABORT_FILE
         with system_errors(abort):
             abort.unlink(missing_ok=True)
 
     def warn_of_missing_segments(self, log: CommitLog) -> None:
-        """Warn of a hole in the log, or bytes behind its end that are no append of ours. Call under the store lock."""
+        """Warn of a hole in the log, or bytes behind its end that no append of ours left. Call under the store lock."""
         try:
             log.segments.check()
         except CorruptSegment as error:
@@ -253,10 +251,10 @@ class StoreDirectory:
     def evidence(
         self, log: CommitLog, index: Index, queue_file_size: int, ends: QueueEnds | None, *, alone: bool
     ) -> Evidence:
-        """What recovery goes by. Call under the store lock, before `mark_open`.
+        """Return what recovery decides by. Call under the store lock, before `mark_open`.
 
-        ends: what the directory's file says, which learns what was appended since. alone: no other writer is there.
-        Where there is one, it has looked whether the queues are whole.
+        ends: those of the directory's file; they learn what was appended since. alone: no other writer is open. If one
+        is, it has checked whether the queues are whole.
         """
         abort = (self.root / ABORT_FILE).exists()
         checkpoint = read_checkpoint(self.root) is not None
@@ -291,5 +289,6 @@ class StoreDirectory:
 
 
 def _file_size(folder: Path) -> int | None:
-    """The length of the first file of a folder that has any: a broker makes files before it gives them a length."""
+    """Return the length of the first file of a folder that has one: a broker creates files before it gives them a
+    length."""
     return next((status.st_size for _, status in list_files(folder) if status.st_size), None)

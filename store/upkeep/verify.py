@@ -1,8 +1,8 @@
-"""Looking at every byte of a store that means something: does the log hold, and do queues and index say what it says?
+"""Checks every byte of a store that has a meaning, and rebuilds what is derived from the log.
 
-The log is walked once, record by record; each record's queue entry is compared with what it has to be (`QueuesCheck`),
-and its keys are looked for in the index (`IndexCheck`). Memory is that of a few chunks of the log, one line for each
-queue, and the slots of an index file. A store may be written to meanwhile: what is published later is not looked at.
+`verify` walks the log once. It compares each record's queue entry with what it must be (`QueuesCheck`), and looks for
+its keys in the index (`IndexCheck`). Memory: a few chunks of the log, one line for each queue, and the slots of an
+index file. Others may write: messages published later are not checked. `repair` rebuilds queues and index.
 """
 
 from __future__ import annotations
@@ -256,10 +256,10 @@ class _Verifier:
 
 
 def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike[str] | None = None) -> None:
-    """Do what recovery may do: queues and index are made anew from the log, and what lies behind its end goes.
+    """Rebuild queues and index from the log, and cut off what lies behind its end, as recovery may do.
 
-    Raises `StoreLocked` while others write here, `CorruptStore` for what cannot be repaired, `ConfigError` for a
-    broker's index of other sizes than those of `config`; then nothing was changed.
+    Raises `StoreLocked` if others write here, `CorruptStore` for what cannot be repaired, `ConfigError` for a broker's
+    index of other sizes than those of `config`; then nothing was changed.
     """
     directory = StoreDirectory.at(path)
     directory.must_be_store(writing=True)
@@ -288,7 +288,7 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
 
 @contextmanager
 def _in_place_of(made: Path, root: Path) -> Iterator[None]:
-    """A new index, in the folder `made`, takes the place of the one that is there when all went well."""
+    """Put the new index, in the folder `made`, in the place of the old one if the context ends without an error."""
     make_folder(made / INDEX_DIR)
     try:
         yield
