@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark_mq.datasource import DefaultSource as DefaultSource
-    from pyspark_mq.source.explain import explain as explain
     from pyspark_mq.spark_session import session as session
 
     __version__: str
 
-__all__ = ["DefaultSource", "__version__", "explain", "session"]
+__all__ = ["DefaultSource", "__version__", "session"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,10 +23,6 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("pyspark-mq")
-    if name == "explain":
-        from pyspark_mq.source.explain import explain
-
-        return explain
     if name == "session":
         from pyspark_mq.spark_session import session
 

@@ -75,12 +75,10 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> MqBatchReader:
         options = self.source_options()
-        from pyspark_mq.planning.pushdown import pushdown_is_on
-        from pyspark_mq.source.batch_reader import FilteringBatchReader, MqBatchReader
+        from pyspark_mq.source.batch_reader import MqBatchReader
 
         spare_what_is_loaded()  # here this object came out of a pickle, without __init__
-        pushes = options.push_down_predicate and pushdown_is_on()
-        return (FilteringBatchReader if pushes else MqBatchReader)(options, schema)
+        return MqBatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> MqStreamReader | RefusedStream:
         from pyspark_mq.errors import MqSourceError

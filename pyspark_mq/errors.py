@@ -12,7 +12,6 @@
         ├── QueuesTaken          another member of the group has the queues of an orderly query
         ├── SubscriptionError    a topic or queue that is named and does not exist
         ├── DataLossError        messages that the query counts on are gone
-        ├── PlanError            a DataFrame of which `explain` can say nothing
         ├── SessionExists        `session` was called while a Spark session runs
         └── DemoFailed           the demo could not be run to its end
             ├── FlightsMissing   its data set is not installed
@@ -69,10 +68,6 @@ class SubscriptionError(MqSourceError):
 
 class DataLossError(MqSourceError):
     """Messages that the query counts on are not in the store (any more)."""
-
-
-class PlanError(MqSourceError):
-    """A DataFrame has no plan that says what it reads: a stream, one of Spark Connect, one without this source."""
 
 
 class SessionExists(MqSourceError):

@@ -58,7 +58,6 @@ class SourceOptions:
     max_trigger_delay_seconds: float
     min_partitions: int | None
     max_records_per_partition: int | None
-    push_down_predicate: bool
     fail_on_data_loss: bool
     include_properties: bool
     check_crc: bool
@@ -97,7 +96,6 @@ class SourceOptions:
             max_trigger_delay_seconds=given.value("maxTriggerDelay", duration),
             min_partitions=given.if_given("minPartitions", positive),
             max_records_per_partition=given.if_given("maxRecordsPerPartition", positive),
-            push_down_predicate=given.value("pushDownPredicate", boolean),
             fail_on_data_loss=given.value("failOnDataLoss", boolean),
             include_properties=given.value("includeProperties", boolean),
             check_crc=given.value("checkCRC", boolean),
@@ -116,11 +114,6 @@ class SourceOptions:
             raise OptionError(
                 "endingOffsets, endingTimestamp and endingOffsetsByTimestamp are for batch queries (spark.read); a "
                 "streaming query has no end"
-            )
-        if self.push_down_predicate:
-            raise OptionError(
-                "pushDownPredicate is for batch queries (spark.read): Spark hands no conditions of a stream to sources "
-                "in Python; use subExpression"
             )
         if self.real_time:
             self._refuse_limits()

@@ -177,13 +177,6 @@ READ_OPTIONS = (
         "no limit",
     ),
     Option(
-        "pushDownPredicate",
-        "false",
-        "true",
-        "batch only: let a query's conditions choose [what is read](#what-is-read), for a DataFrame that serves one "
-        "query",
-    ),
-    Option(
         "failOnDataLoss",
         "true",
         "false",

@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.options.source import SourceOptions
-from pyspark_mq.planning.pushdown import narrow_by_log, narrow_tags
 from pyspark_mq.planning.queues import Queues
 from pyspark_mq.source.reading import RangeReader, partitions_of
-from store.model.log_protocol import QueueRange
+from store.format.layout import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_UNIQ_KEY
+from store.model.log_protocol import Log, MessageFilter, QueueRange
+from store.read.conditions import texts_of
+from store.read.sql_filter import SqlFilter
 
 _logger = logging.getLogger("pyspark_mq")
 if "PYSPARK_SPARK_SESSION_UUID" in os.environ:  # a process of Spark's, which keeps what is logged here for its user
@@ -30,8 +31,6 @@ class MqBatchReader(DataSourceReader):
         """Raises `OptionError`, `SchemaError`."""
         self._options = options
         self._start, self._end = options.batch_limits()
-        self._schema = schema
-        self._filters: list[Filter] = []
         self._range_reader = RangeReader(options, schema)
 
     def partitions(self) -> list[InputPartition]:
@@ -46,23 +45,23 @@ class MqBatchReader(DataSourceReader):
             for r in ranges:
                 if r.start > r.end:
                     raise OptionError(f"endingOffsets has {r.end} for {r.queue}, before its start {r.start}")
-            narrowed = narrow_by_log(log, ranges, self._filters)
-        left, there = (sum(r.length for r in each) for each in (narrowed, ranges))
-        _logger.info(
-            "%s: reads %d of %d messages, by %d filters", self._options.address, left, there, len(self._filters)
-        )
-        return partitions_of(narrowed, self._options, ends, last)
+            left = narrowed(log, ranges, self._options.message_filter)
+        counts = (sum(r.length for r in each) for each in (left, ranges))
+        _logger.info("%s: reads %d of %d messages", self._options.address, *counts)
+        return partitions_of(left, self._options, ends, last)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._range_reader.read(partition)
 
 
-class FilteringBatchReader(MqBatchReader):
-    """A batch reader that reads less where Spark hands it the query's filters."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Spark still has to evaluate all of them."""
-        self._filters = filters
-        self._options = replace(self._options, message_filter=narrow_tags(self._options.message_filter, filters))
-        self._range_reader = RangeReader(self._options, self._schema)
-        return filters
+def narrowed(log: Log, ranges: Iterable[QueueRange], message_filter: MessageFilter) -> list[QueueRange]:
+    """Return the parts of `ranges` that can hold a match: of a condition on keys or ids, those that the index names."""
+    left = [r for r in ranges if r.length > 0]
+    if isinstance(message_filter, SqlFilter):
+        keys = texts_of(message_filter.condition, PROPERTY_KEYS)
+        # A message is filed by each of its keys, so the first one will do.
+        firsts = None if keys is None else [key for text in keys for key in text.split(KEY_SEPARATOR)[:1] if key]
+        ids = texts_of(message_filter.condition, PROPERTY_UNIQ_KEY)
+        for wanted in (firsts if firsts and keys and len(firsts) == len(keys) else None, ids):
+            left = left if wanted is None else log.with_keys(left, list(wanted))
+    return left

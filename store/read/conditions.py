@@ -119,6 +119,22 @@ def names_of(condition: Node) -> frozenset[str]:
     return frozenset(node.name for level in levels(condition) for node in level if isinstance(node, Property))
 
 
+def texts_of(condition: Node, name: str) -> frozenset[str] | None:
+    """Return the texts one of which a property has wherever a condition is true; None if it may have any."""
+    match condition:
+        case Equal((Property(found), Constant(str() as text)) | (Constant(str() as text), Property(found))):
+            return frozenset((text,)) if found == name else None
+        case OneOf((Property(found),), members):
+            return frozenset(members) if found == name else None
+        case And(operands):
+            return next((texts for each in operands if (texts := texts_of(each, name)) is not None), None)
+        case Or(operands):
+            each_of = [texts_of(each, name) for each in operands]
+            known = [texts for texts in each_of if texts is not None]
+            return frozenset().union(*known) if len(known) == len(each_of) else None
+    return None
+
+
 def is_never_true(condition: Node) -> bool:
     """Return whether the form of a condition shows that no message can match."""
     match condition:

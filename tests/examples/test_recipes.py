@@ -98,8 +98,7 @@ def source_recipes(spark: SparkSession, path: str) -> Iterator[dict[str, Any]]:
         names |= run(spark, recipe)
     yield names
     spark.streams.removeListener(names["listener"])
-    for name in ("spark.sql.pyspark.worker.logging.enabled", "spark.sql.python.filterPushdown.enabled"):
-        spark.conf.unset(name)
+    spark.conf.unset("spark.sql.pyspark.worker.logging.enabled")
 
 
 def test_the_source_and_sql(

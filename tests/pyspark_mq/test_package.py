@@ -25,7 +25,7 @@ def python(program: str, *path: Path) -> str:
 
 
 def test_the_public_names() -> None:
-    assert pyspark_mq.__all__ == ["DefaultSource", "__version__", "explain", "session"]
+    assert pyspark_mq.__all__ == ["DefaultSource", "__version__", "session"]
     assert pyspark_mq.DefaultSource.name() == "mq"
 
 

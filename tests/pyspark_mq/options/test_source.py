@@ -37,7 +37,6 @@ def test_defaults() -> None:
         max_trigger_delay_seconds=900.0,
         min_partitions=None,
         max_records_per_partition=None,
-        push_down_predicate=False,
         fail_on_data_loss=True,
         include_properties=False,
         check_crc=True,
@@ -237,11 +236,6 @@ def test_a_batch_query_is_not_real_time() -> None:
 def test_a_stream_has_no_end(option: str, text: str) -> None:
     with pytest.raises(OptionError, match=r"endingOffsets, .* are for batch queries"):
         SourceOptions.parse({**BASE, option: text}).stream_start()
-
-
-def test_a_stream_is_handed_no_conditions() -> None:
-    with pytest.raises(OptionError, match=r"pushDownPredicate is for batch queries .*use subExpression"):
-        SourceOptions.parse({**BASE, "pushDownPredicate": "true"}).stream_start()
 
 
 @pytest.mark.parametrize(

@@ -84,3 +84,37 @@ def test_a_broker_that_dies_while_a_query_is_planned_is_told(
         monkeypatch.setattr(Queues, step, dies)
         with pytest.raises(DataLossError, match="t/b:0 from 0 on is lost: the queue is gone"):
             planned()
+
+
+@pytest.mark.parametrize(
+    ("condition", "wanted"),
+    [
+        ("KEYS = 'k3'", ["orders/0 [3, 4)", "orders/1 [3, 4)"]),
+        ("region = 'eu' AND KEYS IN ('k3', 'none')", ["orders/0 [3, 4)", "orders/1 [3, 4)"]),
+        ("KEYS = 'k3' OR KEYS = 'k5'", ["orders/0 [3, 4)", "orders/1 [3, 6)"]),
+        ("KEYS = 'none'", []),
+        ("KEYS = 'k3' OR region = 'eu'", ["orders/0 [0, 5)", "orders/1 [0, 6)"]),
+        ("KEYS <> 'k3'", ["orders/0 [0, 5)", "orders/1 [0, 6)"]),
+        ("NOT (KEYS = 'k3')", ["orders/0 [0, 5)", "orders/1 [0, 6)"]),
+        ("KEYS = ''", ["orders/0 [0, 5)", "orders/1 [0, 6)"]),
+    ],
+)
+def test_a_condition_on_keys_is_looked_up_in_the_index(tmp_path: Path, condition: str, wanted: list[str]) -> None:
+    filled = Filled(tmp_path / "mq", {"orders": 2})
+    options = {"path": filled.path, "subscribe": "orders", "subExpression": condition, "expressionType": "SQL92"}
+    with filled.store:
+        filled.put("orders", 0, 5)
+        filled.put("orders", 1, 6)
+        partitions = MqBatchReader(SourceOptions.parse(options), default_schema(False)).partitions()
+    assert sorted(str(r) for partition in partitions for r in partition.value.ranges) == wanted
+
+
+def test_a_condition_on_an_id_is_looked_up_in_the_index(tmp_path: Path) -> None:
+    filled = Filled(tmp_path / "mq", {"orders": 1})
+    with filled.store as store:
+        filled.put("orders", 0, 5)
+        msg_id = store.query("orders", "k3", 1)[0].msg_id
+        options = {"path": filled.path, "subscribe": "orders", "subExpression": f"UNIQ_KEY = '{msg_id}'"}
+        reader = MqBatchReader(SourceOptions.parse({**options, "expressionType": "SQL92"}), default_schema(False))
+        (partition,) = reader.partitions()
+    assert list(map(str, partition.value.ranges)) == ["orders/0 [3, 4)"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from store.read.conditions import is_never_true
+from store.read.conditions import is_never_true, texts_of
 from store.read.sql92 import parse
 
 SOME = [{}, {"a": "x"}, {"a": "y", "b": "5"}, {"a": "true", "b": "true"}, {"a": "false"}, {"b": "x"}]
@@ -42,3 +42,27 @@ def test_what_is_never_true(expression: str, never: bool) -> None:
     found = parse(expression)
     assert is_never_true(found.condition) == never
     assert not (never and any(found.match(None, properties) for properties in SOME))
+
+
+@pytest.mark.parametrize(
+    ("expression", "texts"),
+    [
+        ("a = 'x'", {"x"}),
+        ("'x' = a", {"x"}),
+        ("a IN ('x', 'y')", {"x", "y"}),
+        ("a NOT IN ('x', 'y')", None),
+        ("a = 'x' AND b > 5", {"x"}),
+        ("b > 5 AND a = 'x' AND a IN ('x', 'y')", {"x"}),
+        ("a = 'x' OR a = 'y'", {"x", "y"}),
+        ("a = 'x' OR b = 'y'", None),
+        ("NOT (a = 'x')", None),
+        ("a <> 'x'", None),
+        ("a = 5", None),
+        ("a CONTAINS 'x'", None),
+        ("b = 'x'", None),
+        ("a = 'x' AND (a = 'y' OR b = 'z')", {"x"}),
+    ],
+)
+def test_texts_that_a_condition_asks_for(expression: str, texts: set[str] | None) -> None:
+    condition = parse(expression).condition
+    assert texts_of(condition, "a") == texts
