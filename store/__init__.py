@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from store.api.append import Append
 from store.api.group_protocol import ConsumeFromWhere, MessageModel, Subscription
 from store.api.message_store import MessageStore
+from store.api.writer import Append
 from store.archive.archiving import Archived
 from store.files.config import StoreConfig
 from store.files.kinds import UnsupportedWarning
@@ -74,8 +74,7 @@ if TYPE_CHECKING:
     from store.api.message_store import delete_topic
     from store.broker.transactions import Outcome
     from store.client.consumer import Consumer
-    from store.client.consumer_config import ConsumerConfig
-    from store.client.consuming import ReconsumeLater
+    from store.client.consuming import ConsumerConfig, ReconsumeLater
     from store.client.producer import Producer
     from store.client.received_messages import ReceivedMessage
     from store.client.replies import reply
@@ -164,7 +163,7 @@ __all__ = [
 # What stands above the store is loaded when it is asked for.
 _ABOVE = {
     "Consumer": "store.client.consumer",
-    "ConsumerConfig": "store.client.consumer_config",
+    "ConsumerConfig": "store.client.consuming",
     "Outcome": "store.broker.transactions",
     "Producer": "store.client.producer",
     "ReceivedMessage": "store.client.received_messages",

@@ -10,9 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from store.api.append import Append
 from store.api.store_finder import StoreFinder
-from store.api.writer import Writer
+from store.api.writer import Append, Writer
 from store.archive.archiving import Archived
 from store.archive.of_store import ArchiveOrder, StoreArchive, ends, queues_of
 from store.delays.delivery_progress import oldest_waiting

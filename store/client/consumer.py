@@ -11,9 +11,8 @@ from functools import partial
 from types import TracebackType
 
 from store.api.group_protocol import Group, HasGroups, MessageModel, Subscription
-from store.client.consumer_config import DEFAULTS, ConsumerConfig
 from store.client.consumer_threads import ConsumerThreads
-from store.client.consuming import Listener, check_listener, consume, consume_service
+from store.client.consuming import DEFAULTS, ConsumerConfig, Listener, check_listener, consume, consume_service
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller, PullFigures
 from store.client.rebalancer import Rebalancer

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from store.api.append import Append
 from store.api.message_store import MessageStore
+from store.api.writer import Append
 from store.client.producer_buffer import Buffer
 from store.client.producer_future import Failure, Lot, Outcome, PlacedRows
 from store.client.producer_memory import Memory

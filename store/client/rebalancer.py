@@ -12,7 +12,7 @@ from typing import NamedTuple
 from store.api.group_protocol import ConsumeFromWhere, Member
 from store.broker.allocation import allocate
 from store.broker.group_files import first_offsets
-from store.client.consumer_config import ConsumerConfig
+from store.client.consuming import ConsumerConfig
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.client.puller import Puller

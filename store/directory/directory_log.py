@@ -14,8 +14,8 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from store.api.append import Append
 from store.api.message_store import MessageStore
+from store.api.writer import Append
 from store.archive.log import ArchiveAddress
 from store.archive.of_store import StoreArchive, remembered
 from store.archive.place import is_archive

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from store.api.append import Append
 from store.api.message_store import MessageStore
+from store.api.writer import Append
 from store.format.message import Message
 from store.model.errors import StoreError, UnknownQueue, UnknownTopic
 from store.publish.placing import AppendResult

@@ -88,7 +88,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("module", ["click", "store.api.append"])
+@pytest.mark.parametrize("module", ["click", "store.api.writer"])
 def test_ctrl_c_while_a_command_starts_is_one_line(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, module], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Interrupted: nothing was done\n")
