@@ -39,12 +39,16 @@ def help_of(words: tuple[str, ...]) -> str:
     return CliRunner().invoke(main, [*words, "--help"], prog_name="pyspark-mq", terminal_width=100).stdout
 
 
-def examples() -> Iterator[tuple[str, str]]:
-    """Each command on the page with what it prints."""
-    for session in re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        for example in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]:
-            command, _, output = example.partition("\n")
-            yield command, output
+def examples(session: str) -> Iterator[tuple[str, str]]:
+    """Yield each command of a session with its output."""
+    for example in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]:
+        command, _, output = example.partition("\n")
+        yield command, output
+
+
+def examples_on_page() -> list[tuple[str, str]]:
+    sessions = re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return [example for session in sessions for example in examples(session)]
 
 
 def matches(shown: str, printed: str) -> bool:
@@ -57,7 +61,7 @@ def test_the_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     path = os.pathsep.join((str(SCRIPT.parent), os.environ["PATH"]))
-    for command, shown in examples():
+    for command, shown in examples_on_page():
         if "|" in command:
             done = subprocess.run(
                 ["bash", "-c", f"{command} 2>&1"],
@@ -75,7 +79,7 @@ def test_the_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_verb_has_an_example() -> None:
-    shown = [command for command, _ in examples()]
+    shown = [command for command, _ in examples_on_page()]
     without = [words for words in commands(main) if not any(f"pyspark-mq {' '.join(words)}" in each for each in shown)]
     assert without == [("console",), ("demo",), ("serve",)]  # which would go on for ever
 

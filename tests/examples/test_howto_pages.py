@@ -1,0 +1,80 @@
+"""The pages of docs/howto: their blocks run in order, in an empty directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run
+from tests.pyspark_mq.cli.test_page import examples, matches
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted((DOCS / "howto").glob("*.md"))
+BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+MOST_WORDS = 600
+ELSEWHERE = ("/data/mq", "spark.", "s3://")  # a block with one of these names things that a test does not have
+
+
+def each_page(test: Any) -> Any:
+    return pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)(test)
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of each block."""
+    return [
+        (language, re.sub(rf"^{indent}", "", text, flags=re.MULTILINE))
+        for indent, language, text in BLOCK.findall(page.read_text("utf-8"))
+    ]
+
+
+def command(line: str) -> tuple[int, str]:
+    """Exit code and output of a line that a reader would type."""
+    if line.startswith("pyspark-mq ") and "|" not in line:
+        done = run(*shlex.split(line)[1:])
+    else:
+        environment = {**os.environ, "PATH": os.pathsep.join((str(SCRIPT.parent), os.environ["PATH"]))}
+        done = subprocess.run(
+            ["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
+        )
+    return done.returncode, done.stdout + done.stderr
+
+
+@each_page
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    names: dict[str, Any] = {}
+    for language, text in blocks(page):
+        if language == "console":
+            for line, shown in examples(text):
+                code, printed = command(line)
+                assert code == 0, (line, printed)
+                assert matches(shown, printed), (line, printed)
+        elif language == "python" and not any(word in text for word in ELSEWHERE):
+            exec(compile(text, str(page), "exec"), names)
+        elif language == "yaml":
+            assert all(yaml.safe_load_all(text))
+        elif language == "json":
+            json.loads(text)
+
+
+@each_page
+def test_page_is_short(page: Path) -> None:
+    text = BLOCK.sub("", page.read_text("utf-8"))
+    assert len(text.split()) < MOST_WORDS
+
+
+@each_page
+def test_page_is_a_task(page: Path) -> None:
+    title, text = page.read_text("utf-8").split("\n", 1)
+    assert title.startswith("# ")
+    assert not text.startswith("\n"), "the promise comes first"
