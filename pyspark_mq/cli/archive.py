@@ -135,5 +135,5 @@ def restore(archive: str, store: str, topics: tuple[str, ...], begin: int | None
             bar.total = total
             bar.update(done - bar.n)
 
-        count = restore_store(ArchiveAddress(archive), store, topics, progress=progress, begin=begin, end=end)
+        count = restore_store(ArchiveAddress(archive), store, topics, progress=progress, stored=(begin, end))
     echo(f"restored {count:,} messages")

@@ -1,7 +1,6 @@
-"""From an archive back to a store: a new directory with the same topics, queues, offsets and times.
+"""`restore`: makes a store of an archive, in a new directory with the same topics, queues, offsets and times.
 
-The records are written as a commit log, one queue after the other; the queues are made from it when it is opened, as in
-every recovery.
+It writes the records as a commit log, one queue after the other. Opening the store recovers the queues from that log.
 """
 
 from __future__ import annotations
@@ -42,55 +41,60 @@ def restore(
     config: StoreConfig | None = None,
     progress: Progress = lambda done, total: None,
     *,
-    begin: int | None = None,
-    end: int | None = None,
+    stored: tuple[int | None, int | None] = (None, None),
 ) -> int:
-    """Make a store of an archive, or of some of its topics, where nothing is yet; tells how many messages it has.
+    """Make a store of an archive, or of some of its topics, in a new directory. Return its number of messages.
 
-    begin, end: only what was stored in [begin, end), ms since 1970. What is restored keeps its queue offsets; a queue
-    of which nothing is begins anew at 0.
+    stored: only messages stored in [begin, end), ms since 1970; None for no limit. Messages keep their queue offsets; a
+    queue without messages begins at 0.
 
-    Who is killed meanwhile leaves a directory of that name and ".restoring", which the next one replaces. Raises
-    `NotAStore` where something is there, or for another file system's URL, `StoreLocked` while another process restores
-    there, `UnknownTopic`, `UnsupportedStore` for a topic in which messages wait, and where no topics are named and
-    light queues would be others than they were, `StoreFull`, `StoreUnavailable`, and as reading an archive does:
-    `OffsetLost` where some of it is taken out meanwhile.
+    A process killed in the middle leaves a directory of that name and ".restoring", which the next call replaces.
+    Raises `NotAStore` if the directory exists, or for another file system's URL; `StoreLocked` while another process
+    restores there; `UnknownTopic`; `UnsupportedStore` for a topic in which messages wait, and, without `topics`, for
+    light queues that would change; `StoreFull`, `StoreUnavailable`; and as reading an archive does, `OffsetLost` if
+    some of it is deleted concurrently.
     """
     path = StoreDirectory.at(path).root
     unfinished = path.parent / (path.name + UNFINISHED)
     with system_errors(unfinished), archive.open_still() as log:
         _must_be_free(path)
-        there = log.topics()
-        missing = [topic for topic in topics if topic not in there]
-        if missing:
-            raise UnknownTopic(f"{archive}: no topic {', '.join(missing)} (there are: {', '.join(there)})")
-        # what light queues have stands in the queues, too, that it was sent to
-        names = [topic for topic in topics or there if not topic.startswith(LIGHT_PREFIX)]
-        if topics and not names:
-            raise UnknownTopic(
-                f"{archive}: {', '.join(topics)}: of light queues, which come with what they are made of: "
-                "name the topics that their messages were sent to"
-            )
-        if acted := sorted(NOT_FOR_PUTTING.intersection(names)):
-            rest = [topic for topic in names if topic not in acted]
-            raise UnsupportedStore(
-                f"{archive}: {', '.join(acted)}: what waited there, and was delivered or ended, would be delivered or "
-                f"asked about again; name other topics to restore ({', '.join(rest) or 'there is none'})"
-            )
-        chosen = {topic: there[topic] for topic in names}
+        chosen = _chosen(archive, log, topics)
         config = config or StoreConfig()
         with _alone(unfinished):
             _must_be_free(path)
-            ranges = _ranges(log, [queue for queues in chosen.values() for queue in queues], begin, end)
+            ranges = _ranges(log, [queue for queues in chosen.values() for queue in queues], *stored)
             count = _write(log, unfinished, ranges, config, progress)
             with MessageStore.open(unfinished, config=config) as store:
                 for topic, queues in chosen.items():
                     store.create_topic(topic, len(queues))
-                if not topics and begin is None and end is None:
+                if not topics and stored == (None, None):
                     _must_have_light_queues(store, log, archive)
             unfinished.rename(path)
         sync_directory(path.parent)
     return count
+
+
+def _chosen(archive: ArchiveAddress, log: ArchiveLog, topics: Sequence[str]) -> dict[str, tuple[Queue, ...]]:
+    """Return the topics to restore and their queues, without light queues: their messages are in other queues, too.
+
+    Raises `UnknownTopic`, `UnsupportedStore`.
+    """
+    archived = log.topics()
+    if missing := [topic for topic in topics if topic not in archived]:
+        raise UnknownTopic(f"{archive}: no topic {', '.join(missing)} (there are: {', '.join(archived)})")
+    names = [topic for topic in topics or archived if not topic.startswith(LIGHT_PREFIX)]
+    if topics and not names:
+        raise UnknownTopic(
+            f"{archive}: {', '.join(topics)} are light queues, which come with other topics: name the topics "
+            "that their messages were sent to"
+        )
+    if acted := sorted(NOT_FOR_PUTTING.intersection(names)):
+        rest = ", ".join(topic for topic in names if topic not in acted) or "there is none"
+        raise UnsupportedStore(
+            f"{archive}: {', '.join(acted)}: the messages that waited there would be delivered, or asked about, again; "
+            f"name other topics to restore ({rest})"
+        )
+    return {topic: archived[topic] for topic in names}
 
 
 def _must_have_light_queues(store: MessageStore, log: ArchiveLog, archive: ArchiveAddress) -> None:

@@ -141,7 +141,7 @@ def test_a_range_of_times_keeps_its_offsets(filled: Filled, tmp_path: Path) -> N
     }
     for number, ((first, last), offsets) in enumerate(wanted.items()):
         path = tmp_path / f"new{number}"
-        count = restore(address, path, config=SMALL, begin=first, end=last)
+        count = restore(address, path, config=SMALL, stored=(first, last))
         assert not verify(str(path)).findings
         with MessageStore.open(path, create=False) as store, address.open() as log:
             assert {topic: store.offsets(topic, 0) for topic in store.topics()} == offsets
@@ -181,7 +181,7 @@ def test_what_waited_is_not_delivered_again(tmp_path: Path) -> None:
         until(lambda: store.max_offset("t", 0) == 1)
         store.archive(url, topics=["t", SCHEDULE_TOPIC])
     for topics in ([], [SCHEDULE_TOPIC, "t"]):
-        with pytest.raises(UnsupportedStore, match=r"SCHEDULE_TOPIC_XXXX: what waited there, .* restore \(t\)"):
+        with pytest.raises(UnsupportedStore, match=r"SCHEDULE_TOPIC_XXXX: the messages .* restore \(t\)"):
             restore(ArchiveAddress(url), tmp_path / "new", topics)
     assert restore(ArchiveAddress(url), tmp_path / "new", ["t"]) == 1
 
