@@ -70,14 +70,14 @@ class KeySearch:
         is_light = wanted.queue.topic.startswith(LIGHT_PREFIX)  # its records have the offsets of other queues
         if it is None or it.archived.indexed_from is None or is_light:
             return [wanted]
-        # What is not archived (any more) stays, and who reads is to say so.
+        # Offsets that are not archived (any more) stay, so that reading them raises the right error.
         known = min(max(wanted.start, it.archived.indexed_from, it.min_offset()), wanted.end)
         behind = max(known, min(wanted.end, it.archived.max_offset))
         filed = filed[filed >= it.begin]  # and not deleted by now
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             offsets = list(pool.map(it.offset_of, [*filed.tolist(), *ids]))
         if None in offsets[: len(filed)]:
-            return [wanted]  # who reads it says what is wrong
+            return [wanted]  # reading it raises the right error
         there = sorted({each for each in offsets if each is not None and known <= each < behind})
         pieces = (wanted._replace(start=each, end=each + 1) for each in there)
         return joined([wanted._replace(end=known), *pieces, wanted._replace(start=behind)])

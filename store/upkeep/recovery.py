@@ -40,11 +40,11 @@ _REMEDY = "restore the segment from a copy, or read what is left with read_only=
 
 
 class RecoveryDecision(NamedTuple):
-    """What a recovery writes: nothing is changed yet, and nothing is wrong.
+    """What a recovery will write. Nothing is changed yet, and nothing is wrong.
 
-    begin, end: log offsets of the records that were walked. queues: what they make of each queue; its entries from
-    there on go. index_files: those that stay. filed_from: keys of records from this log offset on are filed again.
-    times_from, keys_from: what the published end will say.
+    begin, end: log offsets of the walked records. queues: each queue as these records make it; its entries from there
+    on are dropped. index_files: the files that stay. filed_from: keys of records from this log offset on are filed
+    again. times_from, keys_from: for the published end.
     """
 
     begin: int
@@ -58,10 +58,10 @@ class RecoveryDecision(NamedTuple):
 
 
 class _Times:
-    """From where on store times ascend, of the records of one walk."""
+    """Finds the log offset from which on store times ascend."""
 
     def __init__(self, begin: int) -> None:
-        """begin: log offset where the walk begins; what is before it is not looked at."""
+        """begin: log offset at which the walk begins; records before it do not count."""
         self._from, self._last = begin, 0
 
     def follow(self, offsets: Ints, times: Ints) -> None:
@@ -71,7 +71,8 @@ class _Times:
         self._last = int(times[-1])
 
     def ascend_from(self, end: int, least: int) -> int:
-        """That log offset; `end`, where the walk ended, if the next, stored at `least` or later, may be lower."""
+        """Return that log offset; `end`, the walk's end, if the next record, stored at `least` or later, may be earlier
+        than the last."""
         return self._from if self._last <= least else end
 
 
@@ -95,10 +96,10 @@ class Recovery:
         self._existing_queues = self._queues.existing()
 
     def decide(self, plan: Plan, ends: Mapping[QueueName, int] = MappingProxyType({})) -> RecoveryDecision:
-        """Look at everything that the plan names, and change nothing.
+        """Read everything that the plan names, and change nothing.
 
-        ends: queue offset after the last entry of each queue at `Point.FLUSHED`, where the plan begins there: no search
-        finds them where an entry, or the record that it names, is damaged, and what lies behind would go.
+        ends: queue offset after the last entry of each queue at `Point.FLUSHED`, if the plan begins there: no search
+        finds them if an entry, or its record, is damaged, and the entries behind it would be lost.
 
         Raises `ConfigError` for an index of other sizes, `CorruptStore` for a damaged table of topics,
         `CorruptSegment`, and `CorruptRecord` for damage.
@@ -146,7 +147,7 @@ class Recovery:
         return RecoveryDecision(begin, end, store_timestamp, queues.found, index_files, filed_from, *known)
 
     def _follow(self, queues: QueuesInLog, chunk: LogChunk, *, is_all: bool) -> bool:
-        """Take a chunk's records; whether that can be, for entries before them may be missing. is_all: none are.
+        """Take a chunk's records. Return False if entries before them may be missing. is_all: none are.
 
         Raises `CorruptRecord`.
         """
@@ -162,7 +163,7 @@ class Recovery:
         return True
 
     def _refuse_misplaced(self, found: Mapping[QueueName, QueueInLog], safe: int) -> None:
-        """No entry goes that alone knows of a record before log offset `safe`: then it is the record that is wrong."""
+        """Raises `CorruptRecord` for an entry that alone knows of a record before `safe`: then the record is wrong."""
         for name in self._existing_queues:
             said = found[name].begin, found[name].max_offset
             for index, record in misplaced(self._log, self._queues, name, *said, safe):
@@ -174,7 +175,7 @@ class Recovery:
                 )
 
     def _warn_of_what_goes(self, plan: Plan, end: int, found: Mapping[QueueName, QueueInLog]) -> None:
-        """Warns of what is behind the end, where neither our append that died left it, nor a crash that we know of."""
+        """Warn of bytes behind the end that neither a dead append of ours nor a known crash explains."""
         segments = self._log.segments
         start = end - end % segments.size
         if plan.left_well and segments.first_not_zero(end, start + segments.size) is not None:
@@ -198,16 +199,16 @@ class Recovery:
         warnings.warn(what, RuntimeWarning, stacklevel=2)
 
     def _knows_more(self, name: QueueName, max_offset: int, end: int) -> bool:
-        """Whether a queue goes on behind `max_offset` with a record that is behind log offset `end`."""
+        """Return whether a queue goes on behind `max_offset` with a record behind log offset `end`."""
         queue = self._queues.of(*name)
         left = queue.stale(max_offset)
         return left is not None and bool(queue.entries_left(left, left + 1)["physical_offset"][0] >= end)
 
     def _known(self, begin: int, end: int, times_from: int, index_files: list[str], filed_from: int) -> tuple[int, int]:
-        """From which log offset on times ascend, and from which on all keys will be in the index.
+        """Return the log offsets from which on times ascend, and all keys will be in the index.
 
-        As it was where nobody appended behind what is on the device: the machine came up again. Otherwise it may have
-        been a broker, and what it left of the index may be any part.
+        They stay as they were if nothing was appended after the last flush: the machine came up again. Otherwise a
+        broker may have appended, and may have left any part of the index.
         """
         keys_from = filed_from if self._index.is_enabled and not index_files else end
         if self._was is not None and begin == end:
@@ -218,9 +219,9 @@ class Recovery:
         return times_from, keys_from
 
     def _remember(self, found: dict[QueueName, QueueInLog]) -> None:
-        """Queues of which no record is left go on where they ended, though their own files do not say so (any more).
+        """Let queues without a record go on at their ends, even if their own files do not tell those.
 
-        Raises `CorruptStore` where what says so is damaged, and there are queues of which nothing else does.
+        Raises `CorruptStore` if the file of ends is damaged and some queues have no other evidence.
         """
         ends, topics = QueueEnds.read(self._root), Topics(self._root).queue_counts()
         bare = [(topic, n) for topic, count in topics.items() for n in range(count) if (topic, n) not in found]
@@ -236,10 +237,10 @@ class Recovery:
                 found[name] = QueueInLog(end, is_cut=True, is_remembered=True)
 
     def carry_out(self, decision: RecoveryDecision) -> None:
-        """Write what was decided, and a clean published end at last. Raises `StoreFull`.
+        """Write the decision, and last a clean published end. Raises `StoreFull`.
 
-        Entries are written over those that are there, so that readers lose sight of none; what lies behind the log's
-        end goes, in all three. Should this die on the way, the same decision is found again.
+        Entries are overwritten in place, so that readers lose none; the log, queues and index behind the log's end are
+        cut off. If the process dies here, the next one reaches the same decision.
         """
         restarted = [name for name, it in decision.queues.items() if it.begin < self._queues.of(*name).begin]
         if restarted:
@@ -308,7 +309,7 @@ class Recovery:
         )
 
     def _may_be_torn(self) -> bool:
-        """Whether what was not flushed may have come to the device in parts; a broker that appended lost nothing."""
+        """Return whether unflushed bytes may have reached the device in parts; a broker that appended lost nothing."""
         return self._was is not None and (self._was.has_failed or not self._was.same_boot)
 
     def _refused_from(self) -> int | None:
@@ -374,9 +375,9 @@ class _KeptIndex:
 
 
 def must_reach(log: CommitLog, end: int) -> None:
-    """Raises `CorruptSegment` where the segment in which the log ends at `end` is missing, or begins with no record.
+    """Raises `CorruptSegment` if the segment in which the log ends at `end` is missing, or begins with no record.
 
-    Whoever appended there would leave a hole, and all behind it would be lost with the next recovery.
+    An append there would leave a hole, and the next recovery would lose all records behind it.
     """
     start = (end - 1) - (end - 1) % log.segments.size
     if end > log.min_offset() and next(walk(log, start, until=end, check_crc=False), None) is None:

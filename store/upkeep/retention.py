@@ -45,12 +45,12 @@ class Reason(Enum):
 
 
 class CleanMoment(NamedTuple):
-    """What a decision depends on besides the files."""
+    """The time and the disk, on which a decision depends besides the files."""
 
     now: float  # seconds since 1970
     hour: int  # local, 0 to 23
     used_percent: int  # of the device
-    asked: bool = False  # by somebody, at whatever hour
+    asked: bool = False  # `clean` was called, at any hour
     forced: bool = False
 
 
@@ -69,9 +69,9 @@ class CleanDecision(NamedTuple):
 
 
 def decide(config: StoreConfig, moment: CleanMoment, segments: list[LogSegment]) -> CleanDecision:
-    """What goes in one step: at most `deleteFileBatchMax` of `segments`, which ascend and lack the last. Pure.
+    """Return the segments to delete in one step: at most `deleteFileBatchMax` of `segments`. Pure.
 
-    The first one that is too young ends the list, as in RocketMQ.
+    segments: ascending, without the last. The first one that is too young ends the list, as in RocketMQ.
     """
     reason = _reason(config, moment)
     if reason is Reason.NOT_NOW:
@@ -98,7 +98,7 @@ class Cleaned:
     """What one step deleted, or would delete.
 
     log, queues, index: paths, oldest first. taken: bytes they took on the device. min_offset: the log's first byte now.
-    kept: how many segments more would have gone, but for what is in them and is to be archived or delivered still.
+    kept: how many more segments are old enough, and stay because their messages are still to be archived or delivered.
     """
 
     reason: Reason
@@ -131,9 +131,9 @@ class Retention:
     def decide(
         self, confirm_offset: int, now: float | None, kept_from: int | None = None, *, asked: bool, forced: bool
     ) -> tuple[CleanDecision, int, int]:
-        """The decision for the files as they are; how full the device is, in percent; and `Cleaned.kept`.
+        """Return the decision for the files as they are; how full the device is, in percent; and `Cleaned.kept`.
 
-        kept_from: log offset from which on everything stays, for it is to be archived, or delivered, still.
+        kept_from: log offset from which on everything stays, because it is still to be archived or delivered.
         """
         used, now = used_percent(self._root), time.time() if now is None else now
         moment = CleanMoment(now, time.localtime(now).tm_hour, used, asked, forced)
@@ -143,25 +143,25 @@ class Retention:
         return decision, used, len(decide(self._config, moment, segments).starts) - len(decision.starts)
 
     def _candidates(self, confirm_offset: int) -> Iterator[LogSegment]:
-        """The segment with the last published record stays, even where the next one exists already."""
+        """Yield segments before the last published record's, which stays even if the next one exists."""
         segments = self._log.segments
         for start in segments.starts()[:-1]:
             if start + segments.size < confirm_offset:
-                with suppress(FileNotFoundError):  # somebody else cleans, too
+                with suppress(FileNotFoundError):  # another process cleans, too
                     yield LogSegment(start, segments.modified(start))
 
     def preview(self, decision: CleanDecision, used: int, kept: int) -> Cleaned:
-        """What `clean` would delete of the log; the queue files that would follow are not looked for."""
+        """Return what `clean` would delete of the log, without the queue files that would follow."""
         paths, taken = self._of_log(decision, self._log.segments.taken)
         return Cleaned(decision.reason, self._log.min_offset(), used, taken, paths, kept=kept)
 
     def clean(
         self, decision: CleanDecision, used: int, kept: int, held: Callable[[], AbstractContextManager[None]]
     ) -> Cleaned:
-        """Carry out a decision; queue files that an earlier step left behind go, too.
+        """Carry out a decision; queue files that an earlier step left are deleted, too.
 
-        A segment of 1 GiB takes the system long to delete, and appends go on meanwhile: nobody writes to it any more.
-        held: takes the lock, for the rest: one of those files may be the one that is written to next.
+        The system takes long to delete a segment of 1 GiB, so appends go on: no process writes to it any more. held:
+        takes the lock for the rest, because one of those files may be the next to be written to.
         """
         paths, taken = self._of_log(decision, self._log.segments.delete)
         with suppress(FileNotFoundError):  # no segment may come back after a crash of the machine without its entries
@@ -178,7 +178,7 @@ class Retention:
         return minimum, queue_files, self._index.expire(minimum)
 
     def _of_log(self, decision: CleanDecision, take: Callable[[int], int]) -> tuple[list[str], int]:
-        """Paths of the segments that are still there, and the sum of what `take` says of each."""
+        """Return paths of the segments that still exist, and the sum of `take` of each."""
         paths, taken = [], 0
         for start in decision.starts:
             with suppress(FileNotFoundError):

@@ -29,12 +29,11 @@ _logger = logging.getLogger("store")
 
 
 def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
-    """The log ends at log offset `end`; `queues` expect what they had then, or less. Call as the only writer, under
-    the store lock.
+    """Set everything beside the log back to log offset `end`. `queues` expect the entries they had then, or less.
 
-    Where messages are gone that groups had read, they read those that come in their place. Where a topic was deleted
-    behind the end, what comes before that offset is not of the topic that was deleted. Named producers go by what the
-    log has. What cannot be read stays: whoever needs it is told.
+    Call as the only writer, under the store lock. Groups that had read lost messages read those that come in their
+    place. If a topic was deleted behind the end, messages before that offset are no longer a deleted topic's. Named
+    producers go by the log. A file that cannot be read stays; its readers get the error.
     """
     topics = Topics(root)
     at_most = partial(_at_most, topics, TopicTable(root).batches, queues, end)
@@ -62,9 +61,9 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
 
 
 def _at_most(topics: Topics, batches: set[str], queues: ConsumeQueues, end: int, queue: Queue, offset: int) -> int:
-    """`offset`, or where the queue ends, if that is less: its end at deletion, or 0, where it is missing.
+    """Return `offset`, or the queue's end if that is less: its end at deletion, or 0, if it is missing.
 
-    batches: topics of which nothing is known here.
+    batches: topics whose queues cannot be read here.
     """
     if offset <= queues.expected.get((queue.topic, queue.queue_id), 0) or queue.topic in batches:
         return offset
@@ -78,7 +77,7 @@ def _at_most(topics: Topics, batches: set[str], queues: ConsumeQueues, end: int,
 
 
 def _beyond(offsets: ConsumerOffsets, at_most: Callable[[Queue, int], int]) -> Iterator[tuple[str, Positions]]:
-    """The groups that have offsets behind the ends of queues, with those ends."""
+    """Yield the groups that have offsets behind the ends of queues, with those ends."""
     for group, positions in offsets.all_positions().items():
         ends = {queue: end for queue, at in positions.items() if (end := at_most(queue, at)) < at}
         if ends and group == TRANSACTIONS_GROUP:  # what ended half messages may be gone: the op messages left tell

@@ -49,7 +49,7 @@ from store.publish.published_end import published_end_of
 from store.read.query import message_at
 from store.upkeep.plans import Evidence
 
-_ENTRIES = 256  # looked at together; whoever files tags files one for each message that has one
+_ENTRIES = 256  # looked at together; a writer that files tags files one for each message that has one
 _RECORDS = 256  # looked at until one has a tag: one message of traces has hundreds of keys, and none
 
 
@@ -64,7 +64,7 @@ def tags_are_filed(root: Path, config: StoreConfig) -> bool:
             looked += len(offsets)
             if has or looked >= _RECORDS:
                 return any(has)
-    except ConfigError:  # of other sizes than configured: whoever files a key says so
+    except ConfigError:  # of other sizes than configured: filing a key raises that
         pass
     return False
 
@@ -216,7 +216,7 @@ class StoreDirectory:
         if not abort.exists():
             write_file(abort, str(os.getpid()).encode("ascii"))
         create_checkpoint(self.root)
-        sync_directory(self.root)  # who made it may have died before it did this
+        sync_directory(self.root)  # the process that made it may have died before it did this
         sync_directory(self.root.parent, if_readable=True)
 
     def mark_closed(self) -> None:
@@ -267,8 +267,8 @@ class StoreDirectory:
             current = published.same_boot and not (published.has_failed or overtaken)
             end = published.confirm_offset if current else published.flushed_offset
             if queues and alone:
-                # Who made `abort` go without noting the ends is no writer of ours, nor is who appended to a dead one's
-                # log: a broker, which may have made the index anew.
+                # A broker, not a writer of ours, deleted `abort` without noting the ends, or appended to a dead
+                # writer's log. It may have rebuilt the index.
                 left_alone = ends is not None and (ends.at == published.confirm_offset or (abort and not overtaken))
                 left_alone = left_alone and not published.has_lost
                 files = log, index, queue_file_size, end
