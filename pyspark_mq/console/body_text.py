@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from typing import Literal, NamedTuple, get_args
 
 BodyForm = Literal["json", "text", "hex"]
@@ -11,7 +10,6 @@ FORMS_OF_BODY: tuple[BodyForm, ...] = get_args(BodyForm)
 SHOWN_BYTES = 256 << 10
 PREVIEW_CHARACTERS = 160
 _HEX_WIDTH = 16
-_LAYOUT = "\n\t"
 
 
 class ShownBody(NamedTuple):
@@ -35,9 +33,9 @@ def shown_body(body: bytes, form: BodyForm | None = None) -> ShownBody:
     if form != "text" and not note:
         pretty = as_json(text)
         if pretty is not None:
-            return ShownBody("json", visible(pretty))
+            return ShownBody("json", pretty)
     asked = "The body is not JSON. " if form == "json" else ""
-    return ShownBody("text", visible(text), asked + note)
+    return ShownBody("text", text, asked + note)
 
 
 def preview(body: bytes) -> str:
@@ -46,7 +44,7 @@ def preview(body: bytes) -> str:
     text = as_text(cut, is_cut=len(cut) < len(body))
     if text is None:
         return f"{body[:24].hex(' ')}{' …' if len(body) > 24 else ''}"
-    line = visible(" ".join(text[:PREVIEW_CHARACTERS].split()))
+    line = " ".join(text[:PREVIEW_CHARACTERS].split())
     return f"{line} …" if len(text) > PREVIEW_CHARACTERS else line
 
 
@@ -68,13 +66,6 @@ def as_json(text: str) -> str | None:
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
-
-
-def visible(text: str) -> str:
-    """Replace control characters, and those that change the direction of text, by their escapes."""
-    return "".join(
-        each if each in _LAYOUT or unicodedata.category(each)[0] != "C" else ascii(each)[1:-1] for each in text
-    )
 
 
 def hex_dump(body: bytes) -> str:

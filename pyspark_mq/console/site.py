@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from store.model.log_protocol import Log, LogAddress, Queue
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _NONE = "-"
+_LAYOUT = "\n\t"
 _FORM_BYTES = 1 << 16
 _OFFSET_DIGITS = 18
 
@@ -84,10 +86,11 @@ def redirect(path: str, **parameters: str) -> Response:
 
 
 def environment(**globals_: object) -> Environment:
-    """Return the environment of the console's templates. Every value is escaped, whatever the file is called."""
+    """Return the environment of the console's templates. Every value is escaped, and made visible."""
     found = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,
+        finalize=visible,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -96,6 +99,15 @@ def environment(**globals_: object) -> Environment:
     del found.filters["safe"]
     found.globals.update(globals_)
     return found
+
+
+def visible(value: object) -> object:
+    """Replace the control characters of a text, and those that change its direction, by their escapes."""
+    if type(value) is not str:  # of markup, each part has been through this
+        return value
+    return "".join(
+        each if each in _LAYOUT or unicodedata.category(each)[0] != "C" else ascii(each)[1:-1] for each in value
+    )
 
 
 def number(value: int | None) -> str:

@@ -129,6 +129,15 @@ def test_message_is_shown_as_json_text_and_hex(visitor: Visitor) -> None:
     assert "not UTF-8" in visitor.page(where + "2&as=text")
 
 
+def test_control_characters_are_visible(visitor: Visitor, shop: Path) -> None:
+    with MessageStore.open(shop) as store:
+        store.put(Message("orders", "a\x1b[31m\u202eb".encode(), keys=["k\u202e"], queue_id=1))
+    for path in ("/topic?topic=orders", "/message?topic=orders&queue=1&offset=1"):
+        page = visitor.page(path)
+        assert "a\\x1b[31m\\u202eb" in page
+        assert "k\\u202e" in page
+
+
 def test_download_is_never_a_page(visitor: Visitor) -> None:
     answer = visitor.client.get("/body?topic=orders&queue=1&offset=0")
     assert answer.content == HOSTILE
