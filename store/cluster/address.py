@@ -1,4 +1,4 @@
-"""`ClusterAddress`: where a cluster is, as which account, and in which group's name it is read."""
+"""`ClusterAddress`: the name servers of a cluster, the account, and the group whose name pulls carry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from store.cluster.cluster_writer import ClusterWriter
     from store.cluster.group import ClusterGroup
 
-SCHEME = "rocketmq://"  # of a cluster's address where a path may be given, too
+SCHEME = "rocketmq://"  # tells a cluster's address from a path
 ACCESS_KEY, SIGNATURE = "AccessKey", "Signature"
 TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it from its start; it leaves no trace in statistics
 REQUEST_SECONDS = 10.0
@@ -45,7 +45,7 @@ class Credentials:
 class ClusterAddress:
     """A `LogAddress`: the brokers that some name servers know.
 
-    name_servers: "host:port" of each. credentials: None where the cluster asks for none. consumer_group: the group that
+    name_servers: "host:port" of each. credentials: None if the cluster asks for none. consumer_group: the group that
     pulls. tls: None for plain connections. patience: for how many seconds a request that fails is repeated.
     """
 

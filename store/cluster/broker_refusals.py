@@ -1,4 +1,4 @@
-"""What it means when a cluster does not answer what was asked: whether to ask again, and what a user can do."""
+"""Refusals of brokers and name servers: which of them may pass, and the remedy that an error names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RemotingError, RequestRefused, Unreachable
 from store.remoting.command import Command
 
-# Those after which RocketMQ's own clients ask again (retryResponseCodes), but for what nobody can tell from a wrong
-# request; and flow control.
+# RocketMQ's clients repeat a request after these (retryResponseCodes, without the codes of wrong requests), and after
+# flow control.
 _PASSING = frozenset(
     {
         ResponseCode.SYSTEM_BUSY,
@@ -42,9 +42,8 @@ def may_pass(error: RemotingError) -> bool:
 
 
 def explained(answer: Command, who: str, code: int, what: object = None) -> RequestRefused:
-    """The error for an answer that is none: who was asked for what, what it said, and what to do.
-
-    what: the queue or the topic that it was about, if it was about one.
+    """Return the error for a refusal: the server, the request, its remark and the remedy. what: the queue or topic that
+    was asked about, if there is one.
     """
     remark = (answer.remark or "no remark").strip().partition("\n")[0][:300].rstrip(".")
     means = ResponseCode(answer.code) if answer.code in _KNOWN else ResponseCode.SYSTEM_ERROR

@@ -1,4 +1,4 @@
-"""What is asked of a cluster's brokers; again where that helps."""
+"""`Brokers`: requests to the brokers of a cluster, repeated if that may help."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ _NOT_THERE = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.QUERY_NOT_FOU
 
 
 class CopyAnswers:
-    """Which of their answers count, after what was heard before. Threads may share it."""
+    """Corrects the answers of slaves by earlier answers. Threads may share it.
+
+    A slave may be behind its master, or have only messages since it was made, and does not tell how far it is."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Queue, RequestCode], int] = {}  # as a master told last, or a copy that was further
 
     def heard(self, broker: Broker, queue: Queue, code: RequestCode, answer: Command) -> Command:
-        """An answer of `broker`, as it counts: for a copy that has less no queue ends before where it was known to end,
-        nor begins behind where it was known to begin. Raises `Unreachable` for a copy that does not know what was asked
-        for: that is for its master to say.
+        """Return an answer: of a slave, no end before the last known one, and no begin behind it.
+
+        Raises `Unreachable` if a slave does not know the topic or the offset: only its master can tell.
         """
         if broker.is_copy and answer.code in _NOT_THERE:
             raise Unreachable(
@@ -61,12 +63,12 @@ class Ask(NamedTuple):
 
     @staticmethod
     def of_end(queue: Queue, code: RequestCode = RequestCode.GET_MAX_OFFSET) -> Ask:
-        """Where a queue ends; or, by GET_MIN_OFFSET, begins."""
+        """Ask for the end of a queue; by GET_MIN_OFFSET for its begin."""
         return Ask(queue, code, TopicQueue(queue.topic, queue.queue_id))
 
 
 class Brokers:
-    """A cluster's brokers, in one process, for any threads. routes: where they are.
+    """A cluster's brokers, in one process, for any threads. routes: their addresses.
 
     A request that a broker refuses for a while, or does not answer, is repeated for `ClusterAddress.patience` seconds,
     at the broker's address in a new route or at its slaves.
@@ -116,7 +118,7 @@ class Brokers:
         return self._begin(broker.readable, ask.code, ask.header.texts(), timeout=ask.timeout)
 
     def take(self, answer: Future[Command], broker: Broker, ask: Ask) -> Command | None:
-        """The answer as it counts, see `CopyAnswers`; None where there is no such topic.
+        """Return the answer, see `CopyAnswers`; None if there is no such topic.
 
         Raises `Unreachable`, `Untrusted`, `RequestRefused`.
         """

@@ -34,8 +34,9 @@ from store.remoting.headers import Offset, SearchOffset
 
 
 class ClusterTopics(Mapping[str, tuple[Queue, ...]]):
-    """Topic to its queues, as they stand when they are first asked for. A cluster's own topics are not listed, but
-    there for who names them."""
+    """Topic to its queues, as they stand when they are first asked for. A cluster's own topics are not listed, but can
+    be looked up.
+    """
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -125,10 +126,10 @@ class ClusterLog:
         check_group_name(group)
         answers = commit(self._brokers, group, positions)
         if refused := {queue: positions[queue] for queue, answer in answers.items() if answer.remark}:
-            resets(self._brokers, group, refused)  # it tells that once, and from then on what is committed counts
+            resets(self._brokers, group, refused)  # this asks for the reset once; later commits count
             _logger.warning(
-                "%s: group %s was reset by an admin tool, in %s; who only tells it where it is, as a Spark query does, "
-                "goes on there: begin it anew, with startingOffsets=group, to go on where the group was reset to",
+                "%s: group %s was reset by an admin tool, in %s. A query only writes its offsets to the group and "
+                "goes on; start a new query with startingOffsets=group to go on at the reset",
                 self._address, group, ", ".join(map(str, refused)),
             )  # fmt: skip
         if missing := positions.keys() - answers.keys():

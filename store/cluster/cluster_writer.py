@@ -1,4 +1,4 @@
-"""`ClusterWriter`: a cluster to be written, whose brokers take messages, and each for itself."""
+"""`ClusterWriter`: sends messages to the brokers of a cluster, each queue's in order, as batches if they can be."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class _Send(NamedTuple):
 
 
 def send(brokers: Brokers, topic: str, messages: MessageColumns, queues: list[Queue], which: Int64s) -> AppendResult:
-    """Send messages, each to `queues[which]`; where they went, once the brokers have them all.
+    """Send messages, each to `queues[which]`; returns their places when the brokers have them all.
 
-    What fails is sent again, to the same queue: a broker that took it, and could not say so, has it twice then. Raises
+    A request that fails is repeated to the same queue: if the broker had stored it, the queue has it twice. Raises
     `Unreachable`, `RequestRefused`, `MessageRefused`; some messages may be there then, and stay.
     """
     now = int(time.time() * 1000)
@@ -87,7 +87,7 @@ def send(brokers: Brokers, topic: str, messages: MessageColumns, queues: list[Qu
 def _send_first_of_each(
     brokers: Brokers, left: dict[Queue, deque[_Send]], placed: AppendResult
 ) -> RemotingError | None:
-    """Send the first request of each queue, and drop it where it was taken. One of the errors that may pass."""
+    """Send the first request of each queue, drop those that were stored. Return an error that may pass."""
     failed: RemotingError | None = None
     under_way = []
     for queue, sends in left.items():
@@ -146,7 +146,7 @@ def _batched(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, 
 
 
 def _single(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, now: int) -> Iterator[_Send]:
-    """A request for each: those of a batch are made together, and come at once."""
+    """A request for each message, because a batch has one birth and one delay."""
     encoded = encoded_properties(messages)
     for row in rows.tolist():
         waits = {
@@ -173,8 +173,9 @@ _FIRST_LOOK_SECONDS, _LOOK_AGAIN_SECONDS = 0.001, 0.05
 
 
 class ClusterWriter(ClusterLog):
-    """A `LogWriter`, as far as brokers can be one: what is published is seen message by message, and a broker's
-    flushDiskType says whether it is on the device when that returns."""
+    """A `LogWriter`, as far as brokers can be one: readers see message after message, and a broker's flushDiskType says
+    whether a message is on the device when `publish` returns.
+    """
 
     def __init__(self, address: ClusterAddress) -> None:
         super().__init__(address)
@@ -199,7 +200,7 @@ class ClusterWriter(ClusterLog):
 
 
 class ClusterAppend:
-    """An `Append` that is no transaction: where it fails, some of it may be seen, and stays."""
+    """An `Append` that is no transaction: if it fails, some of its messages may be stored, and stay."""
 
     def __init__(self, brokers: Brokers, turns: count[int]) -> None:
         self._brokers = brokers
@@ -213,7 +214,7 @@ class ClusterAppend:
         parts.append((topic, as_table(table)))
 
     def publish(self, *, flush: bool = False, unless: Callable[[], bool] | None = None) -> AppendResult:
-        """Raises `UnsupportedStore` for a condition: nobody can keep others from sending meanwhile."""
+        """Raises `UnsupportedStore` for a condition: other producers may send concurrently."""
         parts, self._parts = self._open_parts(), None
         if unless is not None:
             raise UnsupportedStore(f"{self._brokers.address}: a cluster appends without a condition")
@@ -231,8 +232,9 @@ class ClusterAppend:
         return AppendResult.concatenate(results)
 
     def _until_seen(self, ends: Mapping[Queue, int]) -> None:
-        """A broker puts what it took into its queues a moment later. Who may only write does not look, and nobody at a
-        queue that can only be written; one that is gone with its broker shows nothing."""
+        """Wait until readers see the messages: a broker puts them into its queues a moment after it stored them.
+
+        Accounts that may only write, and queues that can only be written, are not waited for."""
         deadline, pause = time.monotonic() + self._brokers.address.patience, _FIRST_LOOK_SECONDS
         left = dict(ends)
         while left:

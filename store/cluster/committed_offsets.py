@@ -61,12 +61,12 @@ class MemberOffsets:
                     self._committed[queue] = offset
 
     def begin(self, positions: Positions) -> None:
-        """Set the offsets of those queues that have none at their brokers."""
+        """Set the offsets of queues that have none at their brokers."""
         known = committed(self._brokers, self._group, positions)
         self._set({queue: offset for queue, offset in positions.items() if queue not in known})
 
     def persist(self, queues: Collection[Queue]) -> None:
-        """Send what was committed to the brokers, again as often as their address has patience."""
+        """Send committed offsets to the brokers; repeats it for as long as their address has patience."""
         self._set(self._committed_in(queues))
 
     def persist_soon(self, queues: Collection[Queue]) -> None:
@@ -110,7 +110,7 @@ class MemberOffsets:
 
 
 def warn_or_raise(what: str, failed: Sequence[Unreachable], asked: int, then: str) -> None:
-    """Log the brokers that did not answer; raise the first error if none of those that were asked did."""
+    """Log the brokers that did not answer; raise the first error if no broker did."""
     if failed and len(failed) == asked:
         raise failed[0]
     for error in failed:
@@ -118,7 +118,7 @@ def warn_or_raise(what: str, failed: Sequence[Unreachable], asked: int, then: st
 
 
 def committed(brokers: Brokers, group: str, queues: Iterable[Queue]) -> Positions:
-    """Return the offset to read next of those queues that have one. Raises `Unreachable`, `RequestRefused`."""
+    """Return the offset to read next, for queues that have one. Raises `Unreachable`, `RequestRefused`."""
 
     def ask(queue: Queue) -> Ask:
         header = GroupQueue(group, queue.topic, queue.queue_id, set_zero_if_not_found=False)

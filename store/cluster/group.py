@@ -1,6 +1,7 @@
 """Consumer groups of a cluster, see `group_protocol`: their members are RocketMQ's clients, in any language.
 
-Brokers know who is in a group, by its heart-beats, and keep how far it has read. What they do not keep this refuses.
+Brokers know who is in a group, by its heart-beats, and keep how far it has read. Verbs that need more raise
+`UnsupportedStore`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class ClusterGroup:
         return ClusterMember(self.address, self.name, entry)
 
     def _known_members(self) -> list[MemberInfo]:
-        """As far as who asks may know."""
+        """Return the members, none if the account may not list them."""
         try:
             return self.members()
         except RequestRefused as error:
@@ -76,7 +77,7 @@ class ClusterGroup:
             brokers.ask_all(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=settings)
 
     def members(self) -> list[MemberInfo]:
-        """Their subscriptions are what was said last in the group. Nobody tells which queues they have."""
+        """All have the subscriptions of the last heart-beat of the group. Brokers do not know their queues."""
         with closing(Brokers(self.address)) as brokers:
             answers = brokers.ask_all(
                 RequestCode.GET_CONSUMER_CONNECTION_LIST,

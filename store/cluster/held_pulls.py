@@ -66,11 +66,11 @@ class Tails:
 
 _logger = logging.getLogger("store")
 _AGAIN_SECONDS = 1.0
-_MOST_AT_ONCE = 32  # that come with an answer; where there are more, they are pulled as any range
+_MOST_AT_ONCE = 32  # that come with an answer; more are pulled as any range
 
 
 class _Pull(NamedTuple):
-    """A pull at a queue. failing: since when pulls there fail, None where they do not."""
+    """A pull at a queue. failing: since when pulls there fail, None if they do not."""
 
     queue: Queue
     position: int
@@ -78,7 +78,7 @@ class _Pull(NamedTuple):
 
 
 def _nothing(pull: _Pull) -> QueueRange:
-    """Where a queue is gone: who reads it is told, and the other queues of its topic may be on other brokers."""
+    """Of a queue that no broker has: its reader learns of it, and goes on with queues of other brokers."""
     return QueueRange(pull.queue, pull.position, pull.position)
 
 
@@ -166,7 +166,7 @@ class ClusterHeld:
         answer.add_done_callback(lambda done: self._woken.put(_Answered(pull, broker, ask, done)))
 
     def _arrived(self, answered: _Answered) -> QueueRange | None:
-        """The messages of an answered pull; None where it was begun anew, or is over."""
+        """Return the messages of an answered pull; None if it was begun again, or is over."""
         pull, broker, ask, answer = answered
         if self._under_way.get(pull.queue) is not answer:
             return None
@@ -201,7 +201,7 @@ class ClusterHeld:
         return QueueRange(pull.queue, pull.position, max(pull.position, header.max_offset))
 
     def _fail(self, pull: _Pull, error: RemotingError) -> None:
-        """Let it be begun again. Raises `error` where that does not help, or did not for too long."""
+        """Begin the pull again later. Raises `error` if that cannot help, or has not helped for too long."""
         now, patience = time.monotonic(), self._brokers.address.patience
         since = now if pull.failing is None else pull.failing
         self._failing.add(pull.queue)

@@ -218,7 +218,7 @@ class _BrokerLocks:
         self._client_id = client_id
 
     def lock(self, wanted: Collection[Queue]) -> tuple[set[Queue], set[Queue]]:
-        """Return the queues that brokers lock for this member, and those of brokers that do not answer.
+        """Return the queues that brokers lock for this member, and the queues of brokers that do not answer.
 
         Raises `Unreachable` if none answers, `RequestRefused`.
         """

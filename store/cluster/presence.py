@@ -90,7 +90,7 @@ class Presence:
         self._beaten_at = time.monotonic()
 
     def _send_all(self, code: RequestCode, header: Header | None, body: bytes = b"") -> Iterator[RemotingError]:
-        """Send a request to all masters; yields the errors of those that did not accept it."""
+        """Send a request to all masters; yields the errors of brokers that did not accept it."""
         masters = self.masters().values()
         sent = [(broker, self._brokers.send(broker, code, header, body, ANSWER_SECONDS)) for broker in masters]
         for broker, answer in sent:

@@ -1,4 +1,7 @@
-"""Pulls of a range of one queue, many at a time: offsets are dense, so where the next begins is known at once."""
+"""Pulls of a range of one queue, many at a time, and their records as Arrow batches.
+
+Offsets are dense, so the begin of the next pull is known before the last one is answered.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ PULLED = (
     ResponseCode.PULL_OFFSET_MOVED,
 )
 _MOST_UNDER_WAY, _BYTES_UNDER_WAY = 256, 16 << 20
-_FIRST_WIDTH, _MOST_WIDTH = 32, 1024  # messages that one pull asks for; brokers give 32, if nobody told them otherwise
+_FIRST_WIDTH, _MOST_WIDTH = 32, 1024  # messages that one pull asks for; brokers give 32 by default
 _WIDEN_AFTER = 8  # pulls that were answered in full
 _EVERYTHING, _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = "*", 0.05, 1.0
 
@@ -69,7 +72,7 @@ def pull_header(group: str, wanted: QueueRange, seconds: float = 0.0) -> PullMes
 def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[PulledRecords]:
     """The messages of a range that is there, in order, as the pieces in which they come.
 
-    What fails is asked again, of the broker's copies too, as `Brokers` does. Raises `OffsetLost`, `UnknownTopic`,
+    A pull that fails is repeated, at the broker's slaves, too, as `Brokers` does. Raises `OffsetLost`, `UnknownTopic`,
     `Unreachable`, `RequestRefused`.
     """
     given, attempt = wanted.start, 0
@@ -92,7 +95,7 @@ def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[PulledRecords]:
 
 
 class _Pulls:
-    """The pulls of a range on one connection: an iterator over what they bring, in order."""
+    """The pulls of a range on one connection: an iterator over their records, in order."""
 
     def __init__(self, brokers: Brokers, broker: Broker, wanted: QueueRange) -> None:
         self._group, self._credentials, self._tls = (
@@ -128,7 +131,7 @@ class _Pulls:
                 yield records
 
     def _next_pulls(self) -> list[Command]:
-        """As many as may be under way; of what is left over from short answers first."""
+        """Return as many as may be under way, first for ranges that short answers left over."""
         commands = []
         most = min(_MOST_UNDER_WAY, _BYTES_UNDER_WAY // self._largest)
         while (self._unasked and len(self._asked) + len(self._answered) < most) or self._is_stuck():
@@ -140,7 +143,7 @@ class _Pulls:
         return commands
 
     def _is_stuck(self) -> bool:
-        """Whether only what came too early is there."""
+        """Whether all answers so far are of later ranges."""
         return bool(self._unasked) and not self._asked
 
     def _command(self, wanted: QueueRange) -> Command:
@@ -152,10 +155,10 @@ class _Pulls:
         return Command(RequestCode.PULL_MESSAGE, fields, opaque=self._opaque)
 
     def _accept(self, answer: Command) -> None:
-        """Note what came of a pull. Raises as `pull`."""
+        """Keep the records of an answer. Raises as `pull`."""
         wanted = self._asked.pop(answer.opaque, None)
         if wanted is None:
-            raise BadFrame(f"{self._who}: an answer to pull {answer.opaque}, which nobody made; is it RocketMQ?")
+            raise BadFrame(f"{self._who}: an answer to pull {answer.opaque}, which was not made; is it RocketMQ?")
         if answer.code == ResponseCode.TOPIC_NOT_EXIST and self._is_copy:
             raise Unreachable(
                 f"{self._address}: it is a copy and does not know topic {wanted.queue.topic}, and its master, which "
@@ -185,13 +188,13 @@ class _Pulls:
                 self._width, self._full = min(2 * self._width, _MOST_WIDTH), 0
 
     def _missing(self, wanted: QueueRange, header: Pulled) -> OffsetLost | RequestRefused:
-        """Why a pull of what was there brings nothing."""
+        """Return the error for a pull without messages in a range that has some."""
         if header.min_offset > wanted.start and not self._is_copy:  # of which only its master could tell
             return OffsetLost(
                 f"{self._who}: {wanted.queue}, offsets {wanted.start} to {header.min_offset} are gone, the oldest left "
                 f"is {header.min_offset}"
             )
-        return RequestRefused(  # whoever asks again sees which
+        return RequestRefused(  # a repeated pull tells which
             ResponseCode.SERVICE_NOT_AVAILABLE,
             f"no messages of {wanted.queue} from {wanted.start} on, and it is said to go from {header.min_offset} to "
             f"{header.max_offset}: a slave that has less than its master, or is not to be read "

@@ -56,7 +56,7 @@ class Broker(NamedTuple):
 
     @property
     def is_copy(self) -> bool:
-        """Whether what is read there is a copy."""
+        """Whether reads go to a slave."""
         return self.addresses[0][0] != _MASTER
 
     @property
@@ -67,7 +67,7 @@ class Broker(NamedTuple):
 
 @dataclass(frozen=True)
 class Route:
-    """Where a topic's queues are. read, write: by queue, in order. made: `time.monotonic()` when it was asked for."""
+    """The brokers of a topic's queues. read, write: by queue, in order. made: `time.monotonic()` of the request."""
 
     read: dict[Queue, Broker] = field(default_factory=dict)
     write: dict[Queue, Broker] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class _MemberIds(msgspec.Struct, rename="camel"):
 
 
 def parse_json(data: bytes, kind: type[T], what: str = "an answer") -> T:
-    """Return what a broker or a name server sent. Raises `BadFrame`, which says what it should have been."""
+    """Return what a broker or a name server sent. Raises `BadFrame`, which names the kind of answer."""
     try:
         return decode_fastjson(data, kind)
     except ValueError as error:
@@ -190,8 +190,8 @@ _NOT_READY = ResponseCode.SYSTEM_ERROR, RequestCode.GET_ROUTEINFO_BY_TOPIC
 class RouteTable:
     """Of one process, for any threads.
 
-    What was refused for a while only, or not answered, is asked of the next name server, for `ClusterAddress.patience`
-    seconds.
+    A request that a name server refuses for a while, or does not answer, goes to the next one, for
+    `ClusterAddress.patience` seconds.
     """
 
     def __init__(self, address: ClusterAddress, client: Client) -> None:
@@ -215,11 +215,11 @@ class RouteTable:
     def route(
         self, topic: str, *, oldest: float = ROUTE_SECONDS, waits: bool = True, named: Iterable[str] = ()
     ) -> Route | None:
-        """Where a topic is, as it was at most `oldest` seconds ago; None for one that is not there.
+        """Return the route of a topic, at most `oldest` seconds old; None if there is no such topic.
 
-        Brokers that are no longer in it are waited for, each as long as the address has patience; once, for all topics.
-        Likewise those that are `named`, for somebody saw them in it. waits: False to get them, meanwhile, where they
-        were. While no name server answers it is as it was, but for who asks how it is now (oldest=0.0).
+        Brokers that vanished from it, and `named` brokers, which a caller has seen in it, are waited for: each once,
+        for as long as the address has patience. waits: False to get their old addresses at once. While no name server
+        answers, this returns the last known route, unless the caller asks for the current one (oldest=0.0).
         """
         with self._lock:
             known = self._routes.get(topic)
@@ -239,7 +239,7 @@ class RouteTable:
         return self._with_those(there | (known or Route()).brokers, topic, known, found, waits)
 
     def readable(self, queues: Iterable[Queue], *, waits: bool = True) -> dict[Queue, Broker]:
-        """The brokers of those of `queues` that are there, in their order. waits: see `route`."""
+        """Return the brokers of the existing ones of `queues`, in their order. waits: see `route`."""
         found: dict[Queue, Broker] = {}
         asked: set[str] = set()
         queues = list(queues)
@@ -265,9 +265,10 @@ class RouteTable:
     def _with_those(
         self, there: set[str], topic: str, known: Route | None, found: Route | None, waits: bool
     ) -> Route | None:
-        """`found`, or a later route, once it has all brokers of `there` again; or `found` with `known`, where nobody
-        `waits`; see `route`. A broker that restarts is in no route meanwhile, nor is a topic that nobody else has."""
-        since: dict[str, float] = {}  # of those that were missed at the last look, too, wherever else they were seen
+        """Return `found`, or a later route that has all brokers of `there`; without `waits`, both `found` and `known`.
+
+        A broker that restarts is in no route for a while, and neither is a topic that only this broker has."""
+        since: dict[str, float] = {}  # by broker that was missing at the last look, too
         while missed := there - (found or Route()).brokers:
             since = {name: since.get(name, self._missed_since(name)) for name in missed}
             if time.monotonic() >= max(since.values()) + self._address.patience:

@@ -93,12 +93,12 @@ class DirectoryGroup:
             self._files.offsets.settings.create(self.name)
 
     def configure(self, settings: Mapping[str, Any]) -> None:
-        """Set what is named of RocketMQ's SubscriptionGroupConfig; the group is made if it is new."""
+        """Change these settings of RocketMQ's SubscriptionGroupConfig; the group is made if it is new."""
         with self._files.in_turn():
             self._files.offsets.settings.configure(self.name, settings)
 
     def delete(self, *, with_offsets: bool) -> None:
-        """Take its settings away, and how far it has read; it is new when somebody joins again.
+        """Take its settings away, and how far it has read; the next member makes it again.
 
         Raises `UnknownGroup`, `GroupConflict` while it has members.
         """

@@ -114,7 +114,7 @@ class DirectoryLog:
                 there = self._store.sizes(wanted.queue.topic, wanted.queue.queue_id, first, wanted.end)
                 return np.append(np.zeros(first - wanted.start, np.int64), there)
             except (UnknownTopic, OffsetNotYet, OffsetLost):
-                if self._bounds(wanted.queue) == bounds:  # or else it was deleted meanwhile, or retention was faster
+                if self._bounds(wanted.queue) == bounds:  # otherwise it was deleted, or retention was faster
                     raise
         return np.zeros(wanted.length, np.int64)
 
@@ -136,8 +136,9 @@ class DirectoryLog:
         return self._store.read_own(wanted, spec)
 
     def few(self, wanted: QueueRange) -> list[StoredMessage] | None:
-        """All messages of a short published range, in a tenth of the time that a `scan` takes at least; None where
-        that is better asked: it says what is wrong, or there are too many bytes.
+        """All messages of a short published range, in a tenth of the time of a `scan`.
+
+        None if there is an error, which `scan` raises, or if they are too large.
         """
         found = self._store.get_message("", wanted.queue.topic, wanted.queue.queue_id, wanted.start, wanted.length)
         return found.messages if len(found.messages) == wanted.length else None
@@ -166,8 +167,9 @@ class DirectoryLog:
         return self._store.bounds([queue]).get(queue)
 
     def _before(self, queue: Queue, position: int) -> Fingerprint | None:
-        """Of the message before `position`; None also where the queue is gone, or shorter, or the message is damaged:
-        who reads that is told, and who begins behind it need not know.
+        """Of the message before `position`;
+
+        None if the queue is missing, or shorter, or the message is damaged: its reader gets the error.
         """
         while (bounds := self._bounds(queue)) is not None and position <= bounds.max_offset:
             try:
@@ -244,7 +246,7 @@ class DirectoryHeld:
             del self._held[request.queue]
             if why is Wake.STOPPED:
                 closed = StoreClosed(f"{self._store.path}: closed while messages were waited for")
-                raise copy.copy(self._service.failure or closed)  # who raises one adds to its traceback
+                raise copy.copy(self._service.failure or closed)  # each `raise` adds to its traceback
             if why is not Wake.TIMEOUT or request.noticed > request.offset:  # its reader gets on where none matches
                 end = self._store.max_offset(*request.queue)
                 return QueueRange(Queue(*request.queue), request.offset, max(request.offset, end))

@@ -114,7 +114,7 @@ class DirectoryMember:
             return {}
         with self._in_turn():
             count, news = self._unseen()
-            self._offsets.forget(news)  # first: who is killed now leaves nothing of before
+            self._offsets.forget(news)  # first, so that a kill leaves no old offsets
             self._seat.claim(self._seat.entry.claims, count)
             own = self._seat.entry.claims
             self._offsets.put({queue: offset for queue, offset in news.items() if queue in own})
@@ -131,8 +131,8 @@ class DirectoryMember:
         self._seat.must_be_open()
         if self._seat.entry.model is MessageModel.BROADCASTING and integer("delay_level", delay_level) >= 0:
             raise InvalidArgument(
-                f"{self.id}: what a broadcasting member sends back comes to nobody: keep it, or make it a dead letter "
-                "(delay_level below 0)"
+                f"{self.id}: what a broadcasting member sends back reaches no member: keep it, or make it a dead "
+                "letter (delay_level below 0)"
             )
         store = self._store.open()
         send_back(store, self._files.name, messages, level=delay_level, max_reconsume_times=max_reconsume_times)
@@ -142,7 +142,10 @@ class DirectoryMember:
             return
         try:
             if self._seat.is_taken:
-                with suppress(StoreNotOpen), self._in_turn():  # another is in its place: where it was, others inherit
+                with (
+                    suppress(StoreNotOpen),
+                    self._in_turn(),
+                ):  # another directory is in its place: other members inherit its offsets
                     self._persist()
                     self._seat.leave()
         finally:
@@ -178,7 +181,7 @@ class DirectoryMember:
         return self._files.resets.since(entry.resets, entry.instance)
 
     def _known(self, positions: Positions) -> Positions:
-        """Without queues that somebody reset since. Call it in turn."""
+        """Return positions without queues whose reset this member has not seen. Call it in turn."""
         _, unseen = self._unseen()
         return {queue: offset for queue, offset in positions.items() if queue not in unseen}
 
@@ -188,7 +191,7 @@ class DirectoryMember:
         return _Sight(resets, {entry.id: (set(entry.claims), set(entry.asks)) for entry in self._other_members()})
 
     def _other_members(self) -> list[MemberEntry]:
-        """Whom this member shares the queues with; nobody, where all get everything."""
+        """Return the members that share the queues with this one; none if it broadcasts."""
         if self._seat.entry.model is MessageModel.BROADCASTING:
             return []
         now = time.monotonic()
@@ -233,7 +236,7 @@ class _WriterOnDemand:
                 self._threads.release()
 
     def flush(self) -> None:
-        """Bring what was sent back to the device, before the group's offsets say that it is done."""
+        """Flush messages that were sent back, before the group's offsets say that it is done."""
         store = self._store
         if store is not None:
             store.flush()

@@ -122,7 +122,7 @@ def _must_be_free(path: Path) -> None:
 
 @contextmanager
 def _alone(unfinished: Path) -> Iterator[None]:
-    """With an empty directory that nobody else fills. Raises `StoreLocked`."""
+    """Lock an empty directory against other processes that restore. Raises `StoreLocked`."""
     make_root(unfinished)
     with closing(Descriptor(unfinished, lambda path: os.open(path, os.O_RDONLY | os.O_DIRECTORY))) as folder:
         try:
@@ -130,7 +130,7 @@ def _alone(unfinished: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise StoreLocked(f"{unfinished}: another process restores there; let it, or stop it") from error
         if not _leads_to(unfinished, folder.fd):  # renamed before this had the lock; another's may be in its place
-            raise StoreLocked(f"{unfinished}: another process restored there meanwhile; look at what it made")
+            raise StoreLocked(f"{unfinished}: another process restored there first; see its result")
         for left in list(unfinished.iterdir()):
             if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left)
@@ -180,8 +180,8 @@ def _append(written: CommitLog, at: int, checked: CheckedBlock) -> int:
     placement, ends = written.place(at, checked.entries.sizes), np.cumsum(checked.entries.sizes)
 
     def encoded(first: int, last: int) -> memoryview:
-        begin = int(ends[first] - checked.entries.sizes[first])  # of these, where all stand back to back
-        # What was delivered from the other log's offsets is no proof that something was from those of this one.
+        begin = int(ends[first] - checked.entries.sizes[first])  # if all records are back to back
+        # Proofs of delivery name offsets of the old log, and mean nothing in the new one.
         offsets = ends - checked.entries.sizes + placement.physical_offsets[first] - begin
         moved = checked.block.moved(offsets, with_proofs=False)
         return moved[begin : int(ends[last - 1])].data

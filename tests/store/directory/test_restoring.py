@@ -218,7 +218,7 @@ def test_one_that_comes_late_empties_no_folder_of_another(
         flock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with pytest.raises(StoreLocked, match="another process restored there meanwhile; look at what it made"):
+    with pytest.raises(StoreLocked, match="another process restored there first; see its result"):
         restore(ArchiveAddress(str(tmp_path / "archive")), tmp_path / "new", config=SMALL)
     assert (unfinished / "of another").exists()
 
