@@ -81,16 +81,24 @@ def run_demo(directory: str | None, rate: int) -> bool:
 
 @contextlib.contextmanager
 def told_in_one_line() -> Iterator[None]:
-    """What Spark raises inside is DemoFailed: the first of its many lines says what is wrong."""
+    """Raise `DemoFailed` for an error of Spark: the first of its many lines says what is wrong."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except PySparkException as error:
-        raise DemoFailed(f"Spark failed: {str(error).splitlines()[0]}") from error
+        raise failed_in_spark(str(error)) from error
     except Py4JJavaError as error:  # of a kind that PySpark has no exception for
-        raise DemoFailed(f"Spark failed: {error.java_exception.toString().splitlines()[0]}") from error
+        raise failed_in_spark(error.java_exception.toString()) from error
+
+
+def failed_in_spark(error: str) -> DemoFailed:
+    """Return the error for the text of Spark's."""
+    advice = ""
+    if "failed to connect back" in error:
+        advice = " Spark waits ten seconds for a Python process to start, and this machine took longer: run demo again"
+    return DemoFailed(f"Spark failed: {error.splitlines()[0]}{advice}")
 
 
 def append_flights(path: str, rate: int, reading: Event) -> None:

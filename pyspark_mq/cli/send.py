@@ -17,15 +17,18 @@ from pyspark_mq.cli.arguments import STORE, TOPIC
 from pyspark_mq.cli.commands import interruptible, uninterrupted
 from pyspark_mq.cli.json_lines import json_object, message, message_table, must_be_text
 from pyspark_mq.cli.terminal import echo
-from store import MessageStore, StoreError
+from store import MessageRefused, MessageStore, StoreError, UnknownQueue
 from store.format.layout import KEY_SEPARATOR
 from store.model.integers import INT_MAX
 
 CHUNK_BYTES = 1 << 20
 
 
-class SendProgress:
-    """How far a command has come. lines: that were taken, each is a message."""
+class Sending:
+    """A command on its way through its lines, each of which is a message. lines: how many are appended.
+
+    The lines before a wrong one are appended, and the error names it.
+    """
 
     def __init__(self, topic: str) -> None:
         self.lines = 0
@@ -34,15 +37,35 @@ class SendProgress:
     def __str__(self) -> str:
         return f"{self.lines:,} sent to {self._topic}"
 
-    def rows(self, lines: list[bytes], row: Callable[[bytes], Row]) -> list[Row]:
-        """The rows of the next lines. Raises `ClickException`, which names the line that is wrong."""
-        found = []
-        for number, line in enumerate(lines, self.lines + 1):
-            try:
-                found.append(row(line))
-            except ValueError as error:
-                raise click.ClickException(f"line {number:,}: {error}; {self}") from error
-        return found
+    def append(self, store: MessageStore, table: pa.Table) -> None:
+        """Append the messages of the next lines. Raises `ClickException`."""
+        try:
+            with uninterrupted():
+                store.append_table(self._topic, table)
+                self.lines += table.num_rows
+        except (MessageRefused, UnknownQueue) as error:
+            if table.num_rows == 1:
+                raise self.wrong_line(error) from error
+            middle = table.num_rows // 2
+            self.append(store, table.slice(0, middle))
+            self.append(store, table.slice(middle))
+        except StoreError as error:
+            raise click.ClickException(f"{error}; {self}") from error
+
+    def wrong_line(self, error: Exception) -> click.ClickException:
+        """Return the error of the next line."""
+        return click.ClickException(f"line {self.lines + 1:,}: {error}; {self}")
+
+
+def rows_of(lines: list[bytes], row: Callable[[bytes], Row]) -> tuple[list[Row], ValueError | None]:
+    """Return the rows of the lines before the first wrong one, and its error."""
+    found = []
+    for line in lines:
+        try:
+            found.append(row(line))
+        except ValueError as error:
+            return found, error
+    return found, None
 
 
 def properties_of(_ctx: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -120,25 +143,22 @@ def send(
     constants = {name: value for name, value in constants.items() if value is not None}
     lines = file or cast(BufferedReader, sys.stdin.buffer)
     batches = iter([[os.fsencode(body) for body in bodies]]) if bodies else line_batches(lines)
-    sent = SendProgress(topic)
+    sent = Sending(topic)
 
-    def table(batch: list[bytes]) -> pa.Table:
+    def row(line: bytes) -> Row:
         if as_json:
-            without = {"queueId"} if spread else set[str]()
-            return message_table(sent.rows(batch, lambda line: with_constants(message(line), constants, without)))
-        if tag_field or key_fields:
-            return message_table(sent.rows(batch, lambda line: with_fields(line, constants, tag_field, key_fields)))
-        return plain_table(batch, constants)
+            return with_constants(message(line), constants, {"queueId"} if spread else set())
+        return with_fields(line, constants, tag_field, key_fields)
 
     with interruptible(lambda: str(sent)), MessageStore.open(store, create=False) as opened:
         for batch in batches:
-            made = table(batch)
-            with uninterrupted():
-                try:
-                    opened.append_table(topic, made)
-                except StoreError as error:
-                    raise click.ClickException(f"{error}; {sent}") from error
-                sent.lines += len(batch)
+            if as_json or tag_field or key_fields:
+                rows, error = rows_of(batch, row)
+                sent.append(opened, message_table(rows))
+                if error is not None:
+                    raise sent.wrong_line(error) from error
+            else:
+                sent.append(opened, plain_table(batch, constants))
     echo(str(sent))
 
 

@@ -72,18 +72,24 @@ def serve(store: str, address: str, port: int) -> None:
 
 
 def as_table(before: Look | None, now: Look) -> str:
-    """A line for each queue, one for each queue of each group, and one for the log."""
+    """A line for each queue, one for each queue of each group, and two for the log.
+
+    Rates take the place of offsets, so that lines fit into 80 columns with long names and large numbers.
+    """
     log = now.log
-    rows: list[Cells] = [("topic", "queue", "min offset", "max offset", "messages", "bytes", "messages/s")]
+    rows: list[Cells] = [("topic", "queue", "min offset", "max offset", "messages", "bytes")]
     for each in now.queues.values():
-        numbers = each.first, each.end, each.messages, each.size, rate_in(before, now, each)
+        numbers = each.first, each.end, each.messages, each.size
         rows.append((each.topic, str(each.queue), *map(number, numbers)))
-    tables = [aligned(rows if before is not None else [row[:-1] for row in rows])]
+    if before is not None:
+        rates = ["messages/s", *(number(rate_in(before, now, each)) for each in now.queues.values())]
+        rows = [(*row[:2], *row[4:], rate) for row, rate in zip(rows, rates, strict=True)]
+    tables = [aligned(rows)]
     if before is not None and now.groups:
-        rows = [("group", "topic", "queue", "offset", "lag", "read/s")]
+        rows = [("group", "topic", "queue", "lag", "read/s")]
         for lag in now.groups.values():
-            numbers_ = lag.offset, lag.messages, rate_out(before, now, lag)
-            rows.append((lag.group, lag.queue.topic, lag.queue.name, *map(number, numbers_)))
+            cells = number(lag.messages), number(rate_out(before, now, lag))
+            rows.append((lag.group, lag.queue.topic, lag.queue.name, *cells))
         tables.append(aligned(rows, left=2))
     if before is not None and (found := latencies(before.clients, now.clients)):
         rows = [("took ms", "topic", "group", "times", "p50", "p99")]
@@ -97,8 +103,8 @@ def as_table(before: Look | None, now: Look) -> str:
     if any((closed := refused(now.clients)).values()):
         tables.append("connections refused: " + ", ".join(f"{count:,} {why}" for why, count in closed.items() if count))
     tables.append(
-        f"log: {log.published:,} bytes published, {log.segments} segments of {log.length:,} bytes "
-        f"taking {log.taken:,} on disk, dispatch lag {log.dispatch_lag:,} bytes"
+        f"log: {log.published:,} bytes published, dispatch lag {log.dispatch_lag:,} bytes\n"
+        f"     {log.segments} segments of {log.length:,} bytes taking {log.taken:,} on disk"
     )
     if now.deliverer is not None:
         tables.append(f"delayed messages: delivered by {now.deliverer}")

@@ -56,8 +56,11 @@ def test_demo_streams_all_flights_while_they_are_appended(tmp_path: Path) -> Non
 
 
 def test_what_spark_fails_with_is_one_line() -> None:
-    with pytest.raises(DemoFailed, match=r"^Spark failed: Python worker failed to connect back\.$"), told_in_one_line():
-        raise StreamingQueryException("Python worker failed to connect back.\n=== Streaming Query ===\n...")
+    with pytest.raises(DemoFailed, match=r"^Spark failed: No space left\.$"), told_in_one_line():
+        raise StreamingQueryException("No space left.\n=== Streaming Query ===\n...")
+    late = "Query terminated.\n=== Streaming Query ===\nPython worker failed to connect back."
+    with pytest.raises(DemoFailed, match=r"^Spark failed: Query terminated\. .* run demo again$"), told_in_one_line():
+        raise StreamingQueryException(late)
 
 
 def test_so_is_what_spark_has_no_exception_for(spark: SparkSession) -> None:
