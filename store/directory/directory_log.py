@@ -167,7 +167,7 @@ class DirectoryLog:
         return self._store.bounds([queue]).get(queue)
 
     def _before(self, queue: Queue, position: int) -> Fingerprint | None:
-        """Of the message before `position`;
+        """Return the fingerprint of the message before `position`.
 
         None if the queue is missing, or shorter, or the message is damaged: its reader gets the error.
         """
