@@ -1,4 +1,4 @@
-"""What a consumer needs of its group, whoever keeps it: files beside a directory, or a cluster's broker.
+"""`Group` and `Member`: what a consumer needs of its group, kept in files beside a directory, or by brokers.
 
 A group reads each message of its topics once: its members share the queues, each queue is one member's at a time, and
 the group's offsets say how far it has read. Two kinds: `store.directory.directory_group` and `store.cluster.group`.
@@ -25,7 +25,7 @@ class MessageModel(Enum):
 
 
 class ConsumeFromWhere(Enum):
-    """Where a group begins in a queue that it has no offset of, see `store.broker.group_files.first_offsets`."""
+    """The begin of a group in a queue without an offset, see `store.broker.group_files.first_offsets`."""
 
     CONSUME_FROM_LAST_OFFSET = "last"
     CONSUME_FROM_FIRST_OFFSET = "first"
@@ -81,27 +81,28 @@ class Member(Protocol):
         """
 
     def lock(self, queues: Iterable[Queue], *, ask: bool = False) -> set[Queue]:
-        """Those of `queues` that are this member's now: that were free, expired or its own (LOCK_BATCH_MQ).
+        """Return those of `queues` that are this member's now: free, expired, or its own before (LOCK_BATCH_MQ).
 
-        Never one that another member has, and not at once one that was its own until it expired: its reader has to
-        start anew. They are its own for 60 s; call it every 20 s, also with none, for it tells that this member is
-        well. What was committed in one that is new here is forgotten.
+        Never a queue of another member, nor at once a queue whose lock expired here: its reader has to restart. They
+        are its own for 60 s. Call it every 20 s, even with no queues: it is the sign of life. Commits in queues that
+        are new here are forgotten.
 
-        ask: let who has the others know that this member asks for them, until it calls this without.
+        ask: tell the owners of the other queues that this member asks for them, until it calls this without.
         """
 
     def asked(self) -> set[Queue]:
-        """Those of this member's queues that another asks for. Whether it gives them up is for it to decide."""
+        """Return this member's queues that another member asks for. This member may keep them."""
 
     def unlock(self, queues: Iterable[Queue]) -> None:
-        """Give queues back; what was committed in them is persisted before others may have them."""
+        """Give queues back, after their committed offsets are persisted."""
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """The offset to read next, of those of `queues` that have one: as committed here, or else as persisted."""
+        """Return the offset to read next, for queues that have one: as committed here, or else as persisted."""
 
     def begin(self, positions: Positions) -> None:
-        """Set the offsets of those queues that the group has none of: persisted at once, so that all members agree. Not
-        of those that somebody reset, or deleted, meanwhile: see `resets`.
+        """Set offsets of queues that the group has none of, and persist them at once, so that all members agree.
+
+        Queues that were reset or deleted concurrently are left out, see `resets`.
 
         See `store.broker.group_files.first_offsets`. Read what counts by `committed`.
         """
@@ -109,26 +110,26 @@ class Member(Protocol):
     def commit(self, positions: Positions) -> None:
         """All messages before `positions` are done; smaller ones than before, or of others' queues, do not count.
 
-        Without waiting for a device; but it survives this process: who gets its queues begins there.
+        It does not wait for a device, but it survives this process: the next owner of the queues begins there.
         """
 
     def persist(self) -> None:
-        """Bring to the group's offsets what was committed in queues that are this member's still. Call it every 5 s.
+        """Write committed offsets of this member's queues to the group's offsets. Call it every 5 s.
 
-        Those that somebody reset meanwhile stay as they were reset; none goes backwards.
+        Queues that were reset concurrently stay as they were reset; no offset goes backwards.
         """
 
     def resets(self) -> Positions:
-        """Where to go on in the queues that somebody reset since the last call, or since this member joined.
+        """Return the new offsets of queues that were reset since the last call, or since this member joined.
 
-        What was committed in them is forgotten: until they are fetched here commits in these queues do not count, and
-        from then on those of messages that were read before must not come.
+        Commits in these queues are forgotten, and do not count before this returned them. Afterwards the caller must
+        not commit messages that it read before.
         """
 
     def reset(self, positions: Positions) -> None:
-        """Let the group go on from there, in queues of this member's, also where that is less than it has done: they
-        are others now, or shorter; of a broadcasting one this member alone. It learns it from `resets`. Raises
-        `UnknownTopic`."""
+        """Let the group go on at these offsets, in queues of this member, even backwards: the queues were recreated, or
+        are shorter. A broadcasting member resets itself alone. It learns of it from `resets`. Raises `UnknownTopic`.
+        """
 
     def send_back(
         self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int | None = None
@@ -150,7 +151,7 @@ class Member(Protocol):
 
 
 class Group(Protocol):
-    """A consumer group, whether anybody is in it or not."""
+    """A consumer group, with or without members."""
 
     @property
     def name(self) -> str: ...
@@ -177,10 +178,10 @@ class Group(Protocol):
         """Make the group, with RocketMQ's default settings, if it is new."""
 
     def members(self) -> list[MemberInfo]:
-        """Who is in it now, sorted by id."""
+        """Return the current members, sorted by id."""
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """The persisted offset of those of `queues` that have one."""
+        """Return the persisted offsets of queues that have one."""
 
     def reset(self, positions: Positions) -> None:
         """Let the group go on from there: members that consume at once, others when they join.

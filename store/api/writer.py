@@ -89,7 +89,7 @@ class Writer:
         self.figures = Figures(directory.root)
 
     def start(self) -> None:
-        """Work in the background, too. Not before somebody has this one, who closes it whatever happens."""
+        """Start the threads. Call it when the owner can close this writer, whatever happens."""
         self._flusher.start(self._config.flushIntervalCommitLog / 1000, self._attend)
 
     def _attend(self) -> None:
@@ -111,7 +111,9 @@ class Writer:
     def append(
         self, pieces: Iterable[Piece], *, flush: bool = False, unless: Condition | None = None
     ) -> AppendResult | None:
-        """`Appender.append`; what is not flushed here the device gets soon. Raises `StoreFull` where little is left."""
+        """`Appender.append`; the flusher brings it to the device soon. Raises `StoreFull` if the device has little
+        space.
+        """
         topics: set[str] = set()
         since = time.perf_counter()
         try:
@@ -152,7 +154,7 @@ class Writer:
             self.figures.of(name, topic).add(milliseconds)
 
     def delay(self) -> None:
-        """Let what is appended to the topics that delayed messages wait in be delivered, and have those topics."""
+        """Create the topics of delayed messages, and start to deliver."""
         for topic, queues in WAITING_TOPICS.items():
             if self._topics.queue_count(topic) < queues:
                 with self.held():
@@ -161,7 +163,7 @@ class Writer:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the append lock, after undoing an append that died: the files have what is published, and no more."""
+        """Hold the append lock, after undoing an append that died: the files end at the published end."""
         with self._lock.held():
             self._appender.repair()
             yield
@@ -191,7 +193,7 @@ class Writer:
         self._flusher.flush()
 
     def settle(self) -> None:
-        """`flush`, and note where the queues end: what tells of it may be deleted then."""
+        """`flush`, and note the lengths of the queues, so that retention may delete the log behind them."""
         with self.held():
             self._flusher.flush()
             self._ends.note(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
@@ -209,7 +211,7 @@ class Writer:
                 self._leave()
         finally:
             self._lock.close()
-            self._deliverer.stop()  # again, where an interrupt came: nobody appends who has left
+            self._deliverer.stop()  # again, after an interrupt: a writer that left must not append
             self._deliverer.leave()
             self._flusher.end()
             self.figures.close()

@@ -256,7 +256,7 @@ def test_a_group_that_was_reset_is_told(moody: Moody, caplog: pytest.LogCaptureF
 def test_an_answer_to_a_pull_that_nobody_made(moody: Moody) -> None:
     with closing(Brokers(ClusterAddress((moody.server.address,)))) as brokers:
         pulls = _Pulls(brokers, Broker("b", ((0, moody.server.address),)), QueueRange(Queue("orders", 0), 0, 3))
-        with pytest.raises(BadFrame, match="nobody made"):
+        with pytest.raises(BadFrame, match="was not made"):
             pulls._take(Command(ResponseCode.SUCCESS, opaque=7))
 
 
