@@ -53,7 +53,7 @@ TESTS ?= tests/store/$(dir $(MODULE))test_$(notdir $(MODULE)).py
 MUTATION := build/mutation
 mutation: $(VENV)/.with-mutation
 	rm -rf $(MUTATION) && mkdir -p $(MUTATION)/mutants
-	cp -r store pyspark_mq tests conf README.md LICENSE setup.cfg pyproject.toml $(MUTATION)
+	cp -r store pyspark_mq tests conf README.md LICENSE setup.py setup.cfg pyproject.toml $(MUTATION)
 	printf '%s\n' 'only_mutate = store/$(MODULE).py' 'pytest_add_cli_args_test_selection =' $(TESTS:%='    %') \
 	>> $(MUTATION)/setup.cfg
 	cd $(MUTATION) && export PYTHONPATH=$$PWD/mutants PATH="$(CURDIR)/$(BIN):$$PATH" && python -m mutmut run && \

@@ -171,7 +171,7 @@ def require_pipelined_workers() -> None:
     if os.environ.get(_PIPELINED) != "1":
         raise OptionError(
             "realTime needs workers that hand over each batch at once: PySpark 4.3 or later, and the setting "
-            "spark.python.udf.pipelined.enabled=true given when the application starts (spark-submit --conf, "
-            "--properties-file conf/spark-realtime.conf, or SparkSession.builder.config). "
+            "spark.python.udf.pipelined.enabled=true given when the application starts: by "
+            "pyspark_mq.session(real_time=True), spark-submit --conf, or SparkSession.builder.config. "
             "Without it leave the option realTime out"
         )

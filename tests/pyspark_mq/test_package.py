@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
+
+import pytest
 
 import pyspark_mq
 
@@ -53,3 +59,49 @@ def test_without_pyspark_the_lookup_is_not_disturbed(tmp_path: Path) -> None:
     (tmp_path / "pyspark" / "__init__.py").write_text("raise ImportError('too old')")
     program = "import pyspark_mq; print(hasattr(pyspark_mq, 'DefaultSource'))"
     assert python(program, tmp_path, ROOT) == "False"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what a wheel has beside the packages: `share`, and the metadata."""
+    tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("out")
+    for name in ("conf", "examples", "pyspark_mq", "store"):
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    build = ["egg_info", "--egg-base", str(out), "install_data", "--install-dir", str(out)]
+    subprocess.run([sys.executable, "setup.py", "-q", *build], cwd=tree, check=True, capture_output=True, timeout=60)
+    return out
+
+
+@pytest.fixture(scope="module")
+def metadata(built: Path) -> Message:
+    return message_from_bytes((built / "pyspark_mq.egg-info" / "PKG-INFO").read_bytes())
+
+
+@pytest.mark.parametrize("folder", ["conf", "examples"])
+def test_a_wheel_has_the_files_that_docs_point_to(built: Path, folder: str) -> None:
+    listed = subprocess.run(["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    there = {str(path.relative_to(built / "share/pyspark-mq")) for path in built.rglob("*") if path.is_file()}
+    assert set(listed.split()) <= there
+
+
+def test_links_of_the_readme_work_where_it_is_shown_alone(metadata: Message) -> None:
+    home = str(metadata["Home-page"])
+    text = metadata.get_payload()
+    assert isinstance(text, str)
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links
+    for link in links:
+        path, _, _ = link.removeprefix(f"{home}/blob/main/").partition("#")
+        assert link.startswith("https://")
+        assert not link.startswith(home) or (ROOT / path).exists(), link
+
+
+def test_the_metadata_names_the_project(metadata: Message) -> None:
+    assert metadata["Author"]
+    assert {str(each).partition(",")[0] for each in metadata.get_all("Project-URL") or ()} >= {
+        "Documentation",
+        "Issues",
+    }
+    assert any("Apache Software License" in each for each in metadata.get_all("Classifier") or ())
