@@ -257,7 +257,7 @@ def test_an_answer_to_a_pull_that_nobody_made(moody: Moody) -> None:
     with closing(Brokers(ClusterAddress((moody.server.address,)))) as brokers:
         pulls = _Pulls(brokers, Broker("b", ((0, moody.server.address),)), QueueRange(Queue("orders", 0), 0, 3))
         with pytest.raises(BadFrame, match="was not made"):
-            pulls._take(Command(ResponseCode.SUCCESS, opaque=7))
+            pulls._accept(Command(ResponseCode.SUCCESS, opaque=7))
 
 
 def test_a_busy_broker_is_asked_again_and_what_it_does_not_allow_is_told(moody: Moody) -> None:
