@@ -9,6 +9,7 @@ from collections.abc import Callable
 import click
 
 from benchmarks import (
+    answering,
     appending,
     archiving,
     consuming,
@@ -17,7 +18,6 @@ from benchmarks import (
     getting,
     indexing,
     narrowing,
-    one_message,
     planning,
     processes,
     producing,
@@ -25,6 +25,7 @@ from benchmarks import (
     reading,
     remote_reading,
     serving,
+    sqlite,
     starting,
     starting_query,
     writing,
@@ -38,7 +39,7 @@ BENCHMARKS: dict[str, Callable[[bool], None]] = {
     "appending": lambda small: appending.main(2_000 if small else 500_000, 0 if small else 5),
     "archiving": lambda small: archiving.main(2_000, 0, (100,)) if small else archiving.main(1_000_000, 5),
     "putting": lambda small: putting.main(80 if small else 20_000, 0 if small else 5),
-    "one_message": lambda small: one_message.main(80 if small else 20_000, 0 if small else 5),
+    "sqlite": lambda small: sqlite.main(80 if small else 20_000, 0 if small else 5),
     "producing": lambda small: producing.main(2_000, 0, (100,)) if small else producing.main(300_000, 5),
     "starting": lambda small: starting.main(0 if small else 15),
     "starting_query": lambda small: starting_query.main(1, ((1, 1),)) if small else starting_query.main(15),
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[bool], None]] = {
     ),
     "getting": lambda small: getting.main(2_000 if small else 200_000, 0 if small else 5),
     "consuming": lambda small: consuming.main(2_000 if small else 500_000, 0 if small else 5),
+    "answering": lambda small: answering.main(40, 80, 0) if small else answering.main(20_000, 20_000, 5),
     "serving": lambda small: serving.main(20, 10, 20, 1 << 18) if small else serving.main(2_000, 200, 2_000, 64 << 20),
     "writing": lambda small: writing.main(2_000, 0, (100,)) if small else writing.main(2_000_000, 5),
     "delaying": lambda small: delaying.main(_FEW if small else _DELAYED),

@@ -47,7 +47,7 @@ def main(sends: int, latencies: int, held: int, read_bytes: int) -> None:
 
 
 @contextmanager
-def _served(path: Path, settings: dict[str, int] | None = None) -> Iterator[tuple[str, psutil.Process]]:
+def served(path: Path, settings: dict[str, int] | None = None) -> Iterator[tuple[str, psutil.Process]]:
     """The address of `pyspark-mq serve`, and its process."""
     conf = path.parent / "broker.conf"
     conf.write_text("".join(f"{name}={value}\n" for name, value in (settings or {}).items()))
@@ -65,7 +65,7 @@ def _served(path: Path, settings: dict[str, int] | None = None) -> Iterator[tupl
 
 
 @contextmanager
-def _store(queues: int, *topics: str) -> Iterator[Path]:
+def store_with(queues: int, *topics: str) -> Iterator[Path]:
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         path = Path(folder) / "store"
         with MessageStore.open(path) as store:
@@ -76,8 +76,8 @@ def _store(queues: int, *topics: str) -> Iterator[Path]:
 
 def _java(sends: int, latencies: int) -> list[list[str]]:
     with (
-        _store(8, "bench", "late") as path,
-        _served(path) as (address, _),
+        store_with(8, "bench", "late") as path,
+        served(path) as (address, _),
         RocketMQ(LINES[0]).clients(address) as clients,
     ):
         rates = []
@@ -113,14 +113,14 @@ def _spread(ms: list[float]) -> str:
 
 def _held(held: int, arrivals: int) -> list[list[str]]:
     """Pulls of as many queues, of which each arrival answers its own."""
-    with _store(held, "bench") as path:
+    with store_with(held, "bench") as path:
         with MessageStore.open(path) as store:  # or each would be the first of its queue, whose files are made then
             store.put_many([Message("bench", b"", queue_id=queue) for queue in range(held)])
         return _arrivals(path, held, arrivals)
 
 
 def _arrivals(path: Path, held: int, arrivals: int) -> list[list[str]]:
-    with _served(path) as (address, process), Client(_PATIENCE) as client:
+    with served(path) as (address, process), Client(_PATIENCE) as client:
         offsets = [1] * held
 
         def hold(queue: int) -> Future[Command]:
@@ -155,7 +155,7 @@ def _arrivals(path: Path, held: int, arrivals: int) -> list[list[str]]:
 
 def _pulls(body_bytes: int, count: int, settings: dict[str, int]) -> list[str]:
     """Pulls of four queues, of which the next ranges are asked for before the last ones have come."""
-    with _store(_READ_QUEUES, "bench") as path:
+    with store_with(_READ_QUEUES, "bench") as path:
         with MessageStore.open(path) as store:
             for _ in range(0, count, 10_000):
                 some = [Message("bench", bytes(body_bytes), queue_id=at % _READ_QUEUES) for at in range(10_000)]
@@ -166,7 +166,7 @@ def _pulls(body_bytes: int, count: int, settings: dict[str, int]) -> list[str]:
         step = min(most, settings.get("maxTransferBytesOnMessageInMemory", 256 << 10) // record)
         offsets = range(0, max(ends), step)
         asked = [(queue, offset) for offset in offsets for queue in range(_READ_QUEUES) if offset < ends[queue]]
-        with _served(path, settings) as (address, _), Client(_PATIENCE) as client:
+        with served(path, settings) as (address, _), Client(_PATIENCE) as client:
             _pull_all(client, address, asked[:200], step)
             began = time.perf_counter()
             read = _pull_all(client, address, asked, step)
