@@ -80,7 +80,7 @@ def _say_what_changed(store: str, url: str | None, before: Remembered) -> bool:
     now = remembered(StoreDirectory.at(store).root)
     if url is not None and not is_same_place(url, now.url):
         if now.url:  # or else there was nothing to archive
-            echo(f"a copy: readers of {store} go on in {now.url}, and 'clean' waits for that one", err=True)
+            echo(f"a copy: readers of {store} go on in {now.shown}, and 'clean' waits for that one", err=True)
         return True
     if before.url and now.topics != before.topics:
         others = "; 'clean' waits for no other topic any more" if now.topics else ""

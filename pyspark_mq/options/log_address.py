@@ -12,7 +12,7 @@ from store.cluster.address import TOOLS_GROUP, ClusterAddress, Credentials
 from store.directory.directory_log import DirectoryAddress, address_at
 from store.model.errors import InvalidArgument
 from store.model.log_protocol import LogAddress
-from store.objects.urls import storage_options
+from store.objects.urls import storage_options, without_secrets
 from store.remoting.endpoints import Tls
 
 CLUSTER_OPTIONS = (
@@ -138,7 +138,8 @@ def _directory(options: Mapping[str, str]) -> LogAddress:
         )
     if "://" in local and not local.startswith("file:"):
         if options.get("archive"):
-            raise OptionError(f"archive goes with the path of a store; {path} is an archive itself, or none")
+            shown = without_secrets(path)
+            raise OptionError(f"archive goes with the path of a store; {shown} is an archive itself, or none")
         return address_at(path, options=secrets)
     if "://" in local or local.startswith("//"):
         return DirectoryAddress(path)  # which says itself that it is none

@@ -251,6 +251,11 @@ class Remembered(NamedTuple):
     url: str = ""
     topics: tuple[str, ...] = ()
 
+    @property
+    def shown(self) -> str:
+        """The URL without secrets."""
+        return without_secrets(self.url)
+
 
 def remembered(root: Path) -> Remembered:
     """Return where the store in a directory archives which topics; without a URL if it does not, or is no store.

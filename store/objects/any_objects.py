@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from store.files.atomic import create_file, make_folder, open_file, sync_directory, write_file
 from store.model.errors import ObjectsUnavailable
-from store.objects.urls import local_path
+from store.objects.urls import local_path, must_be_plain
 
 
 class LocalObjects:
@@ -177,11 +177,13 @@ def objects_at(url: str, options: Mapping[str, Any]) -> Objects:
     local = local_path(url)
     if local is not None:
         return LocalObjects(Path(local))
+    must_be_plain(url)
     from store.objects.remote import remote_at  # imports tenacity and fsspec: 100 ms, for remote objects only
 
     return remote_at(url, options)
 
 
+_REFUSALS = (errno.EACCES, errno.EPERM)
 _GIVE_CREDENTIALS = "give the credentials in the environment, or as storage options"
 
 
@@ -189,26 +191,40 @@ _GIVE_CREDENTIALS = "give the credentials in the environment, or as storage opti
 def translated(where: object, secrets: Sequence[str] = ()) -> Iterator[None]:
     """Turn errors into `ObjectsUnavailable`. `FileNotFoundError` passes.
 
-    where: the path or URL, for errors. secrets: no error shows them.
+    where: the path or URL, for errors. secrets: no error shows them, nor its cause.
     """
     try:
         yield
-    except (FileNotFoundError, ObjectsUnavailable):
+    except ObjectsUnavailable:
         raise
-    except OSError as error:
-        if isinstance(error, PermissionError) or error.errno in (errno.EACCES, errno.EPERM):
-            raise ObjectsUnavailable(f"{where}: no permission; {_GIVE_CREDENTIALS}") from error
-        if is_timeout(error):
-            raise ObjectsUnavailable(f"{where}: no answer in time; try again") from error
-        why = os.strerror(error.errno) if error.errno else type(error).__name__
-        raise ObjectsUnavailable(f"{where}: {error.strerror or why}") from error
     except Exception as error:  # libraries behind fsspec raise errors of their own, which have no other base
-        said = f"{where}: {type(error).__name__}: {error}"
-        if any(secret in said for secret in secrets):
-            raise ObjectsUnavailable(f"{where}: {type(error).__name__}, of a URL with a secret") from None
-        if "Credentials" in type(error).__name__:  # as botocore and Google name them
-            said += f"; {_GIVE_CREDENTIALS}"
-        raise ObjectsUnavailable(said) from error
+        is_secret = any(secret in text for text in _texts(error) for secret in secrets)
+        if isinstance(error, FileNotFoundError):
+            if not is_secret:
+                raise
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(where)) from None
+        raise ObjectsUnavailable(f"{where}: {_reason(error, is_secret)}") from (None if is_secret else error)
+
+
+def _reason(error: Exception, is_secret: bool) -> str:
+    kind = type(error).__name__
+    if isinstance(error, PermissionError) or (isinstance(error, OSError) and error.errno in _REFUSALS):
+        return f"no permission; {_GIVE_CREDENTIALS}"
+    if is_timeout(error):
+        return "no answer in time; try again"
+    if is_secret:
+        return f"{kind}, of a URL with a secret"
+    if isinstance(error, OSError) and error.errno:
+        return error.strerror or os.strerror(error.errno)
+    said = f"{kind}: {error}" if str(error) else kind
+    return f"{said}; {_GIVE_CREDENTIALS}" if "Credentials" in kind else said  # as botocore and Google name them
+
+
+def _texts(error: BaseException | None) -> Iterator[str]:
+    """Yield what a traceback would show of an error and its causes."""
+    while error is not None:
+        yield f"{error} {error!r}"
+        error = error.__cause__ or error.__context__
 
 
 def is_timeout(error: BaseException) -> bool:

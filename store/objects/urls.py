@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from store.model.errors import ConfigError
 
 # Object stores that can make an object only if it is missing, in one request, and the package that speaks to each.
 CREATES_ONCE = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 
+_LOCAL = ("file", "local")
 _URL = re.compile(r"(?P<scheme>([A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 _ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/")
 
@@ -26,11 +28,11 @@ def local_path(url: str) -> str | None:
                 f"{slashed[0]}...: a URL has two slashes there; a folder of that name is ./{slashed[0]}..."
             )
         return os.path.abspath(os.path.expanduser(path))
-    if found["scheme"].lower() not in ("file", "local"):
+    if found["scheme"].lower() not in _LOCAL:
         return None
     host, slash, path = found["rest"].partition("/")
     if host not in ("", "localhost") or not slash:  # likewise
-        raise ConfigError(f"{url}: a URL of a local directory begins with file:///")
+        raise ConfigError(f"{without_secrets(url)}: a URL of a local directory begins with file:///")
     return os.path.abspath(slash + path)
 
 
@@ -50,13 +52,31 @@ def scheme_of(url: str) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """Return the URL without users, keys and passwords. A URL may be a chain: `dir::s3://key:password@bucket`."""
-    return "::".join("://".join(filter(None, (scheme, rest))) for scheme, _, rest in _links(url))
+    """Return the URL without users, keys, passwords and queries. A URL may be a chain: `dir::s3://key:password@bucket`.
+
+    A password that is not percent-encoded may hide where it ends: then nothing but the scheme is left.
+    """
+    return "::".join(link.shown for link in _links(url))
 
 
 def secrets_of(url: str) -> list[str]:
-    """Return the users, keys and passwords of a URL, as they stand there."""
-    return [secret for _, secret, _ in _links(url) if secret]
+    """Return the users, keys, passwords and queries of a URL, whole, in parts, and decoded."""
+    return [secret for link in _links(url) for secret in link.secrets]
+
+
+def must_be_plain(url: str) -> None:
+    """Raises `ConfigError` for a URL with a query, or whose password hides where the host begins."""
+    for link in _links(url):
+        if link.is_hidden:
+            raise ConfigError(
+                f"{without_secrets(url)}: its user and password cannot be told from its host; write '/', '?', '#', "
+                "':' and '@' in them as %2F, %3F, %23, %3A and %40, or give them as storage options"
+            )
+        if link.has_query:
+            raise ConfigError(
+                f"{without_secrets(url)}: a URL of files takes no query ('?name=value'); give a token as a storage "
+                "option"
+            )
 
 
 def why_not_shared(url: str) -> str | None:
@@ -71,12 +91,32 @@ def why_not_shared(url: str) -> str | None:
     return None
 
 
-def _links(url: str) -> list[tuple[str, str, str]]:
-    """Split a chain of URLs: of each its scheme, its user and password, and the rest."""
-    links = []
-    for link in url.split("::"):
-        scheme, separator, rest = link.partition("://")
-        host, slash, path = rest.partition("/")
-        secret, _, host = host.rpartition("@")
-        links.append((scheme, secret, host + slash + path if separator else ""))
-    return links
+class _Link(NamedTuple):
+    """One URL of a chain. shown: without its secrets. is_hidden: where its password ends cannot be told."""
+
+    shown: str
+    secrets: tuple[str, ...] = ()
+    is_hidden: bool = False
+    has_query: bool = False
+
+
+def _links(url: str) -> list[_Link]:
+    before, separator, rest = url.partition("://")
+    *names, scheme = before.split("::")
+    links = [_Link(name) for name in names]
+    if not separator:
+        return [_Link(url)]
+    link, chained, others = rest.partition("::")
+    try:
+        parts = urlsplit(f"//{link}")
+        parts.port  # noqa: B018  raises an error if the part behind the colon is a password
+    except ValueError:
+        return [*links, _Link(f"{scheme}://...", (rest,), is_hidden=True)]
+    user, _, host = parts.netloc.rpartition("@")
+    has_query = "=" in parts.query and scheme.lower() not in _LOCAL
+    path = parts.path if has_query else link[len(parts.netloc) :]
+    password = user.partition(":")[2]
+    values = [parts.query, *(value for _, value in parse_qsl(parts.query))] if has_query else []
+    secrets = user, password, unquote(password), *values
+    links.append(_Link(f"{scheme}://{host}{path}", tuple(filter(None, secrets)), has_query=has_query))
+    return [*links, *(_links(others) if chained else ())]

@@ -44,6 +44,7 @@ from store.model.errors import (
     OffsetNotYet,
     system_errors,
 )
+from store.objects.urls import without_secrets
 from store.publish.log_end import is_left, was_overtaken
 from store.publish.published_end import published_end_of
 from store.read.query import message_at
@@ -116,7 +117,9 @@ class StoreDirectory:
             local = url["path"]
         else:
             remedy = "; a URL of a local file begins with file:///" if url["scheme"] == "file" else "; copy it to one"
-            raise NotAStore(f"{text}: a store lies on a local disk, for its locks and mappings{remedy}")
+            raise NotAStore(
+                f"{without_secrets(text)}: a store lies on a local disk, for its locks and mappings{remedy}"
+            )
         if "\0" in local:
             raise NotAStore(f"{text!r}: no path has a zero byte")
         return StoreDirectory(Path(local).expanduser().absolute())

@@ -275,7 +275,7 @@ def test_an_index_that_lost_a_sector_does_not_hide_its_keys(it: ArchivedStore, t
         holds(log, it.store, keys)
     fill(it.store, 50, 1)
     if what == "items":
-        with pytest.warns(RuntimeWarning, match="who looks for a key reads what was archived until now"):
+        with pytest.warns(RuntimeWarning, match="a search by key reads all that was archived until now"):
             it.archive()
         with it.address.open() as log:
             holds(log, it.store, keys)
@@ -291,7 +291,7 @@ def test_an_index_that_is_lost_begins_anew(it: ArchivedStore, tmp_path: Path, *,
     for seed in (1, 2):
         fill(it.store, 50, seed)
         if seed == 1:
-            with pytest.warns(RuntimeWarning, match="who looks for a key reads what was archived until now"):
+            with pytest.warns(RuntimeWarning, match="a search by key reads all that was archived until now"):
                 it.archive()
         it.archive()
         with it.address.open() as log:
