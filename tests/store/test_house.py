@@ -12,6 +12,7 @@ import pytest
 import store
 
 ROOT = Path(store.__file__).parent
+SPARK = ROOT.parent / "pyspark_mq"
 # From the ground up. The last one is `store/__init__.py`, the names for users.
 FLOORS = (
     *("model", "format", "files", "index", "objects", "log", "publish", "read", "archive", "upkeep", "delays", "api"),
@@ -33,6 +34,37 @@ def test_architecture_page_lists_the_floors() -> None:
         tuple(re.findall(r"^\| `(\w+)/` \|", page.partition("`pyspark_mq/` has floors")[0], re.MULTILINE))
         == FLOORS[:-1]
     )
+
+
+def test_the_way_of_a_message_is_true() -> None:
+    """Each module of the picture exists, and each solid arrow from a module of `store` is an import."""
+    page = (ROOT.parent / "docs" / "internals" / "architecture.md").read_text("utf-8")
+    picture = page.partition("flowchart TB\n")[2].partition("```")[0]
+    modules = dict(re.findall(r"(\w+)\[([\w/]+)\]", picture))
+    paths = {
+        node: next(path for path in (ROOT / f"{name}.py", SPARK / f"{name}.py") if path.exists())
+        for node, name in modules.items()
+    }
+    arrows = [pair for line in picture.splitlines() for pair in arrows_of(line)]
+    assert [
+        arrow for arrow in arrows if f"from store.{dotted(modules[arrow[1]])} import" not in text(paths, arrow[0])
+    ] == []
+    assert len(arrows) > 10
+
+
+def arrows_of(line: str) -> Iterator[tuple[str, str]]:
+    nodes = re.split(r"(-->|-\.->)", re.sub(r"\[[^]]*\]| ", "", line))
+    for left, arrow, right in zip(nodes[0::2], nodes[1::2], nodes[2::2], strict=False):
+        if arrow == "-->":
+            yield left, right
+
+
+def dotted(name: str) -> str:
+    return name.replace("/", ".")
+
+
+def text(paths: dict[str, Path], node: str) -> str:
+    return paths[node].read_text("utf-8")
 
 
 def test_every_module_is_in_a_room() -> None:
