@@ -40,7 +40,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def running(directory: Path, program: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program of the page, killed with what it started at the end of the block."""
+    """Run a program of the page; kill it, and its children, at the end of the block."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     with subprocess.Popen(
         [sys.executable, program], cwd=directory, env=environment, start_new_session=True, stderr=subprocess.DEVNULL
