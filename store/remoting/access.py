@@ -12,7 +12,7 @@
         groupPerms: [readers=SUB]
 
 A request is signed with its account's secret: HMAC-SHA1 of the values of its fields, in the order of their names, and
-its body (AclClientRPCHook). What it is about is judged by `_NEEDS`; who is signed for may do what is not listed there.
+its body (AclClientRPCHook). `rights` says which permissions it takes.
 """
 
 from __future__ import annotations
@@ -20,41 +20,23 @@ from __future__ import annotations
 import base64
 import hmac
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntFlag
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
-from store.format.layout import RETRY_TOPIC_PREFIX
-from store.model.codes import RequestCode, ResponseCode
+from store.model.codes import ResponseCode
 from store.model.errors import ConfigError, RequestRefused
-from store.remoting.bodies import Heartbeat
 from store.remoting.command import Command
 from store.remoting.request import Request
+from store.remoting.rights import Need, Perm, needs_of
 
 _ACCESS_KEY, _SIGNATURE = "AccessKey", "Signature"
 _UNSIGNED = frozenset({_SIGNATURE, "_UNIQUE_KEY_QUERY"})  # which some clients add after they have signed
 
 
-class Perm(IntFlag):
-    """What an account may do with a topic or a group."""
-
-    DENY = 0
-    PUB = 1
-    SUB = 2
-
-
-class Need(NamedTuple):
-    """What a request takes: a permission of a topic, or of a group."""
-
-    name: str
-    perm: Perm
-    is_group: bool = False
-
-
-_PERMS = {"DENY": Perm.DENY, "PUB": Perm.PUB, "SUB": Perm.SUB, "PUB|SUB": Perm.PUB | Perm.SUB}
-_PERMS |= {"SUB|PUB": Perm.PUB | Perm.SUB, "ANY": Perm.PUB | Perm.SUB}
+_PERMS = {"DENY": Perm.DENY, "PUB": Perm.PUB, "SUB": Perm.SUB}
+_PERMS |= dict.fromkeys(("PUB|SUB", "SUB|PUB", "ANY"), Perm.EITHER)
 
 
 @dataclass(frozen=True)
@@ -71,11 +53,12 @@ class Account:
     groups: Mapping[str, Perm]
 
     def may(self, need: Need) -> bool:
+        """Whether the account has a permission. Only an admin has one of the broker's own topics by default."""
         named, default = (self.groups, self.default_group) if need.is_group else (self.topics, self.default_topic)
         perm = named.get(need.name)
-        if perm is None and self.is_admin:
-            return True
-        return bool((default if perm is None else perm) & need.perm)
+        if perm is None:
+            return self.is_admin or (bool(default & need.perm) and not need.is_brokers_own)
+        return bool(perm & need.perm)
 
 
 class Access:
@@ -104,8 +87,8 @@ class Access:
             ) from error
 
     def check(self, request: Request) -> None:
-        """Raises `RequestRefused` for what its sender may not do."""
-        command, ip = request.command, request.connection.peer.rpartition(":")[0]
+        """Raises `RequestRefused` for a request that its sender may not make."""
+        command, ip = request.command, request.connection.host
         if _matches(self._white, ip):
             return
         key = command.fields.get(_ACCESS_KEY, "")
@@ -114,12 +97,26 @@ class Access:
             raise _refused(f"no account for accessKey {key!r:.60}")
         if not _matches(account.white, ip) and not _is_signed(command, account.secret_key):
             raise _refused(f"signature of accessKey {key!r:.60} is wrong")
-        if command.code in _ADMIN and not account.is_admin:
+        request.connection.account = key
+        needs = needs_of(command)
+        if needs is None and not account.is_admin:
             raise _refused(f"request {command.code} needs an admin account, {key!r:.60} is none")
-        for need in _needs(command):
-            if not account.may(need):
-                kind = "group" if need.is_group else "topic"
-                raise _refused(f"{key!r:.60} has no permission {need.perm.name} of {kind} {need.name!r:.260}")
+        for need in needs or ():
+            self.must_have(request, need)
+
+    def has(self, request: Request, need: Need) -> bool:
+        """Whether the sender of a checked request has a permission."""
+        if _matches(self._white, request.connection.host):
+            return True
+        return self._accounts[request.command.fields[_ACCESS_KEY]].may(need)
+
+    def must_have(self, request: Request, need: Need) -> None:
+        """Raises `RequestRefused` if the sender of a checked request lacks a permission."""
+        if not self.has(request, need):
+            raise _refused(f"{request.command.fields[_ACCESS_KEY]!r:.60} has no permission {need}")
+
+
+EVERYBODY = Access(("*",), {})  # without accounts: every address may do everything
 
 
 def signature(command: Command, secret_key: bytes, unsigned: frozenset[str] = frozenset({_SIGNATURE})) -> str:
@@ -138,72 +135,6 @@ def _is_signed(command: Command, secret_key: bytes) -> bool:
 
 def _refused(why: str) -> RequestRefused:
     return RequestRefused(ResponseCode.NO_PERMISSION, why)
-
-
-# --- what requests need ----------------------------------------------------------------------------------
-
-_ADMIN = frozenset(
-    {
-        RequestCode.UPDATE_AND_CREATE_TOPIC,
-        RequestCode.DELETE_TOPIC_IN_BROKER,
-        RequestCode.DELETE_TOPIC_IN_NAMESRV,
-        RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
-        RequestCode.DELETE_SUBSCRIPTIONGROUP,
-        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
-    }
-)
-
-
-def _needs(command: Command) -> Iterator[Need]:
-    find = _NEEDS.get(command.code)
-    return iter(()) if find is None else find(command)
-
-
-def _of_topic(field: str, perm: Perm) -> Callable[[Command], Iterator[Need]]:
-    def needs(command: Command) -> Iterator[Need]:
-        yield _topic(command.fields.get(field, ""), perm)
-
-    return needs
-
-
-def _of_group(field: str, topic: str | None = None) -> Callable[[Command], Iterator[Need]]:
-    def needs(command: Command) -> Iterator[Need]:
-        group = command.fields.get(field)
-        if group is not None:  # UNREGISTER_CLIENT names a producer's instead
-            yield Need(group, Perm.SUB, is_group=True)
-        if topic is not None:
-            yield _topic(command.fields.get(topic, ""), Perm.SUB)
-
-    return needs
-
-
-def _of_consumers(command: Command) -> Iterator[Need]:
-    for consumer in Heartbeat.of(command.body).consumers or ():
-        yield Need(consumer.group_name, Perm.SUB, is_group=True)
-        yield from (_topic(each.topic, Perm.SUB) for each in consumer.subscription_data_set or ())
-
-
-def _topic(name: str, perm: Perm) -> Need:
-    """A group's own topic goes with the group."""
-    if name.startswith(RETRY_TOPIC_PREFIX):
-        return Need(name.removeprefix(RETRY_TOPIC_PREFIX), Perm.SUB, is_group=True)
-    return Need(name, perm)
-
-
-_NEEDS: Mapping[int, Callable[[Command], Iterator[Need]]] = {
-    RequestCode.SEND_MESSAGE: _of_topic("topic", Perm.PUB),
-    RequestCode.SEND_MESSAGE_V2: _of_topic("b", Perm.PUB),
-    RequestCode.SEND_BATCH_MESSAGE: _of_topic("b", Perm.PUB),
-    RequestCode.CONSUMER_SEND_MSG_BACK: _of_group("group"),
-    RequestCode.PULL_MESSAGE: _of_group("consumerGroup", "topic"),
-    RequestCode.LITE_PULL_MESSAGE: _of_group("consumerGroup", "topic"),
-    RequestCode.QUERY_MESSAGE: _of_topic("topic", Perm.SUB),
-    RequestCode.HEART_BEAT: _of_consumers,
-    RequestCode.UNREGISTER_CLIENT: _of_group("consumerGroup"),
-    RequestCode.GET_CONSUMER_LIST_BY_GROUP: _of_group("consumerGroup"),
-    RequestCode.QUERY_CONSUMER_OFFSET: _of_group("consumerGroup", "topic"),
-    RequestCode.UPDATE_CONSUMER_OFFSET: _of_group("consumerGroup", "topic"),
-}
 
 
 # --- the file --------------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ class Connection(asyncio.Protocol):
 
     peer, here: "host:port" of the two ends. ip, port: of the peer, if it has an IPv4 address. heard: when data came
     last; stuck_since: since when this waits for the rest of a frame, or for the peer to read, or None; both
-    `time.monotonic()`. is_stuck_writing: the peer does not read. is_over: set before `lost` is called.
+    `time.monotonic()`. account: the access key of its last signed request. is_stuck_writing: the peer does not read.
+    is_over: set before `lost` is called.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Connection(asyncio.Protocol):
         self._error: Exception | None = None
         self.max_frame_bytes = MAX_FRAME_BYTES
         self.peer = self.here = ""
+        self.account: str | None = None
         self.ip = b""
         self.port = 0
         self.heard = time.monotonic()

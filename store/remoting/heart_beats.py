@@ -20,8 +20,8 @@ from store.directory.directory_group import DirectoryGroup
 from store.files.consumer_offsets import check_group_name
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.model.codes import CommandFlag, RequestCode, ResponseCode
-from store.model.errors import GroupConflict, StoreClosed, StoreError
-from store.remoting.clients import Beat, ConsumerClient
+from store.model.errors import GroupConflict, RequestRefused, StoreClosed, StoreError
+from store.remoting.clients import Beat, ConsumerClient, ProducerClient
 from store.remoting.command import Command
 from store.remoting.connection import Connection
 from store.remoting.headers import ConsumerGroup, UnregisterClient
@@ -35,6 +35,7 @@ class HeartBeats:
     """Keeps `clients` by what clients say, and the locks of groups by `clients`."""
 
     def __init__(self, broker: ServedBroker, neighbours: Neighbours) -> None:
+        self._broker = broker
         self._store = broker.store
         self.clients = broker.clients
         self._offsets = broker.offsets
@@ -67,6 +68,7 @@ class HeartBeats:
             except StoreError as error:  # its other groups are joined
                 refused = error
         for group, producer in beat.producers.items():
+            _must_be_same(beat.client_id, self.clients.producers(group).get(beat.client_id), producer)
             self.clients.put_producer(group, beat.client_id, producer)
         for group in changed:
             self._notify(group)
@@ -77,6 +79,7 @@ class HeartBeats:
     def _join(self, group: str, client_id: str, consumer: ConsumerClient) -> bool:
         """Return whether the group's other members have to know. Raises `StoreError` for a group it may not be in."""
         before = self.clients.consumers(group).get(client_id)
+        _must_be_same(client_id, before, consumer)
         is_news = before is None or before.reads != consumer.reads
         if is_news:
             self._prepare(group)
@@ -89,18 +92,22 @@ class HeartBeats:
     def _prepare(self, group: str) -> None:
         """Create a group, and the retry topic that its consumers subscribe to."""
         check_group_name(group)
+        self._broker.must_know(group)
         DirectoryGroup(self._store.path, group).create()  # inherits the progress of dead members beside the server
         topic = RETRY_TOPIC_PREFIX + group
         if topic not in self._store.topics():
             self._store.create_topic(topic, 1)
 
     def _unregister(self, request: Request) -> Response:
-        header = UnregisterClient.of(request.command.fields)
+        header, connection = UnregisterClient.of(request.command.fields), request.connection
+        id, group = header.client_id, header.consumer_group
         if header.producer_group is not None:
-            self.clients.remove_producer(header.producer_group, header.client_id)
-        group = header.consumer_group
-        if group is not None and self.clients.remove_consumer(group, header.client_id):
-            self._notify(group)
+            _must_be_on(connection, id, self.clients.producers(header.producer_group).get(id))
+            self.clients.remove_producer(header.producer_group, id)
+        if group is not None:
+            _must_be_on(connection, id, self.clients.consumers(group).get(id))
+            if self.clients.remove_consumer(group, id):
+                self._notify(group)
         return Response()
 
     def _consumer_list(self, request: Request) -> Response:
@@ -120,6 +127,24 @@ class HeartBeats:
         told = Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerGroup(group).texts(), flag=CommandFlag.ONEWAY)
         for connection in {each.connection for each in self.clients.consumers(group).values()}:
             connection.send_soon(told)
+
+
+def _must_be_same(
+    client_id: str, before: ConsumerClient | ProducerClient | None, now: ConsumerClient | ProducerClient
+) -> None:
+    """Raises `RequestRefused` if a client has the id of one that another account connected, and that is still there.
+
+    Clients of one account may change their connection: they open another one after a late answer.
+    """
+    if before is not None and before.connection.account != now.connection.account:
+        _must_be_on(now.connection, client_id, before)
+
+
+def _must_be_on(connection: Connection, client_id: str, client: ConsumerClient | ProducerClient | None) -> None:
+    """Raises `RequestRefused` if a client is on another connection than this one, which is open."""
+    if client is not None and client.connection is not connection and not client.connection.is_over:
+        why = f"client {client_id} is on another connection, from {client.connection.peer}; only that one may end it"
+        raise RequestRefused(ResponseCode.NO_PERMISSION, why)
 
 
 class Neighbours:

@@ -180,9 +180,11 @@ class Pulling:
         return answered
 
     def _commit(self, pull: PullRequest, response: PullResponse, offset: int) -> None:
-        """Commit the offset that a pull brings along; 0: none. It counts when the pull comes: by the answer of an
-        archive the group may have been reset."""
-        if offset > 0 and (response.code in _OF_A_QUEUE or _is_before(response)):
+        """Commit the offset that a pull brings along; 0, or one behind the queue's end, is none.
+
+        It counts when the pull comes: by the answer of an archive the group may have been reset.
+        """
+        if 0 < offset <= response.max_offset and (response.code in _OF_A_QUEUE or _is_before(response)):
             self._offsets.commit(pull.group, Queue(pull.topic, pull.queue_id), offset)
 
     def _now(self, pull: PullRequest) -> PullResponse:

@@ -43,6 +43,7 @@ from store.remoting.command import MAX_HEADER_BYTES
 from store.remoting.headers import SendAnswer, SendBack, SendMessage, SendMessageV2
 from store.remoting.queue_locks import Locks
 from store.remoting.request import Answer, Handler, Request, Response
+from store.remoting.rights import Perm, of_topic
 from store.remoting.served_broker import ServedBroker
 from store.remoting.served_routes import NEW_TOPIC_QUEUES
 from store.remoting.served_topics import must_be_of
@@ -69,6 +70,7 @@ class Sending:
     def __init__(
         self, broker: ServedBroker, appending: Appending, transactions: ServedTransactions, locks: Locks
     ) -> None:
+        self._broker = broker
         self._store = broker.store
         self._create_topics = broker.config.autoCreateTopicEnable
         self._appending = appending
@@ -105,6 +107,7 @@ class Sending:
         messages = [_message(header, part) for part in parts]
         new_queues = max(1, min(header.default_topic_queue_nums, NEW_TOPIC_QUEUES)) if self._create_topics else 0
         if self._is_dead(header):
+            self._broker.must_know(header.topic.removeprefix(RETRY_TOPIC_PREFIX))
             topic, new_queues = header.topic.replace(RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, 1), DEAD_LETTER_QUEUES
             messages = [replace(each, topic=topic, queue_id=0, delay_level=0, deliver_at=None) for each in messages]
             ids = ", ".join(each.properties.get(PROPERTY_UNIQ_KEY, "without an id") for each in messages)
@@ -220,8 +223,10 @@ class SendBacks:
     """CONSUMER_SEND_MSG_BACK: messages that a client could not process are delivered again, see `broker/retries`."""
 
     def __init__(self, broker: ServedBroker) -> None:
+        self._broker = broker
         self._store = broker.store
         self._tiered = broker.tiered
+        self._access = broker.access
 
     def handlers(self) -> Mapping[int, Handler]:
         """Return handlers that may wait."""
@@ -229,12 +234,14 @@ class SendBacks:
 
     def _send_back(self, request: Request) -> Answer:
         header = SendBack.of(request.command.fields)
-        return self._tiered.answer_of(request, header.offset, lambda record: self._sent_back(header, record))
+        return self._tiered.answer_of(request, header.offset, lambda record: self._sent_back(request, header, record))
 
-    def _sent_back(self, header: SendBack, record: bytes) -> Response:
+    def _sent_back(self, request: Request, header: SendBack, record: bytes) -> Response:
         message = decode_record(record, f"commit log offset {header.offset}")
+        self._access.must_have(request, of_topic(message.topic, Perm.SUB))
         _must_be_meant(message, header)
         most = header.max_reconsume_times
+        self._broker.must_know(header.group)
         send_back(self._store, header.group, [message], level=header.delay_level, max_reconsume_times=most)
         return Response()
 

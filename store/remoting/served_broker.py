@@ -8,7 +8,10 @@ from pathlib import Path
 
 from store.api.message_store import MessageStore
 from store.files.config import entries, parsed
-from store.model.errors import ConfigError
+from store.files.consumer_offsets import GroupConfigs
+from store.format.layout import RETRY_TOPIC_PREFIX
+from store.model.errors import ConfigError, UnknownGroup
+from store.remoting.access import EVERYBODY, Access
 from store.remoting.clients import Clients
 from store.remoting.served_offsets import ServedOffsets
 from store.remoting.tiered_store import TieredStore
@@ -44,15 +47,24 @@ BROKER_SETTINGS = {field.name: type(field.default) for field in fields(BrokerCon
 
 @dataclass(frozen=True)
 class ServedBroker:
-    """The store, the broker's settings, the connected clients, the offsets of their groups, and the store read through
-    to its archive."""
+    """The store, the broker's settings, the connected clients, the offsets of their groups, the store read through to
+    its archive, and the accounts."""
 
     store: MessageStore
     config: BrokerConfig
     clients: Clients
     offsets: ServedOffsets
     tiered: TieredStore
+    access: Access = EVERYBODY
 
     @property
     def name(self) -> str:
         return self.config.brokerName
+
+    def must_know(self, group: str) -> None:
+        """Raises `UnknownGroup` for an unknown group if this creates no topics, for a group has topics of its own."""
+        if not self.config.autoCreateTopicEnable and GroupConfigs(self.store.path).of(group) is None:
+            raise UnknownGroup(
+                f"group {group} does not exist, and this broker creates no topics for it, such as "
+                f"{RETRY_TOPIC_PREFIX}{group}; create the group first: mqadmin updateSubGroup -g {group}"
+            )

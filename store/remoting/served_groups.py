@@ -11,7 +11,7 @@ from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import GROUP_SEPARATOR, MAX_QUEUES
 from store.format.strict_json import encode
 from store.model.codes import CommandFlag, Language, RequestCode, ResponseCode
-from store.model.errors import ArchiveError, ObjectsUnavailable, RequestRefused
+from store.model.errors import ArchiveError, ObjectsUnavailable, OffsetOutOfRange, RequestRefused
 from store.model.integers import INT_MAX, integer
 from store.model.log_protocol import Positions, Queue
 from store.remoting.clients import ConsumerClient, ProducerClient
@@ -30,6 +30,7 @@ from store.remoting.headers import (
 )
 from store.remoting.heart_beats import Neighbours
 from store.remoting.request import Answer, Handler, Request, Response, of_json
+from store.remoting.rights import of_group
 from store.remoting.served_broker import ServedBroker
 from store.remoting.served_topics import message_queue, queue_table, table_of_queues
 
@@ -51,6 +52,7 @@ class ServedGroups:
         self._offsets = broker.offsets
         self._tiered = broker.tiered
         self._neighbours = neighbours
+        self._access = broker.access
         self._files = ConsumerOffsets(broker.store.path)
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -111,12 +113,18 @@ class ServedGroups:
 
     def _all_offsets(self, request: Request) -> Response:
         self._offsets.persist()
-        return of_json({"offsetTable": self._files.all_offsets()})
+        found = self._files.all_offsets().items()
+        seen = {
+            key: each for key, each in found if self._access.has(request, of_group(key.partition(GROUP_SEPARATOR)[2]))
+        }
+        return of_json({"offsetTable": seen})
 
     def _commit(self, request: Request) -> Response:
         header = CommitOffset.of(request.command.fields)
         group, queue, offset = header.consumer_group, Queue(header.topic, header.queue_id), header.commit_offset
-        self._store.max_offset(queue.topic, queue.queue_id)  # or there is no such queue
+        end = self._store.max_offset(queue.topic, queue.queue_id)
+        if offset > end:  # the group would skip all messages up to it
+            raise OffsetOutOfRange(f"group {group}, {queue}: offset {offset} is behind the queue's end, {end}")
         self._offsets.commit(group, queue, offset)
         if not self._clients.consumers(group):  # others may join beside the server, who go by the files
             self._offsets.persist()
@@ -149,7 +157,7 @@ class ServedGroups:
     def _begin(self, header: ResetOffset, queue: Queue) -> int:
         """Where the group is to read on; without `force` not behind where it is."""
         if header.offset is not None and header.offset >= 0:
-            return header.offset
+            return min(header.offset, self._store.max_offset(queue.topic, queue.queue_id))
         if header.timestamp == _TO_THE_END:
             found = self._store.max_offset(queue.topic, queue.queue_id)
         else:

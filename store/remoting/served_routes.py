@@ -12,6 +12,7 @@ from store.model.errors import RequestRefused
 from store.model.log_protocol import Queue
 from store.remoting.headers import GetRoute
 from store.remoting.request import Handler, Request, Response, of_json
+from store.remoting.rights import of_topic
 from store.remoting.served_broker import ServedBroker
 
 DEFAULT_TOPIC = "TBW102"  # whose route producers take for topics that are not there yet
@@ -28,6 +29,7 @@ class Routes:
         self._broker = broker.name
         self._cluster = broker.config.brokerClusterName
         self._create_topics = broker.config.autoCreateTopicEnable
+        self._access = broker.access
 
     def handlers(self) -> Mapping[int, Handler]:
         """Return handlers that may wait."""
@@ -75,7 +77,8 @@ class Routes:
         return of_json({"brokerAddrTable": brokers, "clusterAddrTable": {self._cluster: [self._broker]}})
 
     def _topics(self, request: Request) -> Response:
-        return of_json({"topicList": list(self._store.topics())})
+        topics = [topic for topic in self._store.topics() if self._access.has(request, of_topic(topic))]
+        return of_json({"topicList": topics})
 
     def _system_topics(self, request: Request) -> Response:
         return of_json({"topicList": sorted(SYSTEM_TOPICS), "brokerAddr": request.connection.here})

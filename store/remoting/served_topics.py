@@ -24,6 +24,7 @@ from store.remoting.headers import (
     ViewMessage,
 )
 from store.remoting.request import Answer, Handler, Request, Response, of_json
+from store.remoting.rights import Perm, of_topic
 from store.remoting.served_broker import ServedBroker
 from store.remoting.served_routes import READ_WRITE
 
@@ -37,6 +38,7 @@ class ServedTopics:
         self._store = broker.store
         self._broker = broker.name
         self._tiered = broker.tiered
+        self._access = broker.access
 
     def handlers(self) -> Mapping[int, Handler]:
         """Return handlers that may wait."""
@@ -111,6 +113,7 @@ class ServedTopics:
 
         def view(record: bytes) -> Response:
             message = decode_record(record, f"commit log offset {header.offset}", check_crc=False)
+            self._access.must_have(request, of_topic(message.topic, Perm.SUB))
             must_be_of(message, header.topic)
             return Response(body=(record,))
 

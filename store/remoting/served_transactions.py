@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from store.broker.half_messages import Half
 from store.broker.transactions import Outcome, Transactions, as_committed
-from store.format.layout import HALF_TOPIC, PROPERTY_PRODUCER_GROUP, PROPERTY_TRANSACTION
+from store.format.layout import HALF_TOPIC, PROPERTY_PRODUCER_GROUP, PROPERTY_REAL_TOPIC, PROPERTY_TRANSACTION
 from store.format.message import Message
 from store.format.stored_message import StoredMessage, decode_record, offset_msg_id
 from store.model.codes import CommandFlag, RequestCode, ResponseCode
@@ -20,6 +20,7 @@ from store.remoting.appending import Fields
 from store.remoting.command import Command
 from store.remoting.headers import CheckTransactionState, EndTransaction
 from store.remoting.request import Handler, Request, Response
+from store.remoting.rights import Perm, of_topic
 from store.remoting.served_broker import ServedBroker
 
 _logger = logging.getLogger("store.remoting")
@@ -37,6 +38,7 @@ class ServedTransactions:
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
         self._clients = broker.clients
+        self._access = broker.access
         self._immunity_seconds = broker.config.transactionTimeOut / 1000
         self._max_checks = broker.config.transactionCheckMax
         self._thread = ThreadPoolExecutor(1, "mq-transactions")
@@ -83,9 +85,9 @@ class ServedTransactions:
 
     def _end_soon(self, request: Request) -> Future[Response]:
         header = EndTransaction.of(request.command.fields)
-        return self._thread.submit(self._end, header)
+        return self._thread.submit(self._end, request, header)
 
-    def _end(self, header: EndTransaction) -> Response:
+    def _end(self, request: Request, header: EndTransaction) -> Response:
         offset = header.commit_log_offset
         half = decode_record(self._store.record_at(offset), f"commit log offset {offset}")
         said = half.topic, half.properties.get(PROPERTY_PRODUCER_GROUP), half.queue_offset
@@ -95,6 +97,7 @@ class ServedTransactions:
                 f"commit log offset {offset} is no half message of group {header.producer_group} at queue offset "
                 f"{header.tran_state_table_offset}",
             )
+        self._access.must_have(request, of_topic(half.properties.get(PROPERTY_REAL_TOPIC, ""), Perm.PUB))
         ended = [Half(half.msg_id, half.queue_offset, offset)]
         if header.commit_or_rollback == _COMMIT:
             self._of(header.producer_group).commit(ended)

@@ -12,7 +12,7 @@ from store.api.message_store import MessageStore
 from store.broker.allocation import LOCK_SECONDS
 from store.broker.hold import PullRequestHoldService
 from store.model.errors import StoreError
-from store.remoting.access import Access
+from store.remoting.access import EVERYBODY, Access
 from store.remoting.appending import Appending
 from store.remoting.clients import Clients
 from store.remoting.connection import Connection
@@ -60,7 +60,7 @@ class Serving:
         self._thread = LoopThread("mq-server")
         self._offsets = offsets = ServedOffsets(store)
         self._reads = reads = ArchiveReads()
-        broker = ServedBroker(store, config, Clients(), offsets, TieredStore(store, reads))
+        broker = ServedBroker(store, config, Clients(), offsets, TieredStore(store, reads), access or EVERYBODY)
         heart_beats = HeartBeats(broker, neighbours)
         locks = Locks(store.topics)
         self._transactions = ServedTransactions(broker)

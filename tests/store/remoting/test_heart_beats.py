@@ -304,8 +304,21 @@ def test_a_group_that_is_served_is_reset_by_its_server_alone(store: MessageStore
     group.reset(there)
 
 
+def test_client_is_ended_by_its_own_connection_only(broker: Broker) -> None:
+    broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
+    leaving = UnregisterClient("a", "producers", "group")
+    with Client() as client:
+        answer = Broker(broker.serving, client).ask(RequestCode.UNREGISTER_CLIENT, leaving)
+        assert (answer.code, "another connection" in (answer.remark or "")) == (ResponseCode.NO_PERMISSION, True)
+        assert broker.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup("group")).code == ResponseCode.SUCCESS
+        Broker(broker.serving, client).ask(RequestCode.HEART_BEAT, body=heartbeat("a"))  # it took another connection
+        assert Broker(broker.serving, client).ask(RequestCode.UNREGISTER_CLIENT, leaving).code == ResponseCode.SUCCESS
+    assert broker.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup("group")).code != ResponseCode.SUCCESS
+
+
 def test_a_server_does_not_reset_a_group_of_another_one(store: MessageStore, broker: Broker) -> None:
     """Whose clients would not hear of it."""
+    store.put_many([Message("orders", b"x", queue_id=0)] * 7)
     group, queue = DirectoryGroup(store.path, "group"), Queue("orders", 0)
     reset = ResetOffset("group", "orders", 0, True)
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
@@ -327,6 +340,7 @@ def test_who_joins_beside_the_server_goes_on_where_its_clients_were(
     store: MessageStore, broker: Broker, how: str
 ) -> None:
     """It goes by the files, which hear of a server's clients every 5 s otherwise: it began behind what is there."""
+    store.put_many([Message("orders", b"x", queue_id=0)] * 7)
     queue = Queue("orders", 0)
     with Client() as client:
         its = Broker(broker.serving, client)
@@ -344,6 +358,7 @@ def test_what_a_client_says_as_it_leaves_comes_before_that(
     store: MessageStore, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or it would count more than a reset of the group that it has left."""
+    store.put_many([Message("orders", b"x", queue_id=0)] * 7)
     queue, left, commit = Queue("orders", 0), threading.Event(), ServedOffsets.commit
 
     def commit_late(*said: Any) -> None:
@@ -377,6 +392,7 @@ def test_a_client_goes_on_where_a_member_was_that_died(store: MessageStore, brok
 
 def test_no_client_takes_back_what_members_beside_the_server_have_read(store: MessageStore, broker: Broker) -> None:
     """As one whose server was started anew while it was in the group: it says where it was, and is not in it now."""
+    store.put_many([Message("orders", b"x", queue_id=0)] * 7)
     queue = Queue("orders", 0)
     with DirectoryGroup(store.path, "group").join(ALL) as member:
         member.lock([queue])

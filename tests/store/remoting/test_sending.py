@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import zlib
+from collections.abc import Callable
 
 import pytest
 
@@ -16,7 +17,7 @@ from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Queue
 from store.remoting.bodies import Batched
 from store.remoting.client import Client
-from store.remoting.command import MAX_HEADER_BYTES
+from store.remoting.command import MAX_HEADER_BYTES, Command
 from store.remoting.headers import SendAnswer, SendBack, SendMessage, SendMessageV2, Topic
 from store.remoting.served_broker import BrokerConfig
 from store.remoting.serving import serve
@@ -217,6 +218,26 @@ def test_a_topic_that_is_deleted_and_not_made(store: MessageStore, client: Clien
         broker = Broker(serving, client)
         broker.ask(RequestCode.DELETE_TOPIC_IN_BROKER, Topic("orders"))
         assert broker.send(b"").code == ResponseCode.TOPIC_NOT_EXIST
+
+
+def test_no_topic_of_an_unknown_group_is_created(store: MessageStore, client: Client) -> None:
+    """A client can make up groups: each would get topics for its retries and dead letters."""
+    at = int(store.put(Message("orders", b"x", queue_id=0)).physical_offset)
+    with serve(store, "127.0.0.1:0", config=BrokerConfig(autoCreateTopicEnable=False)) as serving:
+        broker, topics = Broker(serving, client), store.topics()
+        asks: list[Callable[[], Command]] = [
+            lambda: broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a")),
+            lambda: broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, SendBack(at, "group", 0)),
+            lambda: broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, SendBack(at, "group", -1)),
+            lambda: broker.send(b"x", topic="%RETRY%group", reconsume_times=99),
+        ]
+        assert {ask().code for ask in asks} == {ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST}
+        assert broker.send(b"x", topic="%RETRY%group").code == ResponseCode.TOPIC_NOT_EXIST
+        assert broker.send(b"x", topic="%DLQ%group").code == ResponseCode.TOPIC_NOT_EXIST
+        assert store.topics() == topics
+        broker.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b'{"groupName": "group"}')
+        assert {ask().code for ask in asks} == {ResponseCode.SUCCESS}
+        assert store.topics().keys() >= {"%RETRY%group", "%DLQ%group"}
 
 
 def test_a_group_is_made_with_its_first_member(broker: Broker, store: MessageStore) -> None:

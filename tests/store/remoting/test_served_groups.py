@@ -64,6 +64,7 @@ def test_settings_that_cannot_be(broker: Broker, store: MessageStore, settings: 
 
 @pytest.mark.parametrize("with_offsets", [False, True])
 def test_a_group_that_is_deleted(broker: Broker, store: MessageStore, *, with_offsets: bool) -> None:
+    store.put(Message("orders", b"x", queue_id=0))
     broker.ask(CONFIGURE, None, b'{"groupName":"g"}')
     store.commit_offsets("other", "orders", {0: 1})
     broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("g", "orders", 0, 1))

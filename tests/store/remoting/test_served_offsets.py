@@ -14,7 +14,16 @@ from store.directory.directory_group import DirectoryGroup
 from store.format.layout import CONSUMER_OFFSETS_FILE, TRANSACTIONS_GROUP
 from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Queue
-from store.remoting.headers import CommitOffset, GroupQueue, Header, Offset, SearchOffset, Timestamp, TopicQueue
+from store.remoting.headers import (
+    CommitOffset,
+    GroupQueue,
+    Header,
+    Offset,
+    PullMessage,
+    SearchOffset,
+    Timestamp,
+    TopicQueue,
+)
 from store.remoting.served_offsets import ServedOffsets
 from tests.store.remoting.broker import Broker
 
@@ -188,6 +197,7 @@ def test_of_queues(broker: Broker, store: MessageStore) -> None:
 
 
 def test_of_groups(broker: Broker, store: MessageStore) -> None:
+    store.put_many([Message("orders", b"x", queue_id=1)] * 7)
     asked = GroupQueue("group", "orders", 1)
     assert offset(broker, RequestCode.QUERY_CONSUMER_OFFSET, asked) == 0
     unknown = broker.ask(RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", "orders", 1, False))
@@ -198,8 +208,9 @@ def test_of_groups(broker: Broker, store: MessageStore) -> None:
     assert store.consumer_offset("group", "orders", 1) == 7
 
 
-def test_what_a_client_says_counts_in_its_order(broker: Broker) -> None:
+def test_what_a_client_says_counts_in_its_order(broker: Broker, store: MessageStore) -> None:
     """RocketMQ's asks for its offsets right after it set them back, as a reset wants it: it went on where it was."""
+    store.put_many([Message("orders", b"x", queue_id=1)] * 7)
     asked, ends = GroupQueue("group", "orders", 1), (7, 0)
     for number in range(200):
         said = CommitOffset("group", "orders", 1, ends[number % 2])
@@ -207,12 +218,27 @@ def test_what_a_client_says_counts_in_its_order(broker: Broker) -> None:
         assert offset(broker, RequestCode.QUERY_CONSUMER_OFFSET, asked) == said.commit_offset, number
 
 
+@pytest.mark.parametrize("beyond", [1, (1 << 63) - 1])
+@pytest.mark.parametrize("by", ["commit", "pull"])
+def test_group_cannot_go_behind_the_end(broker: Broker, store: MessageStore, beyond: int, by: str) -> None:
+    """It would skip all messages up to there."""
+    store.put_many([Message("orders", b"x", queue_id=1)] * 7)
+    for at in (5, 7 + beyond if beyond == 1 else beyond):
+        if by == "commit":
+            answer = broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("group", "orders", 1, at))
+            assert answer.code == (ResponseCode.SUCCESS if at == 5 else ResponseCode.QUERY_NOT_FOUND)
+        else:
+            pulled = broker.ask(RequestCode.PULL_MESSAGE, PullMessage("group", "orders", 1, 5, 1, 1 | 4, at, 0, 0, "*"))
+            assert pulled.code == ResponseCode.SUCCESS
+    assert offset(broker, RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("group", "orders", 1)) == 5
+
+
 @pytest.mark.parametrize(
     ("code", "header", "answered"),
     [
         (RequestCode.GET_MAX_OFFSET, TopicQueue("nowhere", 0), ResponseCode.TOPIC_NOT_EXIST),
         (RequestCode.GET_MIN_OFFSET, TopicQueue("orders", 7), ResponseCode.INVALID_PARAMETER),
-        (RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("a b", "orders", 0, 1), ResponseCode.INVALID_PARAMETER),
+        (RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("a b", "orders", 0, 0), ResponseCode.INVALID_PARAMETER),
         (RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset("g", "nowhere", 0, 1), ResponseCode.TOPIC_NOT_EXIST),
         (RequestCode.QUERY_CONSUMER_OFFSET, GroupQueue("g", "nowhere", 0), ResponseCode.TOPIC_NOT_EXIST),
     ],

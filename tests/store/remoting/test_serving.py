@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from store import MessageStore
+from store import Message, MessageStore
 from store.api.group_protocol import Subscription
 from store.cluster.address import ClusterAddress
 from store.model.errors import StoreBusy
@@ -43,6 +43,7 @@ def test_what_is_done_every_now_and_then_is_done_again_whatever_it_raises(caplog
 
 def test_a_forked_child_closes_nothing_of_its_parents(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
     """Nor does it say what the group had done by then: its parent knows of more."""
+    store.put(Message("orders", b"x", queue_id=1))
     queue = Queue("orders", 1, broker=BrokerConfig.brokerName)
     with serve(store, "127.0.0.1:0") as serving:
         with ClusterAddress((serving.address,)).group("g").join({"orders": Subscription()}) as member:

@@ -1,0 +1,141 @@
+"""What each request takes: permissions of the topics and groups that it names, or an admin account.
+
+A request whose code is not listed takes an admin account. Some requests name a message by its offset only, or list
+topics and groups: their handlers ask `Access` about the ones that they find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from enum import IntFlag
+from typing import NamedTuple
+
+from store.format.entering import NOT_FOR_PUTTING
+from store.format.layout import RETRY_TOPIC_PREFIX
+from store.model.codes import RequestCode
+from store.remoting.bodies import Heartbeat, LockRequest
+from store.remoting.command import Command
+
+
+class Perm(IntFlag):
+    """What an account may do with a topic or a group."""
+
+    DENY = 0
+    PUB = 1
+    SUB = 2
+    EITHER = PUB | SUB  # in a `Need`: one of both
+
+
+class Need(NamedTuple):
+    """A permission of a topic, or of a group, that a request takes."""
+
+    name: str
+    perm: Perm
+    is_group: bool = False
+
+    @property
+    def is_brokers_own(self) -> bool:
+        """Whether this is a topic in which the broker keeps messages of other topics, such as delayed ones."""
+        return not self.is_group and self.name in NOT_FOR_PUTTING
+
+    def __str__(self) -> str:
+        perm = "PUB or SUB" if self.perm is Perm.EITHER else self.perm.name
+        return f"{perm} of {'group' if self.is_group else 'topic'} {self.name!r:.260}"
+
+
+def of_topic(name: str, perm: Perm = Perm.EITHER) -> Need:
+    """Return what a topic takes. A group's own topic goes with the group."""
+    if name.startswith(RETRY_TOPIC_PREFIX):
+        return of_group(name.removeprefix(RETRY_TOPIC_PREFIX))
+    return Need(name, perm)
+
+
+def of_group(name: str, perm: Perm = Perm.SUB) -> Need:
+    """Return what a group takes. The account of a producer may have either permission of the producer's group."""
+    return Need(name, perm, is_group=True)
+
+
+def needs_of(command: Command) -> Iterator[Need] | None:
+    """Return what a request takes; None if it takes an admin account. Raises `BadFrame` for a malformed body."""
+    rules = _RULES.get(command.code)
+    return None if rules is None else (need for rule in rules for need in rule(command))
+
+
+_Rule = Callable[[Command], Iterator[Need]]
+
+
+def _topic(field: str, perm: Perm = Perm.EITHER) -> _Rule:
+    def rule(command: Command) -> Iterator[Need]:
+        yield of_topic(command.fields.get(field, ""), perm)
+
+    return rule
+
+
+def _group(field: str, perm: Perm = Perm.SUB, *, is_optional: bool = False) -> _Rule:
+    def rule(command: Command) -> Iterator[Need]:
+        if field in command.fields or not is_optional:
+            yield of_group(command.fields.get(field, ""), perm)
+
+    return rule
+
+
+def _clients(command: Command) -> Iterator[Need]:
+    beat = Heartbeat.of(command.body)
+    for consumer in beat.consumers or ():
+        yield of_group(consumer.group_name)
+        yield from (of_topic(each.topic, Perm.SUB) for each in consumer.subscription_data_set or ())
+    yield from (of_group(producer.group_name, Perm.EITHER) for producer in beat.producers or ())
+
+
+def _locks(command: Command) -> Iterator[Need]:
+    asked = LockRequest.of(command.body)
+    yield of_group(asked.group)
+    yield from (of_topic(topic, Perm.SUB) for topic in {queue.topic for queue in asked.queues})
+
+
+_ANYONE: tuple[_Rule, ...] = ()  # any account
+_READS = (_group("consumerGroup"), _topic("topic", Perm.SUB))
+_NAMES_TOPIC = (_topic("topic"),)
+_NAMES_GROUP = (_group("consumerGroup"),)
+_RULES: Mapping[int, tuple[_Rule, ...]] = {
+    RequestCode.SEND_MESSAGE: (_topic("topic", Perm.PUB),),
+    RequestCode.SEND_MESSAGE_V2: (_topic("b", Perm.PUB),),
+    RequestCode.SEND_BATCH_MESSAGE: (_topic("b", Perm.PUB),),
+    RequestCode.END_TRANSACTION: (_group("producerGroup", Perm.EITHER),),
+    RequestCode.CONSUMER_SEND_MSG_BACK: (_group("group"),),
+    RequestCode.PULL_MESSAGE: _READS,
+    RequestCode.LITE_PULL_MESSAGE: _READS,
+    RequestCode.QUERY_MESSAGE: (_topic("topic", Perm.SUB),),
+    RequestCode.VIEW_MESSAGE_BY_ID: _ANYONE,
+    RequestCode.QUERY_CONSUMER_OFFSET: _READS,
+    RequestCode.UPDATE_CONSUMER_OFFSET: _READS,
+    RequestCode.GET_ALL_CONSUMER_OFFSET: _ANYONE,
+    RequestCode.HEART_BEAT: (_clients,),
+    RequestCode.UNREGISTER_CLIENT: (
+        _group("consumerGroup", is_optional=True),
+        _group("producerGroup", Perm.EITHER, is_optional=True),
+    ),
+    RequestCode.LOCK_BATCH_MQ: (_locks,),
+    RequestCode.UNLOCK_BATCH_MQ: (_locks,),
+    RequestCode.CHECK_CLIENT_CONFIG: _ANYONE,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: _NAMES_GROUP,
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: _NAMES_GROUP,
+    RequestCode.GET_CONSUME_STATS: _NAMES_GROUP,
+    RequestCode.GET_PRODUCER_CONNECTION_LIST: (_group("producerGroup", Perm.EITHER),),
+    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: (_group("group"),),
+    RequestCode.GET_MAX_OFFSET: _NAMES_TOPIC,
+    RequestCode.GET_MIN_OFFSET: _NAMES_TOPIC,
+    RequestCode.GET_EARLIEST_MSG_STORETIME: _NAMES_TOPIC,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: _NAMES_TOPIC,
+    RequestCode.GET_TOPIC_STATS_INFO: _NAMES_TOPIC,
+    RequestCode.GET_TOPIC_CONFIG: _NAMES_TOPIC,
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _NAMES_TOPIC,
+    RequestCode.GET_ROUTEINFO_BY_TOPIC: _ANYONE,
+    RequestCode.GET_BROKER_CLUSTER_INFO: _ANYONE,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _ANYONE,
+    RequestCode.GET_TOPICS_BY_CLUSTER: _ANYONE,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: _ANYONE,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _ANYONE,
+    RequestCode.GET_KV_CONFIG: _ANYONE,
+    RequestCode.GET_KVLIST_BY_NAMESPACE: _ANYONE,
+}
