@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted((DOCS / "howto").glob("*.md"))
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 MOST_WORDS = 600
-ELSEWHERE = ("/data/mq", "spark.", "s3://")  # a block with one of these names things that a test does not have
+ELSEWHERE = ("nameServer", "s3://", "from_avro", "delta", "import pytest")  # in blocks that need more than a test has
 
 
 def each_page(test: Any) -> Any:
@@ -49,11 +50,16 @@ def command(line: str) -> tuple[int, str]:
 
 
 @each_page
-def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    found = [(language, text.replace("/data", str(tmp_path))) for language, text in blocks(page)]
     names: dict[str, Any] = {}
-    for language, text in blocks(page):
+    if any(language == "python" and "spark." in text for language, text in found):
+        names["spark"] = request.getfixturevalue("spark")
+    for language, text in found:
         if language == "console":
             for line, shown in examples(text):
                 code, printed = command(line)
@@ -61,6 +67,14 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 assert matches(shown, printed), (line, printed)
         elif language == "python" and not any(word in text for word in ELSEWHERE):
             exec(compile(text, str(page), "exec"), names)
+            for name in [name for name in names if name.startswith("test_")]:
+                test = names.pop(name)
+                test(
+                    **{
+                        given: tmp_path / name if given == "tmp_path" else names[given]
+                        for given in signature(test).parameters
+                    }
+                )
         elif language == "yaml":
             assert all(yaml.safe_load_all(text))
         elif language == "json":
