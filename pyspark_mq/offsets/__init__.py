@@ -1,1 +1,1 @@
-"""Where a query stands in its queues: positions, checkpoints, starts and ends, and what is lost."""
+"""The offsets of a query: in its checkpoint, at its start and end, and of lost messages."""

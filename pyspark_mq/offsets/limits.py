@@ -1,4 +1,4 @@
-"""Where a query starts and ends: what `startingOffsets`, `startingTimestamp` and their like mean in each queue.
+"""The starts and ends of a query: the offset that `startingOffsets`, `startingTimestamp` and the like mean in a queue.
 
 As in Spark's Kafka source a time comes before times by queue, and those before offsets; and a time means the first
 message stored at it or after. Relative ones are ours: "-1000" is the last 1,000 messages of each queue, and
@@ -34,7 +34,7 @@ _UNITS_MS = {
 
 
 def milliseconds_of(text: str) -> float | None:
-    """None for what is no length of time."""
+    """Return the length of time that a text says, or None."""
     length = _LENGTH.fullmatch(text.strip())
     unit = _UNITS_MS.get(length[2].lower()) if length else None
     return None if length is None or unit is None else float(length[1]) * unit
@@ -50,12 +50,12 @@ _WHOLE_MS = re.compile(r"[0-9]{1,18}")
 
 
 class Limit(Protocol):
-    """Where a query starts, or ends. Frozen and picklable."""
+    """The start or the end of a query. Frozen and picklable."""
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """As one offset for each subscribed queue; `bounds` has exactly those, and is what counts while `log` grows.
+        """Return an offset for each queue of `bounds`, the subscribed ones; `bounds` counts while `log` grows.
 
-        Only offsets that somebody wrote down may lie outside of it. Raises `OptionError`.
+        Only an offset that a user or a group gave may lie outside of the bounds. Raises `OptionError`.
         """
 
 
@@ -81,13 +81,13 @@ class LastMessages:
 
 @dataclass(frozen=True)
 class OffsetsByQueue:
-    """An offset for each queue, which may be EARLIEST or LATEST. option: who says so."""
+    """An offset for each queue, which may be EARLIEST or LATEST. option: its name."""
 
     option: str
     offsets: Positions
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """As Spark's Kafka source has it, all queues are to be named, and no others."""
+        """Require all queues to be named and no others, as Spark's Kafka source does."""
         _same_queues(self.option, self.offsets, bounds, "-2 for the earliest and -1 for the latest offset of a queue")
         return {queue: _offset(self.offsets[queue], bound) for queue, bound in bounds.items()}
 
@@ -96,8 +96,8 @@ class OffsetsByQueue:
 class Time:
     """The first message of each queue that was stored at a time or after.
 
-    timestamp: ms since 1970, or below 0 so many ms before now. unmatched: what it is to be where all messages are
-    older; after a time that is relative, the latest offset.
+    timestamp: ms since 1970, or below 0 so many ms before now. unmatched: the result if all messages are older; a
+    relative time always gives the latest offset then.
     """
 
     option: str
@@ -126,25 +126,27 @@ class TimesByQueue:
 
 @dataclass(frozen=True)
 class GroupPosition:
-    """Where a consumer group stands; its first message in a queue where the group has not committed yet."""
+    """The offsets of a consumer group; the first message of a queue in which the group has none."""
 
     group: str
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """A group that is outside of its queue stays there: what it has not read is lost, or the queue is another. A
-        queue that is gone meanwhile has none: nobody says where the group is there."""
+        """Keep an offset outside of its queue: messages before it are lost, or the queue was replaced.
+
+        A queue that is deleted concurrently gets no offset.
+        """
         positions = {queue: first for queue, (first, _) in bounds.items()} | log.committed(self.group, bounds)
         there = log.bounds(positions)
-        for queue, (_, end) in there.items():  # a group that reads meanwhile may be past `bounds` by now
+        for queue, (_, end) in there.items():  # the group reads concurrently, and may be past `bounds`
             if positions[queue] <= end:
                 positions[queue] = min(positions[queue], bounds[queue].max_offset)
         return {queue: position for queue, position in positions.items() if queue in there}
 
 
 def parse_offsets(option: str, text: str, group: str | None = None) -> Limit:
-    """`startingOffsets` and `endingOffsets`. group: what "group" means, None where it means nothing.
+    """Parse `startingOffsets` or `endingOffsets`. group: the group that "group" means, if the query has one.
 
-    Raises `OptionError` that says where the text is wrong.
+    Raises `OptionError`, which names the wrong part of the text.
     """
     word = text.strip().lower()
     if word in ("earliest", "latest"):
@@ -163,7 +165,7 @@ def parse_offsets(option: str, text: str, group: str | None = None) -> Limit:
 
 
 def parse_time(option: str, text: str, unmatched: Strategy) -> Time:
-    """`startingTimestamp` and `endingTimestamp`: ms since 1970, ISO 8601, or "-10 minutes". Raises `OptionError`."""
+    """Parse `startingTimestamp` or `endingTimestamp`: ms since 1970, ISO 8601, "-10 minutes". Raises `OptionError`."""
     word = text.strip()
     ago = milliseconds_of(word[1:]) if word.startswith("-") else None
     if ago is not None:
@@ -184,13 +186,13 @@ def parse_time(option: str, text: str, unmatched: Strategy) -> Time:
 
 
 def parse_times(option: str, text: str, unmatched: Strategy) -> TimesByQueue:
-    """`startingOffsetsByTimestamp` and `endingOffsetsByTimestamp`. Raises `OptionError`."""
+    """Parse `startingOffsetsByTimestamp` or `endingOffsetsByTimestamp`. Raises `OptionError`."""
     expected = f'{option} takes JSON such as {{"orders": {{"0": 1767225600000, "1": 1767225600000}}}} (ms since 1970)'
     return TimesByQueue(option, _json(expected, text, lowest=0), unmatched)
 
 
 def start_of(given: Mapping[str, str]) -> Limit | None:
-    """Where a query starts by its options, None without one of them. Raises `OptionError`."""
+    """Return the start that the options name; None without one of them. Raises `OptionError`."""
     unmatched: Strategy = _strategy("startingOffsetsByTimestampStrategy", given)
     return _first_given(
         given,
@@ -203,7 +205,7 @@ def start_of(given: Mapping[str, str]) -> Limit | None:
 
 
 def end_of(given: Mapping[str, str]) -> Limit | None:
-    """Where a batch query ends, likewise; at the latest offset where all messages are older than a time."""
+    """Return the end of a batch query, likewise; a time after all messages means the latest offset."""
     return _first_given(
         given,
         {

@@ -1,33 +1,31 @@
-"""Offsets of a micro-batch and of a real-time batch in the checkpoint, and as users write them in options.
+"""The offsets of micro-batches and of real-time batches in the checkpoint, and the JSON of offsets in options.
 
 The offset of a micro-batch is JSON in Spark's checkpoint, hence a format that outlives a version:
 
     {"orders": {"0": 23, "1": 345}, "$start": {"orders": {"1": 300}}}
 
-maps each queue to the *next* offset to read. `$start` pins where a queue's part of this batch begins. It is
-there for queues that the batch reads first (all of them in the first batch, later new topics and queues), and
-where lost messages were skipped; elsewhere a batch begins where the one before it ended. Spark asks for the
-initial offset again when it replays the first batch, and by then "latest" and "earliest" may have moved: the
-pin has not.
+maps each queue to the *next* offset to read. `$start` pins the begin of this batch in a queue that the batch reads
+first (all of them in the first batch, later new topics and queues), and in a queue of which it skipped lost messages.
+In other queues a batch begins at the end of the batch before. Spark asks for the initial offset again when it replays
+the first batch; by then "latest" and "earliest" may have moved, but the pin has not.
 
     {"orders": {"0": 23, "1": 0}, "$last": {"orders": {"0": [104857, 1763772000123]}}}
 
-`$last` is the fingerprint of each queue's last message before `next`: log offset and store time; of a queue that it
-does not name that message was deleted, or damaged, or there was none. Where another message stands there now, or one at
-all, the topic was created anew, the store was put back from a backup, or lost messages that were not flushed when its
-machine went down; or it was mended. It is always there, if only `{}`: so an offset of another source of Spark's is none
-of ours.
+`$last` is the fingerprint of each queue's last message before `next`: log offset and store time. It leaves out a queue
+in which that message was deleted or damaged, or in which there was none. If another message stands there now, the topic
+was recreated, the store was put back from a backup, or a machine went down before messages were flushed. `$last` is
+always present, if only `{}`, so an offset of another Spark source is told apart.
 
 Topic names hold no `$`, so keys that begin with it are free for this use; an unknown one is from
 a newer version.
 
-The end of a real-time batch is not known when it is planned. Its offset says where each of its tasks begins, and
-whose record in the ledger tells where it ended (`$last` is about the messages before `$from` here):
+The end of a real-time batch is not known when it is planned. Its offset names the begin of each of its tasks, and the
+records in the ledger that have the ends. Here `$last` is about the messages before `$from`:
 
     {"$epoch": 7, "$reader": "5f0c2b9e...", "$from": [{"orders": {"0": 23}}, {"orders": {"1": 345}}], "$last": {}}
 
-Positions are JSON `{topic: {queue id: value}}` here, in the ledger, and in options. What is read may be damaged, or
-written by anybody: all of it is checked before anything is read or named by it.
+Positions are JSON `{topic: {queue id: value}}` here, in the ledger, and in options. Any of it
+may be damaged, or hostile: all of it is checked before anything is read or named by it.
 """
 
 from __future__ import annotations
@@ -69,7 +67,7 @@ def to_json(positions: Mapping[Queue, int | list[int]]) -> OffsetJson:
 
 
 def positions_from_json(json_: Any, lowest: int = 0) -> Positions:
-    """What `to_json` wrote, offsets of at least `lowest`. Raises `ValueError` that says where it is something else."""
+    """Parse the JSON of `to_json`, offsets of at least `lowest`. Raises `ValueError` that names the wrong part."""
     return _by_queue(json_, "an offset belongs", lambda value: value if is_long(value, lowest) else None)
 
 
@@ -79,7 +77,7 @@ def fingerprints_to_json(last: Fingerprints) -> OffsetJson:
 
 
 def fingerprints_from_json(json_: Any) -> Fingerprints:
-    """What `fingerprints_to_json` wrote. Raises `ValueError` that says where it is something else."""
+    """Parse the JSON of `fingerprints_to_json`. Raises `ValueError`, which names the wrong part."""
 
     def fingerprint(value: Any) -> Fingerprint | None:
         good = isinstance(value, list) and len(value) == 2 and all(is_long(number) for number in value)
@@ -89,7 +87,7 @@ def fingerprints_from_json(json_: Any) -> Fingerprints:
 
 
 def _by_queue(json_: Any, expected: str, parse: Callable[[Any], T | None]) -> dict[Queue, T]:
-    """Raises `ValueError` that says where `json_` is not `{topic: {queue id: value}}`. parse: None for what is none."""
+    """Parse `{topic: {queue id: value}}`. parse: returns None for a wrong value. Raises `ValueError` that names it."""
     values: dict[Queue, T] = {}
     for topic, by_queue in json_object(json_, "the top level").items():
         for queue_id, value in json_object(by_queue, repr(topic)).items():
@@ -117,14 +115,14 @@ def is_long(json_: Any, lowest: int = 0) -> bool:
 
 
 def json_object(json_: Any, where: str) -> dict[str, Any]:
-    """A value that is an object. Raises `ValueError`, which names `where`, for another."""
+    """Return a value that is an object. Raises `ValueError`, which names `where`."""
     if not isinstance(json_, dict):
         raise ValueError(f"{where} is {shown(json_)} where an object belongs")
     return json_
 
 
 def shown(json_: Any) -> str:
-    """A value for an error text: short, and JSON may be nested deeper than Python can write it."""
+    """Return a short text of a value for errors: JSON may be nested deeper than Python can write it."""
     if isinstance(json_, list | dict):
         return "a list" if isinstance(json_, list) else "an object"
     return json.dumps(json_)[:50]
@@ -135,8 +133,8 @@ class StreamOffset:
     """The end of one micro-batch.
 
     next: offset of the next message to read, for each queue.
-    starts: pinned begin of this batch, for queues that do not begin where the batch before ended.
-    last: which message stood before `next`, in queues where one did.
+    starts: pinned begin of this batch, for queues in which it is not the end of the batch before.
+    last: the message before `next`, for queues that have one.
     """
 
     next: Positions
@@ -180,8 +178,8 @@ class EpochOffset:
     """The end of one real-time batch.
 
     epoch: number of the batch among real-time ones. reader: id of the run of the query that planned it, 32 hexadecimal
-    digits. tasks: for each task, the offset at which it begins in each of its queues. last: which message stood before
-    these, in queues where one did.
+    digits. tasks: for each task, the offset at which it begins in each of its queues. last: the message before each of
+    these, if there is one.
     """
 
     epoch: int
@@ -191,7 +189,7 @@ class EpochOffset:
 
     @property
     def begin(self) -> Positions:
-        """Where the batch begins, over all tasks."""
+        """The begin of the batch in each queue, over all tasks."""
         return {queue: offset for task in self.tasks for queue, offset in task.items()}
 
     def last_of(self, task: Positions) -> Fingerprints:
@@ -229,9 +227,9 @@ def _refuse_newer(json_: Mapping[str, Any], known: tuple[str, ...]) -> None:
 
 
 class BatchStart(NamedTuple):
-    """Where a batch begins in each queue, which of that has to be pinned, and what is lost before it.
+    """The begin of a batch in each queue, the part of it to be pinned, and the losses before it.
 
-    last: which message stands before `begin`, as far as the offset before knows.
+    last: the message before `begin`, as far as the offset before names it.
     """
 
     begin: Positions
@@ -240,21 +238,20 @@ class BatchStart(NamedTuple):
     last: Fingerprints
 
 
-def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], strange: Collection[Queue] = ()) -> BatchStart:
-    """The begin of the batch after `start`, over what the subscribed queues have. Pure.
+def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], replaced: Collection[Queue] = ()) -> BatchStart:
+    """Return the begin of the batch after `start`. bounds: of the subscribed queues.
 
-    strange: queues in which another message stands before `start.next` than the one that was read.
+    replaced: queues in which another message stands before `start.next` than the one that was read.
 
-    A queue that no batch knows begins at its first message. A pin is carried on until a batch moves past it,
-    so that it is in the end offset of the batch that reads first. Where messages are lost the batch begins,
-    pinned, at what is there.
+    A queue that no batch has read begins at its first message. A pin is carried on until a batch moves past it, so that
+    the end offset of the first batch in a queue has it. After lost messages the batch begins, pinned, at the next one.
     """
     begin: Positions = {}
     starts: Positions = {}
     losses = []
     for queue in [*bounds, *(start.next.keys() - bounds.keys())]:
         position, there = start.next.get(queue), bounds.get(queue)
-        loss = None if position is None else loss_before(queue, position, there, queue in strange)
+        loss = None if position is None else loss_before(queue, position, there, queue in replaced)
         if loss is not None:
             losses.append(loss)
             position = None
@@ -262,12 +259,12 @@ def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], strange: Co
             begin[queue] = there.min_offset if position is None else position
             if position is None or start.starts.get(queue) == position:
                 starts[queue] = begin[queue]
-    kept = {queue for queue, position in begin.items() if position == start.next.get(queue) and queue not in strange}
+    kept = {queue for queue, position in begin.items() if position == start.next.get(queue) and queue not in replaced}
     return BatchStart(begin, starts, losses, {queue: was for queue, was in start.last.items() if queue in kept})
 
 
 def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
-    """The non-empty ranges of the batch between two offsets. Pure, so a replayed batch is the same batch."""
+    """Return the non-empty ranges of the batch between two offsets. Pure, so a replayed batch is the same batch."""
     ranges = []
     for queue, until in end.next.items():
         begin = end.starts.get(queue, start.next.get(queue))
@@ -281,12 +278,12 @@ def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
 
 
 def _bare(json_: dict[str, Any]) -> dict[str, Any]:
-    """The next offsets alone: users take them out of a checkpoint, too."""
+    """Return the next offsets alone."""
     return {topic: by_queue for topic, by_queue in json_.items() if topic not in (_START, _LAST)}
 
 
 def _tasks(json_: list[Any]) -> tuple[Positions, ...]:
-    """Raises `ValueError` where an item is no positions, or one queue is in two."""
+    """Raises `ValueError` if an item is no positions, or a queue is in two."""
     tasks = tuple(positions_from_json(task) for task in json_)
     seen: set[Queue] = set()
     for queue in (queue for task in tasks for queue in task):

@@ -1,7 +1,7 @@
 """How much of a backlog a micro-batch takes by the limits of its query, and how its ranges become input partitions.
 
-A queue is never starved: where a limit allows it every waiting queue gets at least one message, and where it
-does not, they take turns. `turn` counts the limited batches; any number does, as long as it goes up by one.
+A queue is never starved: if the limit allows it, every waiting queue gets at least one message; otherwise the queues
+take turns. `turn` counts the limited batches; any number does, as long as it goes up by one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PACKED_MESSAGES = 1 << 16  # of several queues in one partition, about
 
 
 class BatchLimits:
-    """The limits of one run of one query: when a micro-batch comes, and where it ends."""
+    """The limits of one run of one query: the time and the end of the next micro-batch."""
 
     def __init__(self, log: Log, options: SourceOptions) -> None:
         self.target: Positions | None = None
@@ -36,7 +36,7 @@ class BatchLimits:
     def least_messages(self) -> int:
         """Return how many messages the next batch has at least: one if `maxTriggerDelay` is over.
 
-        As in Spark's Kafka source, the delay then begins again, also if nothing has arrived.
+        As in Spark's Kafka source, the delay then begins again, even if nothing has arrived.
         """
         if time.monotonic() - self._triggered >= self._options.max_trigger_delay_seconds:
             self.note_batch()
@@ -48,7 +48,7 @@ class BatchLimits:
         self._triggered = time.monotonic()
 
     def end_of(self, batch: BatchStart, seen: Positions, bounds: Mapping[Queue, Bounds], *, once: bool) -> Positions:
-        """Return where a batch ends; `seen`, the end of the batch before, if nothing is new. once: without limits."""
+        """Return the end of a batch; `seen`, the end of the batch before, if nothing is new. once: without limits."""
         ranges = self._available(batch, seen, bounds)
         if not batch.losses and {r.queue: r.end for r in ranges} == seen:
             return seen
@@ -100,7 +100,7 @@ def limit_ranges(
         limited = _first_messages(limited, share(max_messages, [r.length for r in limited], turn))
     if max_bytes is not None:
         known = [_first_sizes(r, max_bytes, sizes) for r in limited]
-        # Bytes of what lies beyond the known sizes: as many a message as the known ones have on average.
+        # A message beyond the known sizes counts as many bytes as the known ones have on average.
         backlog = [int(s.sum()) * r.length // max(len(s), 1) for r, s in zip(limited, known, strict=True)]
         limited = _first_messages(limited, fit(max_bytes, known, backlog, turn))
     return limited
@@ -137,8 +137,8 @@ def fit(limit: int, sizes: Sequence[Int64s], backlog: Sequence[int], turn: int =
 
     sizes: sizes in bytes of the messages that come first in each queue. backlog: bytes of each queue, for shares.
     Each queue gets its first message if there is room for it, those whose turn comes next before the others,
-    and the first of these even alone where it is larger than `limit`: else it might wait for ever. Then each
-    gets the longest prefix that its share has room for. What is left over is used up queue by queue.
+    and the first of these alone if it is larger than `limit`: else it might wait for ever. Then each
+    gets the longest prefix that its share has room for. The rest of the limit goes to the queues in turn.
     """
     counts = [0] * len(sizes)
     ends = [np.cumsum(s) for s in sizes]
@@ -188,7 +188,7 @@ def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records:
 def pack(pieces: Sequence[QueueRange], least: int, max_records: int | None) -> list[tuple[QueueRange, ...]]:
     """Put small pieces together into partitions of at most `max_records`: a task costs more than a few messages.
 
-    least: as many partitions at least, or as there are pieces; more where they would be large. The longest pieces go
+    least: as many partitions at least, or as there are pieces; more if these would be large. The longest pieces go
     first, each to the partition with the fewest messages.
     """
     count = max(least, -(-sum(piece.length for piece in pieces) // _PACKED_MESSAGES))

@@ -34,7 +34,7 @@ class Planner:
         """The offset that this run planned or checked last: its queues were not replaced."""
 
     def first(self) -> StreamOffset:
-        """Return where a new query starts. Spark may ask again: the pin in the first end offset counts.
+        """Return the start of a new query. Spark may ask again: the pin in the first end offset counts.
 
         Spark also asks when the first batch runs again, and queues may have come or gone since. So an error of the
         start is raised only when a batch is planned from there.
@@ -82,7 +82,7 @@ class Planner:
         return start
 
     def real_time_batch(self, start: StreamOffset) -> StreamOffset | None:
-        """Return where the real-time batch after `start` begins in each queue; None while it has no queue.
+        """Return the begin of the real-time batch after `start` in each queue; None while it has no queue.
 
         Raises as `micro_batch`.
         """
@@ -108,7 +108,7 @@ class Planner:
             report_loss(self._options.fail_on_data_loss, Loss(lost, Case.ANOTHER, there))
 
     def close(self) -> None:
-        """Release what was opened."""
+        """Close the log, and leave the group."""
         if "_group" in self.__dict__:
             self._group.close()
         if "_log" in self.__dict__:
@@ -120,7 +120,7 @@ class Planner:
 
     @cached_property
     def limits(self) -> BatchLimits:
-        """When a micro-batch comes, and where it ends."""
+        """The time and the end of the next micro-batch."""
         return BatchLimits(self._log, self._options)
 
     @cached_property
@@ -135,7 +135,7 @@ class Planner:
         """Tell the group that the batch before `start` is done, and acquire the queues; None without them.
 
         Spark asks for a batch when it has logged the one before: it is done then, and `commit` may never come. The
-        group of an orderly query may be further than `start`: then the batch is pinned to where the group is.
+        group of an orderly query may be further than `start`: then the batch is pinned to the offset of the group.
         """
         if self._start_error is not None and not start.next:
             raise self._start_error

@@ -25,7 +25,7 @@ from store.model.log_protocol import Fingerprints, Log, LogAddress, Positions, Q
 
 _RENEW_SECONDS = 5.0  # and persist; RocketMQ's persistConsumerOffsetInterval, its locks are renewed every 20 s
 _GRACE_SECONDS = 3.0  # for a query that is just being killed; RocketMQ's, between two tries to lock
-_TRY_SECONDS = 1.0  # that a lock has expired nobody tells
+_TRY_SECONDS = 1.0  # no event tells that a lock has expired
 _COMMIT_SECONDS = 5.0  # RocketMQ's persistConsumerOffsetInterval
 _logger = logging.getLogger("pyspark_mq")
 
@@ -58,14 +58,14 @@ class NoGroup:
         return True
 
     def further(self, positions: Positions) -> Positions:
-        """Return where the group was, in queues in which that was further than `positions`."""
+        """Return the offsets of the group, in queues in which these were further than `positions`."""
         return {}
 
     def done(self, positions: Positions, last: Fingerprints) -> None:
         """Note that all messages before `positions` are done. last: the message before each, if it is known."""
 
     def persist(self) -> None:
-        """Tell the group at once what is done."""
+        """Commit to the group at once."""
 
     def close(self) -> None:
         """Leave the group. The query stops, or another took its queues over."""
@@ -87,7 +87,7 @@ class OrderlyQueues(NoGroup):
         self._member: Member | None = None
         self._over = threading.Event()
         self._turn = threading.Lock()  # of this thread and the one that keeps the queues; held for no wait
-        self._begins: Positions = {}  # where the group was in each queue that this query has, when it got it
+        self._begins: Positions = {}  # offset of the group in each queue, when this query got it
         self._failure: Exception | None = None
         self._done: Positions | None = None  # as committed last
 
@@ -126,7 +126,7 @@ class OrderlyQueues(NoGroup):
         return None if self._member is None else self._member.id
 
     def further(self, positions: Positions) -> Positions:
-        """Return where the group was when this query got its queues, in queues in which that is further."""
+        """Return the offsets of the group when this query got its queues, in queues in which these are further."""
         return {queue: begin for queue, begin in self._begins.items() if begin > positions.get(queue, 0)}
 
     def done(self, positions: Positions, last: Fingerprints) -> None:
@@ -198,7 +198,7 @@ class OrderlyQueues(NoGroup):
                     member.persist()
                     if self._begins and member.lock(self._begins) < self._begins.keys():
                         self._begins = {}  # this process was stopped for a minute
-                except Exception as error:  # noqa: BLE001  # whatever it is, nobody keeps the queues
+                except Exception as error:  # noqa: BLE001  # after any error, this thread renews no locks
                     self._failure = error
                     return
 
@@ -247,8 +247,8 @@ class GroupProgress(NoGroup):
         self._committed |= mine
         if self._consumed:
             self._warn(
-                f"its members consume {', '.join(sorted(self._consumed))}, and whoever comes after them would not "
-                "read what they have not read; give the query a consumerGroup of its own"
+                f"its members consume {', '.join(sorted(self._consumed))}, and a member that replaced "
+                "them would skip messages; give the query a consumerGroup of its own"
             )
 
     def _warn(self, why: str) -> None:
@@ -258,7 +258,7 @@ class GroupProgress(NoGroup):
 
 
 def consumed_topics(address: LogAddress, group: str, topics: Collection[str]) -> set[str]:
-    """Those of `topics` that members of a group read now, who commit offsets of their own; none where this cannot tell.
+    """Return the topics that members of a group read now: these commit offsets. Empty if the log cannot tell.
 
     Raises `StoreError`.
     """

@@ -25,9 +25,9 @@ def ends(bounds: Mapping[Queue, Bounds]) -> Positions:
 
 
 def look_early(options: SourceOptions) -> None:
-    """Raise what is wrong with the path, or with the topics that `options` name, before a query is planned.
+    """Check the path and the topics that `options` name, before a query is planned.
 
-    Topics that went since the checkpoint was written are losses (see `losses`), so they may go where these may.
+    With `failOnDataLoss=false` topics may be missing: they may be in the checkpoint, and are losses then.
     """
     with options.address.open() as log:
         if options.fail_on_data_loss:
@@ -35,23 +35,23 @@ def look_early(options: SourceOptions) -> None:
 
 
 class Queues:
-    """What there is to read. Every call asks the log anew: other processes append to it."""
+    """The subscribed queues. Every call asks the log again: other processes append to it."""
 
     def __init__(self, log: Log, options: SourceOptions) -> None:
         self._log = log
         self._options = options
-        self._missing = ""  # what was said of it
+        self._missing = ""  # the last warning of a missing topic
         self._told: set[str] = set()
 
     def bounds(self) -> dict[Queue, Bounds]:
-        """What each subscribed queue has, sorted by queue."""
+        """Return the bounds of each subscribed queue, sorted by queue."""
         return self._bounds_in(self._log.topics())
 
     def _bounds_in(self, topics: Mapping[str, tuple[Queue, ...]]) -> dict[Queue, Bounds]:
         return self._log.bounds(self._options.subscription.select(topics))
 
     def bounds_of_all(self) -> dict[Queue, Bounds]:
-        """`bounds`, of a query that begins: a queue that goes meanwhile, as with its broker, is a loss.
+        """Return the `bounds` for a query that begins: a queue that vanishes now, as with its broker, is a loss.
 
         Raises `SubscriptionError` for a topic or queue that an option names and that does not exist.
         """
@@ -68,7 +68,7 @@ class Queues:
                 report_loss(self._options.fail_on_data_loss, Loss(QueueRange(queue, 0, 0), Case.GONE))
 
     def _warn(self, topics: Collection[str]) -> None:
-        """Tell, once, of what reads nothing and may be a mistake."""
+        """Warn, once, of an option that matches nothing and may be a mistake."""
         doubts = [self._options.subscription.doubt(topics)]
         if isinstance(found := self._options.message_filter, SqlFilter) and is_never_true(found.condition):
             doubts.append(f"subExpression {found.expression!r} is true of no message; see 'Filters' in docs/source.md")
@@ -78,9 +78,9 @@ class Queues:
                 _logger.warning("%s", doubt)
 
     def bounds_behind(self, seen: Positions) -> dict[Queue, Bounds]:
-        """`bounds`, for a query that goes on from `seen`: a queue of these that does not exist is a loss.
+        """Return the `bounds` for a query that goes on from `seen`: a queue of these that does not exist is a loss.
 
-        Any other that is named is not there yet: with failOnDataLoss a `SubscriptionError`.
+        Any other missing one that an option names may still come: with failOnDataLoss it is a `SubscriptionError`.
         """
         topics = self._log.topics()
         try:
@@ -92,14 +92,14 @@ class Queues:
         return self._bounds_in(topics)
 
     def last(self, ends: Positions, batch: BatchStart) -> Fingerprints:
-        """Which message stands before each of `ends`: where nothing is read, `batch` may know."""
+        """Return the fingerprint of the message before each of `ends`; from `batch` if a queue is not read."""
         kept = {queue: was for queue, was in batch.last.items() if ends.get(queue) == batch.begin[queue]}
         return kept | self._log.fingerprints({queue: end for queue, end in ends.items() if queue not in kept})
 
     def resolve(self, option: str, limit: Limit, bounds: Mapping[Queue, Bounds]) -> Positions:
         """`limit`, the value of `option`, as one existing offset for each queue of `bounds`.
 
-        One that its queue has not yet, or not any more, is dealt with as `losses` says. Raises `OptionError`.
+        An offset outside of its queue is handled as `losses` says. Raises `OptionError`.
         """
         found = limit.resolve(self._log, bounds)
         self._must_have(bounds, found)
@@ -109,7 +109,7 @@ class Queues:
             positions[queue] = min(max(offset, first), end)
             if offset > end:
                 ahead = f"{option} says {offset} for {queue}, and its next message will be {end}"
-                advice = "Was the topic created anew? Give -1 for what comes next, or -2 for the first"
+                advice = "Was the topic recreated? Give -1 for the next message, or -2 for the first"
                 report_missing(self._options.fail_on_data_loss, OptionError(f"{ahead}. {advice}"))
             elif loss := loss_before(queue, offset, bounds[queue]):
                 report_loss(self._options.fail_on_data_loss, loss, option)
@@ -127,7 +127,7 @@ class Queues:
             left = deadline - time.monotonic()
             if left <= 0 or has_news(seen, bounds, least):
                 return bounds
-            # What woke us was for other topics: a steady stream there must not make this a spinning loop.
+            # A message of another topic woke us: a steady stream there must not make this a spinning loop.
             if pause:  # even to sleep for no time is a wake-up
                 time.sleep(min(left, pause))
             pause = _AFTER_FOREIGN_ARRIVAL_SECONDS
@@ -161,7 +161,7 @@ def any_is_deleted(log: Log, ends: Positions) -> bool:
 
 
 def has_news(seen: Positions, bounds: Mapping[Queue, Bounds], least: int = 1) -> bool:
-    """Whether there are `least` messages behind `seen`; or other queues than these, or less in one. Pure."""
+    """Whether `least` messages follow `seen`, or queues came or went, or one has fewer messages."""
     now = ends(bounds)
     if now.keys() != seen.keys() or any(now[queue] < offset for queue, offset in seen.items()):
         return True

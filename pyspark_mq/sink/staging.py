@@ -124,7 +124,7 @@ class Staging:
 
     @property
     def _objects(self) -> Objects:
-        return objects_at(self._path, {})  # opened in each process anew, so that no pickle has credentials
+        return objects_at(self._path, {})  # opened in each process, so that no pickle has credentials
 
     @contextmanager
     def _writable(self) -> Iterator[Objects]:

@@ -1,1 +1,1 @@
-"""Reading with `format("mq")`: the readers that Spark asks, and what they are composed of."""
+"""Reading with `format("mq")`: the readers that Spark asks, and their parts."""

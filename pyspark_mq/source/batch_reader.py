@@ -20,7 +20,7 @@ from store.read.conditions import texts_of
 from store.read.sql_filter import SqlFilter
 
 _logger = logging.getLogger("pyspark_mq")
-if "PYSPARK_SPARK_SESSION_UUID" in os.environ:  # a process of Spark's, which keeps what is logged here for its user
+if "PYSPARK_SPARK_SESSION_UUID" in os.environ:  # a process of Spark's, which keeps log records for its user
     _logger.setLevel(logging.INFO)
 
 

@@ -46,9 +46,9 @@ class Epochs:
         return EpochOffset(number, self._reader_id, tasks, begin.last)
 
     def partitions(self, epoch: EpochOffset, member: str | None) -> list[InputPartition]:
-        """Return the tasks of a batch, by its offset alone: the ledger decides what they read.
+        """Return the tasks of a batch, by its offset alone: the ledger decides on their ends.
 
-        member: of an orderly query. Without `realTime` the tasks of a replayed batch read what is there and end.
+        member: of an orderly query. Without `realTime` the tasks of a replayed batch read the present messages and end.
         """
         seconds = self._options.batch_duration_seconds if self._options.real_time else 0.0
         now, boot_id = time.monotonic(), current_boot_id()
@@ -63,7 +63,7 @@ class Epochs:
         return HeldReader(self._options, range_reader, self._ledger).read(task)
 
     def resolve(self, epoch: EpochOffset) -> StreamOffset:
-        """Return where a committed batch ended. Raises `LedgerError` if one of its tasks left no record."""
+        """Return the end of a committed batch. Raises `LedgerError` if one of its tasks left no record."""
         reached: Positions = {}
         last: Fingerprints = {}
         starved = 0
@@ -99,10 +99,10 @@ class Epochs:
         why = "" if self._ledger.knows(epoch.reader) else "nothing here is of this query, so there is "
         return LedgerError(
             f"{self._ledger}: {why}no record of task {task} of real-time batch {epoch.epoch}, which is committed; "
-            "without it nobody knows what that batch read. A foreachBatch that did not take all rows leaves none; else "
+            "without it the end of that batch is unknown. A foreachBatch that did not take all rows leaves none; else "
             "restore the directory or the bucket, or point ledgerPath to it. To go on without it use a new checkpoint "
             "and startingOffsets "
-            f"{str(begin).replace(chr(39), chr(34))}, where that batch began: its messages come once more"
+            f"{str(begin).replace(chr(39), chr(34))}, the begin of that batch: its messages come once more"
         )
 
     def _warn_of_starvation(self, starved: int, tasks: int) -> None:

@@ -33,9 +33,9 @@ _PIPELINED = "SPARK_PIPELINED_UDF"  # what Spark tells its workers with spark.py
 class HeldTask:
     """What the driver plans for one task: `begin` of each of its queues, and for how long it holds them.
 
-    seconds: 0 to read what is there and end, as for the replay of a batch by a query without `realTime`.
-    planned: `time.monotonic()` of the driver, which means something on the machine `boot_id` only. last: which message
-    stands before `begin`, as far as that is known. member: of an orderly query, by whose queues it reads.
+    seconds: 0 to read the present messages and end, as for the replay of a batch by a query without `realTime`.
+    planned: `time.monotonic()` of the driver, valid on the machine `boot_id` only. last: the message before `begin`, as
+    far as it is known. member: the id of an orderly query in its group.
     """
 
     name: TaskName
@@ -47,7 +47,7 @@ class HeldTask:
     member: str | None = None
 
     def deadline(self) -> float:
-        """When to end, by this process's `time.monotonic()`: all tasks of a batch at once where clocks are shared.
+        """Return the end by this process's `time.monotonic()`: all tasks of a batch end at once if they share a clock.
 
         A task that starts late, for want of a task slot, still reads for `LEAST_SECONDS`.
         """
@@ -70,9 +70,9 @@ class HeldReader:
         self._ledger = ledger
 
     def read(self, task: HeldTask) -> Iterator[pa.RecordBatch]:
-        """Batches as they arrive; or, when an attempt at this task recorded what it read, exactly that.
+        """Yield batches as they arrive; or, if an attempt at this task left a record, exactly the recorded ranges.
 
-        Raises `OptionError` where Spark would keep the batches back, `LedgerError`, and what `RangeReader` does.
+        Raises `OptionError` if Spark would keep the batches back, `LedgerError`, and what `RangeReader` does.
         """
         if task.seconds > 0:
             require_pipelined_workers()
@@ -90,8 +90,10 @@ class HeldReader:
             yield from self._up_to(log, reached, record)
 
     def _has_queues(self, task: HeldTask) -> Callable[[], bool]:
-        """Asks whether the query may read on: where the process that keeps an orderly one's queues is killed, another
-        has them at once, and Spark goes on with the batch all the same.
+        """Return a function that says whether the query may read on.
+
+        If the process that renews an orderly query's locks is killed, another query gets them at once, and Spark goes
+        on with the batch all the same.
         """
         group, member = self._options.consumer_group, task.member
         if member is None or group is None:
@@ -101,9 +103,9 @@ class HeldReader:
     def _held(
         self, log: Log, reached: Positions, last: Fingerprints, deadline: float, has_queues: Callable[[], bool]
     ) -> Iterator[pa.RecordBatch]:
-        """What is there and what arrives until `deadline`; `reached` and `last`, the message before, are moved along.
+        """Yield messages and arrivals until `deadline`, and advance `reached` and `last`, the message before it.
 
-        A queue that is gone or another meanwhile is left where it was: the next batch begins there, and deals with it.
+        A queue that is deleted or replaced concurrently is not advanced: the next batch begins there and reports it.
         """
         with log.hold(dict(reached), deadline, self._options.message_filter, _HEARTBEAT_SECONDS) as held:
             while True:
@@ -134,8 +136,7 @@ class HeldReader:
     def _is_lost(self, log: Log, wanted: QueueRange, last: Fingerprints, before: Fingerprints) -> bool:
         """Whether a queue is not the one that was read up to `wanted`, or shorter. Raises `DataLossError`.
 
-        before: which message stands before the end of `wanted`. A queue that nobody would know again is not read to
-        there: it is to be there after `before` was looked at.
+        before: the message before the end of `wanted`. If it is unknown, the queue must still reach that end now.
         """
         queue, begin = wanted.queue, wanted.start
         is_another = bool(replaced_queues(log, {queue: begin}, last))
@@ -155,12 +156,12 @@ class HeldReader:
             )
 
     def _up_to(self, log: Log, reached: Positions, record: TaskRecord) -> Iterator[pa.RecordBatch]:
-        """The rest of what the record that counts says; nothing where it is this attempt's own."""
+        """Yield the rest of the recorded ranges; nothing if this attempt wrote the record."""
         for queue, end in record.next.items():
             if reached[queue] > end:
                 raise LedgerError(
                     f"{queue}: this attempt read up to {reached[queue]}, but another attempt at the same task recorded "
-                    f"{end}; run the task again, and it reads what is recorded"
+                    f"{end}; run the task again, and it reads the recorded range"
                 )
             missing = QueueRange(queue, reached[queue], end)
             yield from self._range_reader.scan(log, missing, RangeTask((missing,), record.next, record.last))

@@ -1,6 +1,6 @@
 """The ledger: what each held task of a real-time batch has read, so that a replayed batch reads the same.
 
-The end of a real-time batch is not known when it is planned. A task therefore records where it ended before its
+The end of a real-time batch is not known when it is planned. A task therefore records its end before its
 iterator ends: one file, which appears complete and is never replaced. The first attempt to record wins, and any other
 attempt at the task reads exactly the recorded ranges. On an object store, files are objects.
 
@@ -68,7 +68,7 @@ class _RecordJson(msgspec.Struct):
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """Where a task ended: `next` offset of each of its queues, and which message stood before (see `StreamOffset`).
+    """The end of a task: the `next` offset of each of its queues, and the message before it (see `StreamOffset`).
 
     starved: it began only when its time was over and another task had ended: there are too few task slots.
     slots: how many there are, if the task was told.
@@ -186,7 +186,7 @@ class Ledger:
 
     @property
     def _objects(self) -> Objects:
-        return objects_at(self._path, {})  # opened in each process anew, so that no pickle has credentials
+        return objects_at(self._path, {})  # opened in each process, so that no pickle has credentials
 
     @contextmanager
     def _usable(self) -> Iterator[Objects]:

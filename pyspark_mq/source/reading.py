@@ -74,10 +74,10 @@ _LOOK_AGAIN_SECONDS = 0.25  # a shared file system does not notify
 
 
 class RangeTask(NamedTuple):
-    """What one task reads: `ranges`.
+    """The `ranges` that one task reads.
 
-    ends, last: where the batch ends in their queues, and which message stood before, where one did: where another does
-    the queue is not the one that was planned.
+    ends, last: the end of the batch in their queues, and the message before it, if known: if another message stands
+    there, the queue was replaced since the batch was planned.
     """
 
     ranges: tuple[QueueRange, ...]
@@ -140,7 +140,7 @@ class RangeReader:
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
 
     def scan(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
-        """The messages of `wanted`, once this process sees them; what is lost is dealt with as `losses` says.
+        """Yield the messages of `wanted`, once this process sees them; losses are handled as `losses` says.
 
         Raises as `read`.
         """
@@ -163,9 +163,9 @@ class RangeReader:
             log.wait({queue: end}, min(left, _LOOK_AGAIN_SECONDS))
 
     def _scan(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
-        """Rows that were given out before messages are found lost are older than what is left: none comes twice.
+        """Yield the messages of `wanted` that are left. None comes twice: rows before a loss are older than the rest.
 
-        Where the end of its range is gone by then nothing is left: they are of another life of the queue, or all.
+        If the end of the range is lost after rows were given out, nothing is left: the queue was replaced, or cut.
         """
         is_begun = False
         while wanted.length > 0:

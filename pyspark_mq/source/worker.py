@@ -1,4 +1,4 @@
-"""The Python worker in which Spark runs a task: how many of them it has, and what it need not do for each task."""
+"""The Python worker in which Spark runs a task: how many run at once, and its garbage collection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOCAL = re.compile(r"local(?:\[(\*|[0-9]+)(?:, *[0-9]+)?\])?")
 
 
 def task_slots() -> int | None:
-    """In a task, of its application; None where the settings leave that open, as with dynamic allocation."""
+    """Return how many tasks run at once, in a task; None if the settings leave that open (dynamic allocation)."""
     context = TaskContext.get()
     return None if context is None else slots(context.getLocalProperty)
 
@@ -42,7 +42,7 @@ def _number(text: str | None, default: int) -> int:
 
 @cache
 def spare_what_is_loaded() -> None:
-    """In a process of Spark's daemon, have the garbage collector leave alone what is loaded by the first call.
+    """In a process of Spark's daemon, have the garbage collector leave alone all that is loaded by the first call.
 
     The daemon's workers collect garbage after everything that they do for a query. With the modules of Spark and Arrow
     that takes some 30 ms of a core each time, and finds nothing in them: a third of what a small query takes in all.

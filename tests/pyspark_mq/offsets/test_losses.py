@@ -79,7 +79,7 @@ def test_lost_messages_are_an_error_or_a_warning(caplog: pytest.LogCaptureFixtur
     what = "a/0 [1, 3) is lost: the queue's first message is 10, older ones were deleted"
     with pytest.raises(DataLossError) as caught:
         report_loss(True, loss)
-    assert str(caught.value).startswith(f"{what}. To go on with what is there set the option failOnDataLoss to false")
+    assert str(caught.value).startswith(f"{what}. To go on with the messages that are left set")
     assert not caplog.records
     report_loss(False, loss, "startingOffsets")
     assert f"going on because failOnDataLoss is false: startingOffsets: {what}" in caplog.text
@@ -215,7 +215,7 @@ def read(filled: Filled, wanted: QueueRange, task: RangeTask | None = None, **op
 def test_cut(filled: Filled, available_now: bool) -> None:
     query = Query(filled)
     recreate(filled, 2)
-    query.must_end(DataLossError, r"orders/0 \[2, 3\) is lost: the queue ends at 2, it was created anew or cut")
+    query.must_end(DataLossError, r"orders/0 \[2, 3\) is lost: the queue ends at 2, it was recreated or cut")
     assert query.accepts(available_now=available_now) == filled.rows
 
 
@@ -297,7 +297,7 @@ def test_another_life_under_a_batch_query(filled: Filled) -> None:
 
 @pytest.mark.parametrize("count", [0, 2, 3, 5, 30])
 def test_another_life_while_a_batch_is_planned(filled: Filled, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """The topic is deleted between two looks of the driver, and perhaps created anew."""
+    """The topic is deleted between two looks of the driver, and perhaps recreated."""
     query, last = Query(filled), Queues.last
     filled.put("orders", 0, 1)
 

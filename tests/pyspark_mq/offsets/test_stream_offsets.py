@@ -145,7 +145,7 @@ def test_a_foreign_checkpoint_is_refused(json_: Any) -> None:
         ),
         ("idle at the end", {A0: 20}, {A0: (10, 20)}, {A0: 20}, {}, []),
         ("deleted", {A0: 5}, {A0: (10, 20)}, {A0: 10}, {A0: 10}, ["a/0 [5, 10) is lost"]),
-        ("cut or created anew", {A0: 25}, {A0: (0, 20)}, {A0: 0}, {A0: 0}, ["a/0 [20, 25) is lost"]),
+        ("cut or recreated", {A0: 25}, {A0: (0, 20)}, {A0: 0}, {A0: 0}, ["a/0 [20, 25) is lost"]),
         ("gone", {A0: 5, B0: 7}, {A0: (0, 9)}, {A0: 5}, {}, ["b/0 from 7 on is lost: the queue is gone"]),
     ],
 )
@@ -166,7 +166,7 @@ def test_where_a_batch_begins(
 
 def test_a_queue_in_which_another_message_was_last_begins_anew() -> None:
     start = StreamOffset({A0: 15, A1: 5, B0: 7}, last={queue: Fingerprint(100, 1) for queue in (A0, A1, B0)})
-    batch = begin_batch(start, {A0: Bounds(10, 20), A1: Bounds(0, 5), B0: Bounds(8, 9)}, strange=[A0])
+    batch = begin_batch(start, {A0: Bounds(10, 20), A1: Bounds(0, 5), B0: Bounds(8, 9)}, replaced=[A0])
     assert batch.begin == {A0: 10, A1: 5, B0: 8}
     assert batch.starts == {A0: 10, B0: 8}
     assert batch.last == {A1: Fingerprint(100, 1)}

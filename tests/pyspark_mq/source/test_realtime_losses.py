@@ -1,4 +1,4 @@
-"""Real-time batches over topics that are deleted, or created anew, also while a task holds them."""
+"""Real-time batches over topics that are deleted, or recreated, also while a task holds them."""
 
 from __future__ import annotations
 
