@@ -118,5 +118,5 @@ def _topic(name: str, text: str) -> str:
     except InvalidTopic as error:
         raise OptionError(f"The option {name}: {error}; several topics go into a column topic") from error
     if text in TOPICS_OF_NOTES:
-        raise OptionError(f"The option {name}: {text} says what was written before; rows go to a topic of yours")
+        raise OptionError(f"The option {name}: {text} is for records of the store; rows go to a topic of yours")
     return text

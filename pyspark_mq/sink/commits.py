@@ -1,25 +1,24 @@
-"""Which batch a query wrote last: so that one which Spark runs again is not written again.
+"""The batch that a query wrote last, so that a batch which Spark runs again is not written again.
 
 Each batch is appended together with a record of it, a message to `COMMITS_TOPIC` with the query as its key: both are
-there or none. Retention deletes records as all messages; so a small file a query says what need not be looked up:
+visible or neither. Retention deletes records like all messages, so a small file for each query keeps the latest state:
 
     commits/<query>/mark.json    {"batch": 41, "written": false, "since": 7, "rows": {"orders": 3}, "run": "5f0c2b...",
                                   "last": [104857, 1763772000123], "plan": "9a0364...", "consecutive": true}
 
-The folder is in the store. The file is on the device, with the batch as begun, before that is appended; and again, with
-it as written, afterwards. So a later batch than the file's was never appended; an earlier one was, and is refused; for
-the file's own, if it is not written for all that the file knows, a record counts, which stands at offset `since` of the
-topic or behind. The query's folder is locked meanwhile: a driver that was killed may leave a commit behind which goes
-on. A log that ends before `since`, or has another message before it than `last` says, is an older one, and has not all
-that this query wrote.
+The folder is in the store. The file is on the device, with the batch as begun, before the batch is appended, and again,
+as written, afterwards. So a later batch than the file's was never appended, and an earlier one is refused. If the
+file's own batch is not marked as written, a record counts, at offset `since` of the topic or behind. A commit locks the
+query's folder: a driver that was killed may leave a commit behind which goes on. If the log ends before `since`, or has
+another message before it than `last` says, the log is older than the file, and lacks some of the query's batches.
 
-Spark has every batch of a stream committed, also those without rows, and goes on only behind one that was: so each
-leaves its note ("consecutive"), and one that is older than the batch before says that the store is. What is written in
-`foreachBatch` has gaps.
+Spark has every batch of a stream committed, also those without rows, and goes on only behind a committed one. So each
+leaves its mark ("consecutive"), and a mark of an earlier batch than the one before shows that the store is older. The
+writes of a `foreachBatch` have gaps.
 
-A number says little of a batch that was planned anew, or that two writes of one `foreachBatch` share. What is skipped
-therefore has the same plan in the checkpoint as what was written, or, where that is not seen, as many rows for each
-topic; and is of another run of the query.
+The number alone does not identify a batch: it may be planned again, or two writes of one `foreachBatch` may share it. A
+batch is therefore skipped only if it has the same plan in the checkpoint as the written one, or, if the plan cannot be
+seen, as many rows for each topic, and if it comes from another run of the query.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ _LACKS = (
     f"{COMMITS_TOPIC} was deleted"
 )
 _ANEW = (
-    "the checkpoint is older than what was written (put back from a copy, or its newest files deleted, or lost when "
+    "the checkpoint is older than the written batches (put back from a copy, or its newest files deleted, or lost when "
     "the machine went down). Nothing was appended. Put the newest one back, or start with a new one and "
-    "startingOffsets that go on behind what was written"
+    "startingOffsets behind the written messages"
 )
 _GO_ON = "delete the file, and the query goes on with this batch, without the rows that are missing"
 _SHOWN = 3
@@ -89,7 +88,7 @@ class Mark:
     last: tuple[Long, Long] | None
     plan: str
     consecutive: bool
-    rows: dict[str, Long] | None = None  # whoever reads of it in an error takes it out of the file
+    rows: dict[str, Long] | None = None  # an error may advise its reader to take it out of the file
 
 
 class MarkFile:
@@ -155,18 +154,18 @@ class Commits:
         self._query = query
 
     def has(self, batch: Batch) -> bool:
-        """Whether a batch was written. Raises `CommitError` where nothing can tell any more, and for an old batch.
+        """Whether a batch was written. Raises `CommitError` if nothing can tell any more, and for an old batch.
 
-        Spark runs its last batch again, never one before: where that comes, the checkpoint is an old one, its batches
-        are planned anew, and those of the same numbers that were written may have had other rows.
+        Spark runs its last batch again, never an earlier one. An earlier one means that the checkpoint is an old one:
+        its batches are planned again, and the written batches of the same numbers may have had other rows.
         """
         mark = self.file.read()
         if mark is not None and mark.batch > batch.number:
             raise CommitError(
                 f"{self.file}: batch {mark.batch} of this query was written, and now comes batch {batch.number}: the "
-                "checkpoint is older than what was written (put back from a copy, or its newest files deleted). "
+                "checkpoint is older than the written batches (put back from a copy, or its newest files deleted). "
                 "Nothing was appended. Put the newest checkpoint back; or start with a new one and startingOffsets "
-                "that go on behind what was written"
+                "behind the written messages"
             )
         if mark is not None and (mark.batch < batch.number or mark.rows == {}):
             self._must_follow(mark, batch)
@@ -185,8 +184,9 @@ class Commits:
         return True
 
     def _must_follow(self, mark: Mark, batch: Batch) -> None:
-        """mark: of an earlier batch, or of this one without rows. Raises `CommitError` where the log lacks any between,
-        as far as can be told.
+        """Raises `CommitError` if the log lacks a batch between the mark's and this one, as far as it can be told.
+
+        mark: of an earlier batch, or of this one without rows.
         """
         now = f"now comes batch {batch.number}"
         if mark.written and self._is_older(mark):
@@ -198,9 +198,9 @@ class Commits:
         last = mark.batch if is_here else mark.batch - 1
         if mark.consecutive and last < batch.number - 1 and not self._is_recorded(batch.number - 1, mark.since):
             raise CommitError(
-                f"{self.file}: batch {mark.batch} was {'written' if is_here else 'begun'} last, {now}, and what was "
-                "written between is not here: the store is older than the checkpoint (put back from a backup), or the "
-                "query wrote elsewhere meanwhile, or with delivery=at-least-once. Nothing was appended. Put the newest "
+                f"{self.file}: batch {mark.batch} was {'written' if is_here else 'begun'} last, {now}, and the batches "
+                "between are not here: the store is older than the checkpoint (put back from a backup), or the "
+                "query wrote elsewhere, or with delivery=at-least-once. Nothing was appended. Put the newest "
                 "store back, or the checkpoint of the same time, or delete in the checkpoint's folders offsets and "
                 f"commits the files of batches above {last}; or {_GO_ON}"
             )
@@ -219,7 +219,7 @@ class Commits:
         if mark is not None and self._bounds().min_offset > mark.since:
             raise CommitError(
                 f"{self.file}: batch {batch} was begun, and the messages of then are deleted by now: nothing here "
-                'tells whether it was written. If you find its rows in what was read since, write "written": true '
+                'tells whether it was written. If you find its rows among the messages since, write "written": true '
                 "into this file; otherwise delete the file, and the batch is written"
             )
         return False
@@ -235,19 +235,19 @@ class Commits:
             raise CommitError(
                 f"{self.file}: batch {batch.number} was written before in this run of the query: two writes in one "
                 "foreachBatch have the same producerGroup, and this one is not written. Give each a name of its own; "
-                "after a restart the query goes on, and what was written once is skipped"
+                "after a restart the query goes on, and written batches are skipped"
             )
         if batch.plan and mark.plan == batch.plan:
             return
         if batch.plan and mark.plan:
             raise CommitError(
-                f"{self.file}: batch {batch.number} of this query was written, and now comes planned anew, perhaps "
+                f"{self.file}: batch {batch.number} of this query was written, and now comes planned again, perhaps "
                 f"with other rows: {_ANEW}"
             )
         if mark.rows is not None and mark.rows != batch.rows:
             raise CommitError(
                 f"{self.file}: batch {batch.number} of this query was written with {_counted(mark.rows)}, and now "
-                f"comes with {_counted(batch.rows)}. Either it was planned anew: {_ANEW}. Or the query gives other "
+                f"comes with {_counted(batch.rows)}. Either it was planned again: {_ANEW}. Or the query gives other "
                 'rows each time that it runs a batch: to have this one skipped take "rows" out of this file'
             )
 
@@ -261,9 +261,9 @@ class Commits:
         self._note(batch, batch.rows, written=False)
 
     def record(self, batch: Batch) -> pa.RecordBatch:
-        """What is to be appended to COMMITS_TOPIC, together with the rows of a batch.
+        """Return the record to append to COMMITS_TOPIC together with the rows of a batch.
 
-        Where `_RECORDS` are, however many queues somebody made.
+        It names the queue of `_RECORDS`: the topic may have been given more.
         """
         body = encode({"query": self._query, "batch": batch.number, "rows": sum(batch.rows.values())}).decode()
         columns = [texts([body]), texts([self._query]), arrow(np.array([_RECORDS.queue_id]))]
@@ -274,8 +274,8 @@ class Commits:
         self._note(batch, batch.rows, written=True)
 
     def skip(self, batch: Batch) -> None:
-        """Note that a batch came again, which there is. What it was written with stays noted: this time the query may
-        have made other rows of it, or none. Raises `CommitError`.
+        """Note that a written batch came again. Its first rows and plan stay noted: this time the query may have made
+        other rows, or none. Raises `CommitError`.
         """
         mark = self.file.read()
         if mark is None or mark.batch < batch.number:
@@ -296,7 +296,7 @@ class Commits:
         return False
 
     def _bounds(self) -> Bounds:
-        """Of the records; none where there is no topic yet."""
+        """Return the bounds of the records; (0, 0) if the topic does not exist yet."""
         return self._log.bounds([_RECORDS]).get(_RECORDS, Bounds(0, 0))
 
     def _note(self, batch: Batch, rows: Mapping[str, int] | None, *, written: bool) -> None:
@@ -316,9 +316,9 @@ _MAX_PLAN_BYTES = 1 << 30  # a source may have any number of queues
 
 
 def plan_of(checkpoint: str | None, batch: int) -> str:
-    """A digest of the file in which Spark noted up to where a batch reads; "" where that is in no directory seen here.
+    """Return a digest of the file in which Spark noted the end of a batch; "" if no directory here has it.
 
-    checkpoint: the option checkpointLocation; a relative path begins where the driver was started, as Spark has it.
+    checkpoint: the option checkpointLocation; relative to the driver's working directory, as in Spark.
     Raises `StoreUnavailable`, `CorruptStore`.
     """
     if not checkpoint:

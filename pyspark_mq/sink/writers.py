@@ -1,7 +1,7 @@
 """Spark's writers, of a batch and of the micro-batches of a stream, and the deliveries that they choose from.
 
     AtLeastOnce     tasks append their rows as they come
-    AllOrNothing    tasks stage their rows, the driver appends those of all tasks under one publication
+    AllOrNothing    tasks stage their rows, the driver appends the rows of all tasks under one publication
     OncePerBatch    likewise, together with a record of the batch; a batch that has a record is not appended again
 
 The driver makes a delivery. Tasks and, for a batch write, the commit get it from a pickle.
@@ -33,8 +33,8 @@ from store.model.log_protocol import Log, LogAddress, LogWriter
 
 _log = logging.getLogger("pyspark_mq")
 
-# What Spark tells the tasks of a streaming query: its id, which is the checkpoint's, the number of the batch, and the
-# id of its run, unless somebody names its jobs otherwise.
+# Spark tells the tasks of a streaming query its id, which is the checkpoint's, the number of the batch, and the id of
+# its run, unless the program names its jobs otherwise.
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 _RUN_ID = "spark.jobGroup.id"
@@ -43,8 +43,8 @@ _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class TaskRows(WriterCommitMessage):
-    """What one task did. rows: how many to each topic. file: where they are staged, "" where they are not. query,
-    batch, run: see `OncePerBatch`.
+    """The rows of one task. rows: how many to each topic. file: the staged rows, or "". query, batch, run: see
+    `OncePerBatch`.
     """
 
     rows: Mapping[str, int]
@@ -69,7 +69,7 @@ class RowDelivery(Protocol):
 
 
 class AtLeastOnce:
-    """What a failed attempt at a task, or at a batch, appended stays, and comes again with the next attempt."""
+    """Messages of a failed attempt at a task or a batch stay, and come again with the next attempt."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -97,7 +97,7 @@ class AtLeastOnce:
 
 
 class AllOrNothing:
-    """One batch write. Whatever fails, readers see all of its rows or none."""
+    """One batch write. Readers see all of its rows or none, even if it fails."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -128,8 +128,8 @@ class AllOrNothing:
         return self._staging.write(owner, run, f"{context.partitionId()}-{context.taskAttemptId()}", checked)
 
     def _append(self, log: LogWriter, sent: Sequence[TaskRows], more: Mapping[str, pa.RecordBatch]) -> None:
-        """Append what was staged, and to each topic what `more` says. Readers see all of it at once, and it is on the
-        device when this returns.
+        """Append the staged rows, and those of `more` to each topic. Readers see all of them at once, and they are on
+        the device when this returns.
         """
         tables = self._staging.tables(each.file for each in sent if each.file)
         staged, rows = sum(table.num_rows for table in tables.values()), _rows_of(sent).total()
@@ -149,7 +149,7 @@ class AllOrNothing:
 class OncePerBatch(AllOrNothing):
     """The write of one micro-batch of a streaming query, or one write of several in its `foreachBatch`.
 
-    The query is known by the id in its checkpoint, which lasts as long as that; and by `producerGroup` where it is
+    The query is known by the id in its checkpoint, which lasts as long as that; and by `producerGroup` if it is
     given, which tells apart the writes of one `foreachBatch`. Those need not write anything in a batch; a stream has
     every batch committed, and noted, also one without rows.
     """
@@ -202,8 +202,8 @@ def _rows_of(sent: Iterable[TaskRows]) -> Counter[str]:
 
 
 def _streaming_batch() -> tuple[str, int, str]:
-    """The id of the streaming query that this task runs for, the number of its batch, and the id of its run, "" where
-    that is not told. Raises `OptionError`.
+    """The id of the streaming query that this task runs for, the number of its batch, and the id of its run, "" if
+    Spark does not tell it. Raises `OptionError`.
     """
     query, batch, run = map(_context().getLocalProperty, (_QUERY_ID, _BATCH_ID, _RUN_ID))
     if not query or not batch:

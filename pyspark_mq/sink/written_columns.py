@@ -30,7 +30,7 @@ from store.format.topic_names import TOPICS_OF_NOTES
 
 
 class ColumnKind(NamedTuple):
-    """The types that a column may have. ours: that of a view to INSERT INTO. words: all of them, to a user."""
+    """The types that a column may have. ours: the type in a view to INSERT INTO. words: all of them, to a user."""
 
     fits: Callable[[DataType], bool]
     ours: DataType
@@ -78,7 +78,7 @@ SINK_COLUMNS: dict[str, ColumnKind] = {
     "delayLevel": _INTEGER,
     "deliverAt": _TIME,
 }
-"""What a message can be written from. Only `body` is needed, and `topic` where no option names it."""
+"""What a message can be written from. Only `body` is needed, and `topic` if no option names it."""
 
 _KAFKA_NAMES = {
     "value": "body",
@@ -96,7 +96,7 @@ def sink_schema(with_topic: bool) -> StructType:
 
 
 def check_schema(schema: StructType, topic: str | None) -> None:
-    """Raises `SchemaError` for a DataFrame that is none of messages. topic: that of all rows, if an option says so."""
+    """Raises `SchemaError` for a DataFrame that is none of messages. topic: of all rows, if an option names it."""
     names = schema.fieldNames()
     for field in schema.fields:
         kind = SINK_COLUMNS.get(field.name)
@@ -108,7 +108,7 @@ def check_schema(schema: StructType, topic: str | None) -> None:
                 "cast it" + (", or make a text of it with to_json" if field.name == "body" else "")
             )
     if "body" not in names:
-        raise SchemaError(f"There is no column body: name what is to be sent so, e.g. select({_example(names)})")
+        raise SchemaError(f"There is no column body: name the text or bytes to send so, e.g. select({_example(names)})")
     if "topic" not in names and topic is None:
         raise SchemaError('Where do the rows go? Set option("topic", ...), or add a column topic')
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -133,10 +133,10 @@ def _unknown(name: str) -> str:
 
 
 def tables_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """What one Arrow batch of a checked DataFrame sends to each topic, rows in their order.
+    """Yield the messages of one Arrow batch of a checked DataFrame for each topic, rows in their order.
 
-    topic: that of all rows, if an option says so. The batches have the columns that `MessageStore.append_table` takes.
-    Raises `RowError` for a row without body or topic, or to a topic in which the store notes what was written.
+    topic: of all rows, if an option names it. The batches have the columns that `MessageStore.append_table` takes.
+    Raises `RowError` for a row without body or topic, or to a topic in which the store keeps records of its own.
     """
     if batch.num_rows == 0:
         return
@@ -153,7 +153,7 @@ def _split(messages: pa.RecordBatch, topics: pa.StringArray) -> Iterator[tuple[s
     encoded = topics.dictionary_encode()
     names = encoded.dictionary.to_pylist()
     if notes := TOPICS_OF_NOTES.intersection(names):
-        raise RowError(f"Topic {min(notes)} says what was written before; rows go to topics of yours")
+        raise RowError(f"Topic {min(notes)} is for records of the store; rows go to topics of yours")
     if len(names) == 1:
         yield names[0], messages
         return
@@ -166,7 +166,7 @@ def _split(messages: pa.RecordBatch, topics: pa.StringArray) -> Iterator[tuple[s
 
 
 def _filled(name: str, column: pa.Array) -> pa.Array:
-    """A column without the nulls that stand for "none" where the store takes no null."""
+    """Return a column with defaults for nulls, if the store takes no null in it."""
     if not column.null_count:
         return column
     if name in ("body", "topic"):

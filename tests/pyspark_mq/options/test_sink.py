@@ -55,7 +55,7 @@ def test_an_archive_is_not_written() -> None:
         ({"topic": "a,b"}, "only letters, digits, '%', '|', '_' and '-' are allowed; several topics go into a column"),
         (
             {"topic": "rmq_sys_SPARK_COMMITS"},
-            "rmq_sys_SPARK_COMMITS says what was written before; rows go",
+            "rmq_sys_SPARK_COMMITS is for records of the store; rows go",
         ),
         ({"stagingPath": "hdfs://name/x"}, "stagingPath takes a directory that the driver and all executors see"),
         ({"producerGroup": "a b"}, "producerGroup: group 'a b': only letters"),

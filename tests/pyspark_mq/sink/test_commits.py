@@ -187,7 +187,7 @@ def test_a_batch_is_the_same_if_its_plan_is(store: MessageStore) -> None:
         append.add(COMMITS_TOPIC, commits.record(Batch(7, rows)))
         append.publish()
         assert commits.has(Batch(7, {"orders": 2}, plan="one"))
-        with pytest.raises(CommitError, match="batch 7 of this query was written, and now comes planned anew"):
+        with pytest.raises(CommitError, match="batch 7 of this query was written, and now comes planned again"):
             commits.has(Batch(7, rows, plan="another"))
         assert commits.has(Batch(7, rows))
 

@@ -143,6 +143,6 @@ def test_a_batch_that_was_planned_anew_is_told_by_its_checkpoint(
     for run, bodies in (("1", ["a"]), ("2", ["b", "c"])):  # a query that gives other rows each time
         commit(store, staged(store, 7, *bodies, run=run), **options)
     plan.write_text("another")
-    with pytest.raises(CommitError, match="batch 7 of this query was written, and now comes planned anew"):
+    with pytest.raises(CommitError, match="batch 7 of this query was written, and now comes planned again"):
         commit(store, staged(store, 7, "d", run="3"), **options)
     assert store.max_offset("orders", 0) == 1

@@ -55,7 +55,10 @@ def test_columns_that_are_taken(columns: StructType, topic: str | None) -> None:
     ("columns", "message"),
     [
         (schema(id=INTEGER, name=TEXT), "no column 'id': there are topic, body, tags"),
-        (schema(tags=TEXT), 'no column body: name what is to be sent so, e.g. select(col("tags").alias("body"))'),
+        (
+            schema(tags=TEXT),
+            'no column body: name the text or bytes to send so, e.g. select(col("tags").alias("body"))',
+        ),
         (schema(tags=TEXT, flag=INTEGER), 'select(expr("to_json(struct(*)) AS body"))'),
         (schema(value=TEXT), "value is Kafka's name; here it is body: withColumnRenamed('value', 'body')"),
         (schema(body=TEXT, key=TEXT), "withColumnRenamed('key', 'keys')"),
@@ -116,7 +119,7 @@ def test_no_row_goes_where_the_store_notes_what_was_written(others: list[str]) -
     """It could hide a batch of another query."""
     topics = [*others, COMMITS_TOPIC]
     batch = pa.record_batch({"topic": topics, "body": ['{"batch": 3}'] * len(topics)})
-    with pytest.raises(RowError, match=f"Topic {COMMITS_TOPIC} says what was written before"):
+    with pytest.raises(RowError, match=f"Topic {COMMITS_TOPIC} is for records of the store"):
         list(tables_by_topic(batch, None))
 
 
