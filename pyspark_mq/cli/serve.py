@@ -1,9 +1,11 @@
 """`pyspark-mq serve`: a store as RocketMQ's name server and broker."""
 
+import ctypes
 import ipaddress
 import signal
 import ssl
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -21,6 +23,10 @@ from store.remoting.serving import LISTEN
 from store.remoting.serving import serve as serving_of
 from store.upkeep.store_directory import StoreDirectory
 
+_SWITCH_SECONDS = 0.0005  # after which a thread that computes gives the interpreter to the event loop
+_STACK_BYTES = 2 << 20
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of mallopt(3)
+_MAPPED_BYTES, _ARENAS = 256 << 10, 2  # larger pieces go back to the system when they are freed
 FILE = click.Path(exists=True, dir_okay=False)
 
 
@@ -59,6 +65,7 @@ def serve(
     broker_config = BrokerConfig() if config is None else BrokerConfig.load(config)
     options = {"brokerName": broker, "brokerClusterName": cluster, "autoCreateTopicEnable": create_topics}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    _tune_process()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     with (
         interruptible(lambda: f"{store} is served no longer"),
@@ -67,6 +74,16 @@ def serve(
     ):
         echo(f"{store}: name server and broker at {serving.address}; Ctrl-C ends it")
         sleep_until_interrupted()
+
+
+def _tune_process() -> None:
+    """Let requests that take long, or are large, cost others little."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    threading.stack_size(_STACK_BYTES)
+    with suppress(OSError, AttributeError):  # another C library than glibc
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
+        mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def _configuration(store: str, listen: str, path: str | None) -> StoreConfig:

@@ -80,6 +80,7 @@ _GRAMMAR = r"""
 
 _LONG_MAX = (1 << 63) - 1
 _MOST_LEVELS = 100  # of nesting: evaluation, copying and comparing go down them
+_MOST_OPEN = 500  # of parentheses, signs and words that wait for an operand
 _MARGIN = 30  # characters of the expression shown before and behind a fault
 _HINTS = (
     (r"!=|!", "write <> for 'not equal'"),
@@ -145,6 +146,8 @@ def _parse(expression: str) -> tuple[Condition | Constant, int]:
     what = "it ends where more has to follow"
     try:
         for token in parser.lexer_thread.lex(parser.parser_state):
+            if len(parser.parser_state.state_stack) > _MOST_OPEN:  # before the rest is parsed, which would be refused
+                raise _Fault(_at(token), f"more than {_MOST_OPEN} parentheses and signs are open here")
             try:
                 parser.feed_token(token)
             except UnexpectedToken:

@@ -22,7 +22,8 @@ from store.model.errors import BadFrame, MessageRefused, PutStatus
 from store.model.log_protocol import Queue
 from store.remoting.command import Bytes, parse_json
 
-MAX_BODY_BYTES = 1 << 20  # of JSON; parsed it takes about twenty times as much
+MAX_BEAT_BYTES = 256 << 10  # of JSON; parsed it takes up to sixteen times as much
+MAX_LOCKS_BYTES = 1 << 20
 T = TypeVar("T")
 Name = Annotated[str, Meta(min_length=1, max_length=1024)]
 
@@ -74,7 +75,7 @@ class Heartbeat(Struct):
     @staticmethod
     def of(body: Bytes) -> Heartbeat:
         """Raises `BadFrame`."""
-        return _parsed(body, Heartbeat)
+        return _parsed(body, Heartbeat, MAX_BEAT_BYTES)
 
 
 class LockRequest(Struct):
@@ -91,13 +92,13 @@ class LockRequest(Struct):
     @staticmethod
     def of(body: Bytes) -> LockRequest:
         """Raises `BadFrame`."""
-        return _parsed(body, LockRequest)
+        return _parsed(body, LockRequest, MAX_LOCKS_BYTES)
 
 
-def _parsed(body: Bytes, kind: type[T]) -> T:
+def _parsed(body: Bytes, kind: type[T], most: int) -> T:
     """Parse leniently: some clients write numbers as texts."""
-    if len(body) > MAX_BODY_BYTES:
-        raise BadFrame(f"a {kind.__name__} of {len(body):,} bytes; at most {MAX_BODY_BYTES:,}")
+    if len(body) > most:
+        raise BadFrame(f"a {kind.__name__} of {len(body):,} bytes; at most {most:,}")
     return parse_json(bytes(body), kind, strict=False)
 
 

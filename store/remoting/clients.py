@@ -12,13 +12,13 @@ from store.api.group_protocol import Subscription
 from store.format.strict_json import encode
 from store.model.codes import ResponseCode
 from store.model.errors import RequestRefused
-from store.remoting.bodies import ConsumerData, Heartbeat, SubscriptionData
+from store.remoting.bodies import MAX_BEAT_BYTES, ConsumerData, Heartbeat, SubscriptionData
 from store.remoting.command import Command
 from store.remoting.connection import Connection
 
 _ENTRY_BYTES = 256  # that a client in a group takes at least
 _FACTOR = 16  # parsed JSON takes as many times the bytes of its text
-MAX_CONNECTION_BYTES = 4 << 20
+MAX_CONNECTION_BYTES = _FACTOR * MAX_BEAT_BYTES
 MAX_BYTES = 64 << 20
 
 

@@ -102,8 +102,6 @@ def decode(frame: Bytes) -> Command:
         command = _of_binary(header, body)
     else:
         raise _wrong(f"a header of kind {kind}; 0 is JSON, 1 RocketMQ's own")
-    if len(command.fields) > _MAX_FIELDS:
-        raise _wrong(f"a header of {len(command.fields):,} fields; at most {_MAX_FIELDS}")
     command.frame_bytes = len(frame)
     return command
 
@@ -134,6 +132,7 @@ class _JsonHeader(msgspec.Struct, rename="camel"):
 
 def _of_json(header: bytes, body: bytes) -> Command:
     found = parse_json(header, _JsonHeader)
+    _check_fields(len(found.ext_fields or ()))
     return Command(
         found.code,
         {name: _text_of(value) for name, value in (found.ext_fields or {}).items() if value is not None},
@@ -192,6 +191,7 @@ def _of_binary(header: bytes, body: bytes) -> Command:
             name, at = _sized(encoded, at, _NAME_LENGTH)
             value, at = _sized(encoded, at, LENGTH)
             fields[name.decode()] = value.decode()
+            _check_fields(len(fields))
         if end != len(header):
             raise _wrong(f"{len(header) - end} bytes behind a header's fields")
         known = language if language in _LANGUAGES.values() else Language.OTHER
@@ -208,6 +208,11 @@ def _sized(data: bytes, at: int, length: struct.Struct) -> tuple[bytes, int]:
     if not 0 <= size <= len(data) - begin:
         raise _wrong(f"{size} bytes announced at {at} of a header, {len(data)} are there")
     return data[begin : begin + size], begin + size
+
+
+def _check_fields(count: int) -> None:
+    if count > _MAX_FIELDS:
+        raise _wrong(f"a header of {count:,} fields; at most {_MAX_FIELDS}")
 
 
 def _wrong(what: str) -> BadFrame:

@@ -35,7 +35,7 @@ class ServerLimits:
     connections: int = 4096
     requests: int = 16_384
     body_bytes: int = 32 << 20
-    memory_bytes: int = 128 << 20
+    memory_bytes: int = 64 << 20
     unproven_frame_bytes: int = 5 << 20
     idle_seconds: float = 120.0
     stuck_seconds: float = 30.0

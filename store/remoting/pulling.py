@@ -16,13 +16,14 @@ from store.format.layout import GROUPS_FILE
 from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RequestRefused
 from store.model.log_protocol import MessageFilter, Queue
+from store.read.filters import TagFilter
 from store.read.getting import GetStatus
 from store.remoting.connection import Connection
 from store.remoting.headers import Pulled, PullMessage
 from store.remoting.request import Answer, Handler, Request, Response
 from store.remoting.served_broker import ServedBroker
 from store.remoting.served_filters import ServedFilters
-from store.remoting.threads import LoopThread, settle
+from store.remoting.threads import LoopThread, Turns, settle
 
 _ENABLED, _BROADCAST_ENABLED = "consumeEnable", "consumeBroadcastEnable"
 
@@ -75,9 +76,9 @@ _MAX_HOLD_SECONDS = 120.0
 
 
 class Pulling:
-    """Translates pulls, and holds those that find nothing. In the loop's thread, unless a verb says otherwise."""
+    """Answers pulls, and holds those that find nothing. For the loop's thread, except for `_pull_in_worker`."""
 
-    def __init__(self, broker: ServedBroker, hold: PullRequestHoldService, thread: LoopThread) -> None:
+    def __init__(self, broker: ServedBroker, hold: PullRequestHoldService, thread: LoopThread, turns: Turns) -> None:
         self._store = broker.store
         self._clients = broker.clients
         self._offsets = broker.offsets
@@ -87,6 +88,7 @@ class Pulling:
         self._figures = broker.store.figures
         self._hold = hold
         self._thread = thread
+        self._turns = turns
         self._held: dict[Connection, dict[HeldRequest, Figure]] = {}
         self._count = 0
 
@@ -96,7 +98,7 @@ class Pulling:
 
     def handlers(self) -> Mapping[int, Handler]:
         """Return handlers that may wait."""
-        return {RequestCode.PULL_MESSAGE: self._parse_and_pull, RequestCode.LITE_PULL_MESSAGE: self._parse_and_pull}
+        return {RequestCode.PULL_MESSAGE: self._pull_in_worker, RequestCode.LITE_PULL_MESSAGE: self._pull_in_worker}
 
     def lost(self, connection: Connection) -> None:
         """Forget the pulls of a connection that is over."""
@@ -107,35 +109,42 @@ class Pulling:
             self._hold.cancel(held)
 
     def _pull(self, request: Request) -> Answer | None:
+        """Answer or hold it, unless its filter takes long: to be parsed, or to be applied."""
         header = PullMessage.of(request.command.fields)
         accept = self._filters.quick(*self._subscription(header))
-        return None if accept is None else self._begin(request, header, accept)
+        if accept is None or not isinstance(accept, TagFilter):
+            return None
+        pull = self._asked(header, accept)
+        return self._go_on(request.connection, header, pull, self._now(pull))
 
-    def _parse_and_pull(self, request: Request) -> Future[Answer]:
-        """Parse the filter, in a worker, and pull in the loop's thread."""
+    def _pull_in_worker(self, request: Request) -> Future[Answer]:
         header = PullMessage.of(request.command.fields)
-        accept = self._filters.parse(*self._subscription(header))
-        answered: Future[Answer] = Future()
-        self._thread.call(settle, answered, lambda: self._begin(request, header, accept))
+        subscription = self._subscription(header)
+        pull = self._asked(header, self._filters.quick(*subscription) or self._filters.parse(*subscription))
+        response, answered = self._now(pull), Future[Answer]()
+        self._thread.call(settle, answered, lambda: self._go_on(request.connection, header, pull, response))
         return answered
 
-    def _begin(self, request: Request, header: PullMessage, accept: MessageFilter) -> Answer:
+    def _asked(self, header: PullMessage, accept: MessageFilter) -> PullRequest:
+        """Raises `InvalidGroup`, `RequestRefused`."""
         check_group_name(header.consumer_group)  # its offsets stay in memory
         self._permissions.check(header.consumer_group)
-        pull = PullRequest(
+        return PullRequest(
             header.consumer_group, header.topic, header.queue_id, header.queue_offset, header.max_msg_nums, accept
         )
+
+    def _go_on(self, connection: Connection, header: PullMessage, pull: PullRequest, response: PullResponse) -> Answer:
+        """Return the answer, or hold the pull."""
         commit_offset = header.commit_offset if header.sys_flag & _COMMIT else 0
-        response = self._now(pull)
         self._commit(pull, response, commit_offset)
         if _is_before(response):
-            return self._from_before(request.connection, pull)
+            return self._from_before(connection, pull)
         if response.code is not ResponseCode.PULL_NOT_FOUND or not header.sys_flag & _SUSPEND:
             return _answer(response)
         if self._count >= _MAX_HELD:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"{_MAX_HELD:,} pulls are held already; try again later")
         seconds = min(header.suspend_timeout_millis / 1000, _MAX_HOLD_SECONDS)
-        return self._until_arrival(request.connection, pull, seconds)
+        return self._until_arrival(connection, pull, seconds)
 
     def _subscription(self, header: PullMessage) -> tuple[str, str]:
         """Return the expression of the request, or else of its group, and its type. Raises `RequestRefused`."""
@@ -152,7 +161,8 @@ class Pulling:
             """Answer from the store as it is now: a request is held once."""
             if (figure := held_by.pop(held, None)) is not None:
                 self._forget(figure)
-            settle(answered, there)
+            is_quick = isinstance(pull.message_filter, TagFilter)
+            settle(answered, there if is_quick else lambda: self._turns.begin(connection, there))
 
         def there() -> Answer:
             response = self._now(pull)

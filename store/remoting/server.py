@@ -25,7 +25,6 @@ from store.remoting.threads import LEAVE_SECONDS, LoopThread, Turns
 
 _logger = logging.getLogger("store.remoting")
 _SWEEP_SECONDS = 1.0
-_THREADS = 8
 # Of one connection these are done in the order in which they came, for that is what they mean: a client sets its group
 # back and asks at once where it is, gives a queue's lock back and takes it again, and leaves when all else is said.
 _IN_ORDER = (
@@ -42,11 +41,12 @@ class Processors:
     """The handlers by request code.
 
     quick: run in the loop's thread, so they must not wait for anything; they return None for a request that needs a
-    worker. waiting: run in workers, where connections take turns. lost: called with each connection that is over, in
+    worker. waiting: run in `turns`. lost: called with each connection that is over, in
     the loop's thread. check: raises `RequestRefused` for a request that its sender may not make;
     None: everybody may make all.
     """
 
+    turns: Turns
     quick: Mapping[int, Handler]
     waiting: Mapping[int, Handler]
     lost: Callable[[Connection], None]
@@ -74,7 +74,7 @@ class Server(Opened):
         self._stuck_seconds = limits.stuck_seconds
         self._tls = tls
         self._figures = figures
-        self._turns = Turns(_THREADS, "mq-serve")
+        self._turns = processors.turns
         self._intake = Intake(limits, figures, wants_proof=processors.check is not None)
         try:
             self._listening, self.address = thread.submit(self._listen(*host_and_port(listen))).result()
@@ -169,6 +169,7 @@ class Server(Opened):
         code, answer = request.command.code, None
         if (quick := self._processors.quick.get(code)) is not None:
             answer = quick(request)
+            self._turns.quick_requests += answer is not None
         if answer is None and (waiting := self._processors.waiting.get(code)) is not None:
             work = partial(waiting, request)
             answer = self._turns.begin(request.connection, work, after_others=code in _IN_ORDER)

@@ -28,12 +28,13 @@ from store.remoting.served_routes import Routes, Status
 from store.remoting.served_topics import ServedTopics
 from store.remoting.served_transactions import ServedTransactions
 from store.remoting.server import Processors, Server
-from store.remoting.threads import LoopThread
+from store.remoting.threads import LoopThread, Turns
 from store.remoting.tiered_store import ArchiveReads, TieredStore
 
 LISTEN = "127.0.0.1:9876"
 LIMITS = ServerLimits()
 BROKER = BrokerConfig()
+_THREADS = 4  # more would compete for the interpreter with the event loop
 _LOOK_SECONDS = 1.0  # for topics that were deleted
 _logger = logging.getLogger("store.remoting")
 
@@ -64,7 +65,8 @@ class Serving:
         heart_beats = HeartBeats(broker, neighbours)
         locks = Locks(store.topics)
         self._transactions = ServedTransactions(broker)
-        pulling = Pulling(broker, self._hold, self._thread)
+        turns = Turns(_THREADS, "mq-serve")
+        pulling = Pulling(broker, self._hold, self._thread, turns)
         sending = Sending(broker, self._appending, self._transactions, locks)
         quick = sending, pulling, self._transactions
         waiting = (
@@ -88,6 +90,7 @@ class Serving:
                 self._thread.submit(_done(left, "its clients may still count as members"))
 
         processors = Processors(
+            turns,
             quick={code: handler for each in quick for code, handler in each.quick_handlers().items()},
             waiting={code: handler for each in waiting for code, handler in each.handlers().items()},
             lost=lost,

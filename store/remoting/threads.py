@@ -16,6 +16,7 @@ from store.model.errors import RequestRefused
 from store.remoting.connection import Connection
 
 Result = TypeVar("Result")
+_REST_FACTOR, _MOST_REST_SECONDS = 3, 0.5
 
 
 def settle(waiting: Future[Result], work: Callable[[], Result]) -> None:
@@ -81,7 +82,9 @@ class _Work(NamedTuple):
 class Turns:
     """So many threads, made as they are needed, and half of them for one connection at the most. Any thread may call.
 
-    Of a connection whose other end does not read nothing is begun meanwhile: the answers would be kept in memory.
+    Nothing is begun for a connection whose peer does not read: the answers would stay in memory. Threads share the
+    interpreter with the event loop. So if the loop answers requests of its own, counted in `quick_requests`, a thread
+    rests after each work in proportion to the processor time that it took.
     """
 
     def __init__(self, threads: int, name: str) -> None:
@@ -94,6 +97,7 @@ class Turns:
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._is_over = False
+        self.quick_requests = 0
         self._until = math.inf  # time.monotonic(), after which nothing is begun
 
     def begin(
@@ -146,7 +150,10 @@ class Turns:
         connection = None
         while (turn := self._next(connection)) is not None:
             connection, asked = turn
+            before, began = self.quick_requests, time.thread_time()
             settle(asked.answered, asked.work if time.monotonic() < self._until else _leaving)
+            if self.quick_requests != before and not self._is_over:
+                time.sleep(min(_REST_FACTOR * (time.thread_time() - began), _MOST_REST_SECONDS))
 
     def _next(self, done: Connection | None) -> tuple[Connection, _Work] | None:
         """done: whose work this thread has done just now."""

@@ -29,7 +29,7 @@ from store.remoting.request import Request, Response
 from store.remoting.served_routes import of_json
 from store.remoting.server import Processors, Server, ServerLimits
 from store.remoting.serving import Serving, serve
-from store.remoting.threads import LoopThread
+from store.remoting.threads import LoopThread, Turns
 
 COUNT = 3000
 SPEC = ReadSpec(("queueOffset", "body"), EVERYTHING, max_rows=500)
@@ -141,7 +141,7 @@ class Moody:
         }
         self.server = Server(
             self.thread,
-            Processors(handlers, {}, lambda connection: None),
+            Processors(Turns(1, "test"), handlers, {}, lambda connection: None),
             "127.0.0.1:0",
             ServerLimits(),
             tls,

@@ -20,7 +20,7 @@ from store.broker.members import is_served
 from store.directory.directory_group import DirectoryGroup
 from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Queue
-from store.remoting.bodies import MAX_BODY_BYTES, Heartbeat
+from store.remoting.bodies import MAX_BEAT_BYTES, Heartbeat
 from store.remoting.client import Client
 from store.remoting.clients import Clients
 from store.remoting.command import Command, decode, encode
@@ -76,7 +76,7 @@ def test_what_rocketmq_made() -> None:
         b'{"clientID":"a","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"t","subVersion":"x"}]}]}',
         b'{"clientID":"a","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"t","subVersion":1e999}]}]}',
         b'{"clientID":"a","producerDataSet":[{}]}',
-        b" " * (MAX_BODY_BYTES + 1),
+        b" " * (MAX_BEAT_BYTES + 1),
     ],
 )
 def test_what_is_no_heart_beat(broker: Broker, body: bytes) -> None:

@@ -46,7 +46,7 @@ def test_one_with_many_requests_does_not_stop_the_others() -> None:
 
     handlers = {RequestCode.HEART_BEAT: lambda request: Response(), RequestCode.QUERY_MESSAGE: wait}
     quick = {RequestCode.GET_BROKER_CONFIG: lambda request: Response()}
-    processors = Processors(quick, handlers, lambda connection: None)
+    processors = Processors(Turns(THREADS, "test"), quick, handlers, lambda connection: None)
     server = Server(thread, processors, "127.0.0.1:0", ServerLimits(), None, Figures())
     with Client(timeout=60) as many, Client(timeout=60) as one:
 
