@@ -60,6 +60,7 @@ from store.model.errors import (
     UnknownQueue,
     UnknownTopic,
     Unreachable,
+    UnreadableBody,
     UnsupportedStore,
     Untrusted,
 )
@@ -152,6 +153,7 @@ __all__ = [
     "UnknownQueue",
     "UnknownTopic",
     "Unreachable",
+    "UnreadableBody",
     "UnsupportedStore",
     "UnsupportedWarning",
     "Untrusted",

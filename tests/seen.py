@@ -114,6 +114,7 @@ def _scan(store: MessageStore, topic: str, queue_id: int) -> list[Row]:
 
 def _message_row(message: StoredMessage) -> Row:
     return {
+        "bodyError": None,
         "topic": message.topic,
         "queueId": message.queue_id,
         "queueOffset": message.queue_offset,
@@ -140,6 +141,7 @@ def _expected_row(line: dict[str, Any]) -> Row:
     same = {name: line[name] for name in COLUMNS if name in line}
     return {
         **same,
+        "bodyError": None,
         "body": base64.b64decode(line["body"]),
         "sysFlag": line["sysFlag"] & ~SYS_COMPRESSED,  # after inflating, RocketMQ 5 clears it and 4.9 leaves it
         "properties": {name: value for name, value in line["properties"].items() if name != "__CRC32#"},

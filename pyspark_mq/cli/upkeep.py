@@ -59,7 +59,7 @@ def clean(store: str, dry_run: bool, reserved_hours: int | None, force: bool) ->
 def verify(store: str, do_repair: bool, config: str | None) -> None:
     """Check every record, queue entry and index entry of STORE.
 
-    Exit code 1 if anything is wrong. STORE may be in use. A repair needs it alone, does what the next recovery would
+    Exit code 1 if the store is damaged. STORE may be in use. A repair needs it alone, does what the next recovery would
     do, and checks again.
     """
     with interruptible(lambda: "not checked to the end; a repair that was begun ends with the next opening"):
@@ -68,7 +68,7 @@ def verify(store: str, do_repair: bool, config: str | None) -> None:
 
 def _verify(store: str, config: str | None, *, do_repair: bool) -> None:
     report = verified(store, config)
-    if do_repair and report.findings:
+    if do_repair and report.is_damaged:
         echo(findings_table(report))
         try:
             repair(store, config)
@@ -78,7 +78,7 @@ def _verify(store: str, config: str | None, *, do_repair: bool) -> None:
             echo(findings_table(report))
     else:
         echo(findings_table(report))
-    sys.exit(1 if report.findings else 0)
+    sys.exit(1 if report.is_damaged else 0)
 
 
 def verified(store: str, config: str | None) -> Report:

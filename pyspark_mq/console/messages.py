@@ -14,11 +14,11 @@ from pyspark_mq.console.body_text import preview
 from store import (
     CorruptRecord,
     InvalidArgument,
-    MessageTooLarge,
     OffsetLost,
     OffsetNotYet,
     UnknownQueue,
     UnknownTopic,
+    UnreadableBody,
     message_filter,
 )
 from store.format.layout import KEY_SEPARATOR
@@ -179,7 +179,7 @@ def readable(log: Log, wanted: QueueRange, accept: MessageFilter, key: str = "")
     """Return the messages of a range that match; each that cannot be decoded becomes a line with its error."""
     try:
         return list(_lines(log, wanted, accept, key))
-    except (CorruptRecord, MessageTooLarge) as error:
+    except (CorruptRecord, UnreadableBody) as error:
         if wanted.length == 1:
             return [] if key else [MessageLine(wanted.queue, wanted.start, error=str(error))]
     except (OffsetLost, OffsetNotYet):  # deleted concurrently
@@ -217,7 +217,7 @@ def _time(line: MessageLine) -> tuple[datetime, str, int]:
 def message_at_offset(log: Log, queue: Queue, offset: int) -> dict[str, Any]:
     """Return all columns of one message, as Python values.
 
-    Raises `OffsetLost`, `OffsetNotYet`, `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`.
+    Raises `OffsetLost`, `OffsetNotYet`, `UnknownTopic`, `CorruptRecord`, `UnreadableBody`.
     """
     wanted = QueueRange(queue, offset, offset + 1)
     rows = [row for batch in log.scan(wanted, ReadSpec(_ALL_COLUMNS, message_filter("*"))) for row in batch.to_pylist()]

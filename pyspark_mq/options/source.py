@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import cast, get_args
+from typing import cast
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets.limits import EARLIEST, LATEST, EarliestOrLatest, Limit, end_of, says, start_of
@@ -16,7 +16,7 @@ from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, Given, known_
 from pyspark_mq.options.values import boolean, byte_size, duration, group, milliseconds, one_of, positive, shared_path
 from store import FilterError, message_filter
 from store.api.group_protocol import Subscription as Expression
-from store.model.log_protocol import LogAddress, MessageFilter, Oversized
+from store.model.log_protocol import LogAddress, MessageFilter, Unreadable
 
 LEDGER_DIR = "ledger"
 
@@ -38,7 +38,7 @@ class SourceOptions:
     locked; None for one that locks none. expression: subExpression as it was given. message_filter: which messages to
     read.
     min_offsets_per_trigger: how many messages make a batch, unless the last one is max_trigger_delay_seconds ago.
-    max_decompressed_message_size: bytes that a compressed body may become; None for the store's own bound. oversized:
+    max_decompressed_message_size: bytes that a compressed body may become; None for the store's own bound. unreadable:
     what a larger one is. hold_timeout_seconds: how long an idle micro-batch query waits in the driver. real_time:
     tasks stay open for batch_duration_seconds. real_time_partitions: how many tasks at most; None for the default.
     ledger_path: None for the default, see `ledger_directory`.
@@ -62,7 +62,7 @@ class SourceOptions:
     include_properties: bool
     check_crc: bool
     max_decompressed_message_size: int | None
-    oversized: Oversized
+    unreadable: Unreadable
     hold_timeout_seconds: float
     real_time: bool
     batch_duration_seconds: float
@@ -100,7 +100,7 @@ class SourceOptions:
             include_properties=given.value("includeProperties", boolean),
             check_crc=given.value("checkCRC", boolean),
             max_decompressed_message_size=given.if_given("maxDecompressedMessageSize", byte_size),
-            oversized=cast(Oversized, given.value("oversized", one_of(*get_args(Oversized)))),
+            unreadable=cast(Unreadable, given.value("unreadable", one_of("error", "null"))),
             hold_timeout_seconds=given.value("holdTimeoutMs", milliseconds) / 1000,
             real_time=given.value("realTime", boolean),
             batch_duration_seconds=given.value("batchDuration", duration),

@@ -200,11 +200,11 @@ READ_OPTIONS = (
         "the store's, 64 MiB",
     ),
     Option(
-        "oversized",
+        "unreadable",
         "error",
         "null",
-        "what a body is that becomes larger: `error` ends the query and names the message, with `null` its row has no "
-        "body",
+        "what to do with a body that becomes larger, or does not decompress: `error` ends the query and names the "
+        "message, `null` gives a row without a body",
     ),
     Option(
         "holdTimeoutMs",

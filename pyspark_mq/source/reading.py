@@ -24,7 +24,7 @@ from store.model.errors import OffsetOutOfRange
 from store.model.log_protocol import Fingerprints, Log, Positions, Queue, QueueRange, ReadSpec
 
 PROPERTIES = "properties"
-_MAY_BE_NULL = ("brokerName", "tags", "keys", "bornTimestamp", "storeTimestamp")
+_MAY_BE_NULL = ("brokerName", "tags", "keys", "bornTimestamp", "storeTimestamp", "bodyError")
 
 
 def default_schema(include_properties: bool) -> StructType:
@@ -111,13 +111,13 @@ class RangeReader:
     ) -> None:
         """Raises `SchemaError` for a schema that is no projection of the source's columns."""
         self._options = options
-        columns, self._arrow_schema = projection(schema, null_bodies=options.oversized == "null")
+        columns, self._arrow_schema = projection(schema, null_bodies=options.unreadable == "null")
         self._spec = ReadSpec(
             columns,
             options.message_filter,
             check_crc=options.check_crc,
             max_body_bytes=options.max_decompressed_message_size,
-            oversized=options.oversized,
+            unreadable=options.unreadable,
         )
         self._arrival_timeout_seconds = arrival_timeout_seconds
 

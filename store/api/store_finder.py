@@ -32,7 +32,7 @@ class StoreFinder(StoreReader):
 
         A key is one of `Message.keys` or a producer's id. Messages appended with messageIndexEnable=false are not
         found. Where these are too few, those that the store has no longer come from its archive, if it has one.
-        Raises `UnknownTopic`, `CorruptRecord`, `MessageTooLarge`, `ConfigError` for an index of other sizes than
+        Raises `UnknownTopic`, `CorruptRecord`, `UnreadableBody`, `ConfigError` for an index of other sizes than
         configured, `ArchiveError`, and `ObjectsUnavailable`.
         """
         self.must_be_open()
@@ -52,7 +52,7 @@ class StoreFinder(StoreReader):
         """The message with this offsetMsgId; a producer's own id is a key (see `query`). As in RocketMQ, also one of a
         topic that was deleted and created again.
 
-        Raises `InvalidMessageId`, `OffsetLost`, `OffsetNotYet`, `CorruptRecord`, `MessageTooLarge`.
+        Raises `InvalidMessageId`, `OffsetLost`, `OffsetNotYet`, `CorruptRecord`, `UnreadableBody`.
         """
         self.must_be_open()
         message = message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset)

@@ -31,10 +31,10 @@ from store.model.log_protocol import (
     Fingerprint,
     Int64s,
     MessageFilter,
-    Oversized,
     Queue,
     QueueRange,
     ReadSpec,
+    Unreadable,
 )
 from store.publish.locks import among_groups
 from store.publish.log_end import LogEnd
@@ -127,8 +127,8 @@ class StoreReader(Opened):
 
         `group` is RocketMQ's first argument, and changes nothing here. An unknown topic or queue answers
         NO_MESSAGE_IN_QUEUE as in RocketMQ. Raises `CorruptRecord`, `CorruptSegment`, `OffsetLost` where a file is gone
-        that retention did not take, and `MessageTooLarge` for a first message whose body becomes larger than
-        `maxDecompressedMessageSize`; the next one is at `offset + 1`.
+        that retention did not take, and `UnreadableBody` for a first message whose body does not decompress, or becomes
+        larger than `maxDecompressedMessageSize`; the next one is at `offset + 1`.
         as_records: give the records as they stand in the log, mapped and not decoded, instead of messages; tags are
         compared by their hashes only then, and what has the right hash is for the caller to look at.
         What is older than the store comes from its archive, if it has one, but not as records; raises `ArchiveError`
@@ -185,7 +185,7 @@ class StoreReader(Opened):
         max_rows: int = BATCH_ROWS,
         max_bytes: int = BATCH_BYTES,
         max_body_bytes: int | None = None,
-        oversized: Oversized = "error",
+        unreadable: Unreadable = "error",
     ) -> Iterator[pa.RecordBatch]:
         """Messages [start, end) of one queue as record batches, in order, with exactly `columns` (see COLUMNS).
 
@@ -194,15 +194,17 @@ class StoreReader(Opened):
         where a column or a filter needs it.
         A batch has at most `max_rows` rows and `max_bytes` bytes of records, and of bodies as they become where
         producers compressed them (one row at least). max_body_bytes: how large one body may become, by default
-        `maxDecompressedMessageSize`; a larger one is a `MessageTooLarge`, or with oversized="null" null in its row.
+        `maxDecompressedMessageSize`. unreadable: what to do with a larger one, and one that does not decompress:
+        "error" raises after the messages before it; "null" makes it null, "raw" gives it as it is stored, and column
+        `bodyError` has the reason.
 
         Raises at once `OffsetLost` (start < min), `OffsetNotYet` (end > max), `UnknownTopic`, `InvalidColumns`,
-        `FilterError`, `InvalidArgument` (no limit below 1); while iterating `CorruptRecord`, `MessageTooLarge`,
+        `FilterError`, `InvalidArgument` (no limit below 1); while iterating `CorruptRecord`, `UnreadableBody`,
         `OffsetLost` when retention overtakes the reader, or the topic is deleted.
         """
         self.must_be_open()
         check_columns(columns)
-        one_of("oversized", oversized, get_args(Oversized))
+        one_of("unreadable", unreadable, get_args(Unreadable))
         spec = ReadSpec(
             tuple(columns),
             filter_of(tags),
@@ -210,7 +212,7 @@ class StoreReader(Opened):
             max_rows=integer("max_rows", max_rows, 1),
             max_bytes=integer("max_bytes", max_bytes, 1),
             max_body_bytes=None if max_body_bytes is None else integer("max_body_bytes", max_body_bytes, 1),
-            oversized=oversized,
+            unreadable=unreadable,
         )
         return self.read(QueueRange(Queue(topic, queue_id), integer("start", start), integer("end", end)), spec)
 

@@ -190,7 +190,7 @@ class ArchiveLog:
         """Return the messages that match, oldest first. It reads all messages that the index lacks.
 
         before: queue offsets from which on no message of a queue is wanted. Raises `UnknownTopic`, `CorruptRecord`,
-        `MessageTooLarge`, `CorruptSegment`, `ObjectsUnavailable`.
+        `UnreadableBody`, `CorruptSegment`, `ObjectsUnavailable`.
         """
 
         def newest(queues: ArchivedQueues) -> list[StoredMessage]:

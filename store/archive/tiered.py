@@ -22,7 +22,7 @@ from store.files.config import StoreConfig
 from store.format.columns import check_columns
 from store.format.layout import LIGHT_PREFIX
 from store.format.stored_message import StoredMessage
-from store.model.errors import CorruptRecord, MessageTooLarge, OffsetLost, UnknownTopic
+from store.model.errors import CorruptRecord, OffsetLost, UnknownTopic, UnreadableBody
 from store.model.log_protocol import (
     Boundary,
     Bounds,
@@ -221,7 +221,7 @@ def _matching(
             next_begin += 1
             if message_filter.match(message.tags, message.properties):
                 found.append(message)
-    except (CorruptRecord, MessageTooLarge):
+    except (CorruptRecord, UnreadableBody):
         if next_begin == wanted.start:  # otherwise the next call raises it
             raise
     return found, next_begin

@@ -25,7 +25,7 @@ from store.format.layout import (
     TRANSACTIONS_GROUP,
 )
 from store.format.stored_message import StoredMessage
-from store.model.errors import CorruptRecord, MessageTooLarge, OffsetLost, StoreError, UnknownTopic
+from store.model.errors import CorruptRecord, OffsetLost, StoreError, UnknownTopic, UnreadableBody
 from store.model.log_protocol import Queue
 from store.publish.locks import among_groups
 
@@ -129,7 +129,7 @@ class HalfMessages:
         while True:
             try:
                 got = self._store.get_message(TRANSACTIONS_GROUP, topic, QUEUE, offset, count)
-            except (CorruptRecord, MessageTooLarge, OffsetLost) as error:
+            except (CorruptRecord, UnreadableBody, OffsetLost) as error:
                 if count == 1:
                     yield offset, error
                     offset, count = offset + 1, _AT_ONCE

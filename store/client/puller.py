@@ -81,7 +81,7 @@ class Puller:
             self._held.wake()
 
     def run(self) -> None:
-        """Until `stop`. Raises what reading raises: `CorruptRecord`, `MessageTooLarge`, `StoreClosed`, ..."""
+        """Until `stop`. Raises what reading raises: `CorruptRecord`, `UnreadableBody`, `StoreClosed`, ..."""
         is_over = False
         while not is_over:
             with self._log.hold({}, math.inf, self._filter, _IDLE_SECONDS) as held:

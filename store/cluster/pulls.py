@@ -209,7 +209,7 @@ _MAX_BODY_BYTES = StoreConfig().maxDecompressedMessageSize
 
 
 def decoded(pieces: Iterable[PulledRecords], wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-    """The messages of a queue that match. Raises `CorruptRecord`, `MessageTooLarge`, `UnsupportedStore`."""
+    """The messages of a queue that match. Raises `CorruptRecord`, `UnreadableBody`, `UnsupportedStore`."""
     decoding = Decoding(spec, _MAX_BODY_BYTES)
     for records in _gathered(pieces, spec.max_rows, spec.max_bytes):
         positions, sizes, end = (np.array(each, np.int64) for each in hop(records.data))

@@ -53,6 +53,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "bodyCRC": pa.int32(),
     "preparedTransactionOffset": pa.int64(),
     "brokerName": pa.string(),
+    "bodyError": pa.string(),
 }
 """What a message can be read as: column name to Arrow type."""
 
@@ -338,6 +339,7 @@ _DECODERS: dict[str, Callable[[Block], pa.Array]] = {
     "sysFlag": lambda block: arrow((block.field("sys_flag") & ~SYS_COMPRESSED).astype(np.int32)),
     "bodyCRC": lambda block: _ints(block, "body_crc", pa.int32()),
     "preparedTransactionOffset": lambda block: _ints(block, "prepared_transaction_offset", pa.int64()),
+    "bodyError": lambda block: pa.nulls(len(block), pa.string()),
 }
 assert _DECODERS.keys() == COLUMNS.keys()
 

@@ -1,6 +1,9 @@
-"""Bodies that a producer compressed (sysFlag bit 0x1), as they were before; and no further than a bound.
+"""Bodies that a producer compressed (sysFlag bit 0x1), decompressed up to a limit.
 
-A few bytes can become as many gigabytes, and what they become is known only by doing it. So it is done in steps.
+A few bytes can become as many gigabytes, and only decompressing tells. So it is done in steps.
+
+A body that does not decompress, or becomes too large, is unreadable: its producer's mistake, for the record's checksum
+covers the stored bytes. `inflated` makes a null or the stored bytes of it, and says why, or raises `UnreadableBody`.
 """
 
 from __future__ import annotations
@@ -16,83 +19,101 @@ import pyarrow as pa
 
 from store.format.arrays import arrow, blobs, pc
 from store.format.layout import SYS_COMPRESSED, SYS_COMPRESSION, SYS_COMPRESSION_MASK
-from store.model.errors import CorruptRecord, MessageTooLarge
-from store.model.log_protocol import Oversized
+from store.model.errors import MessageTooLarge, UnreadableBody
+from store.model.log_protocol import Unreadable
 
 _STEP_BYTES = 256 << 10
 
 
 class BodyBounds(NamedTuple):
-    """How many bytes bodies may become: one of them, and those of a batch; and what a larger one is to be."""
+    """body, batch: limits in bytes, of one decompressed body and of those of a batch. unreadable: see `ReadSpec`."""
 
     body: int
     batch: int
-    oversized: Oversized
+    unreadable: Unreadable
 
 
-def decompress(body: bytes, sys_flag: int, where: str, max_bytes: int) -> bytes:
-    """One compressed body, whose type is in bits 0x700 of `sys_flag`; an empty one stays empty, as in RocketMQ.
+def decompress(body: bytes, sys_flag: int, max_bytes: int) -> bytes:
+    """Return a compressed body, whose type is in bits 0x700 of `sys_flag`; an empty one stays empty, as in RocketMQ.
 
-    Raises `MessageTooLarge` when it becomes more than `max_bytes`, of which a little more memory is taken, and
-    `CorruptRecord`; both begin with `where`.
+    Raises `UnreadableBody`, and `MessageTooLarge` above `max_bytes`, which takes little more memory than that.
     """
     if not body:
         return body
     name = SYS_COMPRESSION.get(sys_flag & SYS_COMPRESSION_MASK)
     if name is None:
-        raise CorruptRecord(f"{where}: sysFlag {sys_flag:#x}: a compression type that RocketMQ 5.3 does not know")
+        raise UnreadableBody(f"sysFlag {sys_flag:#x} names a compression type that RocketMQ 5.3 does not know")
     try:
         inflated = _INFLATE[name](body, max_bytes + 1)
     except (zlib.error, OSError, ValueError) as error:
-        raise CorruptRecord(f"{where}: a {name} body of {len(body)} bytes does not decompress: {error}") from error
+        raise UnreadableBody(f"a {name} body of {len(body):,} bytes does not decompress: {error}") from error
     if len(inflated) > max_bytes:
         raise MessageTooLarge(
-            f"{where}: a {name} body of {len(body):,} bytes becomes more than {max_bytes:,}; raise "
-            'maxDecompressedMessageSize, or read on without it: oversized="null", of scan or as an option of the '
-            "query, or from the offset behind it"
+            f"a {name} body of {len(body):,} bytes becomes more than {max_bytes:,}, see maxDecompressedMessageSize"
         )
     return inflated
+
+
+def named(error: UnreadableBody, where: object) -> UnreadableBody:
+    """Return the error with its message's place, and how to read on."""
+    return type(error)(
+        f'{where}: {error}; read on with unreadable="null", of scan or as an option of a query, or from the next offset'
+    )
 
 
 def inflated(
     batch: pa.RecordBatch, sys_flags: npt.NDArray[np.int64], where: Callable[[int], str], bounds: BodyBounds
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of `batch`, with compressed bodies decompressed, in batches that are no larger than `bounds` say.
+    """Yield the rows of `batch`, with compressed bodies decompressed, in batches within `bounds`, of one row at least.
 
-    sys_flags: shape (batch.num_rows,). where: names a row in errors. A batch has one row at least. Raises
-    `CorruptRecord`, and by `bounds` `MessageTooLarge`; otherwise a body that becomes too large is null.
+    sys_flags: shape (batch.num_rows,). where: names a row in errors. Raises `UnreadableBody`, by `bounds`, after the
+    rows before that message.
     """
     compressed = (sys_flags & SYS_COMPRESSED) != 0
     if "body" not in batch.schema.names or not compressed.any():
         yield batch
         return
     bodies: list[bytes | None] = []
+    errors: list[str | None] = []
     first = size = 0
+    failed: UnreadableBody | None = None
     for row, stored in enumerate(batch["body"].to_pylist()):
-        body = _of_row(stored, int(sys_flags[row]), where(row), bounds) if compressed[row] else stored
+        body, error = stored, None
+        try:
+            body = decompress(stored, int(sys_flags[row]), bounds.body) if compressed[row] else stored
+        except UnreadableBody as unreadable:
+            if bounds.unreadable == "error":
+                failed = named(unreadable, where(row))
+                break
+            body, error = stored if bounds.unreadable == "raw" else None, str(unreadable)
         length = len(body or b"")
         if bodies and size + length > bounds.batch:
-            yield _with_bodies(batch.slice(first, len(bodies)), bodies)
-            bodies, first, size = [], row, 0
+            yield _with_bodies(batch.slice(first, len(bodies)), bodies, errors)
+            bodies, errors, first, size = [], [], row, 0
         bodies.append(body)
+        errors.append(error)
         size += length
-    yield _with_bodies(batch.slice(first), bodies)
+    if bodies:
+        yield _with_bodies(batch.slice(first, len(bodies)), bodies, errors)
+    if failed is not None:
+        raise failed
 
 
-def _of_row(body: bytes, sys_flag: int, where: str, bounds: BodyBounds) -> bytes | None:
-    try:
-        return decompress(body, sys_flag, where, bounds.body)
-    except MessageTooLarge:
-        if bounds.oversized == "null":
-            return None
-        raise
-
-
-def _with_bodies(batch: pa.RecordBatch, bodies: list[bytes | None]) -> pa.RecordBatch:
-    at = batch.schema.get_field_index("body")
+def _with_bodies(batch: pa.RecordBatch, bodies: list[bytes | None], errors: list[str | None]) -> pa.RecordBatch:
     missing = arrow(np.array([body is None for body in bodies]))
     column = pc.if_else(missing, pa.nulls(len(bodies), pa.binary()), blobs([body or b"" for body in bodies]))
-    return batch.set_column(at, batch.schema.field(at), column)
+    replaced = {"body": column}
+    if any(errors):
+        replaced["bodyError"] = reasons = pa.array(errors, pa.string())
+        if "sysFlag" in batch.schema.names:  # the bit says that a body is as it is stored
+            is_raw = pc.and_(reasons.is_valid(), column.is_valid())
+            flags = batch["sysFlag"]
+            marked = pc.bit_wise_or(flags, pa.scalar(SYS_COMPRESSED, flags.type))
+            replaced["sysFlag"] = pc.if_else(is_raw, marked, flags)
+    for name, values in replaced.items():
+        if (at := batch.schema.get_field_index(name)) >= 0:
+            batch = batch.set_column(at, batch.schema.field(at), values)
+    return batch
 
 
 def _zlib(body: bytes, most: int) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 from store.format.arrays import texts
 from store.format.entering import MessagePlace, QueueEntry, are_wrong_codes, stands_in
 from store.format.hashes import body_crc, java_hash_code, property_crc
-from store.format.inflating import decompress
+from store.format.inflating import decompress, named
 from store.format.layout import (
     KEY_SEPARATOR,
     MIN_RECORD_BYTES,
@@ -34,7 +34,7 @@ from store.format.layout import (
     struct_of,
 )
 from store.format.properties import decode_properties
-from store.model.errors import CorruptRecord
+from store.model.errors import CorruptRecord, UnreadableBody
 
 if TYPE_CHECKING:
     from store.format.columns import Block
@@ -230,10 +230,13 @@ def must_be_entered(message: StoredMessage, entry: QueueEntry) -> None:
 
 
 def inflated(message: StoredMessage, where: object, max_bytes: int) -> StoredMessage:
-    """The message with its body as it was before its producer compressed it. Raises as `decompress`."""
+    """Return the message with its body decompressed. Raises `UnreadableBody`. where: for errors."""
     if not message.sys_flag & SYS_COMPRESSED:
         return message
-    body = decompress(message.body, message.sys_flag, f"{where}", max_bytes)
+    try:
+        body = decompress(message.body, message.sys_flag, max_bytes)
+    except UnreadableBody as error:
+        raise named(error, where) from error
     return message._replace(body=body, sys_flag=message.sys_flag & ~SYS_COMPRESSED)  # as RocketMQ's decoder does
 
 

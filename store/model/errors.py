@@ -34,7 +34,8 @@
     ├── MessageRefused           a message RocketMQ would refuse; `.status` is its PutStatus
     ├── TransactionEnded         a half message that was committed or rolled back before
     ├── NoReply                  a request that nobody answered in time
-    ├── MessageTooLarge          a compressed body that becomes larger than maxDecompressedMessageSize
+    ├── UnreadableBody           a body that its producer says to have compressed, and that does not decompress
+    │   └── MessageTooLarge      one that becomes larger than maxDecompressedMessageSize
     ├── RemotingError            of RocketMQ's protocol, between a client and a broker or name server
     │   ├── BadFrame             bytes that are no frame of it, or a frame that is too large
     │   ├── Unreachable          nobody answers at an address, or not in time
@@ -236,7 +237,11 @@ class NoReply(StoreError):
     """A request that nobody answered in time."""
 
 
-class MessageTooLarge(StoreError):
+class UnreadableBody(StoreError):
+    """A body that its producer says to have compressed, and that does not decompress. Its checksum is right."""
+
+
+class MessageTooLarge(UnreadableBody):
     """A compressed body that becomes larger than `maxDecompressedMessageSize`."""
 
 

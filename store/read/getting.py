@@ -23,7 +23,7 @@ from store.format.stored_message import StoredMessage, decode_record, inflated, 
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.queue_files import MAKE_ANEW, Entries
-from store.model.errors import CorruptRecord, MessageTooLarge, OffsetLost
+from store.model.errors import CorruptRecord, OffsetLost, UnreadableBody
 from store.model.log_protocol import Bounds, Int64s, MessageFilter
 from store.read.scan import EntryColumns, checked_block, may_match
 
@@ -184,7 +184,7 @@ class _Examined:
                 message = message._replace(queue_id=self.queue.queue_id)
             try:
                 message = inflated(message, entry, left)
-            except MessageTooLarge:
+            except UnreadableBody:
                 if not messages:
                     raise
                 return _Found(messages, entry.queue_offset)  # the next call raises it, or has room for it

@@ -85,7 +85,7 @@ def scan_queue(
     """Yield the messages [start, end) that match, in order. The range must be published.
 
     A batch does not cross a commit log segment. max_stretch: make no batch of more bytes of the log, for logs of which
-    unneeded bytes are expensive. Raises `CorruptRecord`, `MessageTooLarge`.
+    unneeded bytes are expensive. Raises `CorruptRecord`, `UnreadableBody`.
     """
     spec = decoding.spec
     at_once = _FILTERED_ENTRIES_AT_ONCE if spec.message_filter.columns else _ENTRIES_AT_ONCE
@@ -225,24 +225,26 @@ class Decoding:
         """max_body_bytes: the limit of a body if `spec` has none."""
         self.spec = spec
         self._filter_columns = spec.message_filter.columns
-        self._schema = pa.schema([(name, COLUMNS[name]) for name in spec.columns])
-        self._bounds = BodyBounds(spec.max_body_bytes or max_body_bytes, spec.max_bytes, spec.oversized)
+        needs_body = "bodyError" in spec.columns and "body" not in spec.columns
+        self._columns = (*spec.columns, "body") if needs_body else spec.columns
+        self._schema = pa.schema([(name, COLUMNS[name]) for name in self._columns])
+        self._bounds = BodyBounds(spec.max_body_bytes or max_body_bytes, spec.max_bytes, spec.unreadable)
         self._needs_properties = not PROPERTY_COLUMNS.isdisjoint((*spec.columns, *self._filter_columns))
-        self.with_bodies = spec.check_crc or "body" in spec.columns
+        self.with_bodies = spec.check_crc or "body" in self._columns
         self.with_trailers = spec.check_crc or self._needs_properties
 
     def batches(self, block: Block, tags_codes: Int64s | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a block that match. tags_codes: of their entries, if they have any.
 
-        Raises `CorruptRecord`, `MessageTooLarge`.
+        Raises `CorruptRecord`, `UnreadableBody`.
         """
         spec = self.spec
         if spec.check_crc:
             block.check_crc()
         if self._needs_properties and tags_codes is not None:
             block.check_tags_codes(tags_codes)
-        columns = {name: block.column(name) for name in dict.fromkeys((*spec.columns, *self._filter_columns))}
-        batch = pa.RecordBatch.from_arrays([columns[name] for name in spec.columns], schema=self._schema)
+        columns = {name: block.column(name) for name in dict.fromkeys((*self._columns, *self._filter_columns))}
+        batch = pa.RecordBatch.from_arrays([columns[name] for name in self._columns], schema=self._schema)
         kept = np.arange(len(block))
         if self._filter_columns:
             names = list(self._filter_columns)
@@ -250,7 +252,8 @@ class Decoding:
             matches = spec.message_filter.match_batch(filtered)
             batch, kept = batch.filter(matches), np.flatnonzero(numbers(matches))
         if len(kept):
-            yield from inflated(batch, block.field("sys_flag")[kept], partial(_where, block, kept), self._bounds)
+            for each in inflated(batch, block.field("sys_flag")[kept], partial(_where, block, kept), self._bounds):
+                yield each.select(spec.columns) if self._columns != spec.columns else each
 
 
 def _where(block: Block, rows: Int64s, row: int) -> str:

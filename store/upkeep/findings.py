@@ -21,7 +21,7 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import LogChunk
-from store.model.errors import CorruptRecord, CorruptSegment, MessageTooLarge, OffsetLost
+from store.model.errors import CorruptRecord, CorruptSegment, MessageTooLarge, OffsetLost, UnreadableBody
 
 
 def misplaced(
@@ -101,16 +101,17 @@ def broken_bodies(chunk: LogChunk, max_bytes: int) -> list[Broken]:
     found = []
     for body, flag, at in zip(bodies, flags[rows].tolist(), chunk.offsets[rows].tolist(), strict=True):
         try:
-            decompress(body, flag, "", max_bytes)
-        except CorruptRecord as error:
-            found.append(Broken(at, str(error).removeprefix(": ")))
+            decompress(body, flag, max_bytes)
         except MessageTooLarge:
             continue
+        except UnreadableBody as error:
+            found.append(Broken(at, str(error)))
     return found
 
 
 MAX_FINDINGS = 200
 COPY = "restore the file from a copy"
+UNREADABLE = 'none: its producer sent it so. Read on with unreadable="null"; consumers make it a dead letter'
 REPAIR = "verify --repair"
 
 
@@ -134,6 +135,11 @@ class Report:
     records: int = 0
     log_bytes: int = 0
     queues: int = 0
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the store is: unreadable bodies are mistakes of producers."""
+        return any(finding.remedy != UNREADABLE for finding in self.findings)
 
     def add(self, where: str, what: str, remedy: str) -> None:
         """Add a finding. Raises `Enough`."""

@@ -42,7 +42,7 @@ from store.model.errors import CorruptRecord, CorruptStore, OffsetLost, system_e
 from store.publish.locks import alone
 from store.publish.log_end import LogEnd
 from store.upkeep.deletion import with_messages_since
-from store.upkeep.findings import COPY, REPAIR, Enough, Report, broken_bodies
+from store.upkeep.findings import COPY, REPAIR, UNREADABLE, Enough, Report, broken_bodies
 from store.upkeep.index_check import IndexCheck
 from store.upkeep.plans import Filed, Plan, Point, plan_for
 from store.upkeep.queues_check import QueuesCheck
@@ -218,8 +218,8 @@ class _Verifier:
     def _check_bodies(self, chunk: LogChunk) -> None:
         broken = broken_bodies(chunk, self._config.maxDecompressedMessageSize)
         if broken:
-            what = f"{len(broken)} compressed bodies do not decompress, from here on; the first: {broken[0].what}"
-            self.add(self._place(broken[0].at), what, COPY)
+            what = f"{len(broken)} bodies cannot be read, though their checksums are right; the first: {broken[0].what}"
+            self.add(self._place(broken[0].at), what, UNREADABLE)
 
     def _damage(self, at: int) -> str:
         """What is wrong with the record at log offset `at`."""

@@ -113,12 +113,12 @@ def test_a_body_that_becomes_too_large_ends_the_query_or_is_null(filled: Filled)
         mark(filled.store, result.physical_offset, 0x301)
     wanted = QueueRange(Queue("orders", 0), 2, 6)
     bound = {"maxDecompressedMessageSize": "64k"}
-    with pytest.raises(MessageTooLarge, match=r'queue 0, offset 4 .* more than 65,536; .*oversized="null"'):
+    with pytest.raises(MessageTooLarge, match=r'queue 0, offset 4 .* more than 65,536, .*unreadable="null"'):
         bodies(filled, wanted, **bound)
-    read = bodies(filled, wanted, **bound, oversized="null")
+    read = bodies(filled, wanted, **bound, unreadable="null")
     assert read == [filled.rows[2][3], b"small", None, b"and on"]
     assert bodies(filled, wanted)[2] == bytes(100 << 10)  # the store's own bound is larger
-    assert offsets(filled, wanted, **bound, oversized="null") == [2, 3, 4, 5]
+    assert offsets(filled, wanted, **bound, unreadable="null") == [2, 3, 4, 5]
 
 
 def test_default_columns() -> None:

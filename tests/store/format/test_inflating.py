@@ -6,13 +6,14 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from store import CorruptRecord, GetStatus, Message, MessageStore, MessageTooLarge, StoreConfig
+from store import GetStatus, Message, MessageStore, MessageTooLarge, StoreConfig, UnreadableBody
 from store.format.inflating import decompress
 from store.format.layout import RECORD_HEADER, field_offset, segment_name
 from tests.store.golden_bytes import BODY, LZ4_BODY, ZLIB_BODY, ZSTD_BODY
@@ -53,41 +54,39 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
     ("sys_flag", "body"), [(0x1, ZLIB_BODY), (0x301, ZLIB_BODY), (0x101, LZ4_BODY), (0x201, ZSTD_BODY)]
 )
 def test_bodies_as_rocketmq_compresses_them(sys_flag: int, body: bytes) -> None:
-    assert decompress(body, sys_flag, "here", 10_000) == BODY
+    assert decompress(body, sys_flag, 10_000) == BODY
 
 
 @pytest.mark.parametrize("sys_flag", [0x1, 0x101, 0x201])
 def test_a_body_that_does_not_decompress(sys_flag: int) -> None:
-    with pytest.raises(CorruptRecord, match=r"^here: .* does not decompress"):
-        decompress(b"nonsense", sys_flag, "here", 10_000)
+    with pytest.raises(UnreadableBody, match=r"^a \w+ body of 8 bytes does not decompress"):
+        decompress(b"nonsense", sys_flag, 10_000)
 
 
 def test_an_unknown_compression() -> None:
-    with pytest.raises(CorruptRecord, match=r"^here: sysFlag 0x501: a compression type"):
-        decompress(b"nonsense", 0x501, "here", 10_000)
+    with pytest.raises(UnreadableBody, match=r"^sysFlag 0x501 names a compression type"):
+        decompress(b"nonsense", 0x501, 10_000)
 
 
 @pytest.mark.parametrize("sys_flag", [0x1, 0x101, 0x201, 0x301, 0x501])
 def test_an_empty_body_stays_empty(sys_flag: int) -> None:
     """RocketMQ's decoder looks at no flag of a message without a body."""
-    assert decompress(b"", sys_flag, "here", 0) == b""
+    assert decompress(b"", sys_flag, 0) == b""
 
 
 @pytest.mark.parametrize("sys_flag", CODECS)
 def test_exactly_the_bound_fits(sys_flag: int) -> None:
     body = bytes(range(250)) * 4000
-    assert decompress(compressed(body, sys_flag), sys_flag, "here", len(body)) == body
-    with pytest.raises(
-        MessageTooLarge, match=r"^here: a \w+ body of [\d,]+ bytes becomes more than 999,999; raise max"
-    ):
-        decompress(compressed(body, sys_flag), sys_flag, "here", len(body) - 1)
+    assert decompress(compressed(body, sys_flag), sys_flag, len(body)) == body
+    with pytest.raises(MessageTooLarge, match=r"^a \w+ body of [\d,]+ bytes becomes more than 999,999, see max"):
+        decompress(compressed(body, sys_flag), sys_flag, len(body) - 1)
 
 
 @pytest.mark.parametrize("sys_flag", CODECS)
 def test_a_body_cut_short_is_no_body(sys_flag: int) -> None:
     whole = compressed(bytes(range(256)) * 40, sys_flag)
-    with pytest.raises(CorruptRecord, match="does not decompress"):
-        decompress(whole[:-9], sys_flag, "here", 1 << 20)
+    with pytest.raises(UnreadableBody, match="does not decompress"):
+        decompress(whole[:-9], sys_flag, 1 << 20)
 
 
 def test_a_scan_names_the_message_or_goes_on_without_it(store: MessageStore) -> None:
@@ -96,11 +95,42 @@ def test_a_scan_names_the_message_or_goes_on_without_it(store: MessageStore) -> 
         MessageTooLarge, match=r"topic t, queue 0, offset 1 \(.*\): a zstd body of \d+ bytes becomes more"
     ):
         list(store.scan("t", 0, 0, 3))
-    rows = pa.Table.from_batches(store.scan("t", 0, 0, 3, ("queueOffset", "body"), oversized="null")).to_pylist()
+    rows = pa.Table.from_batches(store.scan("t", 0, 0, 3, ("queueOffset", "body"), unreadable="null")).to_pylist()
     assert [row["body"] for row in rows] == [b"a" * 1000, None, b"c"]
     assert [row["queueOffset"] for row in rows] == [0, 1, 2]
     (batch,) = store.scan("t", 0, 0, 3, ("body",), max_body_bytes=1001)
     assert batch["body"][1].as_py() == b"b" * 1001
+
+
+NONSENSE = [(b"nonsense", flag) for flag in (0x1, 0x101, ZSTD, 0x501)]  # 0x501 is no kind of compression
+
+
+@pytest.mark.parametrize(("body", "sys_flag"), [*NONSENSE, (compressed(bytes(1001), ZSTD), ZSTD)])
+def test_scan_reads_past_an_unreadable_body(store: MessageStore, body: bytes, sys_flag: int) -> None:
+    for each, flag in ((b"a", 0), (body, sys_flag), (b"c", 0)):
+        mark(store, store.put(Message("t", each)).physical_offset, flag)
+    scan = partial(store.scan, "t", 0, 0, 3)
+    batches = scan(("body",))
+    assert next(batches)["body"].to_pylist() == [b"a"]
+    with pytest.raises(UnreadableBody, match=r"topic t, queue 0, offset 1 .* unreadable=\"null\""):
+        next(batches)
+    for unreadable, read in (("null", None), ("raw", body)):
+        table = pa.Table.from_batches(scan(("bodyError", "body", "sysFlag"), unreadable=unreadable))
+        assert table["body"].to_pylist() == [b"a", read, b"c"]
+        assert [bool(error) for error in table["bodyError"].to_pylist()] == [False, True, False]
+        assert [flag & 1 for flag in table["sysFlag"].to_pylist()] == [0, int(unreadable == "raw"), 0]
+    (errors,) = scan(("bodyError",), unreadable="null")
+    assert errors["bodyError"].null_count == 2
+
+
+def test_get_message_returns_messages_before_it(store: MessageStore) -> None:
+    for each, flag in ((b"a", 0), (b"nonsense", 1), (b"c", 0)):
+        mark(store, store.put(Message("t", each)).physical_offset, flag)
+    found = store.get_message("g", "t", 0, 0)
+    assert ([message.body for message in found.messages], found.next_begin_offset) == ([b"a"], 1)
+    with pytest.raises(UnreadableBody, match="offset 1"):
+        store.get_message("g", "t", 0, 1)
+    assert [message.body for message in store.get_message("g", "t", 0, 2).messages] == [b"c"]
 
 
 def test_what_is_not_asked_for_is_not_inflated(store: MessageStore) -> None:
@@ -172,7 +202,7 @@ for read in (lambda: list(store.scan("t", 0, 1, 2)), lambda: store.get_message("
         read()
     except MessageTooLarge as error:
         print(error)
-(batch,) = store.scan("t", 0, 1, 3, ("body",), oversized="null")
+(batch,) = store.scan("t", 0, 1, 3, ("body",), unreadable="null")
 print(batch["body"].to_pylist())
 rows = 0
 for batch in store.scan("t", 0, 3, 40, ("body",)):

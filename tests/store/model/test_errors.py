@@ -344,7 +344,7 @@ def test_what_is_no_text_and_no_choice(path: Path, wrong: Any) -> None:
             lambda: store.put(Message("t", b"", properties=wrong)),
             lambda: store.scan("t", 0, 0, 1, columns=wrong),
             lambda: store.scan("t", 0, 0, 1, columns=[wrong]),
-            lambda: store.scan("t", 0, 0, 1, oversized=wrong),
+            lambda: store.scan("t", 0, 0, 1, unreadable=wrong),
             lambda: store.offset_by_time("t", 0, 0, wrong),
         ]
         if wrong is not None:
@@ -367,8 +367,8 @@ def test_names_that_are_nearly_choices(path: Path) -> None:
     with MessageStore.open(path) as store:
         with pytest.raises(InvalidArgument, match="boundary='upper': give one of"):
             store.offset_by_time("t", 0, 0, "upper")  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgument, match="oversized='nul': give one of 'error', 'null'"):
-            store.scan("t", 0, 0, 1, oversized="nul")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="unreadable='nul': give one of 'error', 'null'"):
+            store.scan("t", 0, 0, 1, unreadable="nul")  # type: ignore[arg-type]
         for least in (0, -1, 1.5, "1"):
             with pytest.raises(InvalidArgument, match="max_body_bytes"):
                 store.scan("t", 0, 0, 1, max_body_bytes=least)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from store.format.entering import QueueEntry
 from store.format.hashes import java_hash_code
 from store.format.layout import COMMIT_LOG_DIR, CQ_ENTRY, segment_name
 from store.format.stored_message import decode_record, inflated, must_be_entered
-from store.model.errors import CorruptSegment, MessageTooLarge, OffsetLost
+from store.model.errors import CorruptSegment, MessageTooLarge, OffsetLost, UnreadableBody
 from store.model.log_protocol import MessageFilter
 from store.read import getting
 from store.read.published import PublishedQueues
@@ -219,7 +219,7 @@ def answer(
 ) -> Answer:
     try:
         got = store.get_message("g", topic, queue_id, offset, count, TagFilter(tags))
-    except (CorruptRecord, MessageTooLarge, OffsetLost) as error:
+    except (CorruptRecord, UnreadableBody, OffsetLost) as error:
         return str(error)
     return got.status.name, got.next_begin_offset, got.messages
 

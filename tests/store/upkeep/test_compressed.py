@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from store import CorruptRecord, Message, MessageStore, StoreConfig
+from store import Message, MessageStore, StoreConfig, UnreadableBody
 from store.format.layout import RECORD_HEADER, SYS_COMPRESSED, field_offset, segment_name
 from store.upkeep.verify import verify
 
@@ -39,15 +39,17 @@ def test_a_compressed_body_that_does_not_decompress_is_found(
         with (tmp_path / "commitlog" / segment_name(start)).open("r+b") as file:
             file.seek(put.physical_offset - start + field_offset(RECORD_HEADER, "sys_flag"))
             file.write(flag.to_bytes(4, "big"))
-    found = verify(tmp_path).findings
+    report = verify(tmp_path)
+    found = report.findings
     if said is None:
         assert found == []
         return
     ((where, what, remedy),) = found
     first = puts[2].physical_offset
     assert where == f"commitlog/{segment_name(first // SIZE * SIZE)} @ {first % SIZE}"
-    assert what.startswith("2 compressed bodies do not decompress, from here on; the first: ")
+    assert what.startswith("2 bodies cannot be read, though their checksums are right; the first: ")
     assert said in what
-    assert "copy" in remedy
-    with MessageStore.open(tmp_path, read_only=True) as store, pytest.raises(CorruptRecord, match=said):
+    assert remedy.startswith("none: its producer")
+    assert not report.is_damaged
+    with MessageStore.open(tmp_path, read_only=True) as store, pytest.raises(UnreadableBody, match=said):
         store.get_message("g", "t", 0, 2)
