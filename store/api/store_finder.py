@@ -67,6 +67,15 @@ class StoreFinder(StoreReader):
         self.must_be_open()
         return record_at(self._log, integer("physical_offset", physical_offset), self.confirm_offset)[1]
 
+    def first_message(self) -> StoredMessage | None:
+        """The first message that the log has, of any topic, its body as it is stored; None if there is none.
+
+        Raises `CorruptRecord`, and `OffsetLost` if retention takes it concurrently.
+        """
+        self.must_be_open()
+        first, end = self._log.min_offset(), self.confirm_offset
+        return message_at(self._log, first, end) if first < end else None
+
     def copies(self, physical_offsets: Int64s) -> RecordCopies:
         """The messages whose records begin at these log offsets, all different, to be put again (see `Append`).
 

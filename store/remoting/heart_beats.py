@@ -28,6 +28,7 @@ from store.remoting.headers import ConsumerGroup, UnregisterClient
 from store.remoting.request import Handler, Request, Response, of_json
 from store.remoting.served_broker import ServedBroker
 
+_MAX_NEW_GROUPS = 16  # of one heart-beat
 _logger = logging.getLogger("store.remoting")
 
 
@@ -61,8 +62,12 @@ class HeartBeats:
         self.clients.check_room(beat)
         changed: list[str] = []
         refused: StoreError | None = None
+        new = 0
         for group, consumer in beat.consumers.items():
             try:
+                if not self._is_known(group):
+                    new += 1
+                    _must_be_few(new)
                 if self._join(group, beat.client_id, consumer):
                     changed.append(group)
             except StoreError as error:  # its other groups are joined
@@ -89,14 +94,16 @@ class HeartBeats:
             self.clients.put_consumer(group, client_id, consumer)
         return is_news
 
+    def _is_known(self, group: str) -> bool:
+        return RETRY_TOPIC_PREFIX + group in self._store.topics()
+
     def _prepare(self, group: str) -> None:
         """Create a group, and the retry topic that its consumers subscribe to."""
         check_group_name(group)
         self._broker.must_know(group)
         DirectoryGroup(self._store.path, group).create()  # inherits the progress of dead members beside the server
-        topic = RETRY_TOPIC_PREFIX + group
-        if topic not in self._store.topics():
-            self._store.create_topic(topic, 1)
+        if not self._is_known(group):
+            self._store.create_topic(RETRY_TOPIC_PREFIX + group, 1)
 
     def _unregister(self, request: Request) -> Response:
         header, connection = UnregisterClient.of(request.command.fields), request.connection
@@ -127,6 +134,13 @@ class HeartBeats:
         told = Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerGroup(group).texts(), flag=CommandFlag.ONEWAY)
         for connection in {each.connection for each in self.clients.consumers(group).values()}:
             connection.send_soon(told)
+
+
+def _must_be_few(new: int) -> None:
+    """Raises `RequestRefused` if a heart-beat has too many new groups: each rewrites files of the store."""
+    if new > _MAX_NEW_GROUPS:
+        why = f"{_MAX_NEW_GROUPS} new groups are created for one heart-beat; the next one goes on"
+        raise RequestRefused(ResponseCode.SYSTEM_BUSY, why)
 
 
 def _must_be_same(

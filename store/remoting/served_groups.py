@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
@@ -33,6 +34,7 @@ from store.remoting.request import Answer, Handler, Request, Response, of_json
 from store.remoting.rights import of_group
 from store.remoting.served_broker import ServedBroker
 from store.remoting.served_topics import message_queue, queue_table, table_of_queues
+from store.remoting.threads import settle
 
 _TO_THE_END = -1
 # Those that count here: numbers up to, and those that are true or false.
@@ -119,16 +121,18 @@ class ServedGroups:
         }
         return of_json({"offsetTable": seen})
 
-    def _commit(self, request: Request) -> Response:
+    def _commit(self, request: Request) -> Answer:
         header = CommitOffset.of(request.command.fields)
         group, queue, offset = header.consumer_group, Queue(header.topic, header.queue_id), header.commit_offset
         end = self._store.max_offset(queue.topic, queue.queue_id)
         if offset > end:  # the group would skip all messages up to it
             raise OffsetOutOfRange(f"group {group}, {queue}: offset {offset} is behind the queue's end, {end}")
         self._offsets.commit(group, queue, offset)
-        if not self._clients.consumers(group):  # others may join beside the server, who go by the files
-            self._offsets.persist()
-        return Response()
+        if self._clients.consumers(group):
+            return Response()
+        written: Future[Response] = Future()  # others may join beside the server, and go by the files
+        self._offsets.persist_soon().add_done_callback(lambda done: settle(written, Response))
+        return written
 
     def _reset(self, request: Request) -> Answer:
         """Set offsets, and tell the group's consumers, who would go on where they are."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from store.api.message_store import MessageStore
 from store.broker.members import Roster
 from store.files.consumer_offsets import ConsumerOffsets, check_may_commit
 from store.files.topics import Topics
-from store.model.errors import OffsetOutOfRange, StoreError
+from store.model.errors import OffsetOutOfRange, StoreBusy, StoreError
 from store.model.log_protocol import Queue
 from store.publish.locks import among_groups
 
 PERSIST_SECONDS = 5.0  # flushConsumerOffsetInterval
+_MAX_MADE_UP = 4096  # groups that have offsets and no settings
+_MAX_NEW = 1 << 18  # commits in memory; 300 bytes each
 _logger = logging.getLogger("store.remoting")
 
 
@@ -34,6 +37,8 @@ class ServedOffsets:
         self._lock = threading.Lock()
         self._persisting = threading.Lock()  # one thread at a time writes, so that the last commit is written last
         self._new: dict[tuple[str, Queue], int] = {}
+        self._writer = ThreadPoolExecutor(1, "mq-offsets")
+        self._next: Future[None] | None = None  # a write that has not begun
 
     def committed(self, group: str, queue: Queue) -> int | None:
         """Return the offset to read next, None if the group has none."""
@@ -43,11 +48,13 @@ class ServedOffsets:
         return written if new is None else new
 
     def commit(self, group: str, queue: Queue, offset: int) -> None:
-        """Set what a group has to read next. Raises `InvalidGroup`, `OffsetOutOfRange`."""
+        """Set the next offset of a group. Raises `InvalidGroup`, `OffsetOutOfRange`, `StoreBusy`."""
         check_may_commit(group)
         if offset < 0:
             raise OffsetOutOfRange(f"group {group}, {queue}: {offset} is no offset; they begin at 0")
         with self._lock:
+            if len(self._new) >= _MAX_NEW and (group, queue) not in self._new:
+                raise StoreBusy(f"{_MAX_NEW:,} commits are not written yet; try again later")
             self._new[group, queue] = offset
 
     @contextmanager
@@ -58,6 +65,26 @@ class ServedOffsets:
             with self._lock:
                 for queue in queues:
                     self._new.pop((group, queue), None)
+
+    def persist_soon(self) -> Future[None]:
+        """Return a future that is done once all commits up to now were written, or are tried again later.
+
+        Commits that come while a write is under way share the next one: many of them do not write the file each.
+        """
+        with self._lock:
+            if self._next is None:
+                self._next = self._writer.submit(self._persist_next)
+            return self._next
+
+    def _persist_next(self) -> None:
+        with self._lock:
+            self._next = None
+        self.persist()
+
+    def stop(self) -> None:
+        """Write all commits, the last ones too."""
+        self._writer.shutdown()
+        self.persist()
 
     def persist(self) -> None:
         """Write all new commits; those that cannot be written are tried again the next time."""
@@ -88,8 +115,23 @@ class ServedOffsets:
             and queue.queue_id < self._topics.queue_count(queue.topic)
             and not (offset < (now or 0) and self._has_members(group))
         }
+        dropped = self._beyond_room({group for group, _ in news} - {group for group, _ in written})
+        if dropped:
+            _logger.warning(
+                "offsets of %d groups are not kept: %d groups without settings have some; create a group to use it",
+                *(len(dropped), _MAX_MADE_UP),
+            )
+            news = {key: offset for key, offset in news.items() if key[0] not in dropped}
         if news:
             self._files.set_of_groups(news)
+
+    def _beyond_room(self, new: set[str]) -> set[str]:
+        """Return those of new groups for which there is no room: a client can make up any number of names."""
+        if not new:
+            return new
+        settings, names = self._files.settings.all().keys(), set(self._files.names())
+        made_up = new - names
+        return set(sorted(made_up)[max(0, _MAX_MADE_UP - len(names - settings)) :])
 
     def _has_members(self, group: str) -> bool:
         """Whether consumers beside the server share its queues."""

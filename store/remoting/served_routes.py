@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from store.format.layout import SYSTEM_TOPICS
 from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RequestRefused
-from store.model.log_protocol import Queue
 from store.remoting.headers import GetRoute
 from store.remoting.request import Handler, Request, Response, of_json
 from store.remoting.rights import of_topic
@@ -124,8 +123,6 @@ class Status:
         return of_json({"table": {name: str(value) for name, value in table.items()}})
 
     def _earliest(self) -> int:
-        """The store time of the oldest message; -1 without one."""
-        queues = [Queue(topic, id) for topic, count in self._store.topics().items() for id in range(count)]
-        bounds = self._store.bounds(queues)
-        firsts = {queue: first for queue, (first, end) in bounds.items() if first < end}
-        return min((each.store_timestamp for each in self._store.fingerprints(firsts).values()), default=-1)
+        """Return the store time of the log's first message; -1 without one. As with RocketMQ, of any topic."""
+        first = self._store.first_message()
+        return -1 if first is None else first.store_timestamp

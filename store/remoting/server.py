@@ -25,6 +25,7 @@ from store.remoting.threads import LEAVE_SECONDS, LoopThread, Turns
 
 _logger = logging.getLogger("store.remoting")
 _SWEEP_SECONDS = 1.0
+_SURVEY_THREADS = 2  # one of them for one connection at most
 # Of one connection these are done in the order in which they came, for that is what they mean: a client sets its group
 # back and asks at once where it is, gives a queue's lock back and takes it again, and leaves when all else is said.
 _IN_ORDER = (
@@ -33,6 +34,22 @@ _IN_ORDER = (
     RequestCode.LOCK_BATCH_MQ,
     RequestCode.UNLOCK_BATCH_MQ,
     RequestCode.UNREGISTER_CLIENT,
+)
+# The work of these grows with the store, so they have threads of their own: others do not wait for them.
+_SURVEYS = frozenset(
+    {
+        RequestCode.GET_TOPIC_STATS_INFO,
+        RequestCode.GET_BROKER_RUNTIME_INFO,
+        RequestCode.GET_CONSUME_STATS,
+        RequestCode.GET_BROKER_CONSUME_STATS,
+        RequestCode.GET_ALL_CONSUMER_OFFSET,
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+        RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+        RequestCode.GET_TOPICS_BY_CLUSTER,
+        RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
+        RequestCode.QUERY_MESSAGE,
+        RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+    }
 )
 
 
@@ -75,6 +92,7 @@ class Server(Opened):
         self._tls = tls
         self._figures = figures
         self._turns = processors.turns
+        self._surveys = Turns(_SURVEY_THREADS, "mq-survey")
         self._intake = Intake(limits, figures, wants_proof=processors.check is not None)
         try:
             self._listening, self.address = thread.submit(self._listen(*host_and_port(listen))).result()
@@ -97,6 +115,7 @@ class Server(Opened):
         self._is_over = True
         self._thread.submit(self._stop_listening()).result()
         self._turns.close()
+        self._surveys.close()
         stop()
         self._thread.submit(self._leave()).result()
 
@@ -136,6 +155,7 @@ class Server(Opened):
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self._turns.look()
+            self._surveys.look()
             self._intake.sweep()
 
     def _lost(self, connection: Connection, error: Exception | None) -> None:
@@ -169,10 +189,11 @@ class Server(Opened):
         code, answer = request.command.code, None
         if (quick := self._processors.quick.get(code)) is not None:
             answer = quick(request)
-            self._turns.quick_requests += answer is not None
+            for turns in (self._turns, self._surveys):
+                turns.quick_requests += answer is not None
         if answer is None and (waiting := self._processors.waiting.get(code)) is not None:
-            work = partial(waiting, request)
-            answer = self._turns.begin(request.connection, work, after_others=code in _IN_ORDER)
+            work, turns = partial(waiting, request), self._surveys if code in _SURVEYS else self._turns
+            answer = turns.begin(request.connection, work, after_others=code in _IN_ORDER)
         if answer is None:
             remark = f"[BROKER_NOT_SUPPORT] request type {code} not supported"
             answer = Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)

@@ -131,7 +131,7 @@ class Serving:
             each.cancel()
         self._server.close(self._stop_waiting)
         self._thread.stop()
-        self._offsets.persist()
+        self._offsets.stop()
         self._neighbours.close()
 
     def __enter__(self) -> Serving:

@@ -44,14 +44,14 @@ def test_one_with_many_requests_does_not_stop_the_others() -> None:
         assert gates[which].wait(60)
         return Response()
 
-    handlers = {RequestCode.HEART_BEAT: lambda request: Response(), RequestCode.QUERY_MESSAGE: wait}
+    handlers = {RequestCode.HEART_BEAT: lambda request: Response(), RequestCode.VIEW_MESSAGE_BY_ID: wait}
     quick = {RequestCode.GET_BROKER_CONFIG: lambda request: Response()}
     processors = Processors(Turns(THREADS, "test"), quick, handlers, lambda connection: None)
     server = Server(thread, processors, "127.0.0.1:0", ServerLimits(), None, Figures())
     with Client(timeout=60) as many, Client(timeout=60) as one:
 
         def ask(which: int) -> Future[Command]:
-            return many.ask(server.address, RequestCode.QUERY_MESSAGE, {"which": str(which)})
+            return many.ask(server.address, RequestCode.VIEW_MESSAGE_BY_ID, {"which": str(which)})
 
         asked = [ask(0) for _ in range(THREADS)]
         until(lambda: begun[0] == THREADS // 2)

@@ -1,0 +1,80 @@
+"""Requests whose work grows with the store: others do not wait for them, and files are not written for each."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import wait
+from contextlib import ExitStack
+
+from store import Message, MessageStore
+from store.model.codes import RequestCode, ResponseCode
+from store.remoting.client import Client
+from store.remoting.headers import CommitOffset, Topic, TopicQueue
+from store.remoting.serving import serve
+from tests.store.remoting.broker import Broker
+
+WIDE = 8192  # queues of one topic
+
+
+def test_surveys_do_not_keep_others_waiting(store: MessageStore, broker: Broker) -> None:
+    """Statistics of a wide topic, asked for by more connections than there are workers."""
+    store.create_topic("wide", WIDE)
+    with ExitStack() as clients:
+        others = [Broker(broker.serving, clients.enter_context(Client(timeout=60))) for _ in range(8)]
+        asked = [other.begin(RequestCode.GET_TOPIC_STATS_INFO, Topic("wide")) for other in others]
+        wait(asked, return_when="FIRST_COMPLETED")  # so that all threads that may are at work
+        assert broker.ask(RequestCode.GET_MAX_OFFSET, TopicQueue("orders", 0)).code == ResponseCode.SUCCESS
+        assert sum(each.done() for each in asked) < len(asked) - 2
+        assert {each.result().code for each in asked} == {ResponseCode.SUCCESS}
+
+
+def test_commits_of_many_groups_share_writes(store: MessageStore, broker: Broker) -> None:
+    """None of them has a member, so each is in the file when it is answered."""
+    store.put(Message("orders", b"x", queue_id=0))
+    commits = [CommitOffset(f"group-{n}", "orders", 0, 1) for n in range(300)]
+    answers = [broker.begin(RequestCode.UPDATE_CONSUMER_OFFSET, commit) for commit in commits]
+    assert {each.result().code for each in answers} == {ResponseCode.SUCCESS}
+    written = json.loads((store.path / "config/consumerOffset.json").read_text())
+    assert len(written["offsetTable"]) == 300
+    assert written["dataVersion"]["counter"] < 100
+
+
+def test_made_up_groups_are_bounded(store: MessageStore, client: Client) -> None:
+    """A group with settings has room whatever there is of others."""
+    store.put(Message("orders", b"x", queue_id=0))
+    path = store.path / "config/consumerOffset.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"offsetTable": {f"orders@made-up-{n}": {"0": 1} for n in range(4095)}}))
+    with serve(store, "127.0.0.1:0") as serving:
+        broker = Broker(serving, client)
+        broker.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=b'{"groupName": "readers"}')
+        for group in ("a", "b", "c", "readers", "made-up-7"):
+            broker.ask(RequestCode.UPDATE_CONSUMER_OFFSET, CommitOffset(group, "orders", 0, 0))
+    kept = json.loads(path.read_text())["offsetTable"]
+    assert len(kept) == 4097
+    assert kept["orders@a"] == kept["orders@readers"] == kept["orders@made-up-7"] == {"0": 0}
+
+
+def test_new_groups_of_a_heart_beat_are_bounded(store: MessageStore, broker: Broker) -> None:
+    """The next heart-beats create the others."""
+    groups = [f"group-{n}" for n in range(40)]
+    subscription = {"topic": "orders", "subString": "*"}
+    consumers = [{"groupName": group, "subscriptionDataSet": [subscription]} for group in groups]
+    body = json.dumps({"clientID": "a", "consumerDataSet": consumers}).encode()
+    for created in (16, 32):
+        assert broker.ask(RequestCode.HEART_BEAT, body=body).code == ResponseCode.SYSTEM_BUSY
+        assert sum(topic.startswith("%RETRY%") for topic in store.topics()) == created
+    assert broker.ask(RequestCode.HEART_BEAT, body=body).code == ResponseCode.SUCCESS
+    assert {f"%RETRY%{group}" for group in groups} <= store.topics().keys()
+
+
+def test_oldest_message_is_found_at_the_log(store: MessageStore, broker: Broker) -> None:
+    """And not by a look at every queue."""
+
+    def earliest() -> int:
+        answer = broker.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        return int(json.loads(bytes(answer.body))["table"]["earliestMessageTimeStamp"])
+
+    assert earliest() == -1
+    store.put(Message("orders", b"x", queue_id=1))
+    assert earliest() == store.get_message("g", "orders", 1, 0).messages[0].store_timestamp
