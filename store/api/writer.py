@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.log.queues_in_log import Unflushed
-from store.model.errors import StoreClosed, StoreError
+from store.model.errors import StoreClosed, StoreError, StoreUnavailable
 from store.publish.appender import Appender, Condition, LogTail, Piece
 from store.publish.flusher import Flusher
 from store.publish.locks import StoreLock
@@ -40,6 +41,7 @@ from store.upkeep.retention import refuse_when_full
 from store.upkeep.store_directory import StoreDirectory
 
 _logger = logging.getLogger("store")
+_DELETED_SECONDS = 10.0  # between two looks for deleted files that are open
 _SPACE_SECONDS = 1.0  # between two looks at the space on the device; a few messages take little of it
 
 
@@ -64,6 +66,7 @@ class Writer:
         self._index = index
         self._queues = queues
         self._space_is_known_until = 0.0  # time.perf_counter()
+        self._next_look = 0.0  # for deleted files, likewise
         self._lock = lock = StoreLock(directory.root, config.lockTimeoutMillis / 1000)
         self.place = lock.place
         try:
@@ -93,12 +96,16 @@ class Writer:
         self._flusher.start(self._config.flushIntervalCommitLog / 1000, self._attend)
 
     def _attend(self) -> None:
-        """Begin to deliver once there are delayed messages, and write the figures."""
+        """Begin to deliver once there are delayed messages, close deleted files, and write the figures."""
         if not self._deliverer.is_started and any(has_queues(self._directory.root, topic) for topic in WAITING_TOPICS):
             self._deliverer.start()
         if self._deliverer.is_started:
             self.figures.of(DELIVERS).set(int(self._deliverer.delivers))
         self.figures.write()
+        if (now := time.perf_counter()) >= self._next_look:
+            self._next_look = now + _DELETED_SECONDS
+            for files in (self._log.segments, self._queues, self._index):
+                files.close_deleted()
 
     @overload
     def append(self, pieces: Iterable[Piece], *, flush: bool = ...) -> AppendResult: ...
@@ -118,8 +125,9 @@ class Writer:
         since = time.perf_counter()
         try:
             result = self._append(_noting(topics, pieces), flush=flush, unless=unless)
-        except StoreError:
+        except StoreError as error:
             self._took(PUT_FAILED, since, topics)
+            self._make_room(error)
             raise
         if result is not None:
             self._took(PUT, since, topics)
@@ -141,8 +149,9 @@ class Writer:
                 refuse_when_full(self._directory.root, self._config)
                 self._space_is_known_until = since + _SPACE_SECONDS
             went = self._appender.append_few(records)
-        except StoreError:
+        except StoreError as error:
             self._took(PUT_FAILED, since, [record.queue[0] for record in records])
+            self._make_room(error)
             raise
         self._took(PUT, since, [record.queue[0] for record in records])
         return went
@@ -152,6 +161,13 @@ class Writer:
         milliseconds = (time.perf_counter() - since) * 1000
         for topic in set(topics):
             self.figures.of(name, topic).add(milliseconds)
+
+    def _make_room(self, error: StoreError) -> None:
+        """Close all files if the process had no descriptor left, so that the next append has some."""
+        if isinstance(error, StoreUnavailable) and error.errno in (errno.EMFILE, errno.ENFILE):
+            self._log.segments.forget()
+            self._queues.make_room()
+            self._index.close()
 
     def delay(self) -> None:
         """Create the topics of delayed messages, and start to deliver."""

@@ -22,7 +22,14 @@ from store.files.atomic import write_at
 from store.files.opened import Descriptor
 from store.format.arrays import Bytes
 from store.format.layout import segment_name
-from store.model.errors import CorruptSegment, FlushFailed, OffsetLost, raise_translated, system_errors
+from store.model.errors import (
+    CorruptSegment,
+    FlushFailed,
+    OffsetLost,
+    StoreUnavailable,
+    raise_translated,
+    system_errors,
+)
 
 _PAGE = 4096
 _LOOK_BLOCK = 1 << 20
@@ -188,7 +195,7 @@ class OpenFiles:
         files, key = self._files, (str(directory), start)  # once: what `forget_all` drops meanwhile stays dropped
         file = files.get(key)
         if file is None:
-            file = files[key] = _open(directory, writable, size, start)
+            file = files[key] = self._open(directory, start, size, writable=writable)
             while len(files) > self._limit:
                 files.popitem(last=False)
             return file
@@ -197,6 +204,27 @@ class OpenFiles:
         except KeyError:  # another thread closed it just now
             return file
         return file
+
+    def _open(self, directory: Path, start: int, size: int, *, writable: bool) -> SegmentFile:
+        """Open a segment; if the process has no descriptor left, close all others first."""
+        try:
+            return _open(directory, writable, size, start)
+        except StoreUnavailable as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        self.make_room()
+        return _open(directory, writable, size, start)
+
+    def make_room(self) -> None:
+        """Close all, and keep half as many open from now on: the process had no descriptor left."""
+        self._limit = max(1, min(self._limit, len(self._files)) // 2)
+        self.forget_all()
+
+    def close_deleted(self) -> None:
+        """Close segments that were deleted: an open one keeps its space on the device."""
+        for key, file in list(self._files.items()):
+            if file.is_deleted:
+                self._files.pop(key, None)
 
     def forget(self, directory: Path) -> None:
         """Close the segments of one directory; the next look at one opens it by its name."""

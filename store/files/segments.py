@@ -208,6 +208,10 @@ class Segments(SegmentFolder):
         """Close all files; the next look at one opens it by its name."""
         self._files_open.forget(self.directory)
 
+    def close_deleted(self) -> None:
+        """Close files that were deleted: an open one keeps its space on the device."""
+        self._files_open.close_deleted()
+
     def flush(self, begin: int, end: int) -> None:
         """Bring [begin, end) to the device. Raises `FlushFailed`."""
         for _, file in self._files(begin, end):

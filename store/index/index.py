@@ -32,6 +32,7 @@ class IndexFiles:
         self.directory = root / INDEX_DIR
         self._temporary = root / PREALLOCATE_FILE
         self._shape = slots, entries
+        self._listed: list[str] = []  # at the last `close_deleted`
         # The cache must not refer to this object: files are closed when it is dropped.
         self._opened = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, slots, entries, writable))
 
@@ -119,6 +120,13 @@ class IndexFiles:
         """Bring the newest file to the device; the others were flushed when they were full."""
         for name in self.names()[-1:]:
             self.file(name).flush()
+
+    def close_deleted(self) -> None:
+        """Close files that were deleted: an open one keeps its space on the device."""
+        names = self.names()
+        if not set(self._listed) <= set(names):
+            self._opened.cache_clear()
+        self._listed = names
 
     def close(self) -> None:
         """Close all files; the next look at one opens it again."""

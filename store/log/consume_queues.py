@@ -16,8 +16,8 @@ QueueName = tuple[str, int]  # topic, queue id
 Ends = Mapping[QueueName, int]  # queue offset after the last entry
 
 _MAX_QUEUES = 1 << 16  # of which the ends are remembered
-_OPEN_FILES = 256, 4096  # of all queues together, at least and at most: they are opened as needed
-_SHARE = 8  # of what the process may have open: it may have other stores, and files of its own
+_OPEN_FILES = 16, 4096  # of all queues together, at least and at most: they are opened as needed
+_SHARE = 4  # of the files that the process may have open: it may have other stores, and files of its own
 
 
 class ConsumeQueues:
@@ -88,6 +88,14 @@ class ConsumeQueues:
         self._noted_ends.cache_clear()
         self._opened.cache_clear()
         self._files.forget_all()
+
+    def close_deleted(self) -> None:
+        """Close files that were deleted: an open one keeps its space on the device."""
+        self._files.close_deleted()
+
+    def make_room(self) -> None:
+        """Close all files, and keep fewer open from now on: the process had no descriptor left."""
+        self._files.make_room()
 
     def close(self) -> None:
         """Close all files; the next look at one opens it again."""

@@ -137,6 +137,7 @@ class Flusher:
         while not self._stop.wait(self._interval):
             try:
                 self.flush()
+                self._log.segments.close_deleted()
                 self._attend()
                 logged = ""
             except (FlushFailed, StoreReplaced):

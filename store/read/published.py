@@ -43,6 +43,7 @@ class PublishedQueues:
         self.log = log
         self._queues = queues
         self._end = end
+        self._log_begin = 0
         self._begins: dict[QueueName, int] = {}  # queue offsets that are known to be the first
 
     def of(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -98,6 +99,9 @@ class PublishedQueues:
         Raises `OffsetLost`, `CorruptSegment` if files are missing, for example because the topic was deleted
         concurrently.
         """
+        if first != self._log_begin:  # retention deleted files
+            self._queues.close_deleted()
+            self._log_begin = first
         while True:
             max_offset = queue.max_offset(end)
             min_offset = queue.min_offset(first, max_offset)

@@ -175,6 +175,7 @@ class Retention:
     def _of_the_rest(self) -> tuple[int, Files, Files]:
         minimum = self._log.min_offset()
         queue_files = [file for name in self._queues.existing() for file in self._queues.of(*name).expire(minimum)]
+        self._queues.close_deleted()
         return minimum, queue_files, self._index.expire(minimum)
 
     def _of_log(self, decision: CleanDecision, take: Callable[[int], int]) -> tuple[list[str], int]:

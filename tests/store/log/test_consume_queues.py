@@ -42,7 +42,7 @@ def test_few_files_of_many_queues_are_open_and_none_when_they_are_dropped(tmp_pa
     queues = queues_of(tmp_path)
     for number in range(300):
         queues.of("t", number).write(0, ENTRIES[:1])
-    for limit, most in ((1024, 256), (2304, 288), (4096, 300)):
+    for limit, most in ((256, 64), (1024, 256), (4096, 300)):
         with allowed(limit):
             queues = queues_of(tmp_path)
         assert descriptors(tmp_path) == 0
