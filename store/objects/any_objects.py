@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,25 +28,21 @@ class LocalObjects:
         self.url = str(root)
 
     def read(self, path: str, begin: int, end: int) -> bytes:
-        with self._translated(path) as file:
-            fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # of a pipe, open would wait
-            try:
-                length = min(end, os.fstat(fd).st_size) - begin
-                return os.pread(fd, length, begin) if length > 0 else b""
-            finally:
-                os.close(fd)
+        with self._translated(path) as file, _regular(file) as opened:
+            length = min(end, os.fstat(opened.fileno()).st_size) - begin
+            return os.pread(opened.fileno(), length, begin) if length > 0 else b""
 
     def read_all(self, path: str) -> bytes:
-        with self._translated(path) as file:
-            return file.read_bytes()
+        with self._translated(path) as file, _regular(file) as opened:
+            return opened.read()
 
     def size(self, path: str) -> int:
-        with self._translated(path) as file:
-            return os.stat(file).st_size
+        with self._translated(path) as file, _regular(file) as opened:
+            return os.fstat(opened.fileno()).st_size
 
     def mark(self, path: str) -> Hashable:
-        with suppress(FileNotFoundError), self._translated(path) as target, target.open("rb") as file:
-            status = os.fstat(file.fileno())  # NFS asks its server anew for an open file
+        with suppress(FileNotFoundError), self._translated(path) as file, _regular(file) as opened:
+            status = os.fstat(opened.fileno())  # NFS asks its server again for an open file
             return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         return None
 
@@ -86,15 +84,20 @@ class LocalObjects:
     def writing(self, path: str) -> Iterator[Path]:
         with self._translated(path) as file:
             make_folder(file.parent)
-            os.close(open_file(file, os.O_TRUNC))
+            fd = open_file(file, os.O_TRUNC)
+            _must_be_regular(fd)
+            os.close(fd)
         try:
             yield file
         except BaseException:
             self.delete(path)
             raise
 
-    def reading(self, path: str) -> AbstractContextManager[Path]:
-        return nullcontext(self._root / path)
+    @contextmanager
+    def reading(self, path: str) -> Iterator[Path]:
+        with self._translated(path) as file, _regular(file):
+            pass
+        yield file
 
     @contextmanager
     def _translated(self, path: str) -> Iterator[Path]:
@@ -232,3 +235,19 @@ def is_timeout(error: BaseException) -> bool:
     return isinstance(error, TimeoutError | ConnectionError) or (
         isinstance(error, OSError) and "Timeout" in type(error).__name__
     )
+
+
+def _regular(file: Path) -> FileIO:
+    """Open a regular file for reading. Raises `OSError` for a pipe or a device, which would block."""
+    fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    _must_be_regular(fd)
+    return FileIO(fd)
+
+
+def _must_be_regular(fd: int) -> None:
+    """Close the descriptor and raise `OSError` if it is of anything but a regular file."""
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        what = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "a pipe or a device, where a file belongs"
+        raise OSError(errno.EINVAL, what)

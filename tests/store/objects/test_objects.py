@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -84,3 +86,35 @@ def test_a_file_where_a_folder_belongs_is_an_error(tmp_path: Path) -> None:
     for verb in (lambda: objects.write("a", b""), lambda: objects.create("a", b""), lambda: objects.read_all("a")):
         with pytest.raises(ObjectsUnavailable, match=r"file/a: (Not a directory|File exists)"):
             verb()
+
+
+def _written(objects: Objects) -> None:
+    with objects.writing("a/pipe") as path:
+        path.write_bytes(b"x")
+
+
+def _read(objects: Objects) -> None:
+    with objects.reading("a/pipe") as path:
+        path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda objects: objects.read("a/pipe", 0, 1),
+        lambda objects: objects.read_all("a/pipe"),
+        lambda objects: objects.size("a/pipe"),
+        lambda objects: objects.mark("a/pipe"),
+        _read,
+        _written,
+    ],
+)
+def test_a_pipe_in_place_of_an_object_is_refused(tmp_path: Path, act: Callable[[Objects], object]) -> None:
+    """It would block for ever."""
+    objects = objects_at(str(tmp_path), {})
+    objects.write("a/b", b"")
+    os.mkfifo(tmp_path / "a" / "pipe")
+    with pytest.raises(ObjectsUnavailable, match=r"a/pipe: a pipe or a device, where a file belongs"):
+        act(objects)
+    objects.write("a/pipe", b"whole")
+    assert objects.read_all("a/pipe") == b"whole"
