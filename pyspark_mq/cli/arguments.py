@@ -147,7 +147,11 @@ def cluster_at(place: str) -> ClusterAddress | None:
         raise InvalidArgument(f"{_ACCESS_KEY} and {_SECRET_KEY} go together: set both in the environment, or none")
     credentials = Credentials(access_key, secret_key) if access_key and secret_key else None
     tls = Tls.trusting(ca_file) if ca_file else None
-    return replace(ClusterAddress.parse(place.removeprefix(SCHEME), credentials, tls=tls), patience=_PATIENCE_SECONDS)
+    return replace(
+        ClusterAddress.parse(place.removeprefix(SCHEME), credentials, tls=tls),
+        patience=_PATIENCE_SECONDS,
+        broker_timeout=_PATIENCE_SECONDS,
+    )
 
 
 def filter_of(tags: str | None, sql: str | None) -> MessageFilter:

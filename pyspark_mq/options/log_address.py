@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.options.tables import NO_OPTIONS_OF_TABLES, Option, names_of
-from store.cluster.address import TOOLS_GROUP, ClusterAddress, Credentials
+from pyspark_mq.options.values import duration, one_of
+from store.cluster.address import TOOLS_GROUP, ClusterAddress, Credentials, broker_names
 from store.directory.directory_log import DirectoryAddress, address_at
 from store.model.errors import InvalidArgument
 from store.model.log_protocol import LogAddress
@@ -28,6 +30,27 @@ CLUSTER_OPTIONS = (
         "it; names in certificates are not looked at then. Without it those count that the system of each machine "
         "trusts, for the name by which `nameServer` or a route calls the server",
         "those that the system trusts",
+    ),
+    Option(
+        "brokers",
+        None,
+        "broker-a,broker-b",
+        "the names of all brokers: one that no name server lists is then missing also for a query that never saw it, "
+        "and one that is not named here is never waited for",
+        "those that name servers list, or a checkpoint names",
+    ),
+    Option(
+        "brokerTimeout",
+        "10m",
+        "30 minutes",
+        "for how long a broker that does not answer is waited for, before a query or a write ends with an error",
+    ),
+    Option(
+        "whenBrokerMissing",
+        "wait",
+        "skip",
+        "what a query does while a broker does not answer: `wait` for it, until `brokerTimeout` ends the query, or "
+        "`skip` it for however long it takes. A stream reads the other brokers either way",
     ),
 )
 CLUSTER_NAMES = names_of(CLUSTER_OPTIONS)
@@ -58,8 +81,7 @@ OTHERWISE_ON_A_CLUSTER: Mapping[str, str] = {
     "failOnDataLoss": (
         "messages that are gone are noticed; that a RocketMQ broker restarted a topic, only where it is shorter now"
     ),
-    "holdTimeoutMs": "an idle query looks at all of its queues as often as that: set `15000` on a cluster with many; "
-    "an arrival wakes it at once all the same",
+    "holdTimeoutMs": "an idle query asks the brokers nothing more often for it: a pull waits at the end of each queue",
     "ledgerPath": "with `realTime` it is needed: a place that the driver and all executors see",
     "delivery": "only `at-least-once`, which has to be said",
 }
@@ -80,11 +102,23 @@ def cluster_of(given: Mapping[str, str]) -> ClusterAddress:
         raise OptionError("accessKey and secretKey go together: give both, or none")
     credentials = Credentials(given["accessKey"], given["secretKey"]) if "accessKey" in given else None
     try:
-        return ClusterAddress.parse(
+        address = ClusterAddress.parse(
             given["nameServer"], credentials, given.get("consumerGroup", TOOLS_GROUP), _tls_of(given)
         )
     except InvalidArgument as error:
         raise OptionError(f"nameServer: {error}") from error
+    brokers = address.brokers | broker_names(given.get("brokers", ""))
+    return replace(address, brokers=brokers, broker_timeout=broker_timeout(given))
+
+
+def broker_timeout(given: Mapping[str, str]) -> float:
+    """Return the seconds of `brokerTimeout`. Raises `OptionError`."""
+    return duration("brokerTimeout", given.get("brokerTimeout", "10m"))
+
+
+def when_broker_missing(given: Mapping[str, str], *choices: str) -> str:
+    """Return the value of `whenBrokerMissing`, the first of `choices` by default. Raises `OptionError`."""
+    return one_of(*choices)("whenBrokerMissing", given.get("whenBrokerMissing", choices[0]))
 
 
 def _tls_of(given: Mapping[str, str]) -> Tls | None:

@@ -10,7 +10,7 @@ from typing import cast
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets.limits import EARLIEST, LATEST, EarliestOrLatest, Limit, end_of, says, start_of
-from pyspark_mq.options.log_address import CLUSTER_NAMES, address_of
+from pyspark_mq.options.log_address import CLUSTER_NAMES, address_of, broker_timeout, when_broker_missing
 from pyspark_mq.options.subscription import SubscribedQueues
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, Given, known_options, names_of
 from pyspark_mq.options.values import boolean, byte_size, duration, group, milliseconds, one_of, positive, shared_path
@@ -41,7 +41,8 @@ class SourceOptions:
     max_decompressed_message_size: bytes that a compressed body may become; None for the store's own bound. unreadable:
     what a larger one is. hold_timeout_seconds: how long an idle micro-batch query waits in the driver. real_time:
     tasks stay open for batch_duration_seconds. real_time_partitions: how many tasks at most; None for the default.
-    ledger_path: None for the default, see `ledger_directory`.
+    ledger_path: None for the default, see `ledger_directory`. broker_timeout_seconds: how long a stream goes on without
+    a broker that does not answer. skips_missing_brokers: whether it goes on for however long.
     """
 
     address: LogAddress
@@ -68,6 +69,8 @@ class SourceOptions:
     batch_duration_seconds: float
     real_time_partitions: int | None
     ledger_path: str | None
+    broker_timeout_seconds: float
+    skips_missing_brokers: bool
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -106,6 +109,8 @@ class SourceOptions:
             batch_duration_seconds=given.value("batchDuration", duration),
             real_time_partitions=given.if_given("realTimePartitions", positive),
             ledger_path=given.if_given("ledgerPath", shared_path),
+            broker_timeout_seconds=broker_timeout(given),
+            skips_missing_brokers=when_broker_missing(given, "wait", "skip") == "skip",
         )
 
     def stream_start(self) -> Limit:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -48,12 +48,19 @@ class SubscribedQueues:
             return cls(pattern=_pattern(pattern))
         return cls(assigned=_assigned(str(assign)))
 
-    def select(self, topics: Mapping[str, Collection[Queue]]) -> list[Queue]:
-        """The subscribed queues among those of `topics`, sorted."""
+    @property
+    def lists(self) -> Callable[[str], bool] | None:
+        """Which topics a log has to list for a pattern; None if their names are given."""
+        return None if self.pattern is None else self._wants
+
+    def select(self, topics: Mapping[str, Collection[Queue]], known: Collection[Queue] = ()) -> list[Queue]:
+        """The subscribed queues among those of `topics` and those that are `known`, sorted."""
         if self.assigned is not None:
-            return [queue for queue in self.assigned if queue in topics.get(queue.topic, ())]
+            return [queue for queue in self.assigned if queue in known or queue in topics.get(queue.topic, ())]
         wanted = self.topics if self.topics is not None else filter(self._wants, topics)
-        return sorted(queue for topic in wanted for queue in topics.get(topic, ()))
+        listed = [queue for topic in sorted(wanted) for queue in topics.get(topic, ())]
+        both = {*listed}
+        return sorted([*listed, *(queue for queue in known if queue not in both and self._wants(queue.topic))])
 
     def require(self, topics: Mapping[str, Collection[Queue]], known: Collection[Queue] = ()) -> None:
         """Raises `SubscriptionError` for a topic or queue that is named, and neither exists nor is one of `known`."""

@@ -11,11 +11,13 @@ from pyspark_mq.offsets.limits import Limit
 from pyspark_mq.offsets.losses import Case, Loss, loss_before, report_loss, report_missing
 from pyspark_mq.offsets.stream_offsets import BatchStart
 from pyspark_mq.options.source import SourceOptions
-from store.model.log_protocol import Bounds, Fingerprints, Log, Positions, Queue, QueueRange
+from store.model.errors import BrokerMissing
+from store.model.log_protocol import Bounds, Fingerprints, Log, MissingBroker, Positions, Queue, QueueRange
 from store.read.conditions import is_never_true
 from store.read.sql_filter import SqlFilter
 
 _logger = logging.getLogger("pyspark_mq")
+_OLDEST_SECONDS = 60.0  # new queues and brokers of a topic that is known
 _AFTER_FOREIGN_ARRIVAL_SECONDS = 0.005
 
 
@@ -44,22 +46,28 @@ class Queues:
         self._told: set[str] = set()
 
     def bounds(self) -> dict[Queue, Bounds]:
-        """Return the bounds of each subscribed queue, sorted by queue."""
-        return self._bounds_in(self._log.topics())
+        """Return the bounds of each subscribed queue, sorted; not of queues whose broker is missing."""
+        return self._log.look(self._options.subscription.select(self._topics())).bounds
 
-    def _bounds_in(self, topics: Mapping[str, tuple[Queue, ...]]) -> dict[Queue, Bounds]:
-        return self._log.bounds(self._options.subscription.select(topics))
+    def _topics(self) -> Mapping[str, tuple[Queue, ...]]:
+        return self._log.topics(self._options.subscription.lists, _OLDEST_SECONDS)
 
     def bounds_of_all(self) -> dict[Queue, Bounds]:
-        """Return the `bounds` for a query that begins: a queue that vanishes now, as with its broker, is a loss.
+        """Return the `bounds` for a query that begins: a queue that vanishes now is a loss.
 
-        Raises `SubscriptionError` for a topic or queue that an option names and that does not exist.
+        Raises `SubscriptionError` for a topic or queue that an option names and that does not exist. Waits for brokers
+        that are missing, and raises `BrokerMissing` in the end, unless the query goes on without them.
         """
-        topics = self._log.topics()
+        topics = self._topics()
         self._options.subscription.require(topics)
         self._warn(topics)
-        bounds = self._bounds_in(topics)
-        self._must_have(self._options.subscription.select(topics), bounds)
+        queues = self._options.subscription.select(topics)
+        if self._options.skips_missing_brokers:
+            looked = self._log.look(queues)
+            self._must_have((queue for queue in queues if queue.broker not in looked.missing), looked.bounds)
+            return looked.bounds
+        bounds = self._log.bounds(queues)
+        self._must_have(queues, bounds)
         return bounds
 
     def _must_have(self, queues: Iterable[Queue], there: Container[Queue]) -> None:
@@ -69,7 +77,7 @@ class Queues:
 
     def _warn(self, topics: Collection[str]) -> None:
         """Warn, once, of an option that matches nothing and may be a mistake."""
-        doubts = [self._options.subscription.doubt(topics)]
+        doubts = [self._options.subscription.doubt(topics or self._log.topics())]
         if isinstance(found := self._options.message_filter, SqlFilter) and is_never_true(found.condition):
             doubts.append(f"subExpression {found.expression!r} is true of no message; see 'Filters' in docs/source.md")
         for doubt in doubts:
@@ -80,16 +88,31 @@ class Queues:
     def bounds_behind(self, seen: Positions) -> dict[Queue, Bounds]:
         """Return the `bounds` for a query that goes on from `seen`: a queue of these that does not exist is a loss.
 
-        Any other missing one that an option names may still come: with failOnDataLoss it is a `SubscriptionError`.
+        A queue whose broker is missing has no messages but those that were seen. Raises `BrokerMissing` if that lasts
+        for longer than `brokerTimeout`. Any other missing queue that an option
+        names may still come: with failOnDataLoss it is a `SubscriptionError`.
         """
-        topics = self._log.topics()
+        topics = self._topics()
         try:
             self._options.subscription.require(topics, seen)
         except SubscriptionError as error:
             if self._missing != str(error):
                 report_missing(self._options.fail_on_data_loss, error)
                 self._missing = str(error)
-        return self._bounds_in(topics)
+        queues = self._options.subscription.select(topics, seen)
+        looked = self._log.look(queues)
+        self._give_up(looked.missing)
+        kept = {queue: Bounds(at, at) for queue, at in seen.items() if queue.broker in looked.missing}
+        found = {**kept, **looked.bounds}
+        return {queue: found[queue] for queue in queues if queue in found}
+
+    def _give_up(self, missing: Mapping[str, MissingBroker]) -> None:
+        """Raise `BrokerMissing` if brokers are missing for longer than the query waits for them."""
+        if self._options.skips_missing_brokers:
+            return
+        longest = time.time() - self._options.broker_timeout_seconds
+        if late := [broker for broker in missing.values() if broker.since <= longest]:
+            raise BrokerMissing.of(self._options.address, late)
 
     def last(self, ends: Positions, batch: BatchStart) -> Fingerprints:
         """Return the fingerprint of the message before each of `ends`; from `batch` if a queue is not read."""
@@ -145,7 +168,7 @@ def replaced_queues(log: Log, positions: Positions, last: Fingerprints) -> list[
 
 def positions_in_same_queues(log: Log, positions: Positions, last: Fingerprints) -> Positions:
     """Return the positions in queues that were not replaced: of a recreated topic nothing is done yet."""
-    others, there = replaced_queues(log, positions, last), log.bounds(positions)
+    others, there = replaced_queues(log, positions, last), log.look(positions).bounds
     return {
         queue: positions[queue]
         for queue in there
@@ -155,8 +178,8 @@ def positions_in_same_queues(log: Log, positions: Positions, last: Fingerprints)
 
 def any_is_deleted(log: Log, ends: Positions) -> bool:
     """Whether a queue no longer reaches one of `ends`: its topic was deleted."""
-    reached = {queue: end for queue, end in ends.items() if end > 0}
-    there = log.bounds(reached)
+    there, missing = log.look(queue for queue, end in ends.items() if end > 0)
+    reached = {queue: end for queue, end in ends.items() if end > 0 and queue.broker not in missing}
     return any(queue not in there or end > there[queue].max_offset for queue, end in reached.items())
 
 

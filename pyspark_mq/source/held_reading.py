@@ -150,7 +150,8 @@ class HeldReader:
 
     def _lose_what_is_gone(self, log: Log, reached: Positions) -> None:
         """Raises `DataLossError`."""
-        for queue in reached.keys() - log.bounds(reached).keys():
+        there, missing = log.look(reached)
+        for queue in (queue for queue in reached if queue not in there and queue.broker not in missing):
             report_loss(
                 self._options.fail_on_data_loss, Loss(QueueRange(queue, reached[queue], reached[queue]), Case.GONE)
             )

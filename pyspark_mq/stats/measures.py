@@ -123,7 +123,7 @@ def group_lags(log: Log, group: str | None = None, topic: str | None = None) -> 
     for reader, offsets in sorted(log.groups().items()):
         names = {queue.topic for queue in offsets} if group in (None, reader) else set()
         for name in sorted(name for name in names if name in topics and topic in (None, name)):
-            for queue, (first, end) in log.bounds(topics[name]).items():
+            for queue, (first, end) in log.look(topics[name]).bounds.items():
                 offset = offsets.get(queue)
                 messages = max(0, end - max(first if offset is None else offset, first))
                 yield GroupLag(reader, queue, offset, end, messages)

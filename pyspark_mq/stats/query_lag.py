@@ -69,7 +69,7 @@ def query_lags(source: Mapping[str, Any], log: Log | None = None) -> dict[Queue,
     if found is None:
         return {}
     reached, ends = found
-    first = {} if log is None else {queue: there.min_offset for queue, there in log.bounds(ends).items()}
+    first = {} if log is None else {queue: there.min_offset for queue, there in log.look(ends).bounds.items()}
     left = {
         queue: QueueRange(queue, min(max(reached.get(queue, 0), first.get(queue, 0)), end), end)
         for queue, end in ends.items()

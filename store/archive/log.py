@@ -36,7 +36,9 @@ from store.model.log_protocol import (
     Fingerprint,
     Fingerprints,
     Int64s,
+    LogLook,
     MessageFilter,
+    NameFilter,
     Positions,
     Queue,
     QueueRange,
@@ -158,14 +160,18 @@ class ArchiveLog:
         self._place = place
         self._known: ArchivedQueues | None = None
 
-    def topics(self) -> Mapping[str, tuple[Queue, ...]]:
-        return self._queues().catalog.of_topics()
+    def topics(self, wanted: NameFilter | None = None, oldest: float = 0.0) -> Mapping[str, tuple[Queue, ...]]:
+        found = self._queues().catalog.of_topics()
+        return {topic: found[topic] for topic in filter(wanted, found)}
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         asked = list(queues)
         return self._steady(
             lambda queues: {it.queue: Bounds(it.min_offset(), it.archived.max_offset) for it in queues.archived(asked)}
         )
+
+    def look(self, queues: Iterable[Queue]) -> LogLook:
+        return LogLook(self.bounds(queues), {})
 
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
         asked = list(queues)

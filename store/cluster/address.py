@@ -23,6 +23,7 @@ REQUEST_SECONDS = 10.0
 ANSWER_SECONDS = 3.0  # mqClientApiTimeout: for requests while which the queues of other brokers wait
 FIRST_PAUSE_SECONDS, PAUSE_SECONDS = 0.05, 1.0  # before another try
 _PATIENCE_SECONDS = 30.0
+_BROKER_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,19 @@ class Credentials:
         return {**all_fields, SIGNATURE: signature(Command(0, all_fields, body), self.secret_key.encode())}
 
 
+def broker_names(text: str) -> frozenset[str]:
+    """Return the names in "broker-a,broker-b"."""
+    return frozenset(filter(None, (name.strip() for name in text.split(","))))
+
+
 @dataclass(frozen=True)
 class ClusterAddress:
     """A `LogAddress`: the brokers that some name servers know.
 
     name_servers: "host:port" of each. credentials: None if the cluster asks for none. consumer_group: the group that
     pulls. tls: None for plain connections. patience: for how many seconds a request that fails is repeated.
+    broker_timeout: for how many seconds reads and sends wait for a broker that does not answer. brokers: the names of
+    all brokers; empty if only the name servers know them.
     """
 
     name_servers: tuple[str, ...]
@@ -54,6 +62,8 @@ class ClusterAddress:
     consumer_group: str = TOOLS_GROUP
     tls: Tls | None = None
     patience: float = _PATIENCE_SECONDS
+    broker_timeout: float = _BROKER_SECONDS
+    brokers: frozenset[str] = frozenset()
     directory = None  # a cluster has no directory for a ledger
 
     @classmethod
@@ -64,13 +74,20 @@ class ClusterAddress:
         consumer_group: str = TOOLS_GROUP,
         tls: Tls | None = None,
     ) -> Self:
-        """Return the address of "host:port;host:port", as RocketMQ writes it. Raises `InvalidArgument`."""
-        servers = tuple(dict.fromkeys(part.strip() for part in text.replace(",", ";").split(";") if part.strip()))
+        """Return the address of "host:port;host:port", as RocketMQ writes it; "?brokers=broker-a,broker-b" may follow.
+
+        Raises `InvalidArgument`.
+        """
+        names, _, query = text.partition("?")
+        servers = tuple(dict.fromkeys(part.strip() for part in names.replace(",", ";").split(";") if part.strip()))
         if not servers:
             raise InvalidArgument(f"name servers {text!r}: must be host:port, several separated by ';'")
         for server in servers:
             host_and_port(server)
-        return cls(servers, credentials, consumer_group, tls)
+        option, _, brokers = query.partition("=")
+        if query and option != "brokers":
+            raise InvalidArgument(f"name servers {text!r}: behind '?' must be brokers=, and names separated by ','")
+        return cls(servers, credentials, consumer_group, tls, brokers=broker_names(brokers))
 
     def signed(self, fields: Mapping[str, str], body: bytes = b"") -> Mapping[str, str]:
         """Return the fields of a request, signed if there are credentials."""

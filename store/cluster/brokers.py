@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from store.cluster.address import FIRST_PAUSE_SECONDS, PAUSE_SECONDS, REQUEST_SECONDS, ClusterAddress
 from store.cluster.broker_refusals import explained, may_pass
-from store.cluster.route_table import Broker, RouteTable
+from store.cluster.route_table import Broker, RouteTable, parse_topic_stats
 from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RemotingError, Unreachable, Untrusted
-from store.model.log_protocol import Queue
+from store.model.log_protocol import Bounds, Queue
 from store.remoting.client import Client
 from store.remoting.command import Command
-from store.remoting.headers import CreateTopic, Header, Offset, TopicQueue
+from store.remoting.headers import CreateTopic, Header, Offset, Topic, TopicQueue
 
 _FURTHER = {RequestCode.GET_MIN_OFFSET: min, RequestCode.GET_MAX_OFFSET: max}
 _NOT_THERE = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.QUERY_NOT_FOUND})
@@ -42,11 +42,20 @@ class CopyAnswers:
             )
         if code not in _FURTHER or answer.code != ResponseCode.SUCCESS:
             return answer
-        offset = Offset.of(answer.fields).offset
+        return replace(
+            answer, fields=Offset(self._further(broker, queue, code, Offset.of(answer.fields).offset)).texts()
+        )
+
+    def bounds(self, broker: Broker, queue: Queue, there: Bounds) -> Bounds:
+        """Return the bounds of a queue, as `broker` answered them, as they count; see `heard`."""
+        first = self._further(broker, queue, RequestCode.GET_MIN_OFFSET, there.min_offset)
+        return Bounds(first, self._further(broker, queue, RequestCode.GET_MAX_OFFSET, there.max_offset))
+
+    def _further(self, broker: Broker, queue: Queue, code: RequestCode, offset: int) -> int:
         if broker.is_copy:
             offset = _FURTHER[code](offset, self._known.get((queue, code), offset))
         self._known[queue, code] = offset
-        return replace(answer, fields=Offset(offset).texts())
+        return offset
 
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -126,6 +135,19 @@ class Brokers:
         command = self._copies.heard(broker, ask.queue, ask.code, said)
         return command if command.code in ask.answers else None
 
+    def begin_stats(self, broker: Broker, topic: str, timeout: float) -> Future[Command]:
+        """Ask a broker where all of its queues of a topic begin and end."""
+        return self._begin(broker.readable, RequestCode.GET_TOPIC_STATS_INFO, Topic(topic).texts(), timeout=timeout)
+
+    def take_stats(self, answer: Future[Command], broker: Broker, queues: Sequence[Queue]) -> dict[Queue, Bounds]:
+        """Return the bounds of those of `queues`, all of one topic, that the broker has. Raises as `take`."""
+        code = RequestCode.GET_TOPIC_STATS_INFO
+        said = answered(answer, broker, code, queues[0].topic, (ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST))
+        for queue in queues:
+            self._copies.heard(broker, queue, code, said)
+        there = parse_topic_stats(broker.name, bytes(said.body)) if said.code == ResponseCode.SUCCESS else {}
+        return {queue: self._copies.bounds(broker, queue, there[queue]) for queue in queues if queue in there}
+
     def send(
         self,
         broker: Broker,
@@ -172,6 +194,10 @@ class Brokers:
         body: bytes = b"",
         timeout: float = REQUEST_SECONDS,
     ) -> Future[Command]:
+        if not address:
+            unknown: Future[Command] = Future()
+            unknown.set_exception(Unreachable("an unknown address, no name server lists it"))
+            return unknown
         return self._client.ask(address, code, self.address.signed(fields, body), body, timeout)
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Self
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Ask, Brokers
+from store.cluster.cluster_bounds import ClusterBounds
 from store.cluster.committed_offsets import commit, committed, resets
 from store.cluster.held_pulls import ClusterHeld, Tails
 from store.cluster.pulls import PulledRecords, decoded, pull
@@ -24,7 +25,9 @@ from store.model.log_protocol import (
     Boundary,
     Bounds,
     Fingerprints,
+    LogLook,
     MessageFilter,
+    NameFilter,
     Positions,
     Queue,
     QueueRange,
@@ -34,31 +37,38 @@ from store.remoting.headers import Offset, SearchOffset
 
 
 class ClusterTopics(Mapping[str, tuple[Queue, ...]]):
-    """Topic to its queues, as they stand when they are first asked for. A cluster's own topics are not listed, but can
-    be looked up.
+    """The topics and their queues. A cluster's own topics are not listed, but can be looked up.
+
+    wanted: which topics are listed, by name. oldest: see `Log.topics`.
     """
 
-    def __init__(self, brokers: Brokers) -> None:
+    def __init__(self, brokers: Brokers, wanted: NameFilter | None, oldest: float) -> None:
         self._brokers = brokers
+        self._wanted = wanted
+        self._oldest = oldest
         self._known: dict[str, tuple[Queue, ...]] = {}
 
     def __getitem__(self, topic: str) -> tuple[Queue, ...]:
         if topic not in self._known:
-            route = self._brokers.routes.route(topic, oldest=0.0)
-            self._known[topic] = () if route is None else tuple(route.read)
+            self._ask([topic])
         if not self._known[topic]:
             raise KeyError(topic)
         return self._known[topic]
 
     def __iter__(self) -> Iterator[str]:
+        self._ask([topic for topic in self._names if topic not in self._known])
         return (topic for topic in self._names if topic in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def _ask(self, topics: Collection[str]) -> None:
+        routes = self._brokers.routes.routes(topics, self._oldest)
+        self._known |= {topic: tuple(routes[topic].read) if topic in routes else () for topic in topics}
+
     @cached_property
     def _names(self) -> list[str]:
-        return self._brokers.routes.topics()
+        return list(filter(self._wanted, self._brokers.routes.topics(self._oldest)))
 
 
 _logger = logging.getLogger("store")
@@ -73,26 +83,17 @@ class ClusterLog:
         self._address = address
         self._brokers = Brokers(address)
         self._tails = Tails(self._brokers)
+        self._bounds = ClusterBounds(self._brokers, self._tails)
         self._brought: dict[Queue, PulledRecords] = {}  # by held pulls, and not read yet
 
-    def topics(self) -> Mapping[str, tuple[Queue, ...]]:
-        return ClusterTopics(self._brokers)
+    def topics(self, wanted: NameFilter | None = None, oldest: float = 0.0) -> Mapping[str, tuple[Queue, ...]]:
+        return ClusterTopics(self._brokers, wanted, oldest)
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        wanted = list(queues)
-        asks = {
-            (queue, code): Ask.of_end(queue, code)
-            for queue in wanted
-            for code in (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET)
-        }
-        offsets = {key: max(0, Offset.of(answer.fields).offset) for key, answer in self._brokers.ask(asks).items()}
-        found = {}
-        for queue in wanted:
-            first = offsets.get((queue, RequestCode.GET_MIN_OFFSET))
-            end = offsets.get((queue, RequestCode.GET_MAX_OFFSET))
-            if first is not None and end is not None:
-                found[queue] = Bounds(min(first, end), end)
-        return found
+        return self._bounds.complete(list(queues))
+
+    def look(self, queues: Iterable[Queue]) -> LogLook:
+        return self._bounds.look(queues)
 
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
         def ask(queue: Queue) -> Ask:

@@ -32,8 +32,25 @@ def held_pull(group: str, queue: Queue, position: int, count: int, seconds: floa
 
 
 class _Tail(NamedTuple):
+    """A pull at the end of a queue. begun: `time.monotonic()`."""
+
     position: int
+    broker: Broker
     answer: Future[Command]
+    begun: float
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing has arrived: the broker holds the pull, or held it to the end."""
+        if not self.answer.done():
+            return True
+        if self.answer.cancelled() or self.answer.exception() is not None:
+            return False
+        return self.answer.result().code == ResponseCode.PULL_NOT_FOUND
+
+    @property
+    def has_failed(self) -> bool:
+        return self.answer.done() and not self.answer.cancelled() and self.answer.exception() is not None
 
 
 class Tails:
@@ -46,22 +63,37 @@ class Tails:
 
     def wait(self, seen: Positions, timeout: float) -> None:
         """Until one of the queues has messages behind `seen`, or less; it may come back before."""
-        where = self._brokers.routes.readable(seen, waits=False)
+        where = self._brokers.routes.readable(seen)
         with self._lock:
-            answers = [self._tail(queue, broker, seen[queue]) for queue, broker in where.items()]
+            tails = [self._tail(queue, broker, seen[queue]) for queue, broker in where.items()]
+        answers = [tail.answer for tail in tails if not tail.has_failed]
+        if len(answers) < len(tails):
+            timeout = min(timeout, _AGAIN_SECONDS)
         if answers:
             wait(answers, timeout, FIRST_COMPLETED)
         else:
             time.sleep(timeout)
 
-    def _tail(self, queue: Queue, broker: Broker, position: int) -> Future[Command]:
+    def is_held(self, queue: Queue, position: int) -> bool:
+        """Whether a pull waits at `position`, to which no message has come. It is renewed if its time was over."""
+        with self._lock:
+            tail = self._tails.get(queue)
+            if tail is None or tail.position != position or not tail.is_quiet:
+                return False
+            self._tail(queue, tail.broker, position)
+            return True
+
+    def _tail(self, queue: Queue, broker: Broker, position: int) -> _Tail:
         tail = self._tails.get(queue)
-        if tail is None or tail.position != position or tail.answer.done():
-            if tail is not None:
-                tail.answer.cancel()
-            asked = held_pull(self._brokers.address.consumer_group, queue, position, 1, HOLD_SECONDS)
-            tail = self._tails[queue] = _Tail(position, self._brokers.begin(broker, asked))
-        return tail.answer
+        if tail is not None and tail.position == position:
+            is_resting = tail.has_failed and time.monotonic() - tail.begun < _AGAIN_SECONDS
+            if is_resting or not tail.answer.done():
+                return tail
+        if tail is not None:
+            tail.answer.cancel()
+        asked = held_pull(self._brokers.address.consumer_group, queue, position, 1, HOLD_SECONDS)
+        tail = self._tails[queue] = _Tail(position, broker, self._brokers.begin(broker, asked), time.monotonic())
+        return tail
 
 
 _logger = logging.getLogger("store")
@@ -90,8 +122,8 @@ class _Answered(NamedTuple):
 
 
 class ClusterHeld:
-    """A `Held`. A pull that fails is begun again after a second, for as long as an address has patience, or pulls at
-    other queues do not fail. Nor do those wait for a broker that is in no route any more."""
+    """A `Held`. A pull that fails is begun again after a second. If all fail for as long as the address waits for a
+    broker, the error is raised."""
 
     def __init__(
         self, brokers: Brokers, begin: Positions, deadline: float, idle: float, brought: dict[Queue, PulledRecords]
@@ -149,13 +181,13 @@ class ClusterHeld:
         now = time.monotonic()
         due = [pull for when, pull in self._failed if when <= now]
         self._failed = [(when, pull) for when, pull in self._failed if when > now]
-        self._brokers.routes.refresh({pull.queue.topic for pull in due}, waits=False)
+        self._brokers.routes.refresh({pull.queue.topic for pull in due})
         for pull in due:
             self._begin(pull)
 
     def _begin(self, pull: _Pull) -> None:
         queue, position, _ = pull
-        broker = self._brokers.routes.readable([queue], waits=False).get(queue)
+        broker = self._brokers.routes.readable([queue]).get(queue)
         if broker is None:
             self._gone.append(pull)
             return
@@ -202,11 +234,11 @@ class ClusterHeld:
 
     def _fail(self, pull: _Pull, error: RemotingError) -> None:
         """Begin the pull again later. Raises `error` if that cannot help, or has not helped for too long."""
-        now, patience = time.monotonic(), self._brokers.address.patience
+        now, timeout = time.monotonic(), self._brokers.address.broker_timeout
         since = now if pull.failing is None else pull.failing
         self._failing.add(pull.queue)
-        others_are_well = self._under_way.keys() - self._failing or now - self._heard <= patience
-        if not may_pass(error) or (now - since > patience and not others_are_well):
+        others_are_well = self._under_way.keys() - self._failing or now - self._heard <= timeout
+        if not may_pass(error) or (now - since > timeout and not others_are_well):
             raise error
         if pull.failing is None:
             _logger.warning("%s: %s is pulled again: %s", self._brokers.address, pull.queue, error)

@@ -25,6 +25,7 @@ from store.log.dispatch import hop
 from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import (
     BadFrame,
+    BrokerMissing,
     CorruptRecord,
     OffsetLost,
     RemotingError,
@@ -34,7 +35,7 @@ from store.model.errors import (
     UnsupportedStore,
     Untrusted,
 )
-from store.model.log_protocol import QueueRange, ReadSpec
+from store.model.log_protocol import MissingBroker, QueueRange, ReadSpec
 from store.read.scan import Decoding, batch_bounds
 from store.remoting.client import Pipe
 from store.remoting.command import Command
@@ -76,7 +77,8 @@ def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[PulledRecords]:
     `Unreachable`, `RequestRefused`.
     """
     given, attempt = wanted.start, 0
-    deadline, pause = time.monotonic() + brokers.address.patience, _FIRST_PAUSE_SECONDS
+    missing: MissingBroker | None = None
+    pause = _FIRST_PAUSE_SECONDS
     while given < wanted.end:
         broker = brokers.routes.readable([wanted.queue]).get(wanted.queue)
         if broker is None:
@@ -85,11 +87,15 @@ def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[PulledRecords]:
             for records in _Pulls(brokers, broker.next(attempt), wanted._replace(start=given)):
                 yield records
                 given = records.end
-                deadline, pause = time.monotonic() + brokers.address.patience, _FIRST_PAUSE_SECONDS
+                missing, pause = None, _FIRST_PAUSE_SECONDS
         except RemotingError as error:
             if not may_pass(error):
                 raise
-            brokers.wait(error, deadline, pause)
+            now = time.time()
+            missing = missing or MissingBroker(broker.name, now, str(error))
+            if now >= missing.since + brokers.address.broker_timeout:
+                raise BrokerMissing.of(brokers.address, [missing]) from error
+            time.sleep(pause)
             brokers.routes.refresh([wanted.queue.topic])
             pause, attempt = _PAUSE_SECONDS, attempt + 1
 
@@ -115,6 +121,8 @@ class _Pulls:
 
     def __iter__(self) -> Iterator[PulledRecords]:
         try:
+            if not self._address:
+                raise Unreachable("an unknown address, no name server lists it")
             with closing(Pipe(self._address, REQUEST_SECONDS, self._tls)) as pipe:
                 yield from self._through(pipe)
         except (Unreachable, Untrusted) as error:

@@ -6,8 +6,11 @@ import math
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -23,8 +26,8 @@ from store.cluster.broker_refusals import explained, may_pass
 from store.format.layout import GROUP_SEPARATOR, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from store.format.strict_json import decode_fastjson
 from store.model.codes import RequestCode, ResponseCode
-from store.model.errors import BadFrame, RequestRefused, Unreachable
-from store.model.log_protocol import Positions, Queue
+from store.model.errors import BadFrame, Unreachable
+from store.model.log_protocol import Bounds, Positions, Queue
 from store.remoting.bodies import MessageQueue
 from store.remoting.client import Client
 from store.remoting.command import Command
@@ -33,6 +36,7 @@ from store.remoting.headers import GetRoute, Header
 _READ, _WRITE = 4, 2  # bits of perm
 _MASTER = 0
 _QUEUE_AND_OFFSET = re.compile(rb"(\{[^{}]*\})[ ]*:[ ]*(-?[0-9]{1,19})")
+_QUEUE_AND_VALUES = re.compile(rb"(\{[^{}]*\})[ ]*:[ ]*(\{[^{}]*\})")
 T = TypeVar("T")
 
 
@@ -46,18 +50,18 @@ class Broker(NamedTuple):
     def next(self, attempt: int) -> Broker:
         """To read from at an attempt, the first of which is 0: each has two, for it is the connection that is lost more
         often than a broker, and copies may be behind."""
-        turn = attempt // 2 % len(self.addresses)
+        turn = attempt // 2 % max(1, len(self.addresses))
         return self._replace(addresses=self.addresses[turn:] + self.addresses[:turn])
 
     @property
     def readable(self) -> str:
-        """Where to read."""
-        return self.addresses[0][1]
+        """Where to read; "" if that is not known."""
+        return self.addresses[0][1] if self.addresses else ""
 
     @property
     def is_copy(self) -> bool:
         """Whether reads go to a slave."""
-        return self.addresses[0][0] != _MASTER
+        return bool(self.addresses) and self.addresses[0][0] != _MASTER
 
     @property
     def writable(self) -> list[str]:
@@ -115,6 +119,11 @@ class _LockedQueues(msgspec.Struct):
     queues: list[MessageQueue] | None = msgspec.field(default=None, name="lockOKMQSet")
 
 
+class _TopicOffset(msgspec.Struct, rename="camel"):
+    min_offset: int
+    max_offset: int
+
+
 class _MemberIds(msgspec.Struct, rename="camel"):
     consumer_id_list: list[str] | None = None
 
@@ -169,6 +178,16 @@ def parse_reset(data: bytes) -> Positions:
     return {Queue(each.topic, each.queue_id, broker=each.broker_name): int(offset) for each, offset in found}
 
 
+def parse_topic_stats(broker: str, data: bytes) -> dict[Queue, Bounds]:
+    """Parse the answer of a broker to GET_TOPIC_STATS_INFO, whose keys are objects. Raises `BadFrame`."""
+    found: dict[Queue, Bounds] = {}
+    for key, value in _QUEUE_AND_VALUES.findall(data):
+        queue, offsets = parse_json(key, MessageQueue, "statistics"), parse_json(value, _TopicOffset, "statistics")
+        end = max(0, offsets.max_offset)
+        found[Queue(queue.topic, queue.queue_id, broker=broker)] = Bounds(min(max(0, offsets.min_offset), end), end)
+    return found
+
+
 def parse_locked(broker: str, data: bytes) -> set[Queue]:
     """The answer of a broker to LOCK_BATCH_MQ. Raises `BadFrame`."""
     locked = parse_json(data, _LockedQueues, "a list of locked queues").queues or ()
@@ -180,7 +199,19 @@ def parse_member_ids(data: bytes) -> list[str]:
     return parse_json(data, _MemberIds, "a list of members").consumer_id_list or []
 
 
-ROUTE_SECONDS = 30.0  # pollNameServerInterval
+def _route_of(topic: str, answers: Iterable[Command], made: float) -> Route | None:
+    """Return what several name servers answered as one route."""
+    routes = [parse_route(topic, bytes(each.body), made) for each in answers if each.code == ResponseCode.SUCCESS]
+    if not routes:
+        return None
+    read = {queue: broker for route in routes for queue, broker in route.read.items()}
+    write = {queue: broker for route in routes for queue, broker in route.write.items()}
+    return Route(dict(sorted(read.items())), dict(sorted(write.items())), made)
+
+
+ROUTE_SECONDS = 60.0  # a request that fails asks for a new route at once
+_NAMES_SECONDS = _AGAIN_SECONDS = 1.0
+_AT_ONCE = 16  # requests to name servers
 _REPLY_TOPIC = "_REPLY_TOPIC"
 # Of a name server that waits until it knows all brokers (needWaitForService). One that lists no topics
 # (enableAllTopicList=false) says the same of that, for ever.
@@ -188,10 +219,11 @@ _NOT_READY = ResponseCode.SYSTEM_ERROR, RequestCode.GET_ROUTEINFO_BY_TOPIC
 
 
 class RouteTable:
-    """Of one process, for any threads.
+    """The routes of topics in one process. Threads may share it.
 
-    A request that a name server refuses for a while, or does not answer, goes to the next one, for
-    `ClusterAddress.patience` seconds.
+    A request that a name server does not answer, or refuses for a while, goes to the next one, for
+    `ClusterAddress.patience` seconds. A broker that no name server lists is missing: its queues are not deleted, and it
+    is asked at its last address. A queue is deleted if its broker is listed and the topic's route does not have it.
     """
 
     def __init__(self, address: ClusterAddress, client: Client) -> None:
@@ -199,116 +231,151 @@ class RouteTable:
         self._client = client
         self._lock = threading.Lock()
         self._routes: dict[str, Route | None] = {}
-        self._missed: dict[str, float] = {}  # since when brokers are in no route that had them
-        self._in_vain: set[tuple[str, str]] = set()  # topics and brokers that were waited for
+        self._last: dict[str, Broker] = {}  # every broker that was in a route, with its last addresses
+        self._listed: tuple[float, dict[str, Broker]] = -math.inf, {}  # when they were asked for, time.monotonic()
+        self._names: tuple[float, list[str]] = -math.inf, []
         self._server = 0  # of the name servers, the one that answered last
         self._unheard = -math.inf  # when none of them answered, time.monotonic(): not each topic waits for that
 
-    def topics(self) -> list[str]:
-        """The names of all topics but a cluster's own."""
-        listed = parse_topics(bytes(self._ask_name_server(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body))
-        own = parse_topics(bytes(self._ask_name_server(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS).body))
+    def topics(self, oldest: float) -> list[str]:
+        """Return the names of all topics but a cluster's own, at most a second old; the last ones if no name server
+        answers. oldest: 0.0 for those of now."""
+        made, names = self._names
+        if time.monotonic() - made < min(oldest, _NAMES_SECONDS):
+            return names
+        now, patience = time.monotonic(), 0.0 if names and oldest else self._address.patience
+        try:
+            asked = (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
+            listed, own = (parse_topics(bytes(self._ask_name_server(code, None, patience).body)) for code in asked)
+        except Unreachable:
+            if not (names and oldest):
+                raise
+            return names
         # Clusters and brokers have topics, too.
         hidden = {*SYSTEM_TOPICS, *own, *(f"{name}{_REPLY_TOPIC}" for name in own)}
-        return sorted(name for name in listed if name not in hidden and not name.startswith(SYSTEM_TOPIC_PREFIX))
+        names = sorted(name for name in listed if name not in hidden and not name.startswith(SYSTEM_TOPIC_PREFIX))
+        self._names = now, names
+        return names
 
-    def route(
-        self, topic: str, *, oldest: float = ROUTE_SECONDS, waits: bool = True, named: Iterable[str] = ()
-    ) -> Route | None:
-        """Return the route of a topic, at most `oldest` seconds old; None if there is no such topic.
+    def route(self, topic: str, *, oldest: float = ROUTE_SECONDS) -> Route | None:
+        """Return where a topic is, as it was at most `oldest` seconds ago; None if it does not exist.
 
-        Brokers that vanished from it, and `named` brokers, which a caller has seen in it, are waited for: each once,
-        for as long as the address has patience. waits: False to get their old addresses at once. While no name server
-        answers, this returns the last known route, unless the caller asks for the current one (oldest=0.0).
+        While no name server answers, the last route counts, unless that of now is asked for (0.0).
         """
         with self._lock:
             known = self._routes.get(topic)
-            there = {name for name in named if (topic, name) not in self._in_vain}
-        if known is not None and time.monotonic() - known.made < oldest:
-            return known
-        may_be_old = known is not None and (oldest > 0.0 or not waits)  # its brokers may be well
-        if may_be_old and time.monotonic() - self._unheard < max(oldest, ANSWER_SECONDS):
+        now, may_be_old = time.monotonic(), known is not None and oldest > 0.0
+        made = -math.inf if known is None else known.made
+        if may_be_old and (now - made < oldest or now - self._unheard < max(oldest, ANSWER_SECONDS)):
             return known
         try:
-            found = self._ask_route(topic, 0.0 if may_be_old else self._address.patience)
+            expected = self._address.brokers | (known or Route()).brokers
+            found = self._ask_route(topic, expected, 0.0 if may_be_old else self._address.patience)
         except Unreachable:
             if not may_be_old:
                 raise
             self._unheard = time.monotonic()
             return known
-        return self._with_those(there | (known or Route()).brokers, topic, known, found, waits)
+        with self._lock:
+            self._routes[topic] = found
+            if found is not None:
+                self._last |= {broker.name: broker for broker in (*found.read.values(), *found.write.values())}
+        return found
 
-    def readable(self, queues: Iterable[Queue], *, waits: bool = True) -> dict[Queue, Broker]:
-        """Return the brokers of the existing ones of `queues`, in their order. waits: see `route`."""
+    def routes(self, topics: Collection[str], oldest: float) -> dict[str, Route]:
+        """Return the routes of those topics that exist. The name servers are asked for several at once."""
+        now = time.monotonic()
+        with self._lock:
+            known = {topic: route for topic in topics if (route := self._routes.get(topic)) is not None}
+        fresh = {topic for topic, route in known.items() if now - route.made < oldest}
+        stale = [topic for topic in topics if topic not in fresh]
+        ask = partial(self.route, oldest=oldest)
+        if len(stale) > 1:
+            with ThreadPoolExecutor(_AT_ONCE) as threads:
+                asked: dict[str, Route | None] = dict(zip(stale, threads.map(ask, stale), strict=True))
+        else:
+            asked = {topic: ask(topic) for topic in stale}
+        found: dict[str, Route | None] = {**known, **asked}
+        return {topic: route for topic in topics if (route := found.get(topic)) is not None}
+
+    def readable(self, queues: Iterable[Queue]) -> dict[Queue, Broker]:
+        """Return the brokers of those queues that are not deleted, in order. A missing broker has its last addresses,
+        or none."""
         found: dict[Queue, Broker] = {}
-        asked: set[str] = set()
-        queues = list(queues)
         for queue in queues:
-            route = self.route(queue.topic, waits=waits)
-            if (route is None or queue not in route.read) and queue.topic not in asked:
-                asked.add(queue.topic)
-                named = {each.broker for each in queues if each.topic == queue.topic}
-                route = self.route(queue.topic, oldest=0.0, waits=waits, named=named - {""})
+            route = self.route(queue.topic)
+            if route is None or queue not in route.read:
+                asked, listed = self._listing()
+                if self._is_missing(queue.broker, listed):
+                    found[queue] = self._last.get(queue.broker, Broker(queue.broker, ()))
+                    continue
+                route = self.route(queue.topic, oldest=time.monotonic() - asked)  # a later one than the list
             if route is not None and queue in route.read:
                 found[queue] = route.read[queue]
         return found
 
-    def refresh(self, topics: Iterable[str], *, waits: bool = True) -> None:
-        """Ask for new routes. waits: see `route`."""
+    def _is_missing(self, broker: str, listed: Mapping[str, Broker]) -> bool:
+        """Whether a broker may come back. listed: the brokers that name servers know."""
+        return broker not in listed and (broker in self._address.brokers if self._address.brokers else broker != "")
+
+    def refresh(self, topics: Iterable[str]) -> None:
+        """Ask for new routes."""
         for topic in topics:
-            self.route(topic, oldest=0.0, waits=waits)
+            self.route(topic, oldest=_AGAIN_SECONDS)
+
+    def unlisted(self) -> frozenset[str]:
+        """Return those of `ClusterAddress.brokers` that no name server lists."""
+        expected = self._address.brokers
+        asked, listed = self._listed
+        if expected <= listed.keys() and time.monotonic() - asked < ROUTE_SECONDS:
+            return frozenset()
+        return expected - self._listing()[1].keys() if expected else expected
 
     def brokers(self) -> list[Broker]:
-        """All of the cluster."""
+        """Return all brokers that a name server lists."""
         return parse_brokers(bytes(self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO).body))
 
-    def _with_those(
-        self, there: set[str], topic: str, known: Route | None, found: Route | None, waits: bool
-    ) -> Route | None:
-        """Return `found`, or a later route that has all brokers of `there`; without `waits`, both `found` and `known`.
+    def _listing(self) -> tuple[float, dict[str, Broker]]:
+        """Return the brokers that any name server lists, and when they were asked, at most a second ago."""
+        if time.monotonic() - self._listed[0] >= _AGAIN_SECONDS:
+            now = time.monotonic()
+            answers = self._ask_name_servers(RequestCode.GET_BROKER_CLUSTER_INFO)
+            self._listed = now, {each.name: each for answer in answers for each in parse_brokers(bytes(answer.body))}
+        return self._listed
 
-        A broker that restarts is in no route for a while, and neither is a topic that only this broker has."""
-        since: dict[str, float] = {}  # by broker that was missing at the last look, too
-        while missed := there - (found or Route()).brokers:
-            since = {name: since.get(name, self._missed_since(name)) for name in missed}
-            if time.monotonic() >= max(since.values()) + self._address.patience:
-                self._in_vain.update((topic, name) for name in missed)
-                break
-            if not waits:
-                before, now = known or Route(), found or Route()
-                return Route(before.read | now.read, before.write | now.write, now.made)
-            time.sleep(PAUSE_SECONDS)
-            self._server += 1  # one that was started just now knows only who told it since; another one may know all
-            found = self._ask_route(topic, self._address.patience)
-        with self._lock:
-            self._routes[topic] = found
+    def _ask_route(self, topic: str, expected: frozenset[str], patience: float) -> Route | None:
+        """expected: brokers. If a name server does not know one of them, because it restarted, all others are asked."""
+        code, header, made = (
+            RequestCode.GET_ROUTEINFO_BY_TOPIC,
+            GetRoute(topic, accept_standard_json_only=True),
+            time.monotonic(),
+        )
+        answer = self._ask_name_server(code, header, patience, (ResponseCode.TOPIC_NOT_EXIST,))
+        found = _route_of(topic, [answer], made)
+        if len(self._address.name_servers) > 1 and not expected <= (found or Route()).brokers:
+            found = _route_of(topic, [answer, *self._ask_name_servers(code, header)], made)
         return found
 
-    def _missed_since(self, broker: str) -> float:
-        """Since when it is in no route that had it (time.monotonic())."""
-        with self._lock:
-            return self._missed.setdefault(broker, time.monotonic())
-
-    def _ask_route(self, topic: str, patience: float) -> Route | None:
-        made = time.monotonic()
-        try:
-            header = GetRoute(topic, accept_standard_json_only=True)
-            answer = self._ask_name_server(RequestCode.GET_ROUTEINFO_BY_TOPIC, header, patience)
-        except RequestRefused as error:
-            if error.code != ResponseCode.TOPIC_NOT_EXIST:
-                raise
-            return None
-        route = parse_route(topic, bytes(answer.body), made)
-        with self._lock:
-            for name in route.brokers:
-                self._missed.pop(name, None)
-        return route
+    def _ask_name_servers(self, code: RequestCode, header: Header | None = None) -> list[Command]:
+        """Return what each name server answers that has an answer."""
+        fields = self._address.signed({} if header is None else header.texts())
+        asked = [self._client.ask(each, code, fields, timeout=ANSWER_SECONDS) for each in self._address.name_servers]
+        answers = []
+        for answer in asked:
+            with suppress(Unreachable):
+                answers.append(answer.result())
+        return [answer for answer in answers if answer.code == ResponseCode.SUCCESS]
 
     def _ask_name_server(
-        self, code: RequestCode, header: Header | None = None, patience: float | None = None
+        self,
+        code: RequestCode,
+        header: Header | None = None,
+        patience: float | None = None,
+        answers: tuple[int, ...] = (),
     ) -> Command:
-        """What one of them answers, from the one on that answered last. patience: seconds, the
-        address' own by default. Raises `Unreachable`, `RequestRefused`."""
+        """Return what a name server answers; the one that answered last is asked first. patience: seconds, the
+        address' own by default. answers: codes that are no refusals, beside SUCCESS. Raises `Unreachable`,
+        `RequestRefused`."""
         servers = self._address.name_servers
         fields = self._address.signed({} if header is None else header.texts())
         patience = self._address.patience if patience is None else patience
@@ -324,7 +391,9 @@ class RouteTable:
                     silent.append(str(error))
                     continue
                 refused = (
-                    None if answer.code == ResponseCode.SUCCESS else explained(answer, f"name server {server}", code)
+                    None
+                    if answer.code in (ResponseCode.SUCCESS, *answers)
+                    else explained(answer, f"name server {server}", code)
                 )
                 if refused is not None and (may_pass(refused) or (refused.code, code) == _NOT_READY):  # or is leaving
                     silent.append(str(refused))

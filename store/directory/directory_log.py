@@ -32,7 +32,9 @@ from store.model.log_protocol import (
     Fingerprints,
     Int64s,
     LogAddress,
+    LogLook,
     MessageFilter,
+    NameFilter,
     Positions,
     Queue,
     QueueRange,
@@ -75,12 +77,17 @@ class DirectoryLog:
     def __init__(self, store: MessageStore) -> None:
         self._store = store
 
-    def topics(self) -> Mapping[str, tuple[Queue, ...]]:
+    def topics(self, wanted: NameFilter | None = None, oldest: float = 0.0) -> Mapping[str, tuple[Queue, ...]]:
         counts = self._store.topics()
-        return {topic: tuple(Queue(topic, queue_id) for queue_id in range(count)) for topic, count in counts.items()}
+        return {
+            topic: tuple(Queue(topic, number) for number in range(counts[topic])) for topic in filter(wanted, counts)
+        }
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         return self._store.bounds(queues)
+
+    def look(self, queues: Iterable[Queue]) -> LogLook:
+        return LogLook(self.bounds(queues), {})
 
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
         there = self.bounds(queues)

@@ -39,6 +39,7 @@
     ├── RemotingError            of RocketMQ's protocol, between a client and a broker or name server
     │   ├── BadFrame             bytes that are no frame of it, or a frame that is too large
     │   ├── Unreachable          nobody answers at an address, or not in time
+    │   │   └── BrokerMissing    a broker of a cluster did not answer for longer than it is waited for
     │   ├── Untrusted            a server's certificate that nobody who is trusted has signed
     │   └── RequestRefused       the answer is not success; `.code` is RocketMQ's response code
     ├── OffsetOutOfRange
@@ -56,7 +57,7 @@ in the program. `pyspark_mq.errors` has the errors of Spark's side.
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -255,6 +256,20 @@ class BadFrame(RemotingError):
 
 class Unreachable(RemotingError):
     """Nobody answers at an address, or not in time."""
+
+
+class BrokerMissing(Unreachable):
+    """A broker of a cluster did not answer for longer than it is waited for. Its messages come when it is back."""
+
+    @classmethod
+    def of(cls, address: object, missing: Iterable[object]) -> BrokerMissing:
+        """Return the error for brokers that were waited for in vain."""
+        return cls(
+            f"{address}: {'; '.join(map(str, missing))}. No message is lost by that. Start the broker, then the query "
+            "again: it goes on where it was. To wait longer set the option brokerTimeout, and to read the other "
+            "brokers meanwhile whenBrokerMissing=skip. If the broker never comes back, name the remaining ones with "
+            "the option brokers"
+        )
 
 
 class Untrusted(RemotingError):

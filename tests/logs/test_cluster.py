@@ -24,7 +24,7 @@ COLUMNS_OF_PRODUCERS = ("bornTimestamp", "flag", "tags")
 class Served(Directory):
     def __init__(self, store: MessageStore, name_server: str) -> None:
         super().__init__(store)
-        self.address = ClusterAddress((name_server,), patience=2.0)  # type: ignore[assignment]
+        self.address = ClusterAddress((name_server,), patience=2.0, broker_timeout=2.0)  # type: ignore[assignment]
 
 
 def of_broker(topic: str, number: int) -> Queue:

@@ -172,7 +172,7 @@ class TestClusterGroup(GroupTests):
             making.another("../g")
         with pytest.raises(InvalidArgument, match="instance="):
             group.join(EVERYTHING, instance="a/b")
-        nobody = replace(making.address, name_servers=("127.0.0.1:1",), patience=0.0)
+        nobody = replace(making.address, name_servers=("127.0.0.1:1",), patience=0.0, broker_timeout=0.0)
         with pytest.raises(Unreachable, match="no name server answers"):
             ClusterGroup(nobody, "g").join(EVERYTHING)
 

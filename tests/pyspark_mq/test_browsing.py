@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_a_queue_that_was_away_goes_on_where_it_was(tmp_path: Path) -> None:
     class Leaving(DirectoryLog):
         away = False
 
-        def topics(self) -> Mapping[str, tuple[Queue, ...]]:
+        def topics(self, *how: Any) -> Mapping[str, tuple[Queue, ...]]:
             return {"t": (QUEUE,) if self.away else (QUEUE, Queue("t", 1))}
 
     filled, spec = Filled(tmp_path / "mq", {"t": 2}), rows_of(COLUMNS, EVERYTHING)

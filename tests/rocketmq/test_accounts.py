@@ -56,7 +56,9 @@ class Guarded(NamedTuple):
     certificate: Certificate
 
     def asked(self, who: Credentials | None, group: str = "readers") -> ClusterAddress:
-        return ClusterAddress((self.name_server,), who, group, Tls.trusting(str(self.certificate.path)), patience=10)
+        return ClusterAddress(
+            (self.name_server,), who, group, Tls.trusting(str(self.certificate.path)), patience=10, broker_timeout=10
+        )
 
     def options(self, who: Credentials) -> dict[str, str]:
         tls = {"useTls": "true", "tlsCaFile": str(self.certificate.path)}
@@ -166,7 +168,7 @@ def test_who_may_not_write(guarded: Guarded, who: Credentials, topic: str) -> No
 def test_tls_of_theirs(guarded: Guarded, tmp_path: Path) -> None:
     wrong = Tls.trusting(str(certificate(tmp_path).path))
     for tls, error, told in ((wrong, Untrusted, "its certificate is not trusted"), (None, Unreachable, "useTls")):
-        asked = replace(guarded.asked(BOOKS), tls=tls, patience=0.0)
+        asked = replace(guarded.asked(BOOKS), tls=tls, patience=0.0, broker_timeout=0.0)
         with asked.open() as log, pytest.raises(error, match=f"{guarded.name_server}: .*{told}"):
             log.topics()["orders"]
 

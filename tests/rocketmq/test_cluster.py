@@ -41,7 +41,7 @@ class Theirs:
         self._client = client
         self._topics: set[str] = set()
         self._ends: Counter[Queue] = Counter()
-        self.address = ClusterAddress((self._name_server,), patience=5.0)
+        self.address = ClusterAddress((self._name_server,), patience=5.0, broker_timeout=5.0)
 
     def create_topic(self, topic: str, queues: int) -> None:
         self._topics.add(topic)

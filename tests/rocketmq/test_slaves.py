@@ -89,7 +89,7 @@ def test_a_query_and_a_log_go_on(pair: Pair, spark: SparkSession, tmp_path: Path
     query.stop()
     assert query.exception() is None
     assert [int(row[3]) for row in sink.rows] == [*range(COUNT)]
-    with replace(pair.address, patience=1.0).open_writer() as writer:
+    with replace(pair.address, patience=1.0, broker_timeout=1.0).open_writer() as writer:
         append = writer.begin()
         append.add("orders", pa.table({"body": ["x"]}))
         with pytest.raises(StoreError, match=r"topic 'orders' that can be written|no master has orders/broker-a:0"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_mq.browsing import Place, PointInTime, bounds_of, offsets_at
-from store import Message, MessageStore, UnknownQueue
+from store import BrokerMissing, Message, MessageStore
 from store.cluster.address import ClusterAddress
 from store.remoting.access import Access
 from store.remoting.served_broker import BrokerConfig
@@ -108,11 +108,11 @@ def test_a_broker_that_goes_while_a_command_looks_where_to_begin(
             brokers.append(stack.enter_context(serve(it, "127.0.0.1:0", config=BrokerConfig(brokerName=name))))
         addresses = [broker.address for broker in brokers]
         names = stack.enter_context(name_server(*addresses, remembers=False))
-        log = stack.enter_context(ClusterAddress((names,), patience=0.3).open())
+        log = stack.enter_context(ClusterAddress((names,), patience=0.3, broker_timeout=0.3).open())
         there = bounds_of(log, "t")
         topics = log.topics()
         assert list(there.values()) == [(0, 3)] * len(topics["t"]) == [(0, 3)] * 2
         monkeypatch.setattr(log, "topics", lambda: topics)
         brokers[1].close()
-        with pytest.raises(UnknownQueue, match="t/b:0: gone just now"):
+        with pytest.raises(BrokerMissing, match="broker b has been missing since"):
             bounds_of(log, "t") if place is None else offsets_at(log, there, place)

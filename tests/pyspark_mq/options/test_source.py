@@ -47,6 +47,8 @@ def test_defaults() -> None:
         batch_duration_seconds=60.0,
         real_time_partitions=None,
         ledger_path=None,
+        broker_timeout_seconds=600.0,
+        skips_missing_brokers=False,
     )
     assert options.stream_start() == EarliestOrLatest(LATEST)
     assert options.batch_limits() == (EarliestOrLatest(EARLIEST), EarliestOrLatest(LATEST))

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,9 +156,9 @@ class Meddled(DirectoryLog):
     call = 0
     count = 0  # messages of its new life
 
-    def topics(self) -> Mapping[str, tuple[Queue, ...]]:
+    def topics(self, *how: Any) -> Mapping[str, tuple[Queue, ...]]:
         self._meddle()
-        return super().topics()
+        return super().topics(*how)
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         self._meddle()

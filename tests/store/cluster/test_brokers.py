@@ -49,7 +49,7 @@ def copy(tmp_path: Path) -> Iterator[Serving]:
 
 def test_where_a_group_is_only_a_master_knows_not_to_know(store: MessageStore, names: Moody, copy: Serving) -> None:
     """Or the group would begin anew, behind what it has not read."""
-    address = ClusterAddress((names.server.address,), patience=0.0)
+    address = ClusterAddress((names.server.address,), patience=0.0, broker_timeout=0.0)
     with serve(store, "127.0.0.1:0") as master:
         names.addresses = {"0": master.address, "1": copy.address}
         with address.open() as log:
@@ -64,7 +64,7 @@ def test_where_a_group_is_only_a_master_knows_not_to_know(store: MessageStore, n
 
 
 def test_a_queue_is_not_shorter_because_its_copy_is(store: MessageStore, names: Moody, copy: Serving) -> None:
-    address = ClusterAddress((names.server.address,), patience=30.0)
+    address = ClusterAddress((names.server.address,), patience=30.0, broker_timeout=30.0)
     with address.open() as log:
         with serve(store, "127.0.0.1:0") as master:
             names.addresses = {"0": master.address, "1": copy.address}
@@ -91,7 +91,7 @@ def test_a_queue_begins_no_later_because_its_copy_does(
     """RocketMQ's slaves begin with the last file of the log, as it is when they are made."""
     monkeypatch.setattr("store.cluster.pulls._PAUSE_SECONDS", 0.05)
     monkeypatch.setattr("store.cluster.held_pulls._AGAIN_SECONDS", 0.05)
-    address = ClusterAddress((names.server.address,), patience=30.0)
+    address = ClusterAddress((names.server.address,), patience=30.0, broker_timeout=30.0)
     config = StoreConfig(mappedFileSizeCommitLog=1 << 12)
     with (
         MessageStore.open(tmp_path / "master", config=config) as whole,

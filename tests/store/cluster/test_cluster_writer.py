@@ -7,7 +7,7 @@ from contextlib import closing
 import pyarrow as pa
 import pytest
 
-from store import StoreUnavailable, UnknownTopic
+from store import RequestRefused, StoreUnavailable
 from store.cluster.address import ClusterAddress
 from store.model.codes import RequestCode, ResponseCode
 from store.remoting.headers import SendAnswer
@@ -18,7 +18,7 @@ TAKEN = Response(header=SendAnswer("", 0, 3))
 
 
 def publish(to: Moody, patience: float) -> None:
-    with ClusterAddress((to.server.address,), patience=patience).open_writer() as log:
+    with ClusterAddress((to.server.address,), patience=patience, broker_timeout=patience).open_writer() as log:
         append = log.begin()
         append.add("orders", pa.table({"body": ["a", "b"]}))
         append.publish()
@@ -33,8 +33,10 @@ def test_a_broker_that_goes_when_it_has_taken_messages_and_showed_them_to_nobody
         return Response(ResponseCode.SYSTEM_BUSY)
 
     more = {RequestCode.SEND_BATCH_MESSAGE: take, RequestCode.GET_MAX_OFFSET: look}
-    with closing(Moody(others=more)) as moody, pytest.raises(UnknownTopic, match="whether its masters run"):
-        publish(moody, 0.1)
+    with closing(Moody(others=more)) as moody:
+        moody.is_listed = False
+        with pytest.raises(RequestRefused, match="GET_MAX_OFFSET of orders/b:0"):
+            publish(moody, 0.1)
 
 
 def test_a_broker_that_does_not_show_what_it_took() -> None:

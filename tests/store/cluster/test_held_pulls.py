@@ -45,6 +45,7 @@ def test_a_broker_that_is_in_no_route_keeps_no_other_queue_waiting(tmp_path: Pat
 
         gone = threading.Event()
         names = stack.enter_context(closing(Moody(others={RequestCode.GET_ROUTEINFO_BY_TOPIC: route})))
+        names.is_listed = False
         log = stack.enter_context(ClusterAddress((names.server.address,)).open())
         queues = [Queue("t", 0, broker=name) for name in "ab"]
         with log.hold(dict.fromkeys(queues, 0), math.inf, EVERYTHING, 600.0) as held:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from store import BadFrame, Message, MessageStore, OffsetLost, RequestRefused, StoreConfig, Unreachable
+from store import BadFrame, BrokerMissing, Message, MessageStore, OffsetLost, RequestRefused, StoreConfig, Unreachable
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
 from store.cluster.cluster_log import ClusterLog
@@ -82,12 +82,12 @@ def test_a_broker_that_goes_and_comes_again(store: MessageStore) -> None:
 
 def test_nobody_answers_for_longer_than_patience_lasts(store: MessageStore) -> None:
     with serve(store, "127.0.0.1:0") as serving:
-        log = replace(ClusterAddress((serving.address,)), patience=0.2).open()
+        log = replace(ClusterAddress((serving.address,)), patience=0.2, broker_timeout=0.2).open()
         wanted = everything(log)
-    with log, pytest.raises(Unreachable, match=rf"no name server answers \(option nameServer\): {serving.address}"):
+    with log, pytest.raises(BrokerMissing, match=rf"broker broker-a at {serving.address}: Connection refused"):
         log.bounds([wanted.queue])
     with (
-        replace(ClusterAddress((serving.address, "127.0.0.1:1")), patience=0.0).open() as log,
+        replace(ClusterAddress((serving.address, "127.0.0.1:1")), patience=0.0, broker_timeout=0.0).open() as log,
         pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"),
     ):
         log.topics()["orders"]
@@ -111,6 +111,9 @@ def test_messages_that_retention_took_meanwhile(store: MessageStore, serving: Se
             list(batches)
 
 
+_STATS = b'{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"orders"}:{"minOffset":0,"maxOffset":3}}}'
+
+
 class Moody:
     """A name server and broker that has one queue, with three messages, and answers as `moods` say, one after another.
 
@@ -124,7 +127,8 @@ class Moody:
     ) -> None:
         self.thread = LoopThread("moody")
         self.moods: list[ResponseCode | None] = []
-        self.is_gone = False
+        self.is_gone = False  # the topic, from the route
+        self.is_listed = True
         self.perm = 6
         self.next_begin = 0
         self.pulled = ResponseCode.SUCCESS
@@ -132,8 +136,9 @@ class Moody:
         self.addresses: dict[str, str] | None = None  # its own
         handlers = {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
-            RequestCode.GET_MIN_OFFSET: lambda request: self._answer(Offset(0)),
+            RequestCode.GET_TOPIC_STATS_INFO: lambda request: self._answer(_STATS),
             RequestCode.GET_MAX_OFFSET: lambda request: Response(header=Offset(3)),
+            RequestCode.GET_BROKER_CLUSTER_INFO: self._listing,
             RequestCode.PULL_MESSAGE: lambda request: Response(self.pulled, header=Pulled(0, self.next_begin, 0, 3)),
             RequestCode.UPDATE_CONSUMER_OFFSET: lambda request: Response(remark=self.said),
             RequestCode.QUERY_CONSUMER_OFFSET: lambda request: Response(header=Offset(1)),
@@ -159,9 +164,13 @@ class Moody:
         queues = {"brokerName": "b", "perm": self.perm, "readQueueNums": 1, "writeQueueNums": 1}
         return of_json({"brokerDatas": [broker], "queueDatas": [queues]})
 
-    def _answer(self, header: Offset) -> Response:
+    def _listing(self, request: Request) -> Response:
+        broker = {"brokerName": "b", "brokerAddrs": self.addresses or {"0": self.server.address}}
+        return of_json({"brokerAddrTable": {"b": broker} if self.is_listed else {}})
+
+    def _answer(self, body: bytes) -> Response:
         mood = self.moods.pop(0)
-        return Response(header=header) if mood is None else Response(mood, "CODE: 1  DESC: in a mood\nFor more")
+        return Response(body=(body,)) if mood is None else Response(mood, "CODE: 1  DESC: in a mood\nFor more")
 
 
 @pytest.fixture
@@ -171,16 +180,9 @@ def moody() -> Iterator[Moody]:
     it.close()
 
 
-def test_a_broker_that_leaves_the_route_is_waited_for(moody: Moody) -> None:
-    with replace(ClusterAddress((moody.server.address,)), patience=30.0).open() as log:
+def test_queue_is_deleted_if_its_broker_is_listed(moody: Moody) -> None:
+    with replace(ClusterAddress((moody.server.address,)), patience=0.0, broker_timeout=0.0).open() as log:
         queues = log.topics()["orders"]
-        moody.is_gone = True
-        later = threading.Timer(0.3, setattr, (moody, "is_gone", False))
-        later.start()
-        assert log.topics()["orders"] == queues
-        later.join()
-    with replace(ClusterAddress((moody.server.address,)), patience=0.0).open() as log:
-        assert "orders" in log.topics()
         moody.is_gone = True
         assert "orders" not in log.topics()
         assert log.bounds(queues) == {}
@@ -211,7 +213,7 @@ def test_a_slave_that_does_not_know_the_topic_is_no_loss(moody: Moody, tmp_path:
 
 
 def test_what_a_held_pull_brought_is_read_without_another_request(store: MessageStore, serving: Serving) -> None:
-    with replace(ClusterAddress((serving.address,)), patience=0.0).open() as log:
+    with replace(ClusterAddress((serving.address,)), patience=0.0, broker_timeout=0.0).open() as log:
         (queue,) = log.topics()["orders"]
         with log.hold({queue: COUNT}, time.monotonic() + 60, EVERYTHING, 60) as held:
             store.put_many([Message("orders", b"%d" % n, queue_id=0) for n in range(3)])
@@ -266,7 +268,7 @@ def test_a_busy_broker_is_asked_again_and_what_it_does_not_allow_is_told(moody: 
         moody.moods = [ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL, None]
         assert log.bounds([queue]) == {queue: (0, 3)}
         moody.moods = [ResponseCode.NO_PERMISSION]
-        told = rf"broker b at {moody.server.address}, GET_MIN_OFFSET of orders/b:0: .*in a mood; .*accessKey.*code 16"
+        told = rf"broker b at {moody.server.address}, GET_TOPIC_STATS_INFO of orders: .*in a mood; .*accessKey.*code 16"
         with pytest.raises(RequestRefused, match=told) as refused:
             log.bounds([queue])
         assert "For more" not in str(refused.value)

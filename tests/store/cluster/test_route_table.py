@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, closing
-from pathlib import Path
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
-from store import BadFrame, MessageStore, RequestRefused, UnknownTopic, Unreachable
+from store import BadFrame, RequestRefused, Unreachable
 from store.cluster.address import ClusterAddress
 from store.cluster.brokers import Brokers
 from store.cluster.route_table import ROUTE_SECONDS, Broker, parse_reset, parse_route, parse_topics
 from store.model.codes import RequestCode, ResponseCode
-from store.model.log_protocol import Queue, QueueRange, ReadSpec
-from store.read.filters import EVERYTHING
+from store.model.log_protocol import Queue
 from store.remoting.request import Request, Response, of_json
-from store.remoting.served_broker import BrokerConfig
-from store.remoting.serving import Serving, serve
-from tests.name_server import name_server
 from tests.store.cluster.test_pulls import Moody
 
 
@@ -38,38 +34,6 @@ class Clock:
         self._meanwhile()
 
 
-def test_one_that_is_in_no_route_any_more_is_waited_for_once_for_all_topics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
-    topics = "t", "u", "v"
-
-    def started(stack: ExitStack, name: str) -> Serving:
-        store = stack.enter_context(MessageStore.open(tmp_path / name))
-        for topic in topics:
-            store.create_topic(topic, 1)
-        return stack.enter_context(serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName=name)))
-
-    with ExitStack() as stack, ExitStack() as going:
-        (stays, goes) = started(stack, "a"), started(going, "b")
-        for folder in ("later", "first"):
-            (tmp_path / folder).mkdir()
-        later = stack.enter_context(name_server(stays.address))
-        first = going.enter_context(name_server(stays.address, goes.address))
-        brokers = stack.enter_context(closing(Brokers(ClusterAddress((first, later), patience=2.5))))
-        for topic in topics:
-            assert (route := brokers.routes.route(topic)) is not None
-            assert route.brokers == {"a", "b"}
-        going.close()
-        took = []
-        for topic in topics:
-            since = clock.monotonic()
-            assert (route := brokers.routes.route(topic, oldest=0.0)) is not None
-            took.append(clock.monotonic() - since)
-            assert route.brokers == {"a"}
-        assert took == [3.0, 0.0, 0.0]
-
-
 def said(brokers: Mapping[str, str]) -> Response:
     """The route of a topic that these have, by name, with their addresses."""
     datas = [{"brokerName": name, "brokerAddrs": {"0": address}} for name, address in brokers.items()]
@@ -80,43 +44,6 @@ def said(brokers: Mapping[str, str]) -> Response:
 def nowhere(brokers: Iterable[str]) -> Mapping[str, str]:
     """Some that nobody asks for anything."""
     return dict.fromkeys(sorted(brokers), "127.0.0.1:1")
-
-
-def test_each_is_waited_for_as_long_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who was gone when another one came again had what was left of that one's time."""
-    monkeypatch.setattr("store.cluster.route_table.time", Clock())
-    there = [{"a", "b"}, {"b"}, {"b"}, {"a"}, {"b"}, {"b"}, {"a", "b"}]  # a second apart
-
-    routes = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere(there.pop(0)))}
-    with (
-        closing(Moody(others=routes)) as names,
-        closing(Brokers(ClusterAddress((names.server.address,), patience=2.5))) as brokers,
-    ):
-        for _ in range(2):
-            assert (found := brokers.routes.route("orders", oldest=0.0)) is not None
-            assert found.brokers == {"a", "b"}
-
-
-def test_one_that_has_other_topics_still_is_waited_for_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asked where those are began to wait anew each time, for ever."""
-    there = {"orders": {"a", "b"}, "others": {"a", "b"}}
-    routes = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere(there[request.command.fields["topic"]]))}
-    with (
-        closing(Moody(others=routes)) as names,
-        closing(Brokers(ClusterAddress((names.server.address,), patience=2.5))) as brokers,
-    ):
-
-        def ask_for_others() -> None:
-            assert brokers.routes.route("others", oldest=0.0) is not None
-            assert clock.monotonic() < 10.0
-
-        clock = Clock(ask_for_others)
-        monkeypatch.setattr("store.cluster.route_table.time", clock)
-        for topic in there:
-            brokers.routes.route(topic)
-        there["orders"] = {"a"}
-        assert (found := brokers.routes.route("orders", oldest=0.0)) is not None
-        assert found.brokers == {"a"}
 
 
 def test_a_name_server_that_was_started_anew_hides_no_broker_that_another_one_knows(
@@ -137,9 +64,7 @@ def test_a_name_server_that_was_started_anew_hides_no_broker_that_another_one_kn
             known.discard("b")
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_while_no_name_server_answers_brokers_are_where_they_were(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
-    """A consumer ended after a minute of that, though its brokers were well."""
+def test_last_route_counts_while_no_name_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
     queue = Queue("orders", 0, broker="b")
     with closing(Brokers(ClusterAddress(((names := Moody()).server.address,)))) as brokers:
@@ -147,9 +72,8 @@ def test_while_no_name_server_answers_brokers_are_where_they_were(monkeypatch: p
         names.close()
         for _ in range(5):
             clock.sleep(ROUTE_SECONDS)
-            assert list(brokers.routes.readable([queue], waits=waits)) == [queue]
+            assert list(brokers.routes.readable([queue])) == [queue]
         assert clock.monotonic() == 5 * ROUTE_SECONDS
-        assert brokers.routes.route("orders", oldest=0.0, waits=False) is not None
         with pytest.raises(Unreachable, match="no name server answers"):
             brokers.routes.route("orders", oldest=0.0)
 
@@ -174,22 +98,34 @@ def test_name_servers_that_do_not_answer_are_asked_once_for_all_topics(monkeypat
             clock.sleep(ROUTE_SECONDS)
 
 
-def test_a_queue_is_waited_for_also_by_whom_nobody_told_where_its_topic_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task, say, that is begun just after the name server was: what it was to read was not there, by its word."""
+def test_broker_that_no_name_server_lists_is_missing_with_its_last_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its queues are deleted only if it is listed, and not in the route that was asked for later."""
     monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
-    there = [{"a"}, {"a"}, {"a", "b"}, {"a"}]
-    routes = {RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere(there.pop(0) if there[1:] else "a"))}
-    queues = [Queue("orders", 0, broker=name) for name in "abcd"]
-    with closing(Moody(others=routes)) as names:
-        address = ClusterAddress((names.server.address,), patience=2.5)
-        with closing(Brokers(address)) as brokers:
-            assert list(brokers.routes.readable(queues[:2])) == queues[:2]
-            assert clock.monotonic() == 1.0
-            for _ in range(2):
-                assert list(brokers.routes.readable(queues[2:])) == []
-                assert clock.monotonic() == 4.0, "in vain, and once is enough"
-        with address.open() as log, pytest.raises(UnknownTopic, match="no broker has orders/b:0"):
-            next(log.scan(QueueRange(queues[1], 0, 1), ReadSpec(("body",), EVERYTHING)))
+    routed, listed = ["a", "b"], ["a", "b"]
+
+    def listing(request: Request) -> Response:
+        return of_json({"brokerAddrTable": {name: {"brokerName": name, "brokerAddrs": {}} for name in listed}})
+
+    answers = {
+        RequestCode.GET_ROUTEINFO_BY_TOPIC: lambda request: said(nowhere(routed)),
+        RequestCode.GET_BROKER_CLUSTER_INFO: listing,
+    }
+    queues = [Queue("orders", 0, broker=name) for name in "abc"]
+    with closing(Moody(others=answers)) as names:
+        brokers = Brokers(address := ClusterAddress((names.server.address,)))
+        named = Brokers(replace(address, brokers=frozenset("ab")))
+        with closing(brokers), closing(named):
+            found = brokers.routes.readable(queues)
+            assert [broker.readable for broker in found.values()] == ["127.0.0.1:1", "127.0.0.1:1", ""]
+            assert list(named.routes.readable(queues)) == queues[:2]
+            routed.remove("b")
+            listed.remove("b")
+            clock.sleep(ROUTE_SECONDS)
+            assert brokers.routes.readable(queues[1:2]) == {queues[1]: found[queues[1]]}
+            assert named.routes.unlisted() == {"b"}
+            listed.append("b")
+            clock.sleep(ROUTE_SECONDS)
+            assert brokers.routes.readable(queues[1:2]) == {}
 
 
 @pytest.mark.parametrize(
@@ -214,7 +150,7 @@ def test_another_name_server_is_asked_where_one_leaves_or_is_not_ready(code: Res
             assert (route := brokers.routes.route("orders")) is not None
             assert route.brokers == {"b"}
         with (
-            closing(Brokers(ClusterAddress(servers[:1], patience=0.1))) as brokers,
+            closing(Brokers(ClusterAddress(servers[:1], patience=0.1, broker_timeout=0.1))) as brokers,
             pytest.raises(Unreachable, match=remark),
         ):
             brokers.routes.route("orders")
@@ -230,10 +166,10 @@ def test_a_name_server_that_lists_no_topics_is_asked_for_them_once() -> None:
 
     with (
         closing(Moody(others={RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: refuse})) as names,
-        closing(Brokers(ClusterAddress((names.server.address,), patience=0.1))) as brokers,
+        closing(Brokers(ClusterAddress((names.server.address,), patience=0.1, broker_timeout=0.1))) as brokers,
         pytest.raises(RequestRefused, match="disable"),
     ):
-        brokers.routes.topics()
+        brokers.routes.topics(0.0)
     assert len(asked) == 1
 
 

@@ -49,7 +49,7 @@ def serving(store: MessageStore, own: Certificate) -> Iterator[Serving]:
 
 
 def address(serving: Serving, tls: Tls | None, patience: float = 0.0) -> ClusterAddress:
-    return ClusterAddress((serving.address,), tls=tls, patience=patience)
+    return ClusterAddress((serving.address,), tls=tls, patience=patience, broker_timeout=patience)
 
 
 def error_of(asked: ClusterAddress) -> StoreError:
@@ -84,7 +84,9 @@ def test_a_certificate_that_is_not_trusted_is_told_at_once(serving: Serving, oth
 def test_a_broker_whose_certificate_is_not_trusted(serving: Serving, others: Certificate) -> None:
     moody = Moody(others.server())
     moody.addresses = {"0": serving.address}
-    asked = ClusterAddress((moody.server.address,), tls=Tls.trusting(str(others.path)), patience=3600)
+    asked = ClusterAddress(
+        (moody.server.address,), tls=Tls.trusting(str(others.path)), patience=3600, broker_timeout=3600
+    )
     told = f"broker b at {serving.address}: its certificate is not trusted"
     try:
         with asked.open() as log:

@@ -1,0 +1,117 @@
+"""`ClusterBounds`: where queues begin and end, as their brokers answer, and which brokers are missing."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from store.cluster.address import ANSWER_SECONDS
+from store.cluster.broker_refusals import may_pass
+from store.cluster.brokers import Brokers
+from store.cluster.held_pulls import Tails
+from store.cluster.route_table import Broker
+from store.model.errors import BrokerMissing, RemotingError
+from store.model.log_protocol import Bounds, LogLook, MissingBroker, Queue
+
+_logger = logging.getLogger("store")
+_AGAIN_SECONDS = 1.0
+_MISSING_SECONDS = 0.5  # for an answer of a broker that is missing: the others wait for it
+_KNOWN_SECONDS = 60.0  # retention moves the begin of a queue
+
+
+class ClusterBounds:
+    """Asks each broker once for all queues of a topic. Threads may share it.
+
+    A broker is missing from a look that it does not answer until one that it does. A queue at whose end a pull is held
+    still ends there, so brokers are not asked about it.
+    """
+
+    def __init__(self, brokers: Brokers, tails: Tails) -> None:
+        self._brokers = brokers
+        self._tails = tails
+        self._known: dict[Queue, tuple[float, Bounds]] = {}  # with when it was asked for, time.monotonic()
+        self._missing: dict[str, MissingBroker] = {}
+        self._asked: dict[str, float] = {}  # missing brokers, time.monotonic()
+
+    def look(self, queues: Iterable[Queue]) -> LogLook:
+        """Return what the brokers that answer have. Raises `RequestRefused`."""
+        queues, now = list(queues), time.monotonic()
+        found = {queue: known for queue in queues if (known := self._unchanged(queue, now)) is not None}
+        where = self._brokers.routes.readable(queue for queue in queues if queue not in found)
+        resting = {name for name, asked in self._asked.items() if now - asked < _AGAIN_SECONDS}
+        failed: dict[str, RemotingError] = {}
+        left = {queue: broker for queue, broker in where.items() if broker.name not in resting}
+        for attempt in range(2 * max((len(broker.addresses) for broker in left.values()), default=0) or 1):
+            answered, failed = self._ask(left, attempt)
+            found |= answered
+            self._known |= {queue: (now, bounds) for queue, bounds in answered.items()}
+            left = {queue: broker for queue, broker in left.items() if broker.name in failed and queue not in answered}
+            if not left:
+                break
+        silent = {name: str(error) for name, error in failed.items()}
+        silent |= dict.fromkeys(self._brokers.routes.unlisted(), "no name server lists it") | silent
+        for name in {broker.name for broker in where.values()} - silent.keys() - resting:
+            self._is_back(name)
+        for name, why in silent.items():
+            self._miss(name, why, now)
+        asked = {broker.name for broker in where.values()} | silent.keys()
+        missing = {name: self._missing[name] for name in sorted(asked & self._missing.keys())}
+        return LogLook({queue: found[queue] for queue in queues if queue in found}, missing)
+
+    def complete(self, queues: Sequence[Queue]) -> dict[Queue, Bounds]:
+        """Return what all brokers have, when all have answered. Raises `BrokerMissing`, `RequestRefused`."""
+        deadline = time.monotonic() + self._brokers.address.broker_timeout
+        while (looked := self.look(queues)).missing:
+            if time.monotonic() >= deadline:
+                raise BrokerMissing.of(self._brokers.address, looked.missing.values())
+            time.sleep(_AGAIN_SECONDS)
+        return looked.bounds
+
+    def _unchanged(self, queue: Queue, now: float) -> Bounds | None:
+        asked, bounds = self._known.get(queue, (-math.inf, Bounds(0, 0)))
+        is_fresh = now - asked < _KNOWN_SECONDS
+        return bounds if is_fresh and self._tails.is_held(queue, bounds.max_offset) else None
+
+    def _ask(self, where: Mapping[Queue, Broker], attempt: int) -> tuple[dict[Queue, Bounds], dict[str, RemotingError]]:
+        """Return what brokers answer, and the error of each that does not. Raises `RequestRefused`."""
+        parts: dict[tuple[str, Broker], list[Queue]] = {}
+        for queue, broker in where.items():
+            parts.setdefault((queue.topic, broker.next(attempt)), []).append(queue)
+        asked = [
+            (
+                broker,
+                queues,
+                self._brokers.begin_stats(
+                    broker, topic, _MISSING_SECONDS if broker.name in self._missing else ANSWER_SECONDS
+                ),
+            )
+            for (topic, broker), queues in parts.items()
+        ]
+        found: dict[Queue, Bounds] = {}
+        failed: dict[str, RemotingError] = {}
+        for broker, queues, answer in asked:
+            try:
+                found |= self._brokers.take_stats(answer, broker, queues)
+            except RemotingError as error:
+                if not may_pass(error):
+                    raise
+                failed[broker.name] = error
+        return found, failed
+
+    def _miss(self, name: str, why: str, now: float) -> None:
+        self._asked[name] = now
+        if name not in self._missing:
+            self._missing[name] = MissingBroker(name, time.time(), why)
+            _logger.warning(
+                "%s: %s; other brokers are read meanwhile, and its messages come when it is back",
+                self._brokers.address,
+                self._missing[name],
+            )
+
+    def _is_back(self, name: str) -> None:
+        self._asked.pop(name, None)
+        if (was := self._missing.pop(name, None)) is not None:
+            seconds = time.time() - was.since
+            _logger.warning("%s: broker %s is back after %.0f s", self._brokers.address, name, seconds)

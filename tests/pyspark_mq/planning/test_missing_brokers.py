@@ -1,0 +1,165 @@
+"""A query of two brokers of which one is away: the other is read, and nothing is lost or read twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_mq.errors import DataLossError
+from pyspark_mq.options.source import SourceOptions
+from pyspark_mq.source.batch_reader import MqBatchReader
+from pyspark_mq.source.reading import default_schema
+from pyspark_mq.source.stream_reader import MqStreamReader, stream_reader
+from pyspark_mq.stats.measures import group_lags
+from store import BrokerMissing, Message, MessageStore
+from store.cluster.address import ClusterAddress
+from store.remoting.served_broker import BrokerConfig
+from store.remoting.serving import Serving, serve
+from tests.name_server import name_server
+from tests.waiting import until
+
+
+class Pair:
+    """Two brokers, a and b, with a queue each, and their name server, which forgets a broker that stops."""
+
+    def __init__(self, stack: ExitStack, root: Path) -> None:
+        self._stack = stack
+        self.stores = {name: stack.enter_context(MessageStore.open(root / name)) for name in "ab"}
+        self.serving: dict[str, Serving] = {}
+        for name, store in self.stores.items():
+            store.create_topic("t", 1)
+            self.start(name)
+        self.addresses = [serving.address for serving in self.serving.values()]
+        self.names = stack.enter_context(name_server(*self.addresses, remembers=False))
+
+    def start(self, name: str) -> None:
+        address = self.addresses["ab".index(name)] if name in self.serving else "127.0.0.1:0"
+        serving = serve(self.stores[name], address, config=BrokerConfig(brokerName=name))
+        self.serving[name] = self._stack.enter_context(serving)
+
+    def put(self, name: str, *numbers: int) -> None:
+        self.stores[name].put_many([Message("t", b"%d" % number) for number in numbers])
+
+    def options(self, **more: str) -> SourceOptions:
+        given = {"nameServer": self.names, "subscribe": "t", "startingOffsets": "earliest", "holdTimeoutMs": "20"}
+        return SourceOptions.parse({**given, **more})
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        yield Pair(stack, tmp_path)
+
+
+class Query:
+    """A stream, as Spark runs it."""
+
+    def __init__(self, options: SourceOptions, start: Any = None) -> None:
+        self.reader: MqStreamReader = stream_reader(options, default_schema(False))
+        self.at = self.reader.initialOffset() if start is None else start
+        self.rows: list[int] = []
+
+    def step(self) -> bool:
+        end = self.reader.latestOffset(self.at, self.reader.getDefaultReadLimit())
+        if end == self.at:
+            return False
+        for partition in self.reader.partitions(self.at, end):
+            for batch in self.reader.read(partition):
+                self.rows += map(int, batch["body"].to_pylist())
+        self.at = end
+        return True
+
+    def until(self, *rows: int) -> None:
+        until(lambda: self.step() or sorted(self.rows) == sorted(rows))
+
+
+@pytest.fixture
+def begin() -> Iterator[Callable[..., Query]]:
+    queries: list[Query] = []
+
+    def begin(*arguments: Any) -> Query:
+        queries.append(Query(*arguments))
+        return queries[-1]
+
+    yield begin
+    for query in queries:
+        query.reader.stop()
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_stream_reads_healthy_broker_and_keeps_position(
+    pair: Pair, begin: Callable[..., Query], is_restarted: bool, fails: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in "ab":
+        pair.put(name, 1)
+    options = pair.options(failOnDataLoss=fails)
+    query = begin(options)
+    query.until(1, 1)
+    pair.serving["b"].close()
+    if is_restarted:
+        query.reader.stop()
+        query = begin(options, query.at)
+        query.rows = [1, 1]
+    pair.put("a", 2)
+    query.until(1, 1, 2)
+    assert "broker b has been missing since" in caplog.text
+    pair.put("b", 3)
+    pair.start("b")
+    query.until(1, 1, 2, 3)
+    assert "broker b is back after" in caplog.text
+
+
+def test_stream_ends_after_broker_timeout_with_remedy(pair: Pair, begin: Callable[..., Query]) -> None:
+    query = begin(pair.options(brokerTimeout="1 second"))
+    pair.put("b", 1)
+    query.until(1)
+    pair.serving["b"].close()
+    with pytest.raises(
+        BrokerMissing, match=r"broker b has been missing since .* Start the broker, then the query again"
+    ):
+        until(lambda: query.step())
+    pair.put("a", 2)
+    skipping = begin(pair.options(brokerTimeout="1 second", whenBrokerMissing="skip"), query.at)
+    skipping.until(2)
+
+
+def test_queue_of_broker_that_is_not_named_is_lost(pair: Pair, begin: Callable[..., Query]) -> None:
+    query = begin(pair.options())
+    pair.put("b", 1)
+    query.until(1)
+    pair.serving["b"].close()
+    with pytest.raises(DataLossError, match="t/b:0 from 1 on is lost: the queue is gone"):
+        begin(pair.options(brokers="a"), query.at).step()
+
+
+def test_batch_misses_broker_that_is_named(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    pair.put("a", 1)
+    pair.put("b", 2)
+    pair.serving["b"].close()
+
+    def planned(**more: str) -> list[str]:
+        reader = MqBatchReader(pair.options(brokers="a,b", brokerTimeout="1 second", **more), default_schema(False))
+        return [str(each) for partition in reader.partitions() for each in partition.value.ranges]
+
+    with pytest.raises(BrokerMissing, match="broker b has been missing since"):
+        planned()
+    assert planned(whenBrokerMissing="skip") == ["t/a:0 [0, 1)"]
+    assert "broker b has been missing since" in caplog.text
+
+
+def test_lags_of_groups_name_the_missing_broker(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    for name in "ab":
+        pair.put(name, 1, 2)
+        pair.stores[name].commit_offsets("g", "t", {0: 1})
+    address = ClusterAddress.parse(f"{pair.names}?brokers=a,b")
+    with address.open() as log:
+        assert [str(each.queue) for each in group_lags(log)] == ["t/a:0", "t/b:0"]
+    pair.serving["b"].close()
+    with address.open() as log:
+        assert [str(each.queue) for each in group_lags(log)] == ["t/a:0"]
+    assert "broker b has been missing since" in caplog.text
