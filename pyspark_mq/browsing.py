@@ -29,6 +29,7 @@ from store.model.log_protocol import (
     Queue,
     QueueRange,
     ReadSpec,
+    Unreadable,
 )
 
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -124,9 +125,9 @@ _ORDER = ("storeTimestamp", "physicalOffset")
 _BY_LOG = itemgetter("physicalOffset")
 
 
-def rows_of(columns: tuple[str, ...], message_filter: MessageFilter) -> ReadSpec:
-    """Rows of these columns, as Python values, and of what tells their order."""
-    return ReadSpec(tuple(dict.fromkeys((*columns, *_ORDER))), message_filter)
+def rows_of(columns: tuple[str, ...], message_filter: MessageFilter, unreadable: Unreadable = "error") -> ReadSpec:
+    """Return how to read rows of these columns, and of the columns of their order."""
+    return ReadSpec(tuple(dict.fromkeys((*columns, *_ORDER))), message_filter, unreadable=unreadable)
 
 
 def between(log: Log, begin: Positions, end: Positions, spec: ReadSpec) -> Iterator[Row]:

@@ -71,7 +71,7 @@ class DefaultSource(DataSource):
 
         options = self.source_options()
         look_early(options)
-        return default_schema(options.include_properties)
+        return default_schema(options.include_properties, null_bodies=options.unreadable == "null")
 
     def reader(self, schema: StructType) -> MqBatchReader:
         options = self.source_options()

@@ -122,6 +122,7 @@ TOPIC = click.argument("topic", shell_complete=topics)
 GROUP = click.argument("group", shell_complete=groups)
 QUEUE = click.option("--queue", type=click.IntRange(0), help="Only this queue.")
 TAGS = click.option("--tags", help='Only messages with these tags: "paid || shipped".')
+UNREADABLE = click.Choice(["error", "null"])
 SQL = click.option("--sql", help="Only messages of whose properties this is true: \"region = 'eu' AND amount > 10\".")
 
 

@@ -13,13 +13,13 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from pyspark_mq.browsing import FORMS, Place, bounds_of, offsets_at
-from pyspark_mq.cli.arguments import LOG, QUEUE, SQL, TAGS, TOPIC, filter_of, log_at, place, words
+from pyspark_mq.cli.arguments import LOG, QUEUE, SQL, TAGS, TOPIC, UNREADABLE, filter_of, log_at, place, words
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.json_lines import JSON
 from pyspark_mq.cli.terminal import echo
 from store import COLUMNS
 from store.files.atomic import sync_directory
-from store.model.log_protocol import Bounds, QueueRange, ReadSpec
+from store.model.log_protocol import Bounds, QueueRange, ReadSpec, Unreadable
 
 ROW_GROUP_BYTES = 64 << 20  # Parquet's readers like them large
 STANDARD_OUTPUT = "-"
@@ -123,6 +123,13 @@ def columns_of(_ctx: click.Context, _option: click.Parameter, value: str | None)
 @TAGS
 @SQL
 @click.option("--columns", callback=columns_of, metavar="NAME,...", help="Only these columns, in this order.")
+@click.option(
+    "--unreadable",
+    type=UNREADABLE,
+    default="error",
+    show_default=True,
+    help="A body that does not decompress, or becomes too large: end, or leave it out, with the reason in bodyError.",
+)
 def export(
     store: str,
     topic: str,
@@ -135,6 +142,7 @@ def export(
     tags: str | None,
     sql: str | None,
     columns: tuple[str, ...] | None,
+    unreadable: Unreadable,
 ) -> None:
     """Write the messages of TOPIC to a Parquet, Arrow or JSON file.
 
@@ -150,7 +158,8 @@ def export(
         if not force:
             _must_be_free(target)
     wanted = filter_of(tags, sql)
-    names = JSON.columns if kind == "jsonl" else columns or EXPORTED
+    exported = EXPORTED if unreadable == "error" else (*EXPORTED, "bodyError")
+    names = JSON.columns if kind == "jsonl" else columns or exported
     with (
         interruptible(lambda: f"nothing was written to {target}"),
         log_at(store).open() as log,
@@ -158,7 +167,7 @@ def export(
         bounds = bounds_of(log, topic, queue)
         starts, stops = offsets_at(log, bounds, begin), offsets_at(log, bounds, end)
         parts = [QueueRange(each, *part(has, starts[each], stops[each])) for each, has in bounds.items()]
-        spec = ReadSpec(names, wanted)
+        spec = ReadSpec(names, wanted, unreadable=unreadable)
         scans = [log.scan(each, spec) for each in parts]
         total = None if wanted.columns else sum(each.length for each in parts)
         batches = ExportedBatches(chain.from_iterable(scans), total)

@@ -4,7 +4,8 @@
      "bornTimestamp": "2013-01-31T06:00:00.123+00:00", "storeTimestamp": ..., "flag": 0, "shardingKey": null,
      "properties": {"region": "eu"}}
 
-A body that is not UTF-8 stands as `bodyBase64`. `properties` are those that have no field of their own.
+A body that is not UTF-8 is in `bodyBase64`. For a body that does not decompress, `bodyError` has the reason.
+`properties` are those that have no field of their own.
 """
 
 import base64
@@ -36,8 +37,8 @@ _SHOWN = (
     "flag",
     "properties",
 )
-_BODY, _BODY_BASE64, _SHARDING_KEY = "body", "bodyBase64", "shardingKey"
-_GIVEN_BY_STORE = frozenset(("topic", "queueOffset", "msgId", "storeTimestamp"))
+_BODY, _BODY_BASE64, _BODY_ERROR, _SHARDING_KEY = "body", "bodyBase64", "bodyError", "shardingKey"
+_GIVEN_BY_STORE = frozenset(("topic", "queueOffset", "msgId", "storeTimestamp", _BODY_ERROR))
 _WITH_FIELD = frozenset((PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_SHARDING_KEY))
 _SENT: dict[str, pa.DataType] = {
     "tags": pa.string(),
@@ -62,24 +63,29 @@ def body_line(row: Row) -> bytes:
     return bytes(row[_BODY])
 
 
+def _shown_body(row: Row) -> tuple[str, str]:
+    """Return the field of a body, and its text."""
+    if row[_BODY] is None:
+        return _BODY_ERROR, str(row[_BODY_ERROR])
+    try:
+        return _BODY, row[_BODY].decode()
+    except UnicodeDecodeError:
+        return _BODY_BASE64, base64.b64encode(row[_BODY]).decode()
+
+
 def json_line(row: Row) -> bytes:
     """The message as a JSON object, without the line's end."""
-    shown = {name: row[name] for name in _SHOWN}
+    shown = dict(_shown_body(row) if name == _BODY else (name, row[name]) for name in _SHOWN)
     properties = dict(row["properties"] or ())
     shown[_SHARDING_KEY] = properties.get(PROPERTY_SHARDING_KEY)
     shown["properties"] = {name: value for name, value in properties.items() if name not in _WITH_FIELD}
-    try:
-        shown[_BODY] = row[_BODY].decode()
-    except UnicodeDecodeError:
-        del shown[_BODY]
-        shown[_BODY_BASE64] = base64.b64encode(row[_BODY]).decode()
     text = json.dumps(shown, ensure_ascii=False, default=datetime.isoformat)
     return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
 
 
-BODIES = Printed((_BODY,), body_line)
-VISIBLE_BODIES = Printed((_BODY,), lambda row: visible_body(row[_BODY]))
-JSON = Printed(_SHOWN, json_line)
+BODIES = Printed((_BODY, _BODY_ERROR, "queueId", "queueOffset"), body_line)
+VISIBLE_BODIES = Printed(BODIES.columns, lambda row: visible_body(row[_BODY]))
+JSON = Printed((*_SHOWN, _BODY_ERROR), json_line)
 
 
 def printed_as(as_json: bool) -> Printed:

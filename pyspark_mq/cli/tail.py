@@ -9,9 +9,11 @@ from typing import BinaryIO
 import click
 
 from pyspark_mq.browsing import FORMS, Place, Row, between, bounds_of, follow, newest, offsets_at, rows_of
-from pyspark_mq.cli.arguments import LOG, QUEUE, SQL, TAGS, TOPIC, filter_of, log_at, place, words
+from pyspark_mq.cli.arguments import LOG, QUEUE, SQL, TAGS, TOPIC, UNREADABLE, filter_of, log_at, place, words
 from pyspark_mq.cli.commands import interruptible
-from pyspark_mq.cli.json_lines import Printed, printed_as
+from pyspark_mq.cli.json_lines import JSON, Printed, printed_as
+from pyspark_mq.cli.terminal import echo
+from store.model.log_protocol import Unreadable
 
 
 class Printer:
@@ -20,13 +22,16 @@ class Printer:
     def __init__(self, out: BinaryIO, kind: Printed, count: int | None) -> None:
         self.printed = 0
         self._out = out
-        self._line = kind.line
+        self._kind = kind
         self._count = None if count is None else min(count, sys.maxsize)
 
     def write(self, rows: Iterable[Row]) -> None:
         """Print one round, all of which is seen when this returns."""
         for row in islice(rows, self._left()):
-            self._out.write(self._line(row) + b"\n")
+            if row["body"] is None and self._kind is not JSON:
+                echo(f"queue {row['queueId']}, offset {row['queueOffset']}: {row['bodyError']}", err=True)
+            else:
+                self._out.write(self._kind.line(row) + b"\n")
             self.printed += 1
         self._out.flush()
 
@@ -73,6 +78,13 @@ def _is_broken(out: BinaryIO) -> bool:
 @TAGS
 @SQL
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each message instead of its body.")
+@click.option(
+    "--unreadable",
+    type=UNREADABLE,
+    default="null",
+    show_default=True,
+    help="A body that does not decompress, or becomes too large: end, or say why on standard error and go on.",
+)
 def tail(
     store: str,
     topic: str,
@@ -85,6 +97,7 @@ def tail(
     tags: str | None,
     sql: str | None,
     as_json: bool,
+    unreadable: Unreadable,
 ) -> None:
     """Print the messages of TOPIC, and each that arrives.
 
@@ -99,7 +112,7 @@ def tail(
     if begin is None:
         begin = "latest" if waits and newest_only is None else "earliest"
     printed = printed_as(as_json)
-    spec = rows_of(printed.columns, filter_of(tags, sql))
+    spec = rows_of(printed.columns, filter_of(tags, sql), unreadable)
     printer = Printer(sys.stdout.buffer, printed, count)
     with (
         interruptible(lambda: f"{printer.printed:,} messages of {topic} printed"),

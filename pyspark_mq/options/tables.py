@@ -204,7 +204,7 @@ READ_OPTIONS = (
         "error",
         "null",
         "what to do with a body that becomes larger, or does not decompress: `error` ends the query and names the "
-        "message, `null` gives a row without a body",
+        "message; `null` gives a row without a body, with the reason in the column `bodyError`, which is added",
     ),
     Option(
         "holdTimeoutMs",

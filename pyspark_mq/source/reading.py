@@ -24,13 +24,14 @@ from store.model.errors import OffsetOutOfRange
 from store.model.log_protocol import Fingerprints, Log, Positions, Queue, QueueRange, ReadSpec
 
 PROPERTIES = "properties"
-_MAY_BE_NULL = ("brokerName", "tags", "keys", "bornTimestamp", "storeTimestamp", "bodyError")
+BODY_ERROR = "bodyError"
+_MAY_BE_NULL = ("brokerName", "tags", "keys", "bornTimestamp", "storeTimestamp", BODY_ERROR)
 
 
-def default_schema(include_properties: bool) -> StructType:
-    """The columns of a query without `.schema(...)`."""
-    names = (*DEFAULT_COLUMNS, PROPERTIES) if include_properties else DEFAULT_COLUMNS
-    return StructType([_field(name) for name in names])
+def default_schema(include_properties: bool, *, null_bodies: bool = False) -> StructType:
+    """Return the columns of a query without `.schema(...)`. null_bodies: whether bodies may be null, with a reason."""
+    more = (*((PROPERTIES,) if include_properties else ()), *((BODY_ERROR,) if null_bodies else ()))
+    return StructType([_field(name) for name in (*DEFAULT_COLUMNS, *more)])
 
 
 def projection(schema: StructType, *, null_bodies: bool = False) -> tuple[tuple[str, ...], pa.Schema]:

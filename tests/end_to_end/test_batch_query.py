@@ -8,7 +8,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from store import Message
 from tests.filled import Filled
+from tests.store.format.test_inflating import mark
 
 ROW_SCHEMA = "topic string, queueId int, queueOffset bigint, body binary"
 
@@ -171,3 +173,16 @@ def test_one_dataframe_serves_any_number_of_queries(spark: SparkSession, filled:
         assert [first.count(), rows.count(), first.union(second).count()] == [3, 8, 8]
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_a_body_that_does_not_decompress_ends_the_query_or_is_null(spark: SparkSession, filled: Filled) -> None:
+    poison = filled.store.put(Message("orders", b"poison", queue_id=0))
+    mark(filled.store, poison.physical_offset, 0x301)
+    with pytest.raises(PySparkException, match=r"queue 0, offset 3 .* does not decompress"):
+        load(spark, filled).collect()
+    rows = load(spark, filled, unreadable="null")
+    assert rows.columns[-1] == "bodyError"
+    (row,) = rows.where("body IS NULL").collect()
+    assert (row.queueId, row.queueOffset) == (0, 3)
+    assert row.bodyError.startswith("a zlib body of 6 bytes does not decompress")
+    assert rows.where("bodyError IS NULL").count() == 8

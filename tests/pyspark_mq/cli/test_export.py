@@ -15,6 +15,7 @@ from pyspark_mq.cli.export import file
 from store import Message, MessageStore, StoreConfig
 from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, started, succeed
 from tests.restarted import delete_as_broker
+from tests.store.format.test_inflating import mark
 from tests.waiting import until
 
 
@@ -201,3 +202,17 @@ def test_ctrl_c_leaves_no_part_of_a_file(path: Path, tmp_path: Path) -> None:
         _, err = export.communicate(timeout=TIMEOUT_SECONDS)
     assert (export.returncode, err.decode()) == (130, f"Interrupted: nothing was written to {folder / 'all.jsonl'}\n")
     assert list(folder.iterdir()) == []
+
+
+def test_a_body_that_does_not_decompress(path: Path, tmp_path: Path) -> None:
+    with MessageStore.open(path) as store:
+        results = store.put_many([Message("orders", body, queue_id=0) for body in (b"good", b"poison", b"more")])
+        mark(store, results[1].physical_offset, 0x301)
+    file = tmp_path / "orders.parquet"
+    done = run("export", path, "orders", "--to", "parquet", "-o", file)
+    assert (done.returncode, file.exists()) == (1, False)
+    assert "queue 0, offset 1" in done.stderr
+    succeed("export", path, "orders", "--to", "parquet", "-o", file, "--unreadable", "null")
+    table = read(file)
+    assert table["body"].to_pylist() == [b"good", None, b"more"]
+    assert [reason is None for reason in table["bodyError"].to_pylist()] == [True, False, True]

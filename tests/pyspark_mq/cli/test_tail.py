@@ -1,6 +1,7 @@
 """`pyspark-mq tail`, as a process."""
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import pytest
 
 from store import Message, MessageStore
 from tests.pyspark_mq.cli.process import TIMEOUT_SECONDS, run, started, succeed, tailing
+from tests.store.format.test_inflating import mark
 from tests.takeover import broker
 from tests.waiting import another_millisecond
 
@@ -173,3 +175,36 @@ def test_head_ends_it_in_the_middle_of_much(path: Path) -> None:
         tail.stdout.readline()
         tail.stdout.close()
         assert (tail.wait(TIMEOUT_SECONDS), tail.stderr.read()) == (0, b"")
+
+
+@pytest.fixture
+def unreadable(path: Path) -> Path:
+    """Queue 0 has "good", a body that claims to be compressed and is not, and "more"."""
+    with MessageStore.open(path) as store:
+        messages = [Message("orders", body, queue_id=0) for body in (b"good", b"poison", b"more")]
+        mark(store, store.put_many(messages)[1].physical_offset, 0x301)
+    return path
+
+
+def test_a_body_that_does_not_decompress_is_passed(unreadable: Path) -> None:
+    done = run("tail", unreadable, "orders", "--until-end")
+    assert (done.returncode, done.stdout) == (0, "good\nmore\n")
+    assert re.fullmatch(r"queue 0, offset 1: a zlib body of 6 bytes does not decompress: .*\n", done.stderr)
+    lines = [json.loads(line) for line in succeed("tail", unreadable, "orders", "--until-end", "--json").splitlines()]
+    assert [line.get("body") for line in lines] == ["good", None, "more"]
+    assert lines[1]["bodyError"].startswith("a zlib body of 6 bytes does not decompress")
+    assert "bodyError" not in lines[0]
+
+
+def test_a_body_that_does_not_decompress_may_end_it(unreadable: Path) -> None:
+    for as_json in ([], ["--json"]):
+        done = run("tail", unreadable, "orders", "--until-end", "--unreadable", "error", *as_json)
+        assert done.returncode == 1
+        assert len(done.stdout.splitlines()) == 1
+        assert re.search(r"queue 0, offset 1 .*does not decompress.*", done.stderr)
+
+
+def test_a_line_without_a_body_is_not_sent(unreadable: Path) -> None:
+    lines = succeed("tail", unreadable, "orders", "--until-end", "--json").encode()
+    done = run("send", unreadable, "orders", "--json", stdin=lines)
+    assert "line 2: one of 'body' and 'bodyBase64' is needed; 1 sent to orders" in done.stderr

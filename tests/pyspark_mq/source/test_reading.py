@@ -127,6 +127,8 @@ def test_default_columns() -> None:
         "bornTimestamp:timestamp,storeTimestamp:timestamp>"
     )
     assert default_schema(include_properties=True).fields[-1].simpleString() == "properties:map<string,string>"
+    names = default_schema(include_properties=True, null_bodies=True).fieldNames()
+    assert names[-2:] == ["properties", "bodyError"]
 
 
 def test_spark_expects_the_types_the_store_gives() -> None:
