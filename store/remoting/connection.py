@@ -15,6 +15,7 @@ from store.model.errors import BadFrame
 from store.remoting.command import MAX_FRAME_BYTES, Bytes, Command, Frames, decode, encode_head
 
 Secure = Callable[[asyncio.Transport, asyncio.Protocol], Awaitable[asyncio.Transport | None]]
+_READ_BYTES = 64 << 10  # at once: as much may wait unhandled of each connection
 _logger = logging.getLogger("store.remoting")
 
 
@@ -115,6 +116,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        transport.max_size = _READ_BYTES  # type: ignore[attr-defined] # asyncio's own, 256 KiB otherwise
         self._loop = asyncio.get_running_loop()
         self.peer, self.here = (_text(transport.get_extra_info(name)) for name in ("peername", "sockname"))
         with suppress(ValueError):  # IPv6, which is not noted

@@ -25,11 +25,11 @@ class ServerLimits:
 
     connections: as many, and no more than half of the descriptors that the process may have: the rest is the store's.
     One more closes one of the address that has most. requests, body_bytes: of one connection, unanswered; it is not
-    read on until some are answered. memory_bytes: of all connections. Half of it is for unanswered requests, beyond
-    which no connection is read on. If unfinished frames use up the rest, the largest one is closed.
-    unproven_frame_bytes: with accounts, the largest frame until a request was signed correctly; a message of 4 MiB
-    with its header fits. idle_seconds: a connection without requests is closed. stuck_seconds: likewise one that does
-    not finish a frame, or does not read its answers.
+    read on until some are answered. memory_bytes: of all connections, half of it for unanswered requests, without held
+    pulls: beyond it no connection is read on. The other half is for unfinished frames: beyond it the connection with
+    the largest is closed. unproven_frame_bytes: with accounts, the largest frame until a request was signed correctly;
+    a message of 4 MiB with its header fits. idle_seconds: a connection without requests is closed. stuck_seconds:
+    likewise one that does not finish a frame, or does not read its answers.
     """
 
     connections: int = 4096
@@ -51,6 +51,7 @@ class Intake:
         self._wants_proof = wants_proof
         self._loads: dict[Connection, _Load] = {}
         self._queued = self._buffered = 0  # bytes
+        self._is_full = False
 
     def __len__(self) -> int:
         return len(self._loads)
@@ -67,6 +68,8 @@ class Intake:
         self._loads[connection] = _Load()
         if self._wants_proof:
             connection.max_frame_bytes = self._limits.unproven_frame_bytes
+        if self._is_full:
+            connection.pause()
         if len(self._loads) > (most := min(self._limits.connections, _descriptors() // 2)):
             self._close(_of_largest_crowd(self._loads, connection), CROWDED, f"{most} connections are enough")
 
@@ -90,31 +93,43 @@ class Intake:
             return
         self._buffered += connection.buffered - load.buffered
         load.buffered = connection.buffered
-        if self._buffered + self._queued > self._limits.memory_bytes:
+        while self._buffered > self._limits.memory_bytes // 2:
             largest = max(self._loads, key=lambda each: (not self._loads[each].is_proven, self._loads[each].buffered))
-            self._close(largest, CROWDED, "unfinished requests take too much memory, and its own is the largest")
+            self._close(largest, CROWDED, "unfinished frames take too much memory, and its own is the largest")
 
     def begin(self, request: Request) -> None:
         """Count a request that is not answered yet."""
         load = self._loads.get(request.connection)
-        if load is not None:
-            load.requests += 1
-            load.body_bytes += len(request.command.body)
-            self._queue(load, request.command.frame_bytes + _REQUEST_BYTES)
-            if not load.is_paused and (self._is_full or load.is_beyond(self._limits)):
-                load.is_paused = True
-                request.connection.pause()
+        if load is None:
+            return
+        load.requests += 1
+        load.body_bytes += len(request.command.body)
+        request.command.frame_bytes += _REQUEST_BYTES
+        load.queued += request.command.frame_bytes
+        self._queued += request.command.frame_bytes
+        if not load.is_paused and load.is_beyond(self._limits):
+            load.is_paused = True
+            request.connection.pause()
+        if not self._is_full and self._queued >= self._limits.memory_bytes // 2:
+            self._is_full = True
+            for connection in self._loads:
+                connection.pause()
+
+    def hold(self, request: Request) -> None:
+        """Count a request no more in memory: it waits for a message, and needs its fields no longer."""
+        if (load := self._loads.get(request.connection)) is not None:
+            self._release(request, load)
 
     def end(self, request: Request) -> bool:
         """Return whether the client is still connected, and wants the answer."""
         load = self._loads.get(request.connection)
         if load is None:
             return False
-        was_full = self._is_full
         load.requests -= 1
-        load.body_bytes -= len(request.command.body)
-        self._queue(load, -request.command.frame_bytes - _REQUEST_BYTES)
-        self._read_on(None if was_full else [request.connection])
+        self._release(request, load)
+        if load.is_paused and not load.is_beyond(self._limits):
+            load.is_paused = False
+            request.connection.resume()
         return True
 
     def sweep(self) -> None:
@@ -129,22 +144,19 @@ class Intake:
                 _logger.info("%s: closed: idle for %.0f s", connection.peer, idle)
                 connection.abort(RemotingError(f"{connection.peer}: idle"))
 
-    @property
-    def _is_full(self) -> bool:
-        return self._queued >= self._limits.memory_bytes // 2
+    def _release(self, request: Request, load: _Load) -> None:
+        command = request.command
+        load.queued -= command.frame_bytes
+        load.body_bytes -= len(command.body)
+        self._queued -= command.frame_bytes
+        command.frame_bytes, command.body, command.fields = 0, b"", {}
+        self._read_on()
 
-    def _queue(self, load: _Load, size: int) -> None:
-        load.queued += size
-        self._queued += size
-
-    def _read_on(self, connections: Iterable[Connection] | None = None) -> None:
-        """Resume paused connections; None: all."""
-        if self._is_full:
-            return
-        for connection in list(self._loads if connections is None else connections):
-            load = self._loads.get(connection)
-            if load is not None and load.is_paused and not load.is_beyond(self._limits):
-                load.is_paused = False
+    def _read_on(self) -> None:
+        """Resume all connections if requests take little memory again."""
+        if self._is_full and self._queued < self._limits.memory_bytes // 4:
+            self._is_full = False
+            for connection in self._loads:
                 connection.resume()
 
     def _close(self, connection: Connection, figure: str, why: str) -> None:

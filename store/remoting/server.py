@@ -53,6 +53,9 @@ _SURVEYS = frozenset(
 )
 
 
+_HELD = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
+
+
 @dataclass(frozen=True)
 class Processors:
     """The handlers by request code.
@@ -175,32 +178,34 @@ class Server(Opened):
             if self._is_over:
                 answer: Any = Response(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is leaving")
             else:
-                answer = self._begun(request)
+                answer, is_in_worker = self._begun(request)
         except StoreError as error:
             answer = refusal(error)
         if isinstance(answer, Response):
             self._answer(request, answer)
             return
         self._intake.begin(request)
+        if command.code in _HELD and not is_in_worker:
+            self._intake.hold(request)
         answer.add_done_callback(lambda done: self._thread.call(self._end, request, done))
 
-    def _begun(self, request: Request) -> Any:
-        """Return the response, or a future of it."""
-        code, answer = request.command.code, None
-        if (quick := self._processors.quick.get(code)) is not None:
-            answer = quick(request)
+    def _begun(self, request: Request) -> tuple[Any, bool]:
+        """Return the response, or a future of it, and whether a worker does it."""
+        code = request.command.code
+        if (quick := self._processors.quick.get(code)) is not None and (answer := quick(request)) is not None:
             for turns in (self._turns, self._surveys):
-                turns.quick_requests += answer is not None
-        if answer is None and (waiting := self._processors.waiting.get(code)) is not None:
+                turns.quick_requests += 1
+            return answer, False
+        if (waiting := self._processors.waiting.get(code)) is not None:
             work, turns = partial(waiting, request), self._surveys if code in _SURVEYS else self._turns
-            answer = turns.begin(request.connection, work, after_others=code in _IN_ORDER)
-        if answer is None:
-            remark = f"[BROKER_NOT_SUPPORT] request type {code} not supported"
-            answer = Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
-        return answer
+            return turns.begin(request.connection, work, after_others=code in _IN_ORDER), True
+        remark = f"[BROKER_NOT_SUPPORT] request type {code} not supported"
+        return Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark), False
 
     def _end(self, request: Request, done: Future[Response]) -> None:
         if done.exception() is None and isinstance(later := done.result(), Future):
+            if request.command.code in _HELD:
+                self._intake.hold(request)
             later.add_done_callback(lambda done: self._thread.call(self._end, request, done))
             return
         if not self._intake.end(request):

@@ -28,7 +28,7 @@ ACCOUNTS = "accounts: [{accessKey: user, secretKey: secret1, defaultTopicPerm: P
 
 
 def test_unfinished_frames_of_all_share_one_budget(store: MessageStore, client: Client) -> None:
-    with serve(store, "127.0.0.1:0", limits=ServerLimits(memory_bytes=8 * MIB)) as serving, ExitStack() as stack:
+    with serve(store, "127.0.0.1:0", limits=ServerLimits(memory_bytes=16 * MIB)) as serving, ExitStack() as stack:
         broker = Broker(serving, client)
         assert is_well(broker)
         strangers = [stack.enter_context(connected(serving.address)) for _ in range(20)]
@@ -38,6 +38,27 @@ def test_unfinished_frames_of_all_share_one_budget(store: MessageStore, client: 
         assert is_well(broker)
         assert serving._server._intake._buffered <= 8 * MIB
         assert broker.send(bytes(MIB)).code == ResponseCode.SUCCESS
+
+
+def test_held_pulls_leave_the_room_for_requests(store: MessageStore, client: Client) -> None:
+    """However long their filters are."""
+    with serve(store, "127.0.0.1:0", limits=ServerLimits(memory_bytes=MIB)) as serving:
+        broker = Broker(serving, client)
+        tags = "x" * 30_000
+        held = [broker.pull(0, tags=tags, seconds=60) for _ in range(100)]
+        until(lambda: serving.held == 100)
+        until(lambda: serving._server._intake._queued == 0)
+        assert is_well(broker)
+        broker.send(b"body", properties="TAGS\1" + tags + "\2")
+        assert {each.result().code for each in held} == {ResponseCode.SUCCESS}
+
+
+def test_requests_of_all_wait_for_room(store: MessageStore) -> None:
+    with serve(store, "127.0.0.1:0", limits=ServerLimits(memory_bytes=8 * MIB)) as serving, ExitStack() as stack:
+        brokers = [Broker(serving, stack.enter_context(Client(timeout=60))) for _ in range(10)]
+        sent = [broker.begin(RequestCode.SEND_MESSAGE_V2, send(), bytes(200_000)) for broker in brokers * 5]
+        assert {answer.result().code for answer in sent} == {ResponseCode.SUCCESS}
+        assert serving._server._intake._queued == 0
 
 
 def test_address_with_most_connections_gives_way(store: MessageStore, client: Client) -> None:
