@@ -18,6 +18,7 @@ from store.format.arrays import texts
 from store.format.delayed import LEVELS, Waits, waiting_places
 from store.format.layout import (
     DLQ_TOPIC_PREFIX,
+    PROPERTY_BODY_ERROR,
     PROPERTY_DELAY,
     PROPERTY_ORIGIN_ID,
     PROPERTY_RETRY_TOPIC,
@@ -123,6 +124,9 @@ def _places(messages: Sequence[StoredMessage], topic: str, queue_id: int) -> Pla
         PROPERTY_RETRY_TOPIC: texts([each.properties.get(PROPERTY_RETRY_TOPIC) or each.topic for each in messages]),
         PROPERTY_ORIGIN_ID: texts([each.properties.get(PROPERTY_ORIGIN_ID) or _offset_id(each) for each in messages]),
     }
+    errors = [each.properties.get(PROPERTY_BODY_ERROR, "") for each in messages]
+    if any(errors):
+        properties[PROPERTY_BODY_ERROR] = texts(errors)
     again = np.array([each.reconsume_times + 1 for each in messages], np.int64)
     return Places(topic, np.full(len(messages), queue_id), properties, {_TIMES: again})
 

@@ -12,7 +12,15 @@ from types import TracebackType
 
 from store.api.group_protocol import Group, HasGroups, MessageModel, Subscription
 from store.client.consumer_threads import ConsumerThreads
-from store.client.consuming import DEFAULTS, ConsumerConfig, Listener, check_listener, consume, consume_service
+from store.client.consuming import (
+    DEFAULTS,
+    ConsumerConfig,
+    Listener,
+    check_listener,
+    consume,
+    consume_service,
+    set_aside,
+)
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller, PullFigures
 from store.client.rebalancer import Rebalancer
@@ -80,6 +88,7 @@ class Consumer(Opened):
         address = _address(os.fspath(log)) if isinstance(log, str | os.PathLike) else log
         group = _group(address, group)
         self._config = config
+        self._group = group.name
         with ExitStack() as undo:  # if this raises, no member stays in the group
             it = undo.enter_context(address.open()) if isinstance(address, LogAddress) else address
             _check_topics(it, filters)
@@ -91,10 +100,17 @@ class Consumer(Opened):
             super().__init__(f"consumer {self._member.id} of group {group.name}", "Consumer(...)")
             if config.message_model is MessageModel.CLUSTERING:
                 filters[RETRY_TOPIC_PREFIX + group.name] = EVERYTHING
-            service = consume_service(self._member, config, orderly=orderly)
+            self._service = service = consume_service(self._member, config, orderly=orderly)
             self._queues = queues = ProcessQueues(self._member.commit)
             self._pullers = {
-                topic: Puller(it, each, queues, config.pull_bytes, PullFigures.of(figures, topic, group.name))
+                topic: Puller(
+                    it,
+                    each,
+                    queues,
+                    config.pull_bytes,
+                    PullFigures.of(figures, topic, group.name),
+                    "error" if config.unreadable == "error" else "raw",
+                )
                 for topic, each in filters.items()
             }
             self._rebalancer = Rebalancer(it, self._member, queues, self._pullers, service.queue, config)
@@ -200,6 +216,8 @@ class Consumer(Opened):
             self._opened.close()
 
     def _one_by_one(self, taken: Taken) -> Iterator[ReceivedMessage]:
+        if set_aside(self._service, self._queues, taken, self._group):
+            return
         left = len(taken.handful.messages)
         try:
             for message in taken.handful.messages:

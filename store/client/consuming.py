@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple, Protocol, cast
+from typing import Literal, NamedTuple, Protocol, cast
 
 from store.api.group_protocol import ConsumeFromWhere, Member, MessageModel
 from store.broker.retries import first_id
@@ -18,6 +18,7 @@ from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.received_messages import Messages, ReceivedMessage
 from store.files.figures import PROCESS_FAILED, PROCESSED, Figures
+from store.format.layout import DLQ_TOPIC_PREFIX
 from store.model.errors import InvalidArgument, StoreError
 from store.model.integers import integer, one_of, span
 from store.model.log_protocol import BATCH_BYTES
@@ -35,8 +36,10 @@ class ConsumerConfig:
     pull_threshold_size_for_queue: and MiB of their bodies.
     max_reconsume_times: how often a message may fail and come again before it is a dead letter; -1: 16 times, and
     without end where consumption is orderly. suspend_current_queue_time: until an orderly one tries again in place.
-    consume_timeout: after which what is in hand is named as hanging. consume_timestamp: ms since 1970, for
-    CONSUME_FROM_TIMESTAMP. await_termination_when_shutdown: how long `close` waits for calls that are under way.
+    unreadable: what to do with a message whose body does not decompress, or becomes too large: "dead_letter", or
+    "error", which ends the consumer. consume_timeout: after which what is in hand is named as hanging.
+    consume_timestamp: ms since 1970, for CONSUME_FROM_TIMESTAMP. await_termination_when_shutdown: how long `close`
+    waits for calls that are under way.
     """
 
     consume_thread_max: int = 20
@@ -50,6 +53,7 @@ class ConsumerConfig:
     consume_timestamp: int = 0
     message_model: MessageModel = MessageModel.CLUSTERING
     await_termination_when_shutdown: float = 30.0
+    unreadable: Literal["dead_letter", "error"] = "dead_letter"
 
     @property
     def queue_limits(self) -> tuple[int, int]:
@@ -75,6 +79,7 @@ class ConsumerConfig:
             elif field.type == "float":
                 span(field.name, value)
         one_of("consume_from_where", self.consume_from_where, list(ConsumeFromWhere))
+        one_of("unreadable", self.unreadable, ["dead_letter", "error"])
         one_of("message_model", self.message_model, list(MessageModel))
 
 
@@ -233,11 +238,28 @@ def send_back(member: Member, queues: ProcessQueues, taken: Taken, delay_level: 
         queues.done(taken)
 
 
+def set_aside(service: ConsumeService, queues: ProcessQueues, taken: Taken, group: str) -> bool:
+    """Make a dead letter of a message whose body cannot be read. Return whether it is one."""
+    messages = taken.handful.messages
+    if messages.body_error is None:
+        return False
+    if not messages.tries:
+        where = taken.queue.queue, messages.offset
+        _logger.error("group %s: %s, offset %d: the body cannot be read: %s", group, *where, messages.body_error)
+    if taken.queue.queue.topic == DLQ_TOPIC_PREFIX + group:  # it is a dead letter of this group
+        queues.done(taken)
+    else:
+        service.settle(queues, taken, CallResult(0, _DEAD_LETTERS))
+    return True
+
+
 def consume(
     queues: ProcessQueues, service: ConsumeService, listener: Listener, group: str, most: int, figures: Figures
 ) -> None:
     """One thread's work, until the queues are closed."""
     while (taken := queues.take(most)) is not None:
+        if set_aside(service, queues, taken, group):
+            continue
         messages, since = taken.handful.messages, taken.handful.since
         outcome = call(listener, messages, group)
         if queues.is_forked:

@@ -18,7 +18,7 @@ from store.client.received_messages import COLUMNS, Columns, FewColumns
 from store.files.figures import DELIVERED, HELD, Figure, Figures
 from store.format.stored_message import StoredMessage
 from store.model.errors import OffsetLost, OffsetOutOfRange, UnknownTopic
-from store.model.log_protocol import Held, Log, MessageFilter, Queue, QueueRange, ReadSpec
+from store.model.log_protocol import Held, Log, MessageFilter, Queue, QueueRange, ReadSpec, Unreadable
 
 _IDLE_SECONDS = 60.0
 _FEW = 16
@@ -55,12 +55,13 @@ class Puller:
         queues: ProcessQueues,
         max_bytes: int,
         figures: PullFigures,
+        unreadable: Unreadable = "raw",
     ) -> None:
-        """max_bytes: of the records that are read at once."""
+        """max_bytes: of the records that are read at once. unreadable: as of a `ReadSpec`."""
         self._log = log
         self._few = log.few if isinstance(log, ReadsFew) else None
         self._filter = message_filter
-        self._spec = ReadSpec(COLUMNS, message_filter, max_bytes=max_bytes)
+        self._spec = ReadSpec(COLUMNS, message_filter, max_bytes=max_bytes, unreadable=unreadable)
         self._queues = queues
         self._figures = figures
         self._asked: SimpleQueue[ProcessQueue | None] = SimpleQueue()
@@ -142,7 +143,9 @@ class Puller:
         try:
             for columns in self._read(QueueRange(queue.queue, queue.pulled, end)):
                 self._figures.delivered.add_all(np.maximum(time.time() * 1000 - columns.stored_at, 0))
-                if not self._queues.put(queue, columns):
+                for piece in columns.pieces():
+                    goes_on = self._queues.put(queue, piece)
+                if not goes_on:
                     return False
         except (OffsetOutOfRange, UnknownTopic) as error:
             return self._corrected(queue, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Generic, TypeVar, overload
 
@@ -15,6 +16,7 @@ from store.files.figures import Floats
 from store.format.arrays import numbers, pc
 from store.format.layout import (
     KEY_SEPARATOR,
+    PROPERTY_BODY_ERROR,
     PROPERTY_KEYS,
     PROPERTY_RETRY_TOPIC,
     PROPERTY_TAGS,
@@ -42,16 +44,21 @@ COLUMNS = (
     "sysFlag",
     "bodyCRC",
     "preparedTransactionOffset",
+    "bodyError",
 )
 
 _ATTRIBUTES = {name: re.sub("[A-Z]+", lambda found: f"_{found[0].lower()}", name) for name in COLUMNS}
 _FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # of the years 1 to 9999
+
+_UNPRINTABLE = re.compile(r"[\x00-\x1f]+")  # some of these end a property
 
 _Value = TypeVar("_Value", covariant=True)
 
 
 class Columns:
     """n messages of one queue, n >= 1; each list has one item a message, and is made when it is first looked at."""
+
+    body_error: str | None = None  # why the body of this one message cannot be read, see `pieces`
 
     def __init__(self, queue: Queue, batch: pa.RecordBatch, tries: int = 0) -> None:
         """batch: COLUMNS. tries: how often these were given out before, without going through the log again."""
@@ -63,9 +70,23 @@ class Columns:
     def __len__(self) -> int:
         return len(self.queue_offset)
 
+    def pieces(self) -> list[Columns]:
+        """Return these in order, each message with an unreadable body by itself."""
+        errors = self._batch["bodyError"]
+        if errors.null_count == len(self):
+            return [self]
+        rows = np.flatnonzero(numbers(errors.is_valid()))
+        cuts = sorted({0, *rows.tolist(), *(rows + 1).tolist(), len(self)})
+        pieces = [Columns(self._queue, self._batch.slice(begin, end - begin)) for begin, end in pairwise(cuts)]
+        for piece, begin in zip(pieces, cuts, strict=False):
+            piece.body_error = errors[begin].as_py()
+        return pieces
+
     def tried(self) -> Columns:
         """The same messages, given out once more."""
-        return Columns(self._queue, self._batch, self.tries + 1)
+        again = Columns(self._queue, self._batch, self.tries + 1)
+        again.body_error = self.body_error
+        return again
 
     @property
     def stored_at(self) -> Floats:
@@ -182,6 +203,9 @@ class FewColumns(Columns):
         self.tries = tries
         self.queue_offset = [message.queue_offset for message in messages]
 
+    def pieces(self) -> list[Columns]:
+        return [self]
+
     def tried(self) -> FewColumns:
         return FewColumns(self._queue, self._messages, self.tries + 1)
 
@@ -265,8 +289,13 @@ class ReceivedMessage:
         return self._columns.body[self._row]
 
     def stored(self) -> StoredMessage:
-        """All of it, to keep, to compare or to send to another process."""
-        return StoredMessage(*(getattr(self, name) for name in _FIELDS))
+        """All of it, to keep, to compare or to send to another process. An unreadable body is as it is stored, and
+        property `BODY_ERROR` has the reason."""
+        stored = StoredMessage(*(getattr(self, name) for name in _FIELDS))
+        error = self._columns.body_error
+        if error is None:
+            return stored
+        return stored._replace(properties={**stored.properties, PROPERTY_BODY_ERROR: _UNPRINTABLE.sub(" ", error)})
 
     def __reduce__(self) -> Any:
         return StoredMessage, tuple(getattr(self, name) for name in _FIELDS)
@@ -311,6 +340,11 @@ class Messages(Sequence[ReceivedMessage]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} messages from {self[0]!r} on>" if len(self) else "<no messages>"
+
+    @property
+    def body_error(self) -> str | None:
+        """Why the body of this message, which is alone then, cannot be read."""
+        return self._columns.body_error
 
     @property
     def tries(self) -> int:

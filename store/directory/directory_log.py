@@ -24,7 +24,15 @@ from store.directory.directory_group import DirectoryGroup
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import COMMIT_LOG_DIR
 from store.format.stored_message import StoredMessage
-from store.model.errors import CorruptRecord, OffsetLost, OffsetNotYet, StoreClosed, UnknownTopic, system_errors
+from store.model.errors import (
+    CorruptRecord,
+    OffsetLost,
+    OffsetNotYet,
+    StoreClosed,
+    UnknownTopic,
+    UnreadableBody,
+    system_errors,
+)
 from store.model.log_protocol import (
     Boundary,
     Bounds,
@@ -147,7 +155,10 @@ class DirectoryLog:
 
         None if there is an error, which `scan` raises, or if they are too large.
         """
-        found = self._store.get_message("", wanted.queue.topic, wanted.queue.queue_id, wanted.start, wanted.length)
+        try:
+            found = self._store.get_message("", wanted.queue.topic, wanted.queue.queue_id, wanted.start, wanted.length)
+        except UnreadableBody:
+            return None
         return found.messages if len(found.messages) == wanted.length else None
 
     def wait(self, seen: Positions, timeout: float) -> None:

@@ -178,6 +178,7 @@ PROPERTY_CHECK_IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 PROPERTY_WAIT: Final = "WAIT"
 PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"  # where a message that failed came from
 PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"  # and the offsetMsgId that it had there
+PROPERTY_BODY_ERROR: Final = "BODY_ERROR"  # this project's: why a consumer made a dead letter of a message unread
 PROPERTY_LIGHT_QUEUES: Final = "INNER_MULTI_DISPATCH"  # further queues of a record, and its offsets there
 PROPERTY_LIGHT_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
 PROPERTY_CRC: Final = "__CRC32#"  # where it is there, it stands last: it covers the record's bytes before it
