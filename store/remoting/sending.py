@@ -73,6 +73,7 @@ class Sending:
         self._broker = broker
         self._store = broker.store
         self._create_topics = broker.config.autoCreateTopicEnable
+        self._own_topics = broker.config.own_topics
         self._appending = appending
         self._transactions = transactions
         self._locks = locks
@@ -106,6 +107,7 @@ class Sending:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, why)
         messages = [_message(header, part) for part in parts]
         new_queues = max(1, min(header.default_topic_queue_nums, NEW_TOPIC_QUEUES)) if self._create_topics else 0
+        new_queues = self._own_topics.get(header.topic, new_queues)
         if self._is_dead(header):
             self._broker.must_know(header.topic.removeprefix(RETRY_TOPIC_PREFIX))
             topic, new_queues = header.topic.replace(RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, 1), DEAD_LETTER_QUEUES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -27,6 +28,15 @@ class BrokerConfig:
     transactionTimeOut: int = 6_000
     transactionCheckInterval: int = 30_000
     transactionCheckMax: int = 15
+
+    @property
+    def own_topics(self) -> Mapping[str, int]:
+        """Return the topics that every broker has a route of, with their number of queues: tests and tools ask for
+        them.
+
+        They exist in the store once a message is sent to them.
+        """
+        return {self.brokerClusterName: 16, self.brokerName: 1}
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> BrokerConfig:

@@ -26,6 +26,7 @@ class Routes:
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
         self._broker = broker.name
+        self._own_topics = broker.config.own_topics
         self._cluster = broker.config.brokerClusterName
         self._create_topics = broker.config.autoCreateTopicEnable
         self._access = broker.access
@@ -46,6 +47,8 @@ class Routes:
     def _route(self, request: Request) -> Response:
         topic = GetRoute.of(request.command.fields).topic
         queues, perm = self._store.topics().get(topic, 0), READ_WRITE
+        if not queues and topic in self._own_topics:
+            queues, perm = self._own_topics[topic], READ_WRITE | _INHERIT
         if topic == DEFAULT_TOPIC and self._create_topics:
             queues, perm = max(queues, NEW_TOPIC_QUEUES), READ_WRITE | _INHERIT
         if not queues:
@@ -80,7 +83,9 @@ class Routes:
         return of_json({"topicList": topics})
 
     def _system_topics(self, request: Request) -> Response:
-        return of_json({"topicList": sorted(SYSTEM_TOPICS), "brokerAddr": request.connection.here})
+        return of_json(
+            {"topicList": sorted({*SYSTEM_TOPICS, *self._own_topics}), "brokerAddr": request.connection.here}
+        )
 
     def _no_settings(self, request: Request) -> Response:
         return Response(ResponseCode.QUERY_NOT_FOUND, "no settings are kept here")

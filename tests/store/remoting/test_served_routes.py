@@ -54,6 +54,20 @@ def test_the_cluster(store: MessageStore, client: Client) -> None:
     assert found["brokerAddrTable"]["mine"]["brokerAddrs"] == {"0": serving.address}
 
 
+def test_topics_of_cluster_and_broker_have_routes(store: MessageStore, client: Client) -> None:
+    """Also if producers may not create topics; they exist once a message is sent to them."""
+    config = BrokerConfig(brokerName="mine", brokerClusterName="ours", autoCreateTopicEnable=False)
+    with serve(store, "127.0.0.1:0", config=config) as serving:
+        broker = Broker(serving, client)
+        for topic, count in (("ours", 16), ("mine", 1)):
+            assert topic in content(broker.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS))["topicList"]
+            route = content(broker.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute(topic)))
+            assert route["queueDatas"][0]["writeQueueNums"] == count
+            assert topic not in store.topics()
+            assert broker.send(b"", topic=topic, queue_id=count - 1).code == ResponseCode.SUCCESS
+            assert store.topics()[topic] == count
+
+
 def test_topics(broker: Broker) -> None:
     assert content(broker.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))["topicList"] == ["orders"]
     assert "TBW102" in content(broker.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS))["topicList"]
