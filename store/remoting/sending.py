@@ -16,6 +16,7 @@ import numpy.typing as npt
 from store.broker.half_messages import Half
 from store.broker.retries import DEAD_LETTER_QUEUES, send_back
 from store.files.consumer_offsets import GroupConfigs
+from store.format.delayed import LEVELS
 from store.format.layout import (
     DLQ_TOPIC_PREFIX,
     IPV4_BYTES,
@@ -51,7 +52,7 @@ from store.remoting.served_transactions import ServedTransactions, is_half
 from store.remoting.threads import settle
 
 _KEPT_FLAGS = SYS_COMPRESSED | SYS_COMPRESSION_MASK  # what else a producer may say of a body
-_DELAYS_MS = {"TIMER_DELAY_SEC": 1000, "TIMER_DELAY_MS": 1}
+_DELAYS_MS = {"TIMER_DELAY_MS": 1, "TIMER_DELAY_SEC": 1000}  # the last one counts
 _SENDS: Mapping[int, type[SendMessage]] = {
     RequestCode.SEND_MESSAGE: SendMessage,
     RequestCode.SEND_MESSAGE_V2: SendMessageV2,
@@ -146,9 +147,14 @@ class Sending:
 
 
 def _message(header: SendMessage, part: Batched) -> Message:
-    """Raises `RequestRefused` for a delay that is no number."""
+    """As RocketMQ's broker does it, the largest delay level stands for larger ones, one below 0 is none, and a delay
+    level counts instead of a time. Raises `RequestRefused` for a delay that is no number.
+    """
     properties = decode_properties(part.properties)
-    level = _number(properties, PROPERTY_DELAY) or 0
+    level = max(0, min(_number(properties, PROPERTY_DELAY) or 0, LEVELS))
+    if level:
+        for name in (PROPERTY_DELIVER_AT, *_DELAYS_MS):
+            properties.pop(name, None)
     if header.reconsume_times and level:  # clients before 4.6.1 send back with all properties of what was committed
         properties.pop(PROPERTY_TRANSACTION, None)
     return Message(
@@ -163,7 +169,7 @@ def _message(header: SendMessage, part: Batched) -> Message:
 
 
 def _deliver_at(properties: dict[str, str]) -> int | None:
-    """When a message is to be delivered, ms since 1970, taken out of its properties."""
+    """Take the time of delivery out of properties, ms since 1970; None without one."""
     at = _number(properties, PROPERTY_DELIVER_AT)
     for name, unit in _DELAYS_MS.items():
         if (delay := _number(properties, name)) is not None:
@@ -172,7 +178,7 @@ def _deliver_at(properties: dict[str, str]) -> int | None:
 
 
 def _number(properties: dict[str, str], name: str) -> int | None:
-    """A property that says a number, taken out; None without it."""
+    """Take a number out of properties; None without it."""
     text = properties.pop(name, None)
     if text is None:
         return None

@@ -277,6 +277,37 @@ def test_delivered_later(broker: Broker, store: MessageStore) -> None:
     assert (message.body, message.tags, time.time() >= began + 1) == (b"later", "paid", True)
 
 
+@pytest.mark.parametrize(
+    ("properties", "level"),
+    [
+        ("DELAY\x0119\x02", 18),
+        ("DELAY\x01999999999\x02", 18),
+        (f"DELAY\x0118\x02TIMER_DELIVER_MS\x01{1 << 60}\x02", 18),
+        ("DELAY\x0118\x02TIMER_DELAY_SEC\x015\x02", 18),
+        ("DELAY\x01-1\x02", 0),
+        ("DELAY\x010\x02", 0),
+    ],
+)
+def test_delay_level_of_a_client(broker: Broker, store: MessageStore, properties: str, level: int) -> None:
+    """As with RocketMQ's broker: a client's 16th send-back asks for level 19."""
+    assert broker.send(b"later", properties=properties).code == ResponseCode.SUCCESS
+    if level:
+        assert store.max_offset("SCHEDULE_TOPIC_XXXX", level - 1) == 1
+        assert store.max_offset("orders", 0) == 0
+    else:
+        assert store.max_offset("orders", 0) == 1
+
+
+def test_batch_of_one_is_a_batch(broker: Broker, store: MessageStore) -> None:
+    """RocketMQ's broker takes no message of a batch for a half message."""
+    half = "PGROUP\x01producers\x02"
+    answer = broker.ask(
+        RequestCode.SEND_BATCH_MESSAGE, send(properties=half), encode_batch([Batched(0, b"a", b"TRAN_MSG\x01true\x02")])
+    )
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    assert store.max_offset("orders", 0) == 1
+
+
 def test_a_delay_that_is_no_number(broker: Broker) -> None:
     answer = broker.send(b"", properties="DELAY\x01soon\x02")
     assert (answer.code, answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, "property DELAY='soon' is no number")
