@@ -156,7 +156,7 @@ class ClusterHeld:
 
     def __next__(self) -> QueueRange | None:
         quiet = time.monotonic() + self._idle
-        while self._under_way or self._failed or self._gone:
+        while self._under_way or self._is_retried() or self._gone:
             if self._gone:
                 return _nothing(self._gone.pop())
             try:
@@ -173,8 +173,14 @@ class ClusterHeld:
                 return there
         raise StopIteration
 
+    def _is_retried(self) -> bool:
+        """Whether failed pulls are begun again. From the deadline on they are not: their broker may stay away."""
+        if time.monotonic() >= self._deadline:
+            self._failed.clear()
+        return bool(self._failed)
+
     def _next_look(self, quiet: float) -> float:
-        return min([quiet, *(due for due, _ in self._failed)])
+        return min([quiet, *(min(due, self._deadline) for due, _ in self._failed)])
 
     def _begin_failed(self) -> None:
         """Those whose time has come."""

@@ -234,6 +234,7 @@ class RouteTable:
         self._last: dict[str, Broker] = {}  # every broker that was in a route, with its last addresses
         self._listed: tuple[float, dict[str, Broker]] = -math.inf, {}  # when they were asked for, time.monotonic()
         self._names: tuple[float, list[str]] = -math.inf, []
+        self._own: tuple[float, list[str]] = -math.inf, []  # topics of the cluster and its brokers
         self._server = 0  # of the name servers, the one that answered last
         self._unheard = -math.inf  # when none of them answered, time.monotonic(): not each topic waits for that
 
@@ -245,17 +246,22 @@ class RouteTable:
             return names
         now, patience = time.monotonic(), 0.0 if names and oldest else self._address.patience
         try:
-            asked = (RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
-            listed, own = (parse_topics(bytes(self._ask_name_server(code, None, patience).body)) for code in asked)
+            listed = self._list(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, patience)
+            if now - self._own[0] >= ROUTE_SECONDS:
+                self._own = now, self._list(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, patience)
         except Unreachable:
             if not (names and oldest):
                 raise
             return names
         # Clusters and brokers have topics, too.
+        own = self._own[1]
         hidden = {*SYSTEM_TOPICS, *own, *(f"{name}{_REPLY_TOPIC}" for name in own)}
         names = sorted(name for name in listed if name not in hidden and not name.startswith(SYSTEM_TOPIC_PREFIX))
         self._names = now, names
         return names
+
+    def _list(self, code: RequestCode, patience: float) -> list[str]:
+        return parse_topics(bytes(self._ask_name_server(code, None, patience).body))
 
     def route(self, topic: str, *, oldest: float = ROUTE_SECONDS) -> Route | None:
         """Return where a topic is, as it was at most `oldest` seconds ago; None if it does not exist.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -74,7 +75,11 @@ class Query:
         return True
 
     def until(self, *rows: int) -> None:
-        until(lambda: self.step() or sorted(self.rows) == sorted(rows))
+        def are_read() -> bool:
+            self.step()
+            return sorted(self.rows) == sorted(rows)
+
+        until(are_read)
 
 
 @pytest.fixture
@@ -163,3 +168,21 @@ def test_lags_of_groups_name_the_missing_broker(pair: Pair, caplog: pytest.LogCa
     with address.open() as log:
         assert [str(each.queue) for each in group_lags(log)] == ["t/a:0"]
     assert "broker b has been missing since" in caplog.text
+
+
+def test_real_time_batch_of_healthy_broker_does_not_wait(
+    pair: Pair, begin: Callable[..., Query], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_PIPELINED_UDF", "1")
+    more = {"realTime": "true", "batchDuration": "1 second", "ledgerPath": str(tmp_path / "ledger")}
+    query = begin(pair.options(realTimePartitions="2", **more))
+    pair.put("b", 1)
+    query.until(1)
+    pair.serving["b"].close()
+    pair.put("a", 2)
+    since = time.monotonic()
+    query.until(1, 2)
+    assert time.monotonic() - since < 5.0, "two batches, and an attempt at each"
+    pair.put("b", 3)
+    pair.start("b")
+    query.until(1, 2, 3)
