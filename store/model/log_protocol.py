@@ -160,7 +160,8 @@ class Held(Protocol):
     A range has the messages behind a position, one of which may match. An empty range at another offset tells its
     reader to go on there. None means that no message came for a while, or that another thread called `wake`.
     A queue is no longer held once it gave a range; `again` holds it from a position on. After the deadline no queue is
-    held again and the iterator ends. But each queue with messages behind its begin gives a range once, however late, unless its broker is missing.
+    held again and the iterator ends. But each queue with messages behind its begin gives a range once, however late,
+    unless its broker is missing.
     """
 
     def again(self, queue: Queue, position: int) -> None:
