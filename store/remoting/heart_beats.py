@@ -26,6 +26,7 @@ from store.remoting.command import Command
 from store.remoting.connection import Connection
 from store.remoting.headers import ConsumerGroup, UnregisterClient
 from store.remoting.request import Handler, Request, Response, of_json
+from store.remoting.rights import Perm, of_group
 from store.remoting.served_broker import ServedBroker
 
 _MAX_NEW_GROUPS = 16  # of one heart-beat
@@ -73,6 +74,8 @@ class HeartBeats:
             except StoreError as error:  # its other groups are joined
                 refused = error
         for group, producer in beat.producers.items():
+            if not self._broker.access.has(request, of_group(group, Perm.EITHER)):
+                continue  # it may send, and is not asked about transactions
             _must_be_same(beat.client_id, self.clients.producers(group).get(beat.client_id), producer)
             self.clients.put_producer(group, beat.client_id, producer)
         for group in changed:

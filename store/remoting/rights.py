@@ -79,12 +79,11 @@ def _group(field: str, perm: Perm = Perm.SUB, *, is_optional: bool = False) -> _
     return rule
 
 
-def _clients(command: Command) -> Iterator[Need]:
-    beat = Heartbeat.of(command.body)
-    for consumer in beat.consumers or ():
+def _consumers(command: Command) -> Iterator[Need]:
+    """Producers of a heart-beat are judged by its handler: each Java client names one of its own, too."""
+    for consumer in Heartbeat.of(command.body).consumers or ():
         yield of_group(consumer.group_name)
         yield from (of_topic(each.topic, Perm.SUB) for each in consumer.subscription_data_set or ())
-    yield from (of_group(producer.group_name, Perm.EITHER) for producer in beat.producers or ())
 
 
 def _locks(command: Command) -> Iterator[Need]:
@@ -110,7 +109,7 @@ _RULES: Mapping[int, tuple[_Rule, ...]] = {
     RequestCode.QUERY_CONSUMER_OFFSET: _READS,
     RequestCode.UPDATE_CONSUMER_OFFSET: _READS,
     RequestCode.GET_ALL_CONSUMER_OFFSET: _ANYONE,
-    RequestCode.HEART_BEAT: (_clients,),
+    RequestCode.HEART_BEAT: (_consumers,),
     RequestCode.UNREGISTER_CLIENT: (
         _group("consumerGroup", is_optional=True),
         _group("producerGroup", Perm.EITHER, is_optional=True),

@@ -115,7 +115,6 @@ CASES: list[tuple[int, Header | None, bytes, str]] = [
     (RequestCode.GET_BROKER_CONSUME_STATS, None, b"", "needs an admin account"),
     (9999, None, b"", "needs an admin account"),
     (RequestCode.HEART_BEAT, None, produces("readers"), "ok"),
-    (RequestCode.HEART_BEAT, None, produces("others"), "no permission PUB or SUB of group 'others'"),
     (RequestCode.UNREGISTER_CLIENT, UnregisterClient("me", "others"), b"", "no permission PUB or SUB of group"),
     (RequestCode.UNREGISTER_CLIENT, UnregisterClient("me", None, "others"), b"", "no permission SUB of group"),
     (RequestCode.END_TRANSACTION, EndTransaction("others", 0, 0, 8, ""), b"", "no permission PUB or SUB of group"),
@@ -183,6 +182,14 @@ def test_half_message_takes_its_topic(broker: Broker, store: MessageStore) -> No
     assert store.max_offset("secrets", 0) == 0
     assert ask(broker, "admin", "12345678", RequestCode.END_TRANSACTION, end).code == ResponseCode.SUCCESS
     assert store.max_offset("secrets", 0) == 1
+
+
+def test_producer_of_a_foreign_group_is_not_registered(broker: Broker) -> None:
+    """Or it were asked about the group's transactions. The other groups of its heart-beat count."""
+    for group, there in (("others", False), ("readers", True)):
+        assert ask(broker, "clerk", "secret", RequestCode.HEART_BEAT, None, produces(group)).code == 0
+        code, header = RequestCode.GET_PRODUCER_CONNECTION_LIST, ProducerGroup(group)
+        assert (ask(broker, "admin", "12345678", code, header).code == ResponseCode.SUCCESS) == there
 
 
 def test_lists_have_what_the_account_may_name(broker: Broker, store: MessageStore) -> None:
