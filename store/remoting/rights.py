@@ -71,12 +71,17 @@ def _topic(field: str, perm: Perm = Perm.EITHER) -> _Rule:
     return rule
 
 
-def _group(field: str, perm: Perm = Perm.SUB, *, is_optional: bool = False) -> _Rule:
+def _group(field: str, perm: Perm = Perm.SUB) -> _Rule:
     def rule(command: Command) -> Iterator[Need]:
-        if field in command.fields or not is_optional:
-            yield of_group(command.fields.get(field, ""), perm)
+        yield of_group(command.fields.get(field, ""), perm)
 
     return rule
+
+
+def _unregistered(command: Command) -> Iterator[Need]:
+    """A producer ends itself only, so its group is no matter."""
+    if (group := command.fields.get("consumerGroup")) is not None:
+        yield of_group(group)
 
 
 def _consumers(command: Command) -> Iterator[Need]:
@@ -110,10 +115,7 @@ _RULES: Mapping[int, tuple[_Rule, ...]] = {
     RequestCode.UPDATE_CONSUMER_OFFSET: _READS,
     RequestCode.GET_ALL_CONSUMER_OFFSET: _ANYONE,
     RequestCode.HEART_BEAT: (_consumers,),
-    RequestCode.UNREGISTER_CLIENT: (
-        _group("consumerGroup", is_optional=True),
-        _group("producerGroup", Perm.EITHER, is_optional=True),
-    ),
+    RequestCode.UNREGISTER_CLIENT: (_unregistered,),
     RequestCode.LOCK_BATCH_MQ: (_locks,),
     RequestCode.UNLOCK_BATCH_MQ: (_locks,),
     RequestCode.CHECK_CLIENT_CONFIG: _ANYONE,
