@@ -49,8 +49,9 @@ CLUSTER_OPTIONS = (
         "whenBrokerMissing",
         "wait",
         "skip",
-        "what a query does while a broker does not answer: `wait` for it, until `brokerTimeout` ends the query, or "
-        "`skip` it for however long it takes. A stream reads the other brokers either way",
+        "what is done while a broker does not answer. A query: `wait` for it, until `brokerTimeout` ends the query, or "
+        "`skip` it for however long it takes; a stream reads the other brokers either way. A write: `wait`, or "
+        "`failOver` to queues of other brokers",
     ),
 )
 CLUSTER_NAMES = names_of(CLUSTER_OPTIONS)

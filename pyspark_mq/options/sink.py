@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.options.log_address import CLUSTER_NAMES, ONCE_ON_A_CLUSTER, address_of
+from pyspark_mq.options.log_address import CLUSTER_NAMES, ONCE_ON_A_CLUSTER, address_of, when_broker_missing
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, known_options, names_of
 from pyspark_mq.options.values import group, one_of, shared_path
 from store.archive.log import ArchiveAddress
+from store.cluster.address import ClusterAddress
 from store.format.topic_names import TOPICS_OF_NOTES, check_topic_name
 from store.model.errors import InvalidTopic
 from store.model.log_protocol import LogAddress
@@ -61,6 +62,8 @@ class WriteOptions:
                 if name in given:
                     raise OptionError(f"{name} is for delivery=exactly-once; leave it out, or set delivery to that")
         address = address_of(given)
+        if isinstance(address, ClusterAddress):
+            address = replace(address, fails_over=when_broker_missing(given, "wait", "failOver") == "failOver")
         if isinstance(address, ArchiveAddress):
             address.open_writer()  # says so, before tasks run
         return cls(

@@ -54,7 +54,8 @@ class ClusterAddress:
     name_servers: "host:port" of each. credentials: None if the cluster asks for none. consumer_group: the group that
     pulls. tls: None for plain connections. patience: for how many seconds a request that fails is repeated.
     broker_timeout: for how many seconds reads and sends wait for a broker that does not answer. brokers: the names of
-    all brokers; empty if only the name servers know them.
+    all brokers; empty if only the name servers know them. fails_over: whether messages whose broker does not answer are
+    sent to another one.
     """
 
     name_servers: tuple[str, ...]
@@ -64,6 +65,7 @@ class ClusterAddress:
     patience: float = _PATIENCE_SECONDS
     broker_timeout: float = _BROKER_SECONDS
     brokers: frozenset[str] = frozenset()
+    fails_over: bool = False
     directory = None  # a cluster has no directory for a ledger
 
     @classmethod

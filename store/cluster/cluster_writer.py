@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
-from itertools import count
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import count, cycle
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from store.cluster.address import ClusterAddress
 from store.cluster.broker_refusals import explained, may_pass
@@ -58,74 +59,99 @@ class _Send(NamedTuple):
     body: bytes
 
 
-def send(brokers: Brokers, topic: str, messages: MessageColumns, queues: list[Queue], which: Int64s) -> AppendResult:
-    """Send messages, each to `queues[which]`; returns their places when the brokers have them all.
+class Sending:
+    """Messages of one topic on their way to the queues of brokers.
 
-    A request that fails is repeated to the same queue: if the broker had stored it, the queue has it twice. Raises
-    `Unreachable`, `RequestRefused`, `MessageRefused`; some messages may be there then, and stay.
+    placed: where they were stored. ends: behind the last one in each queue.
     """
-    now = int(time.time() * 1000)
-    singly = not (messages.born_timestamps is None and messages.delay_levels is None and messages.deliver_at is None)
-    make = _single if singly else _batched
-    left = {
-        queues[number]: deque(make(topic, int(queues[number].queue_id), messages, np.flatnonzero(which == number), now))
-        for number in np.unique(which).tolist()
-    }
-    placed = AppendResult(np.zeros(len(messages), np.int32), *(np.zeros(len(messages), np.int64) for _ in range(2)))
-    deadline, pause = time.monotonic() + brokers.address.patience, _FIRST_PAUSE_SECONDS
-    while left := {queue: sends for queue, sends in left.items() if sends}:
-        failed = _send_first_of_each(brokers, left, placed)
-        if failed is None:
-            deadline, pause = time.monotonic() + brokers.address.patience, _FIRST_PAUSE_SECONDS
-        else:
-            brokers.wait(failed, deadline, pause)
-            brokers.routes.refresh([topic])
+
+    def __init__(self, brokers: Brokers, topic: str, messages: MessageColumns) -> None:
+        self._brokers = brokers
+        self._topic = topic
+        self._messages = messages
+        self._left: dict[Queue, deque[_Send]] = {}
+        count = len(messages)
+        self.placed = AppendResult(np.zeros(count, np.int32), *(np.zeros(count, np.int64) for _ in range(2)))
+        self.ends: dict[Queue, int] = {}
+
+    def send(self, queues: list[Queue], which: Int64s) -> None:
+        """Send each message to `queues[which]`; returns when the brokers have them all.
+
+        A request that fails is repeated to the same queue for `ClusterAddress.broker_timeout` seconds, or with
+        `fails_over` to a queue of another broker: if the broker had stored it, it is there twice. Raises `Unreachable`,
+        `RequestRefused`, `MessageRefused`; some messages may be there then, and stay.
+        """
+        now, messages = int(time.time() * 1000), self._messages
+        in_batches = messages.born_timestamps is None and messages.delay_levels is None and messages.deliver_at is None
+        make = _batched if in_batches else _single
+        for number in np.unique(which).tolist():
+            rows, queue = np.flatnonzero(which == number), queues[number]
+            self._left[queue] = deque(make(self._topic, int(queue.queue_id), messages, rows, now))
+        address = self._brokers.address
+        deadline, pause = time.monotonic() + address.broker_timeout, _FIRST_PAUSE_SECONDS
+        while any(self._left.values()):
+            failed = self._send_first_of_each()
+            if not failed:
+                deadline, pause = time.monotonic() + address.broker_timeout, _FIRST_PAUSE_SECONDS
+                continue
+            self._brokers.wait(next(iter(failed.values())), deadline, pause)
+            self._brokers.routes.refresh([self._topic])
+            if address.fails_over and pause == _PAUSE_SECONDS:
+                self._fail_over(failed.keys())
             pause = _PAUSE_SECONDS
-    return placed
 
+    def _send_first_of_each(self) -> dict[Queue, RemotingError]:
+        """Send the first request of each queue, drop those that were stored. Return the errors that may pass."""
+        failed: dict[Queue, RemotingError] = {}
+        under_way = []
+        route = self._brokers.routes.route(self._topic)
+        for queue in (queue for queue, sends in self._left.items() if sends):
+            broker = None if route is None else route.write.get(queue)
+            if broker is None or not broker.writable:
+                failed[queue] = Unreachable(
+                    f"{self._brokers.address}: no master has {queue} now, to write to; is its broker down?"
+                )
+                continue
+            first = self._left[queue][0]
+            under_way.append((queue, broker, self._brokers.send(broker, first.code, first.header, first.body)))
+        for queue, broker, answer in under_way:
+            try:
+                command = answer.result()
+                if command.code == ResponseCode.TOPIC_NOT_EXIST:
+                    raise UnknownTopic(f"broker {broker.name}: there is no topic {queue.topic} any more")
+                if command.code != ResponseCode.SUCCESS:
+                    who = f"broker {broker.name} at {broker.writable[0]}"
+                    raise explained(command, who, self._left[queue][0].code, queue)
+            except RemotingError as error:
+                if not (may_pass(error) or (isinstance(error, RequestRefused) and error.code in _NOT_ON_ALL_DEVICES)):
+                    raise
+                failed[queue] = error
+            else:
+                self._note(queue, self._left[queue].popleft().rows, SendAnswer.of(command.fields))
+        return failed
 
-def _send_first_of_each(
-    brokers: Brokers, left: dict[Queue, deque[_Send]], placed: AppendResult
-) -> RemotingError | None:
-    """Send the first request of each queue, drop those that were stored. Return an error that may pass."""
-    failed: RemotingError | None = None
-    under_way = []
-    for queue, sends in left.items():
-        route = brokers.routes.route(queue.topic)
-        broker = None if route is None else route.write.get(queue)
-        if broker is None or not broker.writable:
-            failed = Unreachable(f"{brokers.address}: no master has {queue} now, to write to; is its broker down?")
-            continue
-        first = sends[0]
-        under_way.append((queue, broker, brokers.send(broker, first.code, first.header, first.body)))
-    for queue, broker, answer in under_way:
-        try:
-            command = answer.result()
-            if command.code == ResponseCode.TOPIC_NOT_EXIST:
-                raise UnknownTopic(f"broker {broker.name}: there is no topic {queue.topic} any more")
-            if command.code != ResponseCode.SUCCESS:
-                who = f"broker {broker.name} at {broker.writable[0]}"
-                raise explained(command, who, left[queue][0].code, queue)
-        except RemotingError as error:
-            if not (may_pass(error) or (isinstance(error, RequestRefused) and error.code in _NOT_ON_ALL_DEVICES)):
-                raise
-            failed = error
-        else:
-            _note(placed, left[queue].popleft().rows, SendAnswer.of(command.fields))
-    return failed
+    def _note(self, queue: Queue, rows: Int64s, sent: SendAnswer) -> None:
+        self.placed.queue_ids[rows] = sent.queue_id
+        self.placed.queue_offsets[rows] = sent.queue_offset + np.arange(len(rows))
+        self.ends[queue] = max(self.ends.get(queue, 0), sent.queue_offset + len(rows))
+        ids = sent.msg_id.split(",")
+        if len(ids) == len(rows):
+            self.placed.physical_offsets[rows] = [int(each[-_ID_DIGITS:], 16) for each in ids]
+
+    def _fail_over(self, failed: Collection[Queue]) -> None:
+        """Let queues of other brokers, in turn, have what those of brokers that fail should have."""
+        route = self._brokers.routes.route(self._topic)
+        away = {queue.broker for queue in failed}
+        others = [queue for queue in (() if route is None else route.write) if queue.broker not in away]
+        for queue, other in zip(failed, cycle(others), strict=False):
+            moved = self._left.setdefault(other, deque())
+            for each in self._left.pop(queue):
+                moved.append(each._replace(header=replace(each.header, queue_id=other.queue_id)))
 
 
 _NOT_ON_ALL_DEVICES = frozenset(
     {ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE, ResponseCode.FLUSH_SLAVE_TIMEOUT}
 )
-
-
-def _note(placed: AppendResult, rows: Int64s, sent: SendAnswer) -> None:
-    placed.queue_ids[rows] = sent.queue_id
-    placed.queue_offsets[rows] = sent.queue_offset + np.arange(len(rows))
-    ids = sent.msg_id.split(",")
-    if len(ids) == len(rows):
-        placed.physical_offsets[rows] = [int(each[-_ID_DIGITS:], 16) for each in ids]
 
 
 def _batched(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, now: int) -> Iterator[_Send]:
@@ -218,16 +244,18 @@ class ClusterAppend:
         parts, self._parts = self._open_parts(), None
         if unless is not None:
             raise UnsupportedStore(f"{self._brokers.address}: a cluster appends without a condition")
-        results, ends = [], Counter[Queue]()
+        results, ends = [], dict[Queue, int]()
         for topic, table in parts:
             for piece in split(table):
                 messages = MessageColumns.of(piece)
                 queues = self._queues(topic)
-                which = self._choose(topic, messages, queues)
-                results.append(placed := send(self._brokers, topic, messages, queues, which))
+                if messages.sharding_keys is not None:
+                    queues = list(self._brokers.routes.configured(topic))
+                sending = Sending(self._brokers, topic, messages)
+                sending.send(queues, self._choose(topic, messages, queues))
+                results.append(sending.placed)
                 if messages.delay_levels is None and messages.deliver_at is None:
-                    for number in np.unique(which).tolist():
-                        ends[queues[number]] = max(placed.queue_offsets[which == number].tolist()) + 1
+                    ends |= sending.ends
         self._until_seen(ends)
         return AppendResult.concatenate(results)
 
@@ -235,12 +263,13 @@ class ClusterAppend:
         """Wait until readers see the messages: a broker puts them into its queues a moment after it stored them.
 
         Accounts that may only write, and queues that can only be written, are not waited for."""
-        deadline, pause = time.monotonic() + self._brokers.address.patience, _FIRST_LOOK_SECONDS
+        timeout = self._brokers.address.broker_timeout
+        deadline, pause = time.monotonic() + timeout, _FIRST_LOOK_SECONDS
         left = dict(ends)
         while left:
             asks = {queue: Ask.of_end(queue) for queue in left}
             try:
-                answers = self._brokers.ask(asks)
+                answers = self._brokers.ask(asks, timeout)
             except RequestRefused as error:
                 if error.code != ResponseCode.NO_PERMISSION:
                     raise
@@ -272,8 +301,10 @@ class ClusterAppend:
 
     def _choose(self, topic: str, messages: MessageColumns, queues: list[Queue]) -> Int64s:
         """Of each message the queue that it names, or that its sharding key means; in turn otherwise. As an index."""
+        there = self._queues(topic)
+        here = np.flatnonzero([queue in there for queue in queues])
         turn = next(self._turns)
-        chosen: Int64s = (turn + np.arange(len(messages)) * len(queues) // max(1, len(messages))) % len(queues)
+        chosen: Int64s = here[(turn + np.arange(len(messages)) * len(here) // max(1, len(messages))) % len(here)]
         if messages.sharding_keys is not None:
             without = lengths(messages.sharding_keys.fill_null(constant(""))) == 0
             sharded = np.abs(java_hash(messages.sharding_keys).astype(np.int64)) % len(queues)

@@ -6,6 +6,7 @@ import math
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -31,11 +32,12 @@ from store.model.log_protocol import Bounds, Positions, Queue
 from store.remoting.bodies import MessageQueue
 from store.remoting.client import Client
 from store.remoting.command import Command
-from store.remoting.headers import GetRoute, Header
+from store.remoting.headers import GetRoute, Header, KvKey, KvValue
 
 _READ, _WRITE = 4, 2  # bits of perm
 _MASTER = 0
 _QUEUE_AND_OFFSET = re.compile(rb"(\{[^{}]*\})[ ]*:[ ]*(-?[0-9]{1,19})")
+_ORDERED = re.compile(r"([^:;]+):([0-9]{1,5})")
 _QUEUE_AND_VALUES = re.compile(rb"(\{[^{}]*\})[ ]*:[ ]*(\{[^{}]*\})")
 T = TypeVar("T")
 
@@ -209,6 +211,7 @@ def _route_of(topic: str, answers: Iterable[Command], made: float) -> Route | No
     return Route(dict(sorted(read.items())), dict(sorted(write.items())), made)
 
 
+_NOT_SUPPORTED = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 ROUTE_SECONDS = 60.0  # a request that fails asks for a new route at once
 _NAMES_SECONDS = _AGAIN_SECONDS = 1.0
 _AT_ONCE = 16  # requests to name servers
@@ -234,6 +237,8 @@ class RouteTable:
         self._last: dict[str, Broker] = {}  # every broker that was in a route, with its last addresses
         self._listed: tuple[float, dict[str, Broker]] = -math.inf, {}  # when they were asked for, time.monotonic()
         self._names: tuple[float, list[str]] = -math.inf, []
+        self._written: dict[str, dict[Queue, Broker]] = {}  # every queue that was in a route
+        self._order: dict[str, tuple[float, dict[str, int]]] = {}
         self._own: tuple[float, list[str]] = -math.inf, []  # topics of the cluster and its brokers
         self._server = 0  # of the name servers, the one that answered last
         self._unheard = -math.inf  # when none of them answered, time.monotonic(): not each topic waits for that
@@ -285,6 +290,7 @@ class RouteTable:
         with self._lock:
             self._routes[topic] = found
             if found is not None:
+                self._written[topic] = {**self._written.get(topic, {}), **found.write}
                 self._last |= {broker.name: broker for broker in (*found.read.values(), *found.write.values())}
         return found
 
@@ -323,6 +329,35 @@ class RouteTable:
     def _is_missing(self, broker: str, listed: Mapping[str, Broker]) -> bool:
         """Whether a broker may come back. listed: the brokers that name servers know."""
         return broker not in listed and (broker in self._address.brokers if self._address.brokers else broker != "")
+
+    def configured(self, topic: str) -> dict[Queue, Broker]:
+        """Return the queues of a topic to write to, also those of missing brokers: as this process has seen them; as
+        the topic's order configuration lists them; or, of `ClusterAddress.brokers`, as many as another one has."""
+        route = self.route(topic)
+        there = {} if route is None else route.write
+        counts = Counter(queue.broker for queue in there)
+        expected = dict.fromkeys(self.unlisted(), max(counts.values(), default=0)) | self._ordered(topic)
+        found = {
+            Queue(topic, number, broker=name): self._last.get(name, Broker(name, ()))
+            for name, count in expected.items()
+            if name not in counts
+            for number in range(count)
+        }
+        before = {queue: broker for queue, broker in self._written.get(topic, {}).items() if queue not in there}
+        if before:
+            listed = self._listing()[1]
+            found |= {queue: broker for queue, broker in before.items() if self._is_missing(queue.broker, listed)}
+        return dict(sorted({**found, **there}.items()))
+
+    def _ordered(self, topic: str) -> dict[str, int]:
+        """Return a topic's order configuration ("broker-a:8;broker-b:8"), which RocketMQ has for ordered topics."""
+        made, counts = self._order.get(topic, (-math.inf, {}))
+        if time.monotonic() - made >= ROUTE_SECONDS:
+            key, none = KvKey("ORDER_TOPIC_CONFIG", topic), (ResponseCode.QUERY_NOT_FOUND, _NOT_SUPPORTED)
+            value = KvValue.of(self._ask_name_server(RequestCode.GET_KV_CONFIG, key, None, none).fields).value
+            counts = {name: int(count) for name, count in _ORDERED.findall(value or "")}
+            self._order[topic] = time.monotonic(), counts
+        return counts
 
     def refresh(self, topics: Iterable[str]) -> None:
         """Ask for new routes."""

@@ -293,6 +293,17 @@ class CreateTopic(Header, frozen=True):
     force: bool = False
 
 
+class KvKey(Header, frozen=True):
+    """GET_KV_CONFIG."""
+
+    namespace: str
+    key: str
+
+
+class KvValue(Header, frozen=True):
+    value: str | None = None
+
+
 class Topic(Header, frozen=True):
     """GET_TOPIC_STATS_INFO, DELETE_TOPIC_IN_BROKER, DELETE_TOPIC_IN_NAMESRV, GET_TOPIC_CONFIG,
     QUERY_TOPIC_CONSUME_BY_WHO."""

@@ -16,38 +16,15 @@ from pyspark_mq.source.batch_reader import MqBatchReader
 from pyspark_mq.source.reading import default_schema
 from pyspark_mq.source.stream_reader import MqStreamReader, stream_reader
 from pyspark_mq.stats.measures import group_lags
-from store import BrokerMissing, Message, MessageStore
+from store import BrokerMissing
 from store.cluster.address import ClusterAddress
-from store.remoting.served_broker import BrokerConfig
-from store.remoting.serving import Serving, serve
-from tests.name_server import name_server
+from tests.pair import Pair
 from tests.waiting import until
 
 
-class Pair:
-    """Two brokers, a and b, with a queue each, and their name server, which forgets a broker that stops."""
-
-    def __init__(self, stack: ExitStack, root: Path) -> None:
-        self._stack = stack
-        self.stores = {name: stack.enter_context(MessageStore.open(root / name)) for name in "ab"}
-        self.serving: dict[str, Serving] = {}
-        for name, store in self.stores.items():
-            store.create_topic("t", 1)
-            self.start(name)
-        self.addresses = [serving.address for serving in self.serving.values()]
-        self.names = stack.enter_context(name_server(*self.addresses, remembers=False))
-
-    def start(self, name: str) -> None:
-        address = self.addresses["ab".index(name)] if name in self.serving else "127.0.0.1:0"
-        serving = serve(self.stores[name], address, config=BrokerConfig(brokerName=name))
-        self.serving[name] = self._stack.enter_context(serving)
-
-    def put(self, name: str, *numbers: int) -> None:
-        self.stores[name].put_many([Message("t", b"%d" % number) for number in numbers])
-
-    def options(self, **more: str) -> SourceOptions:
-        given = {"nameServer": self.names, "subscribe": "t", "startingOffsets": "earliest", "holdTimeoutMs": "20"}
-        return SourceOptions.parse({**given, **more})
+def options_of(pair: Pair, **more: str) -> SourceOptions:
+    given = {"nameServer": pair.names, "subscribe": "t", "startingOffsets": "earliest", "holdTimeoutMs": "20"}
+    return SourceOptions.parse({**given, **more})
 
 
 @pytest.fixture
@@ -102,7 +79,7 @@ def test_stream_reads_healthy_broker_and_keeps_position(
 ) -> None:
     for name in "ab":
         pair.put(name, 1)
-    options = pair.options(failOnDataLoss=fails)
+    options = options_of(pair, failOnDataLoss=fails)
     query = begin(options)
     query.until(1, 1)
     pair.serving["b"].close()
@@ -120,7 +97,7 @@ def test_stream_reads_healthy_broker_and_keeps_position(
 
 
 def test_stream_ends_after_broker_timeout_with_remedy(pair: Pair, begin: Callable[..., Query]) -> None:
-    query = begin(pair.options(brokerTimeout="1 second"))
+    query = begin(options_of(pair, brokerTimeout="1 second"))
     pair.put("b", 1)
     query.until(1)
     pair.serving["b"].close()
@@ -129,17 +106,17 @@ def test_stream_ends_after_broker_timeout_with_remedy(pair: Pair, begin: Callabl
     ):
         until(lambda: query.step())
     pair.put("a", 2)
-    skipping = begin(pair.options(brokerTimeout="1 second", whenBrokerMissing="skip"), query.at)
+    skipping = begin(options_of(pair, brokerTimeout="1 second", whenBrokerMissing="skip"), query.at)
     skipping.until(2)
 
 
 def test_queue_of_broker_that_is_not_named_is_lost(pair: Pair, begin: Callable[..., Query]) -> None:
-    query = begin(pair.options())
+    query = begin(options_of(pair))
     pair.put("b", 1)
     query.until(1)
     pair.serving["b"].close()
     with pytest.raises(DataLossError, match="t/b:0 from 1 on is lost: the queue is gone"):
-        begin(pair.options(brokers="a"), query.at).step()
+        begin(options_of(pair, brokers="a"), query.at).step()
 
 
 def test_batch_misses_broker_that_is_named(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
@@ -148,7 +125,7 @@ def test_batch_misses_broker_that_is_named(pair: Pair, caplog: pytest.LogCapture
     pair.serving["b"].close()
 
     def planned(**more: str) -> list[str]:
-        reader = MqBatchReader(pair.options(brokers="a,b", brokerTimeout="1 second", **more), default_schema(False))
+        reader = MqBatchReader(options_of(pair, brokers="a,b", brokerTimeout="1 second", **more), default_schema(False))
         return [str(each) for partition in reader.partitions() for each in partition.value.ranges]
 
     with pytest.raises(BrokerMissing, match="broker b has been missing since"):
@@ -175,7 +152,7 @@ def test_real_time_batch_of_healthy_broker_does_not_wait(
 ) -> None:
     monkeypatch.setenv("SPARK_PIPELINED_UDF", "1")
     more = {"realTime": "true", "batchDuration": "1 second", "ledgerPath": str(tmp_path / "ledger")}
-    query = begin(pair.options(realTimePartitions="2", **more))
+    query = begin(options_of(pair, realTimePartitions="2", **more))
     pair.put("b", 1)
     query.until(1)
     pair.serving["b"].close()
