@@ -38,20 +38,33 @@ def decompress(body: bytes, sys_flag: int, max_bytes: int) -> bytes:
 
     Raises `UnreadableBody`, and `MessageTooLarge` above `max_bytes`, which takes little more memory than that.
     """
+    return b"".join(_pieces(body, sys_flag, max_bytes))
+
+
+def inflated_size(body: bytes, sys_flag: int, max_bytes: int) -> int:
+    """Return the size of a compressed body, and keep none of it in memory. Raises as `decompress`."""
+    return sum(map(len, _pieces(body, sys_flag, max_bytes)))
+
+
+def _pieces(body: bytes, sys_flag: int, max_bytes: int) -> Iterator[bytes]:
     if not body:
-        return body
+        return
     name = SYS_COMPRESSION.get(sys_flag & SYS_COMPRESSION_MASK)
     if name is None:
         raise UnreadableBody(f"sysFlag {sys_flag:#x} names a compression type that RocketMQ 5.3 does not know")
+    size = 0
     try:
-        inflated = _INFLATE[name](body, max_bytes + 1)
+        for piece in _INFLATE[name](body):
+            size += len(piece)
+            if size > max_bytes:
+                break
+            yield piece
     except (zlib.error, OSError, ValueError) as error:
         raise UnreadableBody(f"a {name} body of {len(body):,} bytes does not decompress: {error}") from error
-    if len(inflated) > max_bytes:
+    if size > max_bytes:
         raise MessageTooLarge(
             f"a {name} body of {len(body):,} bytes becomes more than {max_bytes:,}, see maxDecompressedMessageSize"
         )
-    return inflated
 
 
 def named(error: UnreadableBody, where: object) -> UnreadableBody:
@@ -116,26 +129,24 @@ def _with_bodies(batch: pa.RecordBatch, bodies: list[bytes | None], errors: list
     return batch
 
 
-def _zlib(body: bytes, most: int) -> bytes:
-    """The first `most` bytes of what `body` becomes."""
+def _zlib(body: bytes) -> Iterator[bytes]:
     stream = zlib.decompressobj()
-    start = stream.decompress(body, most)
-    if len(start) < most and not stream.eof:
-        raise zlib.error("incomplete or truncated stream")
-    return start
+    while not stream.eof:
+        piece = stream.decompress(body, _STEP_BYTES)
+        if not piece and not stream.eof:
+            raise zlib.error("incomplete or truncated stream")
+        yield piece
+        body = stream.unconsumed_tail
 
 
-def _arrow(codec: str, body: bytes, most: int) -> bytes:
-    """The same; RocketMQ's frames do not all carry the decompressed size, so one-shot decoders will not do."""
+def _arrow(codec: str, body: bytes) -> Iterator[bytes]:
+    """RocketMQ's frames do not all have the decompressed size, so one-shot decoders will not do."""
     stream = pa.CompressedInputStream(pa.BufferReader(body), codec)
-    steps = []
-    while most and (step := stream.read(min(most, _STEP_BYTES))):
-        steps.append(step)
-        most -= len(step)
-    return b"".join(steps)
+    while piece := stream.read(_STEP_BYTES):
+        yield piece
 
 
-_INFLATE: dict[str, Callable[[bytes, int], bytes]] = {
+_INFLATE: dict[str, Callable[[bytes], Iterator[bytes]]] = {
     "zlib": _zlib,
     "lz4": partial(_arrow, "lz4"),
     "zstd": partial(_arrow, "zstd"),

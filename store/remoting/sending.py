@@ -17,6 +17,7 @@ from store.broker.half_messages import Half
 from store.broker.retries import DEAD_LETTER_QUEUES, send_back
 from store.files.consumer_offsets import GroupConfigs
 from store.format.delayed import LEVELS
+from store.format.inflating import inflated_size
 from store.format.layout import (
     DLQ_TOPIC_PREFIX,
     IPV4_BYTES,
@@ -35,7 +36,7 @@ from store.format.properties import decode_properties, properties_too_large
 from store.format.stored_message import StoredMessage, decode_record, offset_msg_ids
 from store.format.topic_names import TOPICS_OF_NOTES
 from store.model.codes import RequestCode, ResponseCode
-from store.model.errors import InvalidMessageId, RequestRefused
+from store.model.errors import InvalidMessageId, RequestRefused, UnreadableBody
 from store.publish.placing import AppendResult
 from store.read.query import offset_of_id
 from store.remoting.appending import Appending
@@ -85,20 +86,27 @@ class Sending:
 
     def handlers(self) -> Mapping[int, Handler]:
         """Return handlers that may wait."""
-        return dict.fromkeys(_SENDS, self._send_batch)
+        return dict.fromkeys(_SENDS, self._send_any)
 
     def _send_one(self, request: Request) -> Future[Response] | None:
-        """A batch needs a worker."""
+        """A batch needs a worker, and so does a compressed body, which is decompressed to see whether it can be."""
         header = _SENDS[request.command.code].of(request.command.fields)
-        if header.batch or request.command.code == RequestCode.SEND_BATCH_MESSAGE:
+        if _is_batch(request, header) or header.sys_flag & SYS_COMPRESSED:
             return None
         return self._send(request, header, [Batched(header.flag, bytes(request.command.body), _common(header))])
 
-    def _send_batch(self, request: Request) -> Response:
-        """Wait for the append, so that there are no more decoded batches than workers."""
-        header = _SENDS[request.command.code].of(request.command.fields)
-        parts = _parts(bytes(request.command.body), header, self._store.config.maxMessageSize + _BATCH_SLACK)
-        return self._send(request, header, parts, is_batch=True).result()
+    def _send_any(self, request: Request) -> Answer:
+        """Wait for the append of a batch, so that there are no more decoded batches than workers."""
+        header, body = _SENDS[request.command.code].of(request.command.fields), bytes(request.command.body)
+        is_batch = _is_batch(request, header)
+        if is_batch:
+            parts = _parts(body, header, self._store.config.maxMessageSize + _BATCH_SLACK)
+        else:
+            parts = [Batched(header.flag, body, _common(header))]
+        if header.sys_flag & SYS_COMPRESSED:
+            _must_inflate(parts, header.sys_flag, self._store.config.maxDecompressedMessageSize)
+        answer = self._send(request, header, parts, is_batch=is_batch)
+        return answer.result() if is_batch else answer
 
     def _send(
         self, request: Request, header: SendMessage, parts: Sequence[Batched], *, is_batch: bool = False
@@ -144,6 +152,20 @@ class Sending:
         id = offset_msg_ids(*self._store.config.store_host, [half.physical_offset])[0]
         queue_id, offset = max(0, header.queue_id), half.queue_offset
         return Response(header=SendAnswer(id, queue_id, offset, half.transaction_id, region=_REGION, trace_on=False))
+
+
+def _is_batch(request: Request, header: SendMessage) -> bool:
+    return bool(header.batch) or request.command.code == RequestCode.SEND_BATCH_MESSAGE
+
+
+def _must_inflate(parts: Sequence[Batched], sys_flag: int, max_bytes: int) -> None:
+    """Raises `RequestRefused` for bodies that do not decompress, or become more than `max_bytes` together."""
+    left = max_bytes
+    try:
+        for part in parts:
+            left -= inflated_size(part.body, sys_flag, left)
+    except UnreadableBody as error:
+        raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
 
 
 def _message(header: SendMessage, part: Batched) -> Message:

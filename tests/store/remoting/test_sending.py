@@ -60,6 +60,19 @@ def test_a_body_that_its_producer_compressed(broker: Broker, store: MessageStore
     assert only(store).body == b"body" * 100
 
 
+@pytest.mark.parametrize("body", [b"plain", zlib.compress(bytes(65 << 20))])
+@pytest.mark.parametrize("kind", [0x0, 0x100, 0x200, 0x400])
+def test_body_that_does_not_decompress_is_refused(broker: Broker, store: MessageStore, body: bytes, kind: int) -> None:
+    """RocketMQ's brokers take it, and its clients drop it and what is behind it."""
+    answer = broker.send(body, sys_flag=SYS_COMPRESSED | kind)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    batch = encode_batch([Batched(0, zlib.compress(b"good"), b""), Batched(0, body, b"")])
+    answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, send(batch=True, sys_flag=SYS_COMPRESSED | kind), batch)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "decompress" in (answer.remark or "").lower() or "compression" in (answer.remark or "")
+    assert store.max_offset("orders", 0) == 0
+
+
 def test_a_batch_stays_together_and_is_seen_at_once(broker: Broker, store: MessageStore) -> None:
     batch = [Batched(n, b"%d" % n, encode_properties({"KEYS": f"k{n}"})) for n in range(5)]
     header = send(batch=True, properties="WAIT\1true\2")
