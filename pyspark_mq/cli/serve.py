@@ -39,7 +39,8 @@ FILE = click.Path(exists=True, dir_okay=False)
 @click.option(
     "--create-topics/--no-create-topics",
     default=None,
-    help="Whether the first message that is sent to a topic makes it.  [default: autoCreateTopicEnable, true]",
+    help="Whether clients create topics, by sending to them, or by joining a new group.  "
+    "[default: autoCreateTopicEnable, true]",
 )
 @click.option("--accounts", type=FILE, help="Who may do what: as RocketMQ's plain_acl.yml. Requests are signed then.")
 @click.option("--tls-cert", type=FILE, help="A certificate (PEM) with which clients have to come by TLS.")
