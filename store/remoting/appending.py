@@ -17,7 +17,7 @@ from store.api.writer import Append
 from store.format.message import Message
 from store.model.errors import StoreError, UnknownQueue, UnknownTopic
 from store.publish.placing import AppendResult
-from store.remoting.threads import settle
+from store.remoting.threads import settle, without_frames
 
 Fields = Mapping[str, npt.ArrayLike]
 
@@ -91,7 +91,7 @@ class Appending:
             try:
                 self._add(append, each)
             except StoreError as error:
-                each.appended.set_exception(error)
+                each.appended.set_exception(without_frames(error))
         return append
 
     def _add(self, append: Append, each: _Waiting) -> None:

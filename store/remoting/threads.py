@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from store.model.codes import ResponseCode
-from store.model.errors import RequestRefused
+from store.model.errors import RequestRefused, StoreError
 from store.remoting.connection import Connection
 
 Result = TypeVar("Result")
@@ -23,12 +23,23 @@ def settle(waiting: Future[Result], work: Callable[[], Result]) -> None:
     """Give `waiting` the result of `work` or its error, of any kind: its reader must not wait for ever."""
     try:
         result = work()
+    except StoreError as error:
+        waiting.set_exception(without_frames(error))
     except BaseException as error:
         waiting.set_exception(error)
         if not isinstance(error, Exception):
             raise
     else:
         waiting.set_result(result)
+
+
+def without_frames(error: StoreError) -> StoreError:
+    """Return an error that holds nothing of the request that failed.
+
+    Its frames refer to the future that refers to it: the request would stay in memory until a garbage collection.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 class LoopThread:
@@ -152,6 +163,7 @@ class Turns:
             connection, asked = turn
             before, began = self.quick_requests, time.thread_time()
             settle(asked.answered, asked.work if time.monotonic() < self._until else _leaving)
+            del turn, asked  # and with it the request, while this thread rests or waits
             if self.quick_requests != before and not self._is_over:
                 time.sleep(min(_REST_FACTOR * (time.thread_time() - began), _MOST_REST_SECONDS))
 

@@ -35,7 +35,7 @@ from store.read.filters import EVERYTHING
 from store.read.getting import GetRequest
 from store.remoting.connection import Connection
 from store.remoting.request import Answer, Request, Response
-from store.remoting.threads import LEAVING, Turns, settle
+from store.remoting.threads import LEAVING, Turns, settle, without_frames
 
 _THREADS = 8
 _SECONDS = 10.0  # after which a client is told to ask again: it gives up itself after 15 or 30
@@ -128,7 +128,7 @@ def _settle(answered: Future[Any], result: object) -> None:
     """Unless it was refused meanwhile."""
     with suppress(InvalidStateError):
         if isinstance(result, BaseException):
-            answered.set_exception(result)
+            answered.set_exception(without_frames(result) if isinstance(result, StoreError) else result)
         else:
             answered.set_result(result)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import struct
+import tracemalloc
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -105,3 +107,18 @@ def test_header_with_many_fields_is_refused() -> None:
     """Small ones take much more memory than their bytes."""
     with pytest.raises(BadFrame, match="at most 256"):
         decode(encode(Command(RequestCode.HEART_BEAT, {str(number): "" for number in range(257)}))[4:])
+
+
+def test_refused_requests_leave_nothing_in_memory(broker: Broker) -> None:
+    """Without the help of the garbage collector, which may come late."""
+    body = bytes(5 * MIB)
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(5):
+            assert broker.ask(RequestCode.SEND_BATCH_MESSAGE, send(), body).code == ResponseCode.MESSAGE_ILLEGAL
+        until(lambda: tracemalloc.get_traced_memory()[0] < 5 * MIB)
+    finally:
+        tracemalloc.stop()
+        gc.enable()
