@@ -139,19 +139,18 @@ class StoreReader(Opened):
         if message_filter is not None and not hasattr(message_filter, "match_codes"):
             raise FilterError(f"message_filter={message_filter!r}: give message_filter('paid || shipped')")
         try:
-            minimum, maximum = self.offsets(topic, queue_id)
+            queue, own = self._published.bounded(topic, queue_id)
         except UnknownTopic:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
         request = GetRequest(offset, max_messages, message_filter or EVERYTHING, as_records)
-        own, queue = Bounds(minimum, maximum), self._queues.of(topic, int(queue_id))
         try:
-            if offset < minimum and not as_records and (log := self._tiered()):
+            if offset < own.min_offset and not as_records and (log := self._tiered()):
                 return log.get_message(Queue(topic, queue_id), own, request)
             return get_message(self._log, queue, own, request, self.config)
         except (CorruptRecord, CorruptSegment, OffsetLost, OffsetNotYet, UnknownTopic):
             with suppress(UnknownTopic):
                 now = self.offsets(topic, queue_id)
-                if now[0] <= minimum and now[1] >= maximum:
+                if now[0] <= own.min_offset and now[1] >= own.max_offset:
                     raise
         # Retention took some of it meanwhile, or the topic was deleted.
         return self.get_message(group, topic, queue_id, offset, max_messages, message_filter, as_records=as_records)

@@ -32,7 +32,7 @@ from store.model.log_protocol import (
     QueueRange,
     ReadSpec,
 )
-from store.read.getting import MOST_RECORDS, GetRequest, GetResult, GetStatus, most_examined, status_of
+from store.read.getting import GetRequest, GetResult, GetStatus, status_of
 from store.read.published import PublishedQueues
 from store.read.query import KeyQuery
 
@@ -120,13 +120,11 @@ class TieredLog:
         config, first, accept = self._config, self.first(queue, own), request.message_filter
         if request.offset < first:
             return GetResult(GetStatus.OFFSET_TOO_SMALL, first, first, own.max_offset)
-        end = min(own.min_offset, request.offset + most_examined(config, request.max_messages))
+        end, most = min(own.min_offset, request.offset + request.most_entries(config)), request.most_messages(config)
         wanted, max_bytes = QueueRange(queue, request.offset, end), config.maxTransferBytesOnMessageInMemory
         if request.as_records:
-            most = max(1, min(request.max_messages, MOST_RECORDS))
             records, next_begin = self.older.records(wanted, accept, most, max_bytes)
             return GetResult(status_of(records), next_begin, first, own.max_offset, records=records)
-        most = min(request.max_messages, config.maxTransferCountOnMessageInMemory)
         messages, next_begin = _matching(self.older, wanted, accept, most, max_bytes)
         return GetResult(status_of(messages), next_begin, first, own.max_offset, messages)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import islice
@@ -22,6 +23,7 @@ from store.model.errors import MessageRefused, PutStatus
 
 _NAME_VALUE = chr(NAME_VALUE_SEPARATOR)
 _PROPERTY = chr(PROPERTY_SEPARATOR)
+_PIECES = re.compile(f"(?<![^{_PROPERTY}])([^{_NAME_VALUE}{_PROPERTY}]+){_NAME_VALUE}([^{_PROPERTY}]+)")
 LIKE_A_LOST_SECTOR = "\0" * SECTOR_BYTES
 
 Ints = npt.NDArray[np.int64]
@@ -89,11 +91,7 @@ def decode_properties(encoded: bytes) -> dict[str, str]:
     A missing last separator is tolerated, pieces without a name or a value are passed over, and the last value of a
     name wins. The checksum that a record may end with is left out.
     """
-    properties: dict[str, str] = {}
-    for piece in encoded.decode("utf-8", "replace").split(_PROPERTY):
-        name, _, value = piece.partition(_NAME_VALUE)
-        if name and value:
-            properties[name] = value
+    properties = dict(_PIECES.findall(encoded.decode("utf-8", "replace")))
     properties.pop(PROPERTY_CRC, None)
     return properties
 

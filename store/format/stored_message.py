@@ -12,7 +12,7 @@ import numpy as np
 
 from store.format.arrays import texts
 from store.format.entering import MessagePlace, QueueEntry, are_wrong_codes, stands_in
-from store.format.hashes import body_crc, java_hash_code, property_crc
+from store.format.hashes import body_crc, property_crc
 from store.format.inflating import decompress, named
 from store.format.layout import (
     KEY_SEPARATOR,
@@ -81,6 +81,7 @@ _SYS_FLAG = (RECORD_HEADER.names or ()).index("sys_flag")
 _HOSTS_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 _TOPIC_LENGTHS = {magic: struct.Struct({1: ">B", 2: ">h"}[width]) for magic, width in TOPIC_LENGTH_BYTES.items()}
 _PROPERTIES_LENGTH = struct.Struct(">h")
+_PLACE = struct.Struct(">iq")  # port, physical offset
 assert _PROPERTIES_LENGTH.size == PROPERTIES_LENGTH_BYTES
 
 
@@ -214,11 +215,8 @@ def _wrong(where: object, what: str) -> CorruptRecord:
 
 def must_be_entered(message: StoredMessage, entry: QueueEntry) -> None:
     """Raises `CorruptRecord` where an entry of a queue is not the one of the message that was found there."""
-    tag = message.tags
-    named = (message.topic, message.queue_id, message.queue_offset, message.physical_offset)
-    if named == entry[:4] and entry.tags_code == java_hash_code(tag or ""):  # much faster than the whole rule
-        return
-    own = MessagePlace(*named[:3])
+    tag = message.properties.get(PROPERTY_TAGS)
+    own = MessagePlace(*message[:3])
     is_code = not are_wrong_codes(np.array([entry.tags_code]), texts([tag or ""]), own.topic).any()
     is_there = message.physical_offset == entry.physical_offset
     if not (is_there and is_code and stands_in(entry.place, own, message.properties)):
@@ -242,7 +240,7 @@ def inflated(message: StoredMessage, where: object, max_bytes: int) -> StoredMes
 
 def offset_msg_id(ip: bytes, port: int, physical_offset: int) -> str:
     """RocketMQ's offsetMsgId: upper-case hex of ip, port and physical offset; 32 or 56 characters."""
-    return (ip + struct.pack(">iq", port, physical_offset)).hex().upper()
+    return (ip + _PLACE.pack(port, physical_offset)).hex().upper()
 
 
 def offset_msg_ids(ip: bytes, port: int, physical_offsets: Sequence[int]) -> list[str]:

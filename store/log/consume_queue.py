@@ -17,6 +17,7 @@ from store.files.segments import Segments
 from store.format.layout import CQ_ENTRY, CQ_PRE_BLANK_SIZE
 from store.log.queue_files import MAKE_ANEW, QueueFiles, queue_segments
 from store.model.errors import CorruptSegment, OffsetLost
+from store.model.integers import LONG_MAX
 
 _NO_ENTRIES = np.empty(0, CQ_ENTRY)
 _NEARBY = 4
@@ -55,7 +56,7 @@ class QueueEnd:
         """Return the end if it is near the end found last, else None."""
         last = self._found_end - 1
         try:
-            entries = self._files.entries(last, last + _NEARBY) if last >= 0 else _NO_ENTRIES
+            entries = self._files.entries(last, last + _NEARBY, current=True) if last >= 0 else _NO_ENTRIES
         except OffsetLost:
             return None
         rows = entries.tolist()
@@ -144,7 +145,7 @@ class ConsumeQueue(QueueFiles):
         self.topic = topic
         self.queue_id = queue_id
         self._end = QueueEnd(QueueFiles(segments, begin), (topic, queue_id), least_end, is_message)
-        self._found_first = 0  # the first found last: where the next search begins
+        self._found_first = 0, LONG_MAX  # the first found last, and for which `min_physical_offset`
 
     @staticmethod
     def at(root: Path, topic: str, queue_id: int, file_size: int | None, *, writable: bool) -> ConsumeQueue:
@@ -177,11 +178,13 @@ class ConsumeQueue(QueueFiles):
         Raises `CorruptSegment` if the entry before it is damaged, so that older ones may only seem to be deleted; and
         as `entries`.
         """
+        (seen, at), high = self._found_first, max_offset
+        if at <= min_physical_offset and seen < high and not self._is_behind(seen, min_physical_offset):  # as a rule
+            return seen
         low = first = self.first()
-        high, seen = max_offset, self._found_first
         if low < seen <= high and self._is_behind(seen - 1, min_physical_offset):
             low = seen
-        middle = low  # where it is as a rule
+        middle = low
         while low < high:
             if self._is_behind(middle, min_physical_offset):
                 low = middle + 1
@@ -190,7 +193,7 @@ class ConsumeQueue(QueueFiles):
             middle = (low + high) // 2
         if first < low != seen and self._is_damaged(low - 1, first):
             raise CorruptSegment(f"{self}: entry {low - 1} is damaged; {MAKE_ANEW}")
-        self._found_first = low
+        self._found_first = low, min_physical_offset
         return low
 
     def _is_damaged(self, offset: int, first: int) -> bool:
@@ -263,12 +266,13 @@ class ConsumeQueue(QueueFiles):
     def _is_behind(self, index: int, min_physical_offset: int) -> bool:
         """Whether retention took the record of entry `index` from the log."""
         try:
-            entry = self.entries(index, index + 1)[0]
+            entry = self.entries(index, index + 1, current=True)[0]
         except OffsetLost:
             if self._is_deleted(index):
                 return True
             raise
-        return bool(0 <= entry["physical_offset"] < min_physical_offset or entry["size"] == CQ_PRE_BLANK_SIZE)
+        at, size, _ = entry.item()
+        return bool(0 <= at < min_physical_offset or size == CQ_PRE_BLANK_SIZE)
 
     def _is_deleted(self, index: int) -> bool:
         """Whether retention took the file of entry `index`, which is missing."""

@@ -130,4 +130,4 @@ class QueueFiles:
         """Entries [start, end), which stand in one file; an empty one is looked for again in the file on disk."""
         where = start * CQ_ENTRY.itemsize, (end - start) * CQ_ENTRY.itemsize
         data = self.segments.read(*where, current=current)
-        return self.segments.read(*where, current=True) if data.endswith(_EMPTY) else data
+        return data if current or not data.endswith(_EMPTY) else self.segments.read(*where, current=True)

@@ -7,17 +7,16 @@ log, which is how a pull over the wire is answered.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import compress, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from store.files.config import StoreConfig
-from store.format.arrays import Bytes
 from store.format.entering import QueueEntry
+from store.format.hashes import java_hash_code
 from store.format.layout import CQ_ENTRY, MIN_RECORD_BYTES, SYS_COMPRESSED
 from store.format.stored_message import StoredMessage, decode_record, inflated, must_be_entered, stored_messages
 from store.log.commit_log import CommitLog
@@ -30,6 +29,7 @@ from store.read.scan import EntryColumns, checked_block, may_match
 MOST_RECORDS = 4096
 _MANY = 160  # fewer are decoded in less time one by one
 _BY_TAG = {"tags"}
+_NOTHING = memoryview(b"")
 _FILTER_SECONDS = 0.02  # a condition on properties decodes each message
 
 
@@ -59,8 +59,7 @@ class GetResult:
     records: list[memoryview] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class GetRequest:
+class GetRequest(NamedTuple):
     """What one `get_message` asks for: at most `max_messages` that match, from queue offset `offset` on.
 
     as_records: answer with the records as they stand in the log, up to a limit far above RocketMQ's, because they are
@@ -72,13 +71,24 @@ class GetRequest:
     message_filter: MessageFilter
     as_records: bool = False
 
+    def most_messages(self, config: StoreConfig) -> int:
+        """Return how many messages the answer has at most, one at least."""
+        most = MOST_RECORDS if self.as_records else config.maxTransferCountOnMessageInMemory
+        return max(1, min(self.max_messages, most))
+
+    def most_entries(self, config: StoreConfig) -> int:
+        """Return how many entries one call examines at most: with a filter more than it answers."""
+        if not self.message_filter.columns:
+            return self.most_messages(config)
+        return max(config.maxFilterMessageSize // CQ_ENTRY.itemsize, self.max_messages)
+
 
 def get_message(
     log: CommitLog, queue: ConsumeQueue, bounds: Bounds, request: GetRequest, config: StoreConfig
 ) -> GetResult:
     """Return messages of a queue, which has those of `bounds`.
 
-    As in RocketMQ one call stays within one ConsumeQueue file, examines at most
+    As in RocketMQ one call stays within one ConsumeQueue file, examines with a filter at most
     `max(maxFilterMessageSize / 20, max_messages)` entries, and returns no more than
     `maxTransferCountOnMessageInMemory` messages or `maxTransferBytesOnMessageInMemory` bytes (the first message
     always). RocketMQ's lower limits for messages that left memory are not applied: there is no network behind.
@@ -86,7 +96,7 @@ def get_message(
 
     Raises as `MessageStore.get_message`, and `OffsetLost` if retention deletes some of the range concurrently.
     """
-    (minimum, maximum), offset, max_messages = bounds, request.offset, request.max_messages
+    (minimum, maximum), offset = bounds, request.offset
 
     def answer(status: GetStatus, next_begin: int) -> GetResult:
         return GetResult(status, next_begin, minimum, maximum)
@@ -99,18 +109,13 @@ def get_message(
         return answer(GetStatus.OFFSET_OVERFLOW_ONE, offset)
     if offset > maximum:
         return answer(GetStatus.OFFSET_OVERFLOW_BADLY, maximum)
-    end = min(maximum, offset + most_examined(config, max_messages), queue.file_end(offset))
+    end = min(maximum, offset + request.most_entries(config), queue.file_end(offset))
     examined = _Examined(log, queue, offset, queue.entries(offset, end), request.message_filter, config)
     if request.as_records:
-        pieces = examined.records(min(max_messages, MOST_RECORDS))
+        pieces = examined.records(request.most_messages(config))
         return GetResult(status_of(pieces.records), pieces.next_begin, minimum, maximum, records=pieces.records)
-    found = examined.messages(min(max_messages, config.maxTransferCountOnMessageInMemory))
+    found = examined.messages(request.most_messages(config))
     return GetResult(status_of(found.messages), found.next_begin, minimum, maximum, found.messages)
-
-
-def most_examined(config: StoreConfig, max_messages: int) -> int:
-    """Return how many entries one call examines at most."""
-    return max(config.maxFilterMessageSize // CQ_ENTRY.itemsize, max_messages)
 
 
 def status_of(found: Sequence[object]) -> GetStatus:
@@ -132,7 +137,7 @@ class _Found(NamedTuple):
     next_begin: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Examined:
     """The entries that one call examines; the first is that of queue offset `offset`."""
 
@@ -142,6 +147,8 @@ class _Examined:
     entries: Entries
     message_filter: MessageFilter
     config: StoreConfig
+    _begin: int = 0  # of the log's segment that was looked at last
+    _segment: memoryview = _NOTHING
 
     def messages(self, count_limit: int) -> _Found:
         """Raises as `get_message`."""
@@ -170,49 +177,65 @@ class _Examined:
 
     def _one_by_one(self, count_limit: int) -> _Found:
         messages: list[StoredMessage] = []
-        taken_bytes, left = 0, self.config.maxDecompressedMessageSize
-        views: dict[int, Bytes] = {}  # of whole segments, each mapped once a call
-        for entry in self._candidates(max(1, count_limit + 1)):
-            too_large = taken_bytes + entry.size > self.config.maxTransferBytesOnMessageInMemory
-            if messages and (len(messages) >= count_limit or too_large):
-                return _Found(messages, entry.queue_offset)
-            message = decode_record(self._record(views, entry), entry)
-            must_be_entered(message, entry)
-            if not self.message_filter.match(message.tags, message.properties):
+        max_bytes, left = self.config.maxTransferBytesOnMessageInMemory, self.config.maxDecompressedMessageSize
+        is_filtered, queue_id = bool(self.message_filter.columns), self.queue.queue_id
+        for row, at, size, tags_code in self._candidates(max(1, count_limit + 1), is_filtered=is_filtered):
+            max_bytes -= size
+            if messages and (len(messages) >= count_limit or max_bytes < 0):
+                return _Found(messages, self.offset + row)
+            message = self._message(row, at, size, tags_code)
+            if is_filtered and not self.message_filter.match(message.tags, message.properties):
+                max_bytes += size
                 continue
-            if message.queue_id != self.queue.queue_id:  # of a light queue, see `LightBlock`
-                message = message._replace(queue_id=self.queue.queue_id)
-            try:
-                message = inflated(message, entry, left)
-            except UnreadableBody:
-                if not messages:
-                    raise
-                return _Found(messages, entry.queue_offset)  # the next call raises it, or has room for it
+            if message.queue_id != queue_id:  # of a light queue, see `LightBlock`
+                message = message._replace(queue_id=queue_id)
+            if message.sys_flag & SYS_COMPRESSED:
+                try:
+                    message = inflated(message, self._entry(row), max(0, left))
+                except UnreadableBody:
+                    if not messages:
+                        raise
+                    return _Found(messages, self.offset + row)  # the next call raises it, or has room for it
             messages.append(message)
-            taken_bytes += entry.size
-            left = max(0, left - len(message.body))
+            left -= len(message.body)
         return _Found(messages, self.offset + len(self.entries))
 
-    def _candidates(self, at_once: int) -> Iterator[QueueEntry]:
-        """Yield the entries whose message may match. They are filtered `at_once` at a time."""
+    def _candidates(self, at_once: int, *, is_filtered: bool) -> Iterator[tuple[int, int, int, int]]:
+        """Yield row, log offset, size and tags code of entries that may match, filtered `at_once` at a time."""
         for first in range(0, len(self.entries), at_once):
             some = self.entries[first : first + at_once]
-            is_filtered = bool(self.message_filter.columns)
-            kept = may_match(some, self.message_filter).tolist() if is_filtered else [True] * len(some)
-            for row, fields in compress(enumerate(some.tolist()), kept):
-                yield QueueEntry(self.queue.topic, self.queue.queue_id, self.offset + first + row, *fields)
+            rows: Iterable[int] = range(first, first + len(some))
+            if is_filtered:
+                kept = np.flatnonzero(may_match(some, self.message_filter))
+                some, rows = some[kept], (kept + first).tolist()
+            for row, fields in zip(rows, some.tolist(), strict=True):
+                yield row, *fields
 
-    def _record(self, views: dict[int, Bytes], entry: QueueEntry) -> bytes:
-        """Return the record of an entry. views: the segments, by the offset at which each begins."""
-        size = self.log.segments.size
-        if not self.log.can_be_record(entry.physical_offset, entry.size):
-            raise CorruptRecord(f"{entry}: an entry of {entry.size} bytes; {MAKE_ANEW}")
-        position = entry.physical_offset % size
-        begin = entry.physical_offset - position
-        view = views.get(begin)
-        if view is None:
-            view = views[begin] = self.log.segments.view(begin, size)
-        return view[position : position + entry.size].tobytes()
+    def _message(self, row: int, at: int, size: int, tags_code: int) -> StoredMessage:
+        """Return the message of an entry, which says that its record is `size` bytes at log offset `at`."""
+        if not self.log.can_be_record(at, size):
+            raise CorruptRecord(f"{self._entry(row)}: an entry of {size} bytes; {MAKE_ANEW}")
+        try:
+            message = decode_record(bytes(self._bytes(at, size)), "")
+        except CorruptRecord as error:
+            raise CorruptRecord(f"{self._entry(row)}{error}") from error
+        named = self.queue.topic, self.queue.queue_id, self.offset + row, at
+        if message[:4] != named or tags_code != java_hash_code(message.tags or ""):
+            must_be_entered(message, self._entry(row))
+        return message
+
+    def _entry(self, row: int) -> QueueEntry:
+        return QueueEntry(self.queue.topic, self.queue.queue_id, self.offset + row, *self.entries[row].item())
+
+    def _bytes(self, offset: int, length: int) -> memoryview:
+        """Return a piece of the log that is within one segment. Each segment is looked at once a call."""
+        position = offset - self._begin
+        if not 0 <= position < len(self._segment):
+            segments = self.log.segments
+            position = offset % segments.size
+            self._begin = offset - position
+            self._segment = segments.view(self._begin, segments.size).data
+        return self._segment[position : position + length]
 
     # --- records as they stand in the log --------------------------------------------------------------
 
@@ -223,17 +246,18 @@ class _Examined:
         properties take at most `_FILTER_SECONDS` and one message, because the calling thread serves others, too.
         Raises `CorruptRecord`, `OffsetLost`.
         """
-        count_limit, stop = max(1, count_limit), len(self.entries)
-        rows = np.flatnonzero(may_match(self.entries, self.message_filter))
+        rows, stop = np.arange(len(self.entries)), len(self.entries)
+        if self.message_filter.columns:
+            rows = np.flatnonzero(may_match(self.entries, self.message_filter))
         if not _BY_TAG.issuperset(self.message_filter.columns):
             rows, stop = self._matching(rows, count_limit)
-        chosen = rows[:count_limit]
-        sizes = self.entries["size"][chosen].astype(np.int64)
-        max_bytes = self.config.maxTransferBytesOnMessageInMemory
-        fitting = int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right"))
-        chosen = chosen[: max(1, fitting)]
-        next_begin = self.offset + (int(rows[len(chosen)]) if len(chosen) < len(rows) else stop)
-        return RecordPieces(self._mapped(chosen), next_begin)
+        chosen = self.entries[rows[:count_limit]]
+        begins = chosen["physical_offset"].astype(np.int64)
+        ends = begins + chosen["size"]
+        fitting = (ends - begins).cumsum().searchsorted(self.config.maxTransferBytesOnMessageInMemory, side="right")
+        count = min(len(chosen), max(1, int(fitting)))
+        next_begin = self.offset + (int(rows[count]) if count < len(rows) else stop)
+        return RecordPieces(self._mapped(rows[:count], begins[:count], ends[:count]), next_begin)
 
     def _matching(self, rows: Int64s, count_limit: int) -> tuple[Int64s, int]:
         """Return those of `rows` whose properties match, and how many entries were examined in time, at least one.
@@ -248,29 +272,27 @@ class _Examined:
             if len(matching) == count_limit:
                 matching.append(row)
                 break
-            entry = QueueEntry(self.queue.topic, self.queue.queue_id, self.offset + row, *self.entries[row].item())
-            message = decode_record(self._view(row, row + 1).tobytes(), entry)
+            message = self._message(row, *self.entries[row].item())
             if self.message_filter.match(message.tags, message.properties):
                 matching.append(row)
         return np.array(matching, np.int64), len(self.entries)
 
-    def _mapped(self, rows: Int64s) -> list[memoryview]:
-        """Return the records of these rows, adjacent ones as one piece."""
+    def _mapped(self, rows: Int64s, begins: Int64s, ends: Int64s) -> list[memoryview]:
+        """Return the records of these rows, adjacent ones as one piece. begins, ends: log offsets."""
         if not len(rows):
             return []
-        physical, sizes = (self.entries[name][rows].astype(np.int64) for name in ("physical_offset", "size"))
-        is_apart = (physical[1:] != physical[:-1] + sizes[:-1]) | (physical[1:] % self.log.segments.size == 0)
-        bounds = [0, *(np.flatnonzero(is_apart) + 1).tolist(), len(rows)]
-        return [self._view(int(rows[first]), int(rows[end - 1]) + 1) for first, end in pairwise(bounds)]
+        is_apart = (begins[1:] != ends[:-1]) | (begins[1:] % self.log.segments.size == 0)
+        firsts = np.concatenate(([0], is_apart.nonzero()[0] + 1))
+        counts = np.diff(firsts, append=len(rows))
+        stops = ends[firsts + counts - 1]
+        return list(map(self._piece, rows[firsts].tolist(), counts.tolist(), begins[firsts].tolist(), stops.tolist()))
 
-    def _view(self, first: int, end: int) -> memoryview:
-        """Return the log from the record of row `first` to that of row `end - 1`."""
-        begin = int(self.entries["physical_offset"][first])
-        stop = int(self.entries["physical_offset"][end - 1]) + int(self.entries["size"][end - 1])
-        is_record = begin >= 0 and (end - first > 1 or self.log.can_be_record(begin, stop - begin))
+    def _piece(self, row: int, count: int, begin: int, stop: int) -> memoryview:
+        """Return the log between two offsets, with `count` records, of which the first is that of `row`."""
+        is_record = begin >= 0 and (count > 1 or self.log.can_be_record(begin, stop - begin))
         if not is_record or not begin + MIN_RECORD_BYTES <= stop <= self.log.next_segment(begin):
             raise CorruptRecord(
-                f"{self.queue.topic}, queue {self.queue.queue_id}, offset {self.offset + first}: an entry of "
+                f"{self.queue.topic}, queue {self.queue.queue_id}, offset {self.offset + row}: an entry of "
                 f"{stop - begin} bytes at {begin} of the log; {MAKE_ANEW}"
             )
-        return self.log.segments.view(begin, stop - begin).data
+        return self._bytes(begin, stop - begin)

@@ -67,16 +67,21 @@ class PublishedQueues:
             self._queues.forget()
         return self.of(topic, queue_id).max_offset(self._end.confirm_offset)
 
-    def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Return the queue offsets of the oldest message and after the newest, at one moment.
+    def offsets(self, topic: str, queue_id: int) -> Bounds:
+        """Return the bounds of a queue. Raises as `bounded`."""
+        return self.bounded(topic, queue_id)[1]
 
-        Raises as `of`, and `CorruptSegment`, `OffsetLost` if files, or entries, of the queue are missing.
+    def bounded(self, topic: str, queue_id: int) -> tuple[ConsumeQueue, Bounds]:
+        """Return a queue, and the offsets of its oldest message still there and after its newest, at one moment.
+
+        Raises as `of`, and `CorruptSegment`, `OffsetLost` where files, or entries, of the queue are missing.
         """
         first = -1
         while True:
             before, first = first, self.log.min_offset()
             try:
-                return self._bounds(self.of(topic, queue_id), first, self._end.confirm_offset)
+                queue = self.of(topic, queue_id)
+                return queue, self._bounds(queue, first, self._end.confirm_offset)
             except (OffsetLost, CorruptSegment):
                 if first == before:  # retention deleted nothing since the last look
                     raise
@@ -90,7 +95,7 @@ class PublishedQueues:
                 found[queue] = self._bounds(it, first, end)
             except (OffsetLost, CorruptSegment):
                 with suppress(UnknownTopic):
-                    found[queue] = Bounds(*self.offsets(queue.topic, queue.queue_id))
+                    found[queue] = self.offsets(queue.topic, queue.queue_id)
         return found
 
     def _bounds(self, queue: ConsumeQueue, first: int, end: int) -> Bounds:
@@ -126,13 +131,13 @@ class PublishedQueues:
     def holding(self, wanted: QueueRange) -> ConsumeQueue:
         """Return the queue that has the whole range. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
         start, end = wanted.start, wanted.end
-        minimum, maximum = self.offsets(wanted.queue.topic, wanted.queue.queue_id)
+        queue, (minimum, maximum) = self.bounded(wanted.queue.topic, wanted.queue.queue_id)
         where = f"{self.log.segments.directory.parent}: topic {wanted.queue.topic!r}, queue {wanted.queue.queue_id}"
         if start < minimum and start < end:
             raise OffsetLost(f"{where}: offsets {start} to {min(end, minimum)} are gone, the oldest left is {minimum}")
         if end > maximum:
             raise OffsetNotYet(f"{where}: asked up to offset {end}, but there are messages up to {maximum} only")
-        return self._queues.of(wanted.queue.topic, wanted.queue.queue_id)
+        return queue
 
     def scan(self, wanted: QueueRange, spec: ReadSpec, max_body_bytes: int) -> Iterator[pa.RecordBatch]:
         """Return the messages of a range that match. max_body_bytes: the limit of a body if `spec` has none.

@@ -40,7 +40,8 @@ from store.format.layout import (
     field_offset,
     segment_name,
 )
-from store.model.log_protocol import Boundary, Queue, QueueRange, ReadSpec
+from store.log.consume_queue import ConsumeQueue
+from store.model.log_protocol import Boundary, Bounds, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.read.published import PublishedQueues
 from tests.filled import Filled
@@ -216,16 +217,16 @@ def test_what_retention_takes_amid_get_message_comes_from_the_archive(
     """It was passed over."""
     filled.put("orders", 0, 250, 1000)
     filled.store.archive(str(tmp_path / "archive"))
-    offsets = PublishedQueues.offsets
+    bounded = PublishedQueues.bounded
 
-    def overtaken(published: PublishedQueues, topic: str, queue_id: int) -> tuple[int, int]:
-        monkeypatch.setattr(PublishedQueues, "offsets", offsets)
-        found = offsets(published, topic, queue_id)
+    def overtaken(published: PublishedQueues, topic: str, queue_id: int) -> tuple[ConsumeQueue, Bounds]:
+        monkeypatch.setattr(PublishedQueues, "bounded", bounded)
+        found = bounded(published, topic, queue_id)
         assert filled.store.clean(forced=True).log
         return found
 
     with MessageStore.open(filled.path, read_only=True) as reader:
-        monkeypatch.setattr(PublishedQueues, "offsets", overtaken)
+        monkeypatch.setattr(PublishedQueues, "bounded", overtaken)
         got = reader.get_message("g", "orders", 0, 40, 8, message_filter(tags))
     assert [each.queue_offset for each in got.messages] == list(range(40, 40 + 8 * step, step))
 

@@ -27,8 +27,9 @@ from store.format.entering import QueueEntry
 from store.format.hashes import java_hash_code
 from store.format.layout import COMMIT_LOG_DIR, CQ_ENTRY, segment_name
 from store.format.stored_message import decode_record, inflated, must_be_entered
-from store.model.errors import CorruptSegment, MessageTooLarge, OffsetLost, UnreadableBody
-from store.model.log_protocol import MessageFilter
+from store.log.consume_queue import ConsumeQueue
+from store.model.errors import CorruptSegment, OffsetLost, UnreadableBody
+from store.model.log_protocol import Bounds, MessageFilter
 from store.read import getting
 from store.read.published import PublishedQueues
 
@@ -108,15 +109,15 @@ def test_messages_that_are_being_removed(
     """Who asks for them is told where to go on, as he was a moment later. But not where a segment is lost."""
     store.put_many([Message("t", bytes(800), "A", queue_id=1) for _ in range(18)])
     segments, accept = sorted((store.path / "commitlog").iterdir()), condition and message_filter(condition, "SQL92")
-    offsets, files = PublishedQueues.offsets, segments[:2]
+    bounded, files = PublishedQueues.bounded, segments[:2]
 
-    def overtaken(published: PublishedQueues, topic: str, queue_id: int) -> tuple[int, int]:
-        found = offsets(published, topic, queue_id)
+    def overtaken(published: PublishedQueues, topic: str, queue_id: int) -> tuple[ConsumeQueue, Bounds]:
+        found = bounded(published, topic, queue_id)
         while files:
             files.pop().unlink()
         return found
 
-    monkeypatch.setattr(PublishedQueues, "offsets", overtaken)
+    monkeypatch.setattr(PublishedQueues, "bounded", overtaken)
     with MessageStore.open(store.path, read_only=True) as reader:
         got = reader.get_message("g", "t", 1, 3, 5, accept, as_records=as_records)
         assert (got.status, got.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, 5)
@@ -203,7 +204,7 @@ def reference(
             message = inflated(message._replace(queue_id=queue_id), entry, left)
         except OffsetLost:
             return ""  # some error
-        except MessageTooLarge:
+        except UnreadableBody:
             if not messages:
                 return f"{entry}"
             return "FOUND", at, messages
