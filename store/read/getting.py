@@ -282,14 +282,14 @@ class _Examined:
         if not len(rows):
             return []
         is_apart = (begins[1:] != ends[:-1]) | (begins[1:] % self.log.segments.size == 0)
-        firsts = np.concatenate(([0], is_apart.nonzero()[0] + 1))
-        counts = np.diff(firsts, append=len(rows))
-        stops = ends[firsts + counts - 1]
-        return list(map(self._piece, rows[firsts].tolist(), counts.tolist(), begins[firsts].tolist(), stops.tolist()))
+        bounds = np.concatenate(([0], is_apart.nonzero()[0] + 1, [len(rows)]))
+        firsts, lasts = bounds[:-1], bounds[1:] - 1
+        columns = rows[firsts], lasts - firsts, begins[firsts], ends[lasts]
+        return list(map(self._piece, *(each.tolist() for each in columns)))
 
-    def _piece(self, row: int, count: int, begin: int, stop: int) -> memoryview:
-        """Return the log between two offsets, with `count` records, of which the first is that of `row`."""
-        is_record = begin >= 0 and (count > 1 or self.log.can_be_record(begin, stop - begin))
+    def _piece(self, row: int, more: int, begin: int, stop: int) -> memoryview:
+        """Return the log between two offsets: the record of `row`, and that many more."""
+        is_record = begin >= 0 and (more or self.log.can_be_record(begin, stop - begin))
         if not is_record or not begin + MIN_RECORD_BYTES <= stop <= self.log.next_segment(begin):
             raise CorruptRecord(
                 f"{self.queue.topic}, queue {self.queue.queue_id}, offset {self.offset + row}: an entry of "

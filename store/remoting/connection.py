@@ -16,6 +16,7 @@ from store.remoting.command import MAX_FRAME_BYTES, Bytes, Command, Frames, deco
 
 Secure = Callable[[asyncio.Transport, asyncio.Protocol], Awaitable[asyncio.Transport | None]]
 _READ_BYTES = 64 << 10  # at once: as much may wait unhandled of each connection
+_WRITTEN_BYTES = 64 << 10  # at a time
 _logger = logging.getLogger("store.remoting")
 
 
@@ -46,7 +47,8 @@ class Connection(asyncio.Protocol):
         self._secure = secure
         self._frames = Frames()
         self._reasons_to_pause = 0
-        self._unsent: deque[Sequence[Bytes]] = deque()
+        self._unsent: deque[Bytes] = deque()
+        self._unsent_bytes = 0
         self._error: Exception | None = None
         self.max_frame_bytes = MAX_FRAME_BYTES
         self.peer = self.here = ""
@@ -61,17 +63,30 @@ class Connection(asyncio.Protocol):
     def send(self, command: Command, body: Sequence[Bytes] = ()) -> None:
         """Send a command, with the pieces of `body` instead of its own. Raises `BadFrame` for one that is too large.
 
-        While the peer does not read, pieces wait here uncopied: a transport would copy any number of them.
+        What is sent in one turn of the loop is written together. While the peer does not read, pieces wait here
+        uncopied: a transport would copy any number of them.
         """
         pieces = body or (command.body,)
-        head = encode_head(command, sum(map(len, pieces)))
+        body_bytes = sum(map(len, pieces))
+        head = encode_head(command, body_bytes)
         if self._transport.is_closing():
             return
+        if not self._unsent:
+            self._loop.call_soon(self._write)
         # From Python 3.12 on an empty piece behind the others is never written: the loop spins, and nothing ends this.
-        pieces = (head, *filter(len, pieces))
-        if self.is_stuck_writing:
-            self._unsent.append(pieces)
-        else:
+        self._unsent += head, *filter(len, pieces)
+        self._unsent_bytes += len(head) + body_bytes
+        if self._unsent_bytes >= _WRITTEN_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        """Write what waits, about as much at a time as a transport takes without asking to pause."""
+        while self._unsent and not self.is_stuck_writing and not self._transport.is_closing():
+            pieces, size = [], 0
+            while self._unsent and size < _WRITTEN_BYTES:
+                pieces.append(self._unsent.popleft())
+                size += len(pieces[-1])
+            self._unsent_bytes -= size
             self._transport.writelines(pieces)
 
     def send_soon(self, command: Command) -> None:
@@ -102,8 +117,8 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close it after the sent commands went out."""
-        while self._unsent and not self._transport.is_closing():
-            self._transport.writelines(self._unsent.popleft())
+        if self._unsent and not self._transport.is_closing():
+            self._transport.writelines(self._unsent)
         self._transport.close()
 
     def abort(self, why: Exception) -> None:
@@ -142,8 +157,7 @@ class Connection(asyncio.Protocol):
         self.is_stuck_writing = False
         self.stuck_since = None
         self.resume()
-        while self._unsent and not self.is_stuck_writing and not self._transport.is_closing():
-            self._transport.writelines(self._unsent.popleft())
+        self._write()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.is_over:  # asyncio does not always tell of one that is lost before TLS is there
