@@ -24,7 +24,7 @@ from store.model.integers import INT_MAX
 CHUNK_BYTES = 1 << 20
 
 
-class Sending:
+class SentLines:
     """A command on its way through its lines, each of which is a message. lines: how many are appended.
 
     The lines before a wrong one are appended, and the error names it.
@@ -143,7 +143,7 @@ def send(
     constants = {name: value for name, value in constants.items() if value is not None}
     lines = file or cast(BufferedReader, sys.stdin.buffer)
     batches = iter([[os.fsencode(body) for body in bodies]]) if bodies else line_batches(lines)
-    sent = Sending(topic)
+    sent = SentLines(topic)
 
     def row(line: bytes) -> Row:
         if as_json:
