@@ -27,7 +27,7 @@ from pyspark_mq.options.sink import Guarantee, WriteOptions
 from pyspark_mq.options.subscription import did_you_mean
 from pyspark_mq.sink.commits import Batch, Commits, plan_of
 from pyspark_mq.sink.staging import BATCH, Staging, run_of_batch
-from pyspark_mq.sink.written_columns import check_schema, tables_by_topic
+from pyspark_mq.sink.written_columns import check_schema, tables_by_topic, with_unique_keys
 from store.format.topic_names import COMMITS_TOPIC, is_internal_topic
 from store.model.log_protocol import Log, LogAddress, LogWriter
 
@@ -69,20 +69,29 @@ class RowDelivery(Protocol):
 
 
 class AtLeastOnce:
-    """Messages of a failed attempt at a task or a batch stay, and come again with the next attempt."""
+    """Messages of a failed attempt at a task or a batch stay, and come again with the next attempt.
 
-    def __init__(self, options: WriteOptions) -> None:
+    Each row has a UNIQ_KEY that another attempt repeats: "<query>-<batch>-<partition>-<row>", or of a batch write
+    "<id of the write>-0-<partition>-<row>".
+    """
+
+    def __init__(self, options: WriteOptions, *, is_stream: bool) -> None:
         self._options = options
+        self._is_stream = is_stream
+        self._run = uuid4().hex
 
     def prepare(self) -> None:
         pass
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> TaskRows:
         rows: Counter[str] = Counter()
+        query, batch_number, _ = _streaming_batch() if self._is_stream else (self._run, 0, "")
+        task = f"{query.replace('-', '')}-{batch_number}-{_context().partitionId()}"
         with self._options.address.open_writer() as log:
             for batch in batches:
                 append = log.begin()
-                for topic, table in tables_by_topic(batch, self._options.topic):
+                keyed = with_unique_keys(batch, task, rows.total())
+                for topic, table in tables_by_topic(keyed, self._options.topic):
                     append.add(topic, table)
                     rows[topic] += table.num_rows
                 append.publish()
@@ -245,7 +254,7 @@ class MqBatchWriter(DataSourceArrowWriter):
         if overwrite:
             raise OptionError('A topic is only appended to: write with mode("append")')
         whole = AllOrNothing if options.producer_group is None else OncePerBatch
-        self._delivery = _checked(options, schema, whole)
+        self._delivery = _checked(options, schema, whole, is_stream=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._delivery.send(iterator)
@@ -266,7 +275,7 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
             raise OptionError(
                 'A topic is only appended to, and complete mode gives all results again: use outputMode("append")'
             )
-        self._delivery = _checked(options.for_stream(), schema, OncePerBatch)
+        self._delivery = _checked(options.for_stream(), schema, OncePerBatch, is_stream=True)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._delivery.send(iterator)
@@ -278,13 +287,19 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
         self._delivery.abort()
 
 
-def _checked(options: WriteOptions, schema: StructType, exactly_once: type[AllOrNothing]) -> RowDelivery:
+def _checked(
+    options: WriteOptions, schema: StructType, exactly_once: type[AllOrNothing], *, is_stream: bool
+) -> RowDelivery:
     """What delivers rows of `schema`. Raises what would make all tasks fail."""
     check_schema(schema, options.topic)
     with options.address.open() as log:
         if options.topic is not None:
             require_topic(options.address, log, options.topic)
-    delivery = (AtLeastOnce if options.guarantee is Guarantee.AT_LEAST_ONCE else exactly_once)(options)
+    delivery: RowDelivery
+    if options.guarantee is Guarantee.AT_LEAST_ONCE:
+        delivery = AtLeastOnce(options, is_stream=is_stream)
+    else:
+        delivery = exactly_once(options)
     delivery.prepare()
     return delivery
 

@@ -26,6 +26,7 @@ from pyspark.sql.types import (
 from pyspark_mq.errors import RowError, SchemaError
 from store.format.arrays import arrow, numbers, pc
 from store.format.columns import COLUMNS
+from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.topic_names import TOPICS_OF_NOTES
 
 
@@ -163,6 +164,42 @@ def _split(messages: pa.RecordBatch, topics: pa.StringArray) -> Iterator[tuple[s
     sorted_ = messages.take(arrow(order))
     for code, name in enumerate(names):
         yield name, sorted_.slice(bounds[code], bounds[code + 1] - bounds[code])
+
+
+def with_unique_keys(batch: pa.RecordBatch, task: str, first: int) -> pa.RecordBatch:
+    """Add "<task>-<row>" to the properties of each row, as its UNIQ_KEY, unless the row has one. first: its number."""
+    if not batch.num_rows:
+        return batch
+    rows = np.arange(first, first + batch.num_rows)
+    keys = pc.binary_join_element_wise(task, arrow(rows).cast(pa.string()), "-")
+    if "properties" not in batch.schema.names:
+        names = pa.array([PROPERTY_UNIQ_KEY]).take(arrow(np.zeros(batch.num_rows, np.int64)))
+        column = pa.MapArray.from_arrays(arrow(np.arange(batch.num_rows + 1, dtype=np.int32)), names, keys)
+        return batch.append_column("properties", column)
+    index = batch.schema.get_field_index("properties")
+    return batch.set_column(index, "properties", _with_property(batch.column(index), PROPERTY_UNIQ_KEY, keys))
+
+
+def _with_property(maps: pa.MapArray, name: str, values: pa.StringArray) -> pa.MapArray:
+    """Add a property to each row that does not have it."""
+    offsets = numbers(maps.offsets).astype(np.int64)
+    lengths = np.where(numbers(maps.is_valid()), np.diff(offsets), 0)
+    row_of = np.repeat(np.arange(len(maps)), lengths)
+    within = np.arange(len(row_of)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    old = offsets[row_of] + within
+    has = np.zeros(len(maps), np.bool_)
+    has[row_of[numbers(pc.equal(maps.keys, name))[old]]] = True
+    added = np.where(has, 0, 1)
+    ends = np.cumsum(lengths + added)
+    order = np.empty(int(ends[-1]), np.int64)
+    order[(ends - added - lengths)[row_of] + within] = old
+    new = np.flatnonzero(added)
+    order[ends[new] - 1] = len(maps.keys) + new
+    names = pa.concat_arrays([maps.keys.cast(pa.string()), pa.array([name]).take(arrow(np.zeros(len(maps), np.int64)))])
+    items = pa.concat_arrays([maps.items.cast(pa.string()), values])
+    return pa.MapArray.from_arrays(
+        arrow(np.concatenate([[0], ends]).astype(np.int32)), names.take(arrow(order)), items.take(arrow(order))
+    )
 
 
 def _filled(name: str, column: pa.Array) -> pa.Array:

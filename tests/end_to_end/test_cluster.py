@@ -128,6 +128,27 @@ def test_the_sink(spark: SparkSession, store: MessageStore, serving: Serving, tm
     assert sorted((int(row.body), row.tags) for row in copied) == [(n, "AB"[n % 2]) for n in range(20)]
 
 
+def test_reader_drops_rows_of_a_batch_that_ran_twice(
+    spark: SparkSession, store: MessageStore, serving: Serving, tmp_path: Path
+) -> None:
+    put(store, range(20))
+    given = {"nameServer": serving.address, "subscribe": "orders", "startingOffsets": "earliest"}
+    checkpoint = tmp_path / "checkpoint"
+    for _ in range(2):
+        rows = spark.readStream.format("mq").options(**given).load().select("body")
+        writer = rows.writeStream.format("mq").options(
+            nameServer=serving.address, topic="copy", delivery="at-least-once", checkpointLocation=str(checkpoint)
+        )
+        assert writer.trigger(availableNow=True).start().awaitTermination(120)
+        for file in (checkpoint / "commits").glob("*0*"):
+            file.unlink()
+    copied = spark.read.format("mq").options(nameServer=serving.address, subscribe="copy")
+    frame = copied.schema("msgId string, body binary").load()
+    assert frame.count() == 40
+    once = frame.dropDuplicates(["msgId"]).collect()
+    assert sorted(int(row.body) for row in once) == [*range(20)]
+
+
 def test_what_is_wrong_is_told(spark: SparkSession, serving: Serving) -> None:
     with pytest.raises(PySparkException, match=r"no nowhere; it has copy \(1 queues\), orders \(2 queues\)"):
         spark.read.format("mq").options(nameServer=serving.address, subscribe="nowhere").load().count()

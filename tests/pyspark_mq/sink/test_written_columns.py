@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 )
 
 from pyspark_mq.errors import RowError, SchemaError
-from pyspark_mq.sink.written_columns import check_schema, sink_schema, tables_by_topic
+from pyspark_mq.sink.written_columns import check_schema, sink_schema, tables_by_topic, with_unique_keys
 from store.format.topic_names import COMMITS_TOPIC
 
 TEXT, INTEGER, BYTES = StringType(), IntegerType(), BinaryType()
@@ -135,3 +135,25 @@ def test_nulls_in_other_columns_are_none() -> None:
     first, second = table["bornTimestamp"].cast(pa.int64()).to_pylist()
     assert first == 5_000_000
     assert 0 <= second - now * 1000 < 60_000_000
+
+
+def test_rows_get_unique_keys() -> None:
+    batch = pa.RecordBatch.from_pydict({"body": ["a", "b"]})
+    found = with_unique_keys(batch, "q-7-0", 5)
+    assert found["properties"].to_pylist() == [[("UNIQ_KEY", "q-7-0-5")], [("UNIQ_KEY", "q-7-0-6")]]
+
+
+def test_rows_keep_properties_and_unique_keys() -> None:
+    maps = [[("x", "9")], [], None, [("a", "1"), ("b", "2")], [("UNIQ_KEY", "mine"), ("c", "3")], [("d", "4")]]
+    properties = pa.array(maps, pa.map_(pa.string(), pa.string()))
+    batch = pa.RecordBatch.from_arrays([properties], ["properties"]).slice(1)
+    found = with_unique_keys(batch, "t", 0)["properties"]
+    found.validate(full=True)
+    assert found.to_pylist() == [
+        [("UNIQ_KEY", "t-0")],
+        [("UNIQ_KEY", "t-1")],
+        [("a", "1"), ("b", "2"), ("UNIQ_KEY", "t-2")],
+        [("UNIQ_KEY", "mine"), ("c", "3")],
+        [("d", "4"), ("UNIQ_KEY", "t-4")],
+    ]
+    assert with_unique_keys(batch.slice(0, 0), "t", 0).num_rows == 0
