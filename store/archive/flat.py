@@ -13,8 +13,9 @@ from store.format.arrays import Bytes
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset
 from store.log.queue_files import Entries
 from store.model.errors import CorruptSegment, OffsetLost
-from store.model.log_protocol import Queue
+from store.model.log_protocol import Fingerprint, Queue
 from store.objects.any_objects import ByteReader
+from store.read.fingerprint import fingerprint
 
 _PIECE_BYTES = 4 << 20  # of the log, a request
 _ENTRIES_PIECE_BYTES = (1 << 16) * CQ_ENTRY.itemsize
@@ -163,6 +164,7 @@ class FlatQueue:
         self._end = archived.log[-1].stop if archived.log else 0
         self._ahead = objects.ahead
         self._min_offset: int | None = None
+        self._fingerprint: tuple[int, Fingerprint | None] = (0, None)  # the last one that was asked for
         self.log = FlatLog(self._log_file, self.begin)
         self.entries = FlatConsumeQueue(queue, self._read_entries, archived.max_offset)
 
@@ -193,6 +195,14 @@ class FlatQueue:
                 end = middle
             middle = (first + end) // 2
         return end
+
+    def fingerprint(self, offset: int) -> Fingerprint:
+        """Return which message is at an offset. It is read once: a reader that waits asks for the same at each look."""
+        known, found = self._fingerprint
+        if found is None or known != offset:
+            found = fingerprint(self.log, self.entries, offset)
+            self._fingerprint = offset, found
+        return found
 
     def offset_of(self, physical_offset: int) -> int | None:
         """Return the queue offset of the message whose record begins at this offset of the log, None if none does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,7 +46,6 @@ from store.model.log_protocol import (
     ReadSpec,
 )
 from store.objects.urls import storage_options, without_secrets
-from store.read.fingerprint import fingerprint
 from store.read.getting import RecordPieces
 from store.read.query import KeyQuery, offset_by_time
 from store.read.scan import CheckedBlock, Decoding, checked_blocks, scan_queue
@@ -116,6 +116,7 @@ class PolledHeld:
 
 Found = TypeVar("Found")
 
+_RECENT_SECONDS = 0.05
 _READ_ONLY = "an archive is only read; 'pyspark-mq restore' makes a store of it"
 _NONE = np.empty(0, np.int64)
 _MAX_BODY_BYTES = StoreConfig().maxDecompressedMessageSize
@@ -159,19 +160,22 @@ class ArchiveLog:
     def __init__(self, place: ArchivePlace) -> None:
         self._place = place
         self._known: ArchivedQueues | None = None
+        self._read_at = -math.inf  # time.monotonic() at the last look at the metadata
+        # Looks that follow each other at once are one request to a remote archive: such as one that ends a wait, and
+        # the next one's first.
+        self._recent = _RECENT_SECONDS if place.objects.ahead else 0.0
 
     def topics(self, wanted: NameFilter | None = None, oldest: float = 0.0) -> Mapping[str, tuple[Queue, ...]]:
-        found = self._queues().catalog.of_topics()
+        found = self._queues(oldest).catalog.of_topics()
         return {topic: found[topic] for topic in filter(wanted, found)}
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         asked = list(queues)
-        return self._steady(
-            lambda queues: {it.queue: Bounds(it.min_offset(), it.archived.max_offset) for it in queues.archived(asked)}
-        )
+        return self._steady(lambda archived: _bounds(archived, asked))
 
     def look(self, queues: Iterable[Queue]) -> LogLook:
-        return LogLook(self.bounds(queues), {})
+        asked = list(queues)
+        return LogLook(self._steady(lambda archived: _bounds(archived, asked), self._recent), {})
 
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
         asked = list(queues)
@@ -218,22 +222,24 @@ class ArchiveLog:
         pieces = self.with_keys(there, [msg_id])
         return [message for piece in pieces for message in self.messages(piece) if message.msg_id == msg_id]
 
-    def _steady(self, look: Callable[[ArchivedQueues], Found]) -> Found:
-        """Return what `look` returns for the catalog as it is now. Raises as `look`.
+    def _steady(self, look: Callable[[ArchivedQueues], Found], oldest: float = 0.0) -> Found:
+        """Return what `look` returns for the catalog as it was at most `oldest` seconds ago. Raises as `look`.
 
         An object that the catalog names may be deleted concurrently: then look again, by a newer catalog.
         """
+        queues = self._queues(oldest)
         while True:
-            queues = self._queues()
             try:
                 return look(queues)
             except (OffsetLost, CorruptSegment):  # or another object has its name now, and is shorter
                 self.look_again()
                 if self._queues() is queues:
                     raise
+                queues = self._queues()
 
     def look_again(self) -> None:
         """Read the metadata again the next time, however young the known ones are."""
+        self._read_at = -math.inf
         self._place.look_again()
 
     def reaches(self, queue: Queue, kin: Kin) -> bool:
@@ -259,26 +265,20 @@ class ArchiveLog:
         return self._steady(archived)
 
     def fingerprints(self, positions: Positions) -> Fingerprints:
-        def archived(queues: ArchivedQueues) -> Fingerprints:
-            found = {}
-            for it in queues.archived(positions):
-                last = positions[it.queue] - 1
-                if it.min_offset() <= last < it.archived.max_offset:
-                    found[it.queue] = fingerprint(it.log, it.entries, last)
-            return found
-
-        return self._steady(archived) if positions else {}  # each look at the metadata is a request
+        return self._steady(lambda archived: _fingerprints(archived, positions)) if positions else {}
 
     def replaced(self, positions: Positions, last: Fingerprints) -> list[Queue]:
         asked = {queue: position for queue, position in positions.items() if position > 0 and queue in last}
-        if not asked:
-            return []
-        now = self.fingerprints(asked)
-        return [
-            it.queue
-            for it in self._queues().archived(asked)
-            if now.get(it.queue) != last[it.queue] and _is_strange(it, asked[it.queue], last[it.queue])
-        ]
+
+        def replaced(archived: ArchivedQueues) -> list[Queue]:
+            now = _fingerprints(archived, asked)
+            return [
+                it.queue
+                for it in archived.archived(asked)
+                if now.get(it.queue) != last[it.queue] and _is_strange(it, asked[it.queue], last[it.queue])
+            ]
+
+        return self._steady(replaced, self._recent) if asked else []
 
     def scan(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
         check_columns(spec.columns)
@@ -342,11 +342,11 @@ class ArchiveLog:
 
     def wait(self, seen: Positions, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        while all(bounds.max_offset == seen[queue] for queue, bounds in self.bounds(seen).items()):
+        while all(bounds.max_offset == seen[queue] for queue, bounds in self.look(seen).bounds.items()):
             left = deadline - time.monotonic()
-            if left <= 0:
+            time.sleep(max(0.0, min(left, POLL_SECONDS)))
+            if left <= POLL_SECONDS:  # the caller looks
                 return
-            time.sleep(min(left, POLL_SECONDS))
 
     def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> PolledHeld:
         return PolledHeld(self.bounds, begin, deadline, idle)
@@ -362,15 +362,32 @@ class ArchiveLog:
     ) -> None:
         self.close()
 
-    def _queues(self) -> ArchivedQueues:
-        """Return the queues as the metadata says now, the same object as long as that stays the same."""
+    def _queues(self, oldest: float = 0.0) -> ArchivedQueues:
+        """Return the queues as the metadata said at most `oldest` seconds ago; the same object while it is the same."""
+        known = self._known
+        if known is not None and time.monotonic() < self._read_at + oldest:
+            return known
         catalog = self._place.load()
         if catalog is None:
             raise NoArchive(f"{self._place.url}: its metadata is gone; restore {self._place.metadata} from a copy")
-        known = self._known
         if known is None or known.catalog is not catalog:
             known = self._known = ArchivedQueues(self._place, catalog)
+        self._read_at = time.monotonic()
         return known
+
+
+def _bounds(archived: ArchivedQueues, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
+    return {it.queue: Bounds(it.min_offset(), it.archived.max_offset) for it in archived.archived(queues)}
+
+
+def _fingerprints(archived: ArchivedQueues, positions: Positions) -> Fingerprints:
+    """Return which message is before each position; not if it is deleted."""
+    found = {}
+    for it in archived.archived(positions):
+        last = positions[it.queue] - 1
+        if it.min_offset() <= last < it.archived.max_offset:
+            found[it.queue] = it.fingerprint(last)
+    return found
 
 
 def _scan(it: FlatQueue, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
