@@ -62,16 +62,14 @@ class Waits(NamedTuple):
     def of(levels: Ints, deliver_at: Ints, now: int) -> Waits | None:
         """Return the delays; None if no message is delayed. A time that is past is no delay.
 
-        Raises `MessageRefused` for an unknown level, for a time farther away than RocketMQ's brokers allow, and for a
-        message with both.
+        As in RocketMQ, a level above the last one is the last one, a level below 0 is none, and a level overrides a
+        time. Raises `MessageRefused` for a time farther away than RocketMQ's brokers allow.
         """
-        for level in levels[(levels < 0) | (levels > LEVELS)][:1].tolist():
-            raise illegal(f"delay_level {level}: there are levels 1 (1 s) to {LEVELS} (2 h); else deliver_at")
+        levels = np.clip(levels, 0, LEVELS)
+        deliver_at = np.where(levels > 0, _NEVER, deliver_at)
         for time in deliver_at[deliver_at > now + TIMER_MAX_DELAY_MS][:1].tolist():
             days = TIMER_MAX_DELAY_MS / 86_400_000
             raise illegal(f"deliver_at {time}: more than {days:g} days from now; it is ms since 1970, as in RocketMQ")
-        if ((levels > 0) & (deliver_at != _NEVER)).any():
-            raise illegal("delay_level and deliver_at in one message: give one of them")
         waits = Waits(levels, np.where(deliver_at > now, deliver_at, _NEVER))
         return waits if (waits.levels > 0).any() or (waits.deliver_at > 0).any() else None
 

@@ -44,8 +44,9 @@ class Message:
     can be put again.
     queue_id: None lets the store choose: by the hash of `sharding_key` if there is one, else round robin.
     born_timestamp: ms since the epoch, of the years 1 to 9999; None is now.
-    delay_level: deliver it later: 1 to 18 for 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 h, 2 h. deliver_at: or then, ms
-    since the epoch, at most three days away. Until then it is in a topic of the broker's own.
+    delay_level: deliver it later: 1 to 18 for 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 h, 2 h; above as 18, below 0 as 0.
+    deliver_at: without a level, deliver it then, ms since the epoch, at most three days away. Until then it is in a
+    topic of the broker's own.
     """
 
     topic: str

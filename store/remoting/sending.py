@@ -16,7 +16,6 @@ import numpy.typing as npt
 from store.broker.half_messages import Half
 from store.broker.retries import DEAD_LETTER_QUEUES, send_back
 from store.files.consumer_offsets import GroupConfigs
-from store.format.delayed import LEVELS
 from store.format.inflating import inflated_size
 from store.format.layout import (
     DLQ_TOPIC_PREFIX,
@@ -169,12 +168,10 @@ def _must_inflate(parts: Sequence[Batched], sys_flag: int, max_bytes: int) -> No
 
 
 def _message(header: SendMessage, part: Batched) -> Message:
-    """As RocketMQ's broker does it, the largest delay level stands for larger ones, one below 0 is none, and a delay
-    level counts instead of a time. Raises `RequestRefused` for a delay that is no number.
-    """
+    """Raises `RequestRefused` for a delay that is no number."""
     properties = decode_properties(part.properties)
-    level = max(0, min(_number(properties, PROPERTY_DELAY) or 0, LEVELS))
-    if level:
+    level = _number(properties, PROPERTY_DELAY) or 0
+    if level > 0:  # it overrides a time, whatever that is
         for name in (PROPERTY_DELIVER_AT, *_DELAYS_MS):
             properties.pop(name, None)
     if header.reconsume_times and level:  # clients before 4.6.1 send back with all properties of what was committed

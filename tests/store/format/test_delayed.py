@@ -80,11 +80,25 @@ def test_a_table(tmp_path: Path) -> None:
         assert [each.body for each in all_of(store, "orders")] == [b"b", b"c"]
         assert placed.queue_ids.tolist() == [2, 0, 0, 2]
         assert placed.queue_offsets.tolist() == [0, 0, 1, 1]
-        with pytest.raises(MessageRefused, match="delay_level 19: there are levels"):
-            store.append_table("orders", pa.table({"body": ["a"], "delayLevel": [19]}))
         with pytest.raises(InvalidColumns, match="'delayLevel' is string"):
             store.append_table("orders", pa.table({"body": ["a"], "delayLevel": ["3"]}))
     assert verify(tmp_path).findings == []
+
+
+def test_levels_are_what_rocketmq_makes_of_them(tmp_path: Path) -> None:
+    """18 for higher ones (a client's 16th send-back asks for 19), none below 0, and no time beside a level."""
+    far = NOW * 1000
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("orders", 1)
+        store.put_many([Message("orders", b"a", delay_level=19), Message("orders", b"b", delay_level=-1)])
+        store.put(Message("orders", b"c", delay_level=4, deliver_at=far))
+        table = {"body": ["d", "e", "f"], "delayLevel": [1 << 40, -7, 4], "deliverAt": [0, 0, far]}
+        store.append_table("orders", pa.table(table))
+        assert [(each.queue_id + 1, each.body) for each in all_of(store, SCHEDULE_TOPIC)] == [
+            (4, b"c"), (4, b"f"), (18, b"a"), (18, b"d"),
+        ]  # fmt: skip
+        assert [each.body for each in all_of(store, "orders")] == [b"b", b"e"]
+        assert TIMER_TOPIC not in store.topics() or not all_of(store, TIMER_TOPIC)
 
 
 def test_the_queues_are_made_anew_as_they_were(tmp_path: Path) -> None:
@@ -101,13 +115,10 @@ def test_the_queues_are_made_anew_as_they_were(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"delay_level": 19}, "levels 1 .1 s. to 18 .2 h.; else deliver_at"),
-        ({"delay_level": -1}, "delay_level -1"),
         ({"delay_level": "3"}, "must be a whole number"),
         ({"delay_level": 1 << 70}, "no number of 64 bits"),
         ({"deliver_at": 1.5}, "must be a whole number"),
         ({"deliver_at": NOW * 1000}, "more than 3 days from now; it is ms since 1970"),
-        ({"deliver_at": 5, "delay_level": 1}, "give one of them"),
     ],
 )
 def test_refused(tmp_path: Path, fields: dict[str, object], why: str) -> None:
