@@ -1,4 +1,4 @@
-"""Messages of many clients on their way into the store: what comes while one append is under way goes into the next."""
+"""Messages of many clients on their way into the store: those that come during an append go into the next one."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ class Appending:
         """Append messages of one topic side by side; fields: of all their records' headers, the same
         names in every call, see `Append.add_messages`.
 
-        new_queues: with how many queues the topic is made if it is not there; 0: it is not made. Where they went, once
-        readers see them; or what `MessageStore.put` raises.
+        new_queues: the number of queues with which a missing topic is created; 0: it is not created. Returns the
+        places of the messages, once readers see them, or raises as `MessageStore.put`.
         """
         appended: Future[AppendResult] = Future()
         with self._lock:
             if not self._waiting:
-                self._thread.submit(self._append_waiting)  # first: where no thread can be begun, nothing waits for one
+                self._thread.submit(self._append_waiting)  # first: if no thread can start, nothing waits for one
             self._waiting.append(_Waiting(messages, fields, new_queues, appended))
         return appended
 
     def stop(self) -> None:
-        """After what is waiting was appended."""
+        """Stop after the waiting messages were appended."""
         self._thread.shutdown()
 
     def _append_waiting(self) -> None:
         with self._lock:
             waiting = list(self._waiting)
             self._waiting.clear()
-        if not waiting:  # what was to be done when no thread could be begun
+        if not waiting:  # an earlier job, for which no thread could start, came first
             return
         together: Future[AppendResult] = Future()
         settle(together, lambda: self._append(waiting))
@@ -72,7 +72,7 @@ class Appending:
             settle(each.appended, partial(_some, together, rows))
 
     def _append(self, waiting: list[_Waiting]) -> AppendResult:
-        """Append what is not refused. Whose messages are refused is told."""
+        """Append all but the refused messages, whose senders get the error."""
         append = self._store.begin()
         try:
             append.add_messages(*_all_of(waiting))  # the fixed cost of it once

@@ -26,8 +26,8 @@ _OPAQUES = 1 << 31
 class Client(Opened):
     """Asks any addresses, from any threads; a context manager. Its connections share one thread.
 
-    A connection is made when it is needed, and again after it was lost: what was under way on it has failed. One on
-    which nothing comes while an answer is due is given up, for it may lead nowhere any more, and nobody would say so.
+    A connection is made when it is needed, and again after it was lost; its unanswered requests fail. A connection on
+    which nothing comes while an answer is due is given up: it may be broken without a sign.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class Client(Opened):
         tls: Tls | None = None,
         heard: Callable[[Command], None] = lambda command: None,
     ) -> None:
-        """timeout: seconds to wait for an answer, connecting included, where a request does not say. heard: called, in
-        the connections' thread, with what brokers tell without being asked."""
+        """timeout: seconds to wait for an answer, connecting included, unless a request says otherwise. heard: called,
+        in the connections' thread, with what brokers tell without being asked."""
         super().__init__("a client of RocketMQ's protocol", "store.remoting.client.Client()")
         self._timeout = timeout
         self._tls = None if tls is None else tls.context()

@@ -220,7 +220,7 @@ def _wrong(what: str) -> BadFrame:
 
 
 class Frames:
-    """Cuts the bytes of one connection into frames. It keeps those of an unfinished frame."""
+    """Cuts the bytes of one connection into frames. It keeps the bytes of an unfinished frame."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

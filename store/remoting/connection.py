@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
         except OSError as error:
             self.connection_lost(error)
             return
-        if secured is None:  # it was closed meanwhile
+        if secured is None:  # it was closed since
             self.connection_lost(None)
             return
         self._transport = secured
@@ -198,7 +198,7 @@ class Connection(asyncio.Protocol):
         self._note_frame(is_new)
 
     def _note_frame(self, is_new: bool) -> None:
-        """is_new: what is waited for begins behind a frame that came just now."""
+        """is_new: a frame was complete just now, and the wait for the next one begins."""
         if self.is_stuck_writing:
             return
         if not self._frames or self._reasons_to_pause:

@@ -46,7 +46,7 @@ def not_connected(address: str, error: OSError, hint: str, *, tls: bool) -> Remo
     if isinstance(error, ssl.SSLCertVerificationError):
         return Untrusted(
             f"{address}: its certificate is not trusted: {error.verify_message}. Is this the right server? Then name a "
-            "file with its certificate, or with that of who signed it (option tlsCaFile)"
+            "file with its certificate, or with its authority's (option tlsCaFile)"
         )
     if tls and isinstance(error, ssl.SSLError | ConnectionResetError):
         said = f" ({error.reason})" if isinstance(error, ssl.SSLError) and error.reason else ""

@@ -128,7 +128,7 @@ class HeartBeats:
         return of_json({"consumerIdList": ids})
 
     def _notify(self, group: str) -> None:
-        """Tell a group's consumers that its members changed, so that they share the queues anew."""
+        """Tell a group's consumers that its members changed, so that they share the queues again."""
         if not self.clients.sharing(group):
             self._offsets.persist()  # consumers beside the server, which go by the files, may join now
         with self._joining:

@@ -49,7 +49,7 @@ class Response:
     body: Sequence[Bytes] = ()
 
 
-Handler = Callable[[Request], Any]  # of a Response, or of a Future of one where it may take a while
+Handler = Callable[[Request], Any]  # returns a Response, or a Future of one
 Answer = Response | Future[Any]  # of a Response, or of another such Future
 
 _CODES: tuple[tuple[tuple[type[StoreError], ...], ResponseCode], ...] = (

@@ -174,7 +174,7 @@ def _message(header: SendMessage, part: Batched) -> Message:
     if level > 0:  # it overrides a time, whatever that is
         for name in (PROPERTY_DELIVER_AT, *_DELAYS_MS):
             properties.pop(name, None)
-    if header.reconsume_times and level:  # clients before 4.6.1 send back with all properties of what was committed
+    if header.reconsume_times and level:  # clients before 4.6.1 send back with all properties of a committed message
         properties.pop(PROPERTY_TRANSACTION, None)
     return Message(
         header.topic,
@@ -274,8 +274,8 @@ class SendBacks:
 
 
 def _must_be_meant(message: StoredMessage, header: SendBack) -> None:
-    """Raises `RequestRefused` where a client says by its topic, or by its producer's id, that it means another message;
-    it sends that one back as a new one then."""
+    """Raises `RequestRefused` if the client means another message, by its topic or its producer's id. The client then
+    sends that message back as a new one."""
     must_be_of(message, header.origin_topic)
     own, meant = message.properties.get(PROPERTY_UNIQ_KEY), header.origin_msg_id
     if own and meant and meant != own and not _is_of_place(meant, header.offset):

@@ -42,7 +42,7 @@ class BrokerConfig:
     def load(path: str | os.PathLike[str]) -> BrokerConfig:
         """Read settings from a properties file; the others have their defaults, and unknown names are ignored.
 
-        Raises `ConfigError`, naming file, line and what is wrong.
+        Raises `ConfigError`, naming file, line and mistake.
         """
         found = [entry for entry in entries(Path(path)) if entry[1] in BROKER_SETTINGS]
         values = {key: parsed(where, key, text, BROKER_SETTINGS[key]) for where, key, text in found}

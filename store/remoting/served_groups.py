@@ -1,4 +1,4 @@
-"""Groups: their settings, offsets and resets, how far they have read, and who is in them."""
+"""Groups: their settings, offsets and resets, progress, and members."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TO_THE_END = -1
 # Those that count here: numbers up to, and those that are true or false.
 _NUMBERS = {"retryMaxTimes": INT_MAX, "retryQueueNums": MAX_QUEUES}
 _SWITCHES = ("consumeEnable", "consumeBroadcastEnable")
-# Of one group: everybody reads the file of all, also whose stack has less room for what is nested.
+# Of one group: processes with less stack for nested values read the file, too.
 _MAX_SETTINGS_BYTES, _MAX_NESTED = 64 << 10, 500
 
 
@@ -104,7 +104,7 @@ class ServedGroups:
         return Response()
 
     def _offset(self, request: Request) -> Response:
-        """A group without an offset begins at 0 where all messages are there still, as RocketMQ's do."""
+        """A group without an offset begins at 0 if the queue still has all messages, as with RocketMQ."""
         header = GroupQueue.of(request.command.fields)
         offset = self._offsets.committed(header.consumer_group, Queue(header.topic, header.queue_id))
         if offset is None:
@@ -135,7 +135,7 @@ class ServedGroups:
         return written
 
     def _reset(self, request: Request) -> Answer:
-        """Set offsets, and tell the group's consumers, who would go on where they are."""
+        """Set offsets, and tell the group's consumers, which would go on from theirs."""
         header = ResetOffset.of(request.command.fields)
         queues = self._store.topics().get(header.topic, 0)
         if not queues:
@@ -159,7 +159,7 @@ class ServedGroups:
         return Response(body=(body,))
 
     def _begin(self, header: ResetOffset, queue: Queue) -> int:
-        """Where the group is to read on; without `force` not behind where it is."""
+        """Return the offset to read from; without `force` not ahead of the group's own."""
         if header.offset is not None and header.offset >= 0:
             return min(header.offset, self._store.max_offset(queue.topic, queue.queue_id))
         if header.timestamp == _TO_THE_END:

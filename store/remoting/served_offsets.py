@@ -27,7 +27,7 @@ _logger = logging.getLogger("store.remoting")
 class ServedOffsets:
     """RocketMQ's ConsumerOffsetManager: the last commit counts, also a smaller offset. Threads may share it.
 
-    Only commits that are not in the files yet are kept. They replace what another process commits meanwhile.
+    Only commits that are not in the files yet are kept. They replace commits of other processes since.
     """
 
     def __init__(self, store: MessageStore) -> None:

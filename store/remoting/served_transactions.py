@@ -54,14 +54,14 @@ class ServedTransactions:
         return self._thread.submit(self._prepare, group, replace(message, properties=own), fields, new_queues)
 
     def check(self) -> None:
-        """Ask the producers that are connected for what they left open: one step, to be called every now and then. One
-        group is asked after the other, and what clients want is done between them."""
+        """Ask the connected producers about their open half messages: one step, to be called regularly. One group is
+        asked after the other, and requests of clients are handled between them."""
         with suppress(RuntimeError):  # it is over
             for group in self._thread.submit(self._asked).result():
                 self._thread.submit(self._check, group).result()
 
     def stop(self) -> None:
-        """After what was begun."""
+        """Stop after the running work."""
         self._thread.shutdown()
 
     # --- in the thread -----------------------------------------------------------------------------------
@@ -118,8 +118,8 @@ class ServedTransactions:
         return present
 
     def _check(self, group: str) -> None:
-        """Count first, as RocketMQ does: what is counted is put again, and asked for at its new place. A producer that
-        does not read is not asked: what it is to be shown would stay in memory."""
+        """Count first, as RocketMQ does: that puts a half message again, and it is asked for at its new place. A
+        producer that does not read is not asked: the question would stay in memory."""
         producers = [each.connection for each in self._clients.producers(group).values()]
         reading = [connection for connection in producers if not connection.is_stuck_writing]
         if not reading:

@@ -26,8 +26,8 @@ from store.remoting.threads import LEAVE_SECONDS, LoopThread, Turns
 _logger = logging.getLogger("store.remoting")
 _SWEEP_SECONDS = 1.0
 _SURVEY_THREADS = 2  # one of them for one connection at most
-# Of one connection these are done in the order in which they came, for that is what they mean: a client sets its group
-# back and asks at once where it is, gives a queue's lock back and takes it again, and leaves when all else is said.
+# Of one connection these are handled in the order in which they came: a client resets its group and asks for its offset
+# at once, gives a queue's lock back and takes it again, and unregisters last.
 _IN_ORDER = (
     RequestCode.UPDATE_CONSUMER_OFFSET,
     RequestCode.QUERY_CONSUMER_OFFSET,
@@ -63,7 +63,7 @@ class Processors:
     quick: run in the loop's thread, so they must not wait for anything; they return None for a request that needs a
     worker. waiting: run in `turns`. lost: called with each connection that is over, in
     the loop's thread. check: raises `RequestRefused` for a request that its sender may not make;
-    None: everybody may make all.
+    None: all clients may make all requests.
     """
 
     turns: Turns
@@ -108,10 +108,10 @@ class Server(Opened):
         return len(self._intake)
 
     def close(self, stop: Callable[[], None] = lambda: None) -> None:
-        """Take no more connections, answer what is under way (see `Turns.close`), and close; the second time this does
-        nothing.
+        """Take no more connections, answer the running requests (see `Turns.close`), and close; the second time this
+        does nothing.
 
-        stop: makes those answer that wait for something; called once no more connections come.
+        stop: called then, answers the requests that wait for something.
         """
         if self._is_over:
             return
@@ -127,7 +127,7 @@ class Server(Opened):
     async def _listen(self, host: str, port: int) -> tuple[asyncio.Server, str]:
         loop = asyncio.get_running_loop()
         secure: Secure | None = None
-        if self._tls is not None:  # not by the listener, which would not tell of those who never end the handshake
+        if self._tls is not None:  # not by the listener, which does not report unfinished handshakes
             seconds = self._stuck_seconds
             secure = partial(loop.start_tls, sslcontext=self._tls, server_side=True, ssl_handshake_timeout=seconds)
         server = await loop.create_server(

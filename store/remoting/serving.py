@@ -122,8 +122,9 @@ class Serving:
         return self._hold.held
 
     def close(self) -> None:
-        """Answer what is under way, held pulls too, and leave. The second time, and in a forked process, this does
-        nothing."""
+        """Answer running requests and held pulls, and leave. The second time, and in a forked process, this does
+        nothing.
+        """
         if self._server.is_forked:  # its parent noted more since
             return
         self._is_leaving = True
@@ -156,7 +157,7 @@ async def _every(seconds: float, step: Callable[[], object]) -> None:
 async def _done(step: Callable[[], object], otherwise: str) -> None:
     try:
         await asyncio.to_thread(step)
-    except Exception as error:  # or it would be done no more, and nobody knew
+    except Exception as error:  # else it would never be done again, without a word
         _logger.warning("%s; %s", error, otherwise, exc_info=not isinstance(error, StoreError))
 
 
@@ -172,7 +173,7 @@ def serve(
     """Serve a store that is open for writing to RocketMQ's clients, in threads of this process, until `close`.
 
     listen: "host:port"; port 0 is any free one, see `Serving.address`. Routes name the address by which a client
-    connected. access: who may do what; None allows everything to everybody. tls: if given, clients have to use TLS
+    connected. access: the rights of accounts; None allows everything to all. tls: if given, clients have to use TLS
     (`useTLS`). Other handles, of this process and of others, may use the store at the same time.
 
     Raises `InvalidArgument` for a malformed address, `StoreUnavailable` if this cannot listen there.

@@ -81,7 +81,7 @@ class LoopThread:
 
 
 LEAVING = "the broker is leaving"
-LEAVE_SECONDS = 5.0  # in which what was asked may still be begun
+LEAVE_SECONDS = 5.0  # in which waiting requests may still begin
 
 
 class _Work(NamedTuple):
@@ -114,8 +114,8 @@ class Turns:
     def begin(
         self, connection: Connection, work: Callable[[], Result], *, after_others: bool = False
     ) -> Future[Result]:
-        """What `work` answers or raises, called in another thread; also where the connection is over by then.
-        after_others: once all is done that the connection asked for before.
+        """Return the future of `work`, called in another thread, even if the connection is over by then. after_others:
+        after all earlier requests of the connection.
         """
         answered: Future[Result] = Future()
         with self._changed:
@@ -131,12 +131,12 @@ class Turns:
         return answered
 
     def drop(self, connection: Connection) -> None:
-        """What is not begun yet of a connection is never begun."""
+        """Drop the waiting requests of a connection."""
         with self._changed:
             self._waiting.pop(connection, None)
 
     def look(self) -> None:
-        """Whose other end reads again, or is gone, may go on: to be called now and then."""
+        """Go on with connections whose peer reads again, or that are over; call it regularly."""
         with self._changed:
             self._changed.notify_all()
 
@@ -148,8 +148,8 @@ class Turns:
             self._changed.notify_all()
 
     def close(self, seconds: float = LEAVE_SECONDS) -> None:
-        """Take no more; all that was asked is done when this returns, or refused where it was not begun in time: a
-        client may have asked for hours of it."""
+        """Take no more; when this returns, all requests were handled, or refused if they did not begin in time: a
+        client may have asked for hours of work."""
         with self._changed:
             self._is_over = True
             self._until = time.monotonic() + seconds
@@ -188,7 +188,7 @@ class Turns:
                 self._idle -= 1
 
     def _may_go_on(self, connection: Connection) -> bool:
-        if self._waiting[connection][0].after_others and self._begun[connection]:  # who leaves does it in order, too
+        if self._waiting[connection][0].after_others and self._begun[connection]:  # also when a client unregisters
             return False
         is_served = connection.is_over or not connection.is_stuck_writing
         return self._is_over or (is_served and self._begun[connection] < self._share)

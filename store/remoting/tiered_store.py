@@ -1,7 +1,7 @@
 """A served store, read through to its archive: clients see the log that readers of the directory see.
 
-The archive is asked in the same cases as by RocketMQ's tiered storage (TieredMessageStore): for messages, where a queue
-begins, offsets by time, look-ups by key, and store times.
+The archive is asked in the same cases as by RocketMQ's tiered storage (TieredMessageStore): for messages, the begin of
+a queue, offsets by time, look-ups by key, and store times.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ArchiveReads:
         self._seconds = seconds
         self._turns = Turns(_THREADS, "mq-archive")
         self._lock = threading.Lock()
-        self._until: dict[Future[Any], tuple[float, Connection]] = {}  # time.monotonic(), and who asked
+        self._until: dict[Future[Any], tuple[float, Connection]] = {}  # time.monotonic(), and the connection
         self._said: dict[str, float] = {}
 
     def begin(self, connection: Connection, work: Callable[[], Result]) -> Future[Result]:
@@ -69,7 +69,7 @@ class ArchiveReads:
         return answered
 
     def lost(self, connection: Connection) -> None:
-        """Nobody is there any more to be answered."""
+        """Forget the requests of a connection that is over."""
         self._turns.drop(connection)
         with self._lock:
             self._until = {answered: asked for answered, asked in self._until.items() if asked[1] is not connection}
@@ -125,7 +125,7 @@ class ArchiveReads:
 
 
 def _settle(answered: Future[Any], result: object) -> None:
-    """Unless it was refused meanwhile."""
+    """Set the result, unless the request was refused since."""
     with suppress(InvalidStateError):
         if isinstance(result, BaseException):
             answered.set_exception(without_frames(result) if isinstance(result, StoreError) else result)
