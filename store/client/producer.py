@@ -14,16 +14,18 @@ from typing import Any, overload
 import pyarrow as pa
 
 from store.api.message_store import MessageStore
+from store.client.cluster_appends import ClusterAppends
 from store.client.producer_buffer import Buffer, BufferLimits
 from store.client.producer_future import Row, SendFuture, already_stored
 from store.client.producer_memory import Memory
 from store.client.producer_sender import Sender
 from store.client.replies import Replies
+from store.cluster.address import SCHEME, ClusterAddress
 from store.files.opened import Opened
 from store.format.layout import RECORD_HEADER
 from store.format.message import Message, check_mapping, illegal
 from store.format.stored_message import StoredMessage
-from store.model.errors import InvalidArgument, NoReply
+from store.model.errors import InvalidArgument, NoReply, UnsupportedStore
 from store.model.integers import integer, span
 
 _NO_MESSAGES = pa.schema([("body", pa.binary())]).empty_table()
@@ -43,7 +45,7 @@ class Producer(Opened):
 
     def __init__(
         self,
-        store: str | os.PathLike[str] | MessageStore,
+        store: str | os.PathLike[str] | MessageStore | ClusterAddress,
         name: str | None = None,
         *,
         linger: float = 0.0,
@@ -51,7 +53,8 @@ class Producer(Opened):
         buffer_bytes: int = 8 << 20,
         timeout: float = 60.0,
     ) -> None:
-        """Open a producer for the store at a path, which has to be there, or for one that is open, and stays so.
+        """Open a producer for the store at a path, which has to be there, or for one that is open, and stays so; or for
+        a cluster, as "rocketmq://host:port" of its name servers, or as a `ClusterAddress`.
 
         name: of one whose messages have sequences, ascending in each topic: the store remembers the last of them, and
         what is sent again after a restart is not appended again. One producer has a name at a time.
@@ -69,7 +72,10 @@ class Producer(Opened):
             span("timeout", timeout),
         )
         owns = not isinstance(store, MessageStore)
-        self._store = MessageStore.open(store, create=False) if not isinstance(store, MessageStore) else store
+        self._cluster = _cluster(store)
+        if name is not None and self._cluster is not None:
+            raise UnsupportedStore(f"{self._cluster.path}: a cluster keeps no names of producers; leave the name out")
+        self._store = self._cluster or _opened(store)
         what = f"{self._store.path}: producer" + ("" if name is None else f" {name!r}")
         super().__init__(what, f"Producer({str(self._store.path)!r})")
         self._topics: set[str] = set()
@@ -78,7 +84,7 @@ class Producer(Opened):
         self._replies: Replies | None = None
         self._first_request = threading.RLock()
         try:
-            if name is not None:
+            if name is not None and isinstance(self._store, MessageStore):
                 self._memory = Memory(self._store, name)
             self._sender = Sender(what, self._store, self._buffer, self._memory, owns=owns)
             self._sender.start()
@@ -159,6 +165,8 @@ class Producer(Opened):
             check_mapping(properties)
             properties = dict(properties)
         row = body, tags, keys, properties, queue_id, sharding_key, flag, born_timestamp, delay_level, deliver_at
+        if self._cluster is not None:
+            row = self._cluster.with_id(row)
         if sequence is not None or self._memory is not None:
             return self._send_once(topic, row, sequence)
         return self._buffer.add(topic, row, _HEADER_BYTES + len(body))
@@ -180,6 +188,8 @@ class Producer(Opened):
         where the producer is closed meanwhile.
         """
         self.must_be_open()
+        if isinstance(self._store, ClusterAppends):
+            raise UnsupportedStore(f"{self._what}: requests are for a directory; a cluster does not pass replies on")
         if self._memory is not None:
             raise InvalidArgument(f"{self._what}: requests have no sequences; make them by a producer without a name")
         deadline = time.monotonic() + span("timeout", timeout)
@@ -273,6 +283,17 @@ class Producer(Opened):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _cluster(place: object) -> ClusterAppends | None:
+    """Return what appends to a cluster, None for another place."""
+    if isinstance(place, str) and place.startswith(SCHEME):
+        place = ClusterAddress.parse(place.removeprefix(SCHEME))
+    return ClusterAppends(place) if isinstance(place, ClusterAddress) else None
+
+
+def _opened(store: Any) -> MessageStore:
+    return store if isinstance(store, MessageStore) else MessageStore.open(store, create=False)
 
 
 def _copied(body: object) -> bytes:

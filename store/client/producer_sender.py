@@ -12,6 +12,7 @@ from typing import Any
 
 from store.api.message_store import MessageStore
 from store.api.writer import Append
+from store.client.cluster_appends import ClusterAppends, MessageAppend
 from store.client.producer_buffer import Buffer
 from store.client.producer_future import Failure, Lot, Outcome, PlacedRows
 from store.client.producer_memory import Memory
@@ -43,7 +44,7 @@ class Sender(threading.Thread):
     def __init__(
         self,
         what: str,
-        store: MessageStore,
+        store: MessageStore | ClusterAppends,
         buffer: Buffer,
         memory: Memory | None,
         *,
@@ -172,7 +173,7 @@ class Sender(threading.Thread):
         self.join()
 
 
-def _add(append: Append, topic: str, columns: Sequence[Sequence[Any]]) -> None:
+def _add(append: Append | MessageAppend, topic: str, columns: Sequence[Sequence[Any]]) -> None:
     """Add messages, many through columns."""
     if len(columns[0]) >= MANY:
         with suppress(NotColumns):

@@ -1,0 +1,69 @@
+"""`ClusterAppends`: a cluster as a producer appends to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple
+from itertools import count, groupby
+from typing import Any
+from uuid import uuid4
+
+from store.client.producer_future import Row
+from store.cluster.address import ClusterAddress
+from store.cluster.cluster_writer import ClusterAppend
+from store.files.config import StoreConfig
+from store.files.figures import Figures
+from store.format.encoding import NotColumns, table_of
+from store.format.layout import PROPERTY_UNIQ_KEY
+from store.format.message import Message, illegal
+from store.publish.placing import AppendResult
+
+_PROPERTIES = 3  # in a row
+
+
+class ClusterAppends:
+    """Offers a producer the verbs of `MessageStore` that it uses. Each message has an id of its own, `UNIQ_KEY`."""
+
+    def __init__(self, address: ClusterAddress) -> None:
+        """Raises `Unreachable` if no name server answers."""
+        self.path = str(address)
+        self.config = StoreConfig()
+        self.figures = Figures()
+        self._writer = address.open_writer()
+        self._prefix = uuid4().hex.upper()[:24]
+        self._numbers = count()
+
+    def begin(self) -> MessageAppend:
+        return MessageAppend(self._writer.begin())
+
+    def with_id(self, row: Row) -> Row:
+        """Return a row with an id, unless it has one: a message that is sent again has the same."""
+        properties = row[_PROPERTIES]
+        if PROPERTY_UNIQ_KEY in properties:
+            return row
+        key = f"{self._prefix}{next(self._numbers) & 0xFFFFFFFF:08X}"
+        return (*row[:_PROPERTIES], {**properties, PROPERTY_UNIQ_KEY: key}, *row[_PROPERTIES + 1 :])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class MessageAppend:
+    """An append to a cluster that takes messages, too."""
+
+    def __init__(self, append: ClusterAppend) -> None:
+        self._append = append
+
+    def add(self, topic: str, table: Any) -> None:
+        self._append.add(topic, table)
+
+    def add_messages(self, messages: Sequence[Message]) -> None:
+        """Raises `MessageRefused` if a message is none, or messages of one topic do not have the same fields."""
+        for topic, of_topic in groupby(messages, key=lambda message: message.topic):
+            try:
+                self.add(topic, table_of(list(zip(*(astuple(each)[1:] for each in of_topic), strict=True))))
+            except NotColumns as error:
+                raise illegal(f"messages of topic {topic} cannot be sent together: {error}") from error
+
+    def publish(self) -> AppendResult:
+        return self._append.publish()
