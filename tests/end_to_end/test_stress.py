@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 SECONDS = float(os.environ.get("STRESS_SECONDS", "3"))
 WRITERS = 2
 PATIENCE = 300.0
-LOSS = re.compile(r"(\S+ \S.* is lost: .*)\. To go on with what is there")
+LOSS = re.compile(r"(\S+ \S.* is lost: .*)\. To go on with the messages that are left")
 BUSY = "Python worker failed to connect back"  # Spark's, on a machine that has other work to do
 
 ACCEPTING = {"failOnDataLoss": "false"}
