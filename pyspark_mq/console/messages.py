@@ -18,7 +18,6 @@ from store import (
     OffsetNotYet,
     UnknownQueue,
     UnknownTopic,
-    UnreadableBody,
     message_filter,
 )
 from store.format.layout import KEY_SEPARATOR
@@ -26,7 +25,7 @@ from store.model.log_protocol import Bounds, Log, MessageFilter, Queue, QueueRan
 
 SEARCHED = 200_000  # messages of a queue, at most, for one page
 MOST = 500  # messages on a page
-_COLUMNS = ("queueOffset", "msgId", "tags", "keys", "body", "storeTimestamp")
+_COLUMNS = ("queueOffset", "msgId", "tags", "keys", "body", "bodyError", "storeTimestamp")
 _ALL_COLUMNS = (
     *_COLUMNS,
     "bornTimestamp",
@@ -179,7 +178,7 @@ def readable(log: Log, wanted: QueueRange, accept: MessageFilter, key: str = "")
     """Return the messages of a range that match; each that cannot be decoded becomes a line with its error."""
     try:
         return list(_lines(log, wanted, accept, key))
-    except (CorruptRecord, UnreadableBody) as error:
+    except CorruptRecord as error:
         if wanted.length == 1:
             return [] if key else [MessageLine(wanted.queue, wanted.start, error=str(error))]
     except (OffsetLost, OffsetNotYet):  # deleted concurrently
@@ -192,13 +191,16 @@ def readable(log: Log, wanted: QueueRange, accept: MessageFilter, key: str = "")
 def _lines(log: Log, wanted: QueueRange, accept: MessageFilter, key: str) -> Iterator[MessageLine]:
     if not wanted.length:
         return
-    for batch in log.scan(wanted, ReadSpec(_COLUMNS, accept)):
+    for batch in log.scan(wanted, ReadSpec(_COLUMNS, accept, unreadable="raw")):
         for row in batch.to_pylist():
             keys = row["keys"] or ""
             if key and key != row["msgId"] and key not in keys.split(KEY_SEPARATOR):
                 continue
-            at, stored, body = row["queueOffset"], row["storeTimestamp"], row["body"]
-            yield MessageLine(wanted.queue, at, stored, row["tags"], keys, preview(body), len(body))
+            body, error = row["body"], row["bodyError"]
+            shown = error or preview(body)
+            yield MessageLine(
+                wanted.queue, row["queueOffset"], row["storeTimestamp"], row["tags"], keys, shown, len(body)
+            )
 
 
 def _timed(lines: list[MessageLine]) -> list[MessageLine]:
@@ -215,12 +217,13 @@ def _time(line: MessageLine) -> tuple[datetime, str, int]:
 
 
 def message_at_offset(log: Log, queue: Queue, offset: int) -> dict[str, Any]:
-    """Return all columns of one message, as Python values.
+    """Return all columns of one message, as Python values. A body that does not decompress is as it is stored.
 
-    Raises `OffsetLost`, `OffsetNotYet`, `UnknownTopic`, `CorruptRecord`, `UnreadableBody`.
+    Raises `OffsetLost`, `OffsetNotYet`, `UnknownTopic`, `CorruptRecord`.
     """
     wanted = QueueRange(queue, offset, offset + 1)
-    rows = [row for batch in log.scan(wanted, ReadSpec(_ALL_COLUMNS, message_filter("*"))) for row in batch.to_pylist()]
+    spec = ReadSpec(_ALL_COLUMNS, message_filter("*"), unreadable="raw")
+    rows = [row for batch in log.scan(wanted, spec) for row in batch.to_pylist()]
     if not rows:
         raise OffsetLost(f"{queue}: there is no message at offset {offset}")
     return dict(rows[0])

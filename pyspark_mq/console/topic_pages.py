@@ -15,7 +15,7 @@ from pyspark_mq.console.group_pages import group_of_dead_letters
 from pyspark_mq.console.health_pages import record_of
 from pyspark_mq.console.messages import FoundMessages, MessageSearch, find, message_at_offset
 from pyspark_mq.console.site import Parameters, Site
-from store import CorruptRecord, FilterError, InvalidArgument, UnreadableBody
+from store import CorruptRecord, FilterError, InvalidArgument
 
 
 class TopicPages:
@@ -89,7 +89,7 @@ class TopicPages:
         try:
             shown["row"] = row = message_at_offset(self._site.log, queue, offset)
             shown["body"] = shown_body(row["body"], form if form in FORMS_OF_BODY else None)
-        except (CorruptRecord, UnreadableBody) as error:
+        except CorruptRecord as error:
             shown["error"] = str(error)
             if self._site.address.directory is not None:
                 shown["raw"] = hex_dump(record_of(self._site.address.directory, queue, offset) or b"")

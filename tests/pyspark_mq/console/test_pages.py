@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store import Message, MessageStore
+from store import Message, MessageStore, StoreConfig
 from store.api.group_protocol import Subscription
 from store.broker.retries import send_back
 from store.cluster.address import ClusterAddress
@@ -18,6 +18,7 @@ from store.model.log_protocol import Queue
 from store.remoting.served_broker import BrokerConfig
 from store.remoting.serving import serve
 from tests.pyspark_mq.console.conftest import HOSTILE, Visit, Visitor
+from tests.store.format.test_inflating import put
 from tests.waiting import until
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -156,6 +157,19 @@ def test_poison_message_has_a_page_and_hides_no_other(visitor: Visitor, shop: Pa
     assert "Its record, as it stands in the log" in page
     assert "00000000  " in page
     assert "offset=2" in page  # the message after it
+
+
+def test_body_that_does_not_decompress_is_shown_as_stored(visit: Visit, tmp_path: Path) -> None:
+    config = StoreConfig(maxDecompressedMessageSize=1_000)
+    with MessageStore.open(tmp_path / "mq", config=config) as store:
+        store.create_topic("t", 1)
+        put(store, b"x" * 10_000)  # compressed, as a producer of RocketMQ's does
+    visitor = visit(DirectoryAddress(str(tmp_path / "mq"))).enter()
+    assert "maxDecompressedMessageSize" in visitor.page("/topic?topic=t")
+    page = visitor.page("/message?topic=t&queue=0&offset=0")
+    assert "The body is shown as it is stored" in page
+    assert "28 b5 2f fd" in page  # ZSTD
+    assert "<dt>Keys</dt><dd>k0</dd>" in page
 
 
 @pytest.mark.parametrize(
