@@ -16,7 +16,8 @@ from store.model.errors import RequestRefused, StoreError
 from store.remoting.connection import Connection
 
 Result = TypeVar("Result")
-_REST_FACTOR, _MOST_REST_SECONDS = 3, 0.5
+_QUICK_SECONDS = 0.001  # that the event loop takes for a request at most
+_MOST_REST, _MOST_REST_SECONDS = 3, 0.5  # of a worker: as many times as long as it computed
 
 
 def settle(waiting: Future[Result], work: Callable[[], Result]) -> None:
@@ -94,8 +95,8 @@ class Turns:
     """So many threads, made as they are needed, and half of them for one connection at the most. Any thread may call.
 
     Nothing is begun for a connection whose peer does not read: the answers would stay in memory. Threads share the
-    interpreter with the event loop. So if the loop answers requests of its own, counted in `quick_requests`, a thread
-    rests after each work in proportion to the processor time that it took.
+    interpreter with the event loop. So after each work a thread rests for the time that the loop needs for the requests
+    that it answered since, counted in `quick_requests`.
     """
 
     def __init__(self, threads: int, name: str) -> None:
@@ -164,8 +165,9 @@ class Turns:
             before, began = self.quick_requests, time.thread_time()
             settle(asked.answered, asked.work if time.monotonic() < self._until else _leaving)
             del turn, asked  # and with it the request, while this thread rests or waits
-            if self.quick_requests != before and not self._is_over:
-                time.sleep(min(_REST_FACTOR * (time.thread_time() - began), _MOST_REST_SECONDS))
+            if not self._is_over:
+                needed = _QUICK_SECONDS * (self.quick_requests - before)
+                time.sleep(min(needed, _MOST_REST * (time.thread_time() - began), _MOST_REST_SECONDS))
 
     def _next(self, done: Connection | None) -> tuple[Connection, _Work] | None:
         """done: whose work this thread has done just now."""

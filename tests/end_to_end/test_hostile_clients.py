@@ -36,8 +36,10 @@ def limited_server(directory: Path) -> Iterator[tuple[subprocess.Popen[str], str
         assert process.stdout is not None
         found = re.search(r"at (\S+);", process.stdout.readline())
         assert found is not None, log.read_text()
-        yield process, found[1]
-        process.send_signal(signal.SIGTERM)
+        try:
+            yield process, found[1]
+        finally:
+            process.send_signal(signal.SIGTERM)
     assert "MemoryError" not in log.read_text()
 
 
