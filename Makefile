@@ -70,7 +70,7 @@ check: $(VENV)/.with-test
 
 # The site, in build/site; a dead link or a page outside of the navigation is an error. `mkdocs serve` shows it.
 docs: $(VENV)/.with-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(VENV)/.with-bench
 	$(BIN)/python -m benchmarks
