@@ -120,7 +120,7 @@ def _message_row(message: StoredMessage) -> Row:
         "queueOffset": message.queue_offset,
         "msgId": message.msg_id,
         "tags": message.tags,
-        "keys": message.properties.get("KEYS"),
+        "keys": _keys(message.properties),
         "body": message.body,
         "bornTimestamp": message.born_timestamp,
         "storeTimestamp": message.store_timestamp,
@@ -146,11 +146,16 @@ def _expected_row(line: dict[str, Any]) -> Row:
         "sysFlag": line["sysFlag"] & ~SYS_COMPRESSED,  # after inflating, RocketMQ 5 clears it and 4.9 leaves it
         "properties": {name: value for name, value in line["properties"].items() if name != "__CRC32#"},
         "tags": line["properties"].get("TAGS"),
-        "keys": line["properties"].get("KEYS"),
+        "keys": _keys(line["properties"]),
         "bornHost": _host(line["bornHost"]),
         "storeHost": _host(line["storeHost"]),
         "brokerName": None,
     }
+
+
+def _keys(properties: dict[str, str]) -> str | None:
+    keys = properties.get("KEYS")
+    return keys and keys.rstrip(" ")
 
 
 def _host(text: str) -> str:

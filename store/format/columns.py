@@ -15,6 +15,7 @@ from store.format.entering import are_wrong_codes, stand_in_light_queue
 from store.format.layout import (
     IPV4_BYTES,
     IPV6_BYTES,
+    KEY_SEPARATOR,
     PROPERTY_KEYS,
     PROPERTY_TAGS,
     PROPERTY_UNIQ_KEY,
@@ -318,6 +319,12 @@ def _by_family(
     return pa.concat_arrays(arrays).take(arrow(order))
 
 
+def _trimmed(keys: pa.StringArray) -> pa.StringArray:
+    """RocketMQ's Go client ends its keys with a blank."""
+    has_blanks = pc.any(pc.ends_with(keys, KEY_SEPARATOR)).as_py()
+    return pc.utf8_rtrim(keys, KEY_SEPARATOR) if has_blanks else keys
+
+
 _DECODERS: dict[str, Callable[[Block], pa.Array]] = {
     "brokerName": _broker_names,
     "topic": lambda block: pa.repeat(constant(block._queue.topic), len(block)),
@@ -325,7 +332,7 @@ _DECODERS: dict[str, Callable[[Block], pa.Array]] = {
     "queueOffset": lambda block: arrow(block._rows.queue_offsets),
     "msgId": _msg_ids,
     "tags": lambda block: block._tags,
-    "keys": lambda block: block._properties.value(PROPERTY_KEYS),
+    "keys": lambda block: _trimmed(block._properties.value(PROPERTY_KEYS)),
     "body": lambda block: block._records.stored_bodies,
     "bornTimestamp": lambda block: _timestamps(block, "born_timestamp"),
     "storeTimestamp": lambda block: _timestamps(block, "store_timestamp"),

@@ -233,7 +233,9 @@ def _keys(column: pa.Array) -> pa.StringArray:
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         return _text("keys", column)
     keys = _cast("keys", column, pa.list_(pa.string()), lambda kind: _is_text(kind.value_type))
-    single = _no_nulls("keys", _valid("keys", keys.flatten()))
+    single = _valid("keys", keys.flatten())
+    if single.null_count:
+        raise InvalidColumns("column 'keys': an array of keys has a null in it; drop it, in Spark with array_compact")
     if (flat(single)[0] == ord(KEY_SEPARATOR)).any():
         for key in single.to_pylist():
             check_key(key)

@@ -216,3 +216,12 @@ def test_records_with_and_without_a_property_crc_in_one_block() -> None:
         what = "record" if n % 2 else "body"
         with pytest.raises(CorruptRecord, match=rf"offset {n} .*: its {what} does not match its CRC; restore"):
             block_of(bytes(changed), 0, "orders", physical, sizes)
+
+
+def test_keys_column_has_no_blank_at_its_end() -> None:
+    """RocketMQ's Go client ends the property with one; the key has none."""
+    rows = [Message("t", b"", properties={"KEYS": keys}, queue_id=3) for keys in ("k1 ", "k1 k2", "k1 k2 ")]
+    data, physical, sizes = in_a_log(rows, 0)
+    found = rows_of(block_of(data, 0, "t", physical, sizes))
+    assert [row["keys"] for row in found] == ["k1", "k1 k2", "k1 k2"]
+    assert [row["properties"]["KEYS"] for row in found] == ["k1 ", "k1 k2", "k1 k2 "]
