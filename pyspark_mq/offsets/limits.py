@@ -17,6 +17,7 @@ from typing import Literal, Protocol
 from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets.stream_offsets import positions_from_json
 from store.format.strict_json import decode_unique
+from store.model.integers import iso_time
 from store.model.log_protocol import Boundary, Bounds, Log, Positions, Queue
 
 _LENGTH = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([a-z]+)", re.IGNORECASE)
@@ -216,6 +217,23 @@ def end_of(given: Mapping[str, str]) -> Limit | None:
     )
 
 
+def option_of(limit: Limit, default: str) -> str:
+    """Return the name of the option that gave a limit, `default` if it does not know."""
+    return limit.option if isinstance(limit, OffsetsByQueue | Time | TimesByQueue) else default
+
+
+def require_order(start: Limit, end: Limit) -> None:
+    """Raise `OptionError` for an end that is a time before the start."""
+    if isinstance(start, Time) and isinstance(end, Time):
+        now = int(time.time() * 1000)
+        first, last = (each.timestamp if each.timestamp >= 0 else now + each.timestamp for each in (start, end))
+        if last < first:
+            raise OptionError(
+                f"{end.option} ({iso_time(last)}) is before {start.option} ({iso_time(first)}): exchange them, or give "
+                "a later end"
+            )
+
+
 def says(limit: Limit, offset: int) -> str | None:
     """Whether a limit is EARLIEST or LATEST, which `offset` is: "" if it is, the queue if it is in one; else None."""
     if isinstance(limit, EarliestOrLatest):
@@ -246,9 +264,11 @@ def _by_time(
         found |= log.offsets_by_time(queues, timestamp, Boundary.LOWER)
     none = sorted(queue for queue, offset in found.items() if offset >= bounds[queue].max_offset)
     if none and unmatched == "error":
+        time_helps = all(bounds[queue].min_offset < bounds[queue].max_offset for queue in none)
         raise OptionError(
-            f"{option}: no message of {', '.join(map(str, none))} was stored at {timestamps[none[0]]} or after; give "
-            "an earlier time, or set startingOffsetsByTimestampStrategy to latest, to begin with what comes next"
+            f"{option}: no message of {', '.join(map(str, none))} was stored at {iso_time(timestamps[none[0]])} or "
+            f"after; {'give an earlier time, or ' if time_helps else ''}set startingOffsetsByTimestampStrategy to "
+            "latest, to begin with the next message"
         )
     return _inside(found, bounds)
 

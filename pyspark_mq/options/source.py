@@ -9,7 +9,7 @@ from enum import Enum
 from typing import cast
 
 from pyspark_mq.errors import OptionError
-from pyspark_mq.offsets.limits import EARLIEST, LATEST, EarliestOrLatest, Limit, end_of, says, start_of
+from pyspark_mq.offsets.limits import EARLIEST, LATEST, EarliestOrLatest, Limit, end_of, require_order, says, start_of
 from pyspark_mq.options.log_address import CLUSTER_NAMES, address_of, broker_timeout, when_broker_missing
 from pyspark_mq.options.subscription import SubscribedQueues
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, Given, known_options, names_of
@@ -164,6 +164,7 @@ class SourceOptions:
         start, end = self.start or EarliestOrLatest(EARLIEST), self.end or EarliestOrLatest(LATEST)
         _refuse("startingOffsets", start, LATEST, "latest (-1): a batch query would read nothing")
         _refuse("endingOffsets", end, EARLIEST, "earliest (-2): a batch query would read nothing")
+        require_order(start, end)
         limits = {
             "maxOffsetsPerTrigger": self.max_offsets_per_trigger,
             "maxBytesPerTrigger": self.max_bytes_per_trigger,

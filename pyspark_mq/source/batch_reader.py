@@ -11,6 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pyspark_mq.errors import OptionError
+from pyspark_mq.offsets.limits import option_of
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.planning.queues import Queues
 from pyspark_mq.source.reading import RangeReader, partitions_of
@@ -44,7 +45,10 @@ class MqBatchReader(DataSourceReader):
             ranges = [QueueRange(queue, starts[queue], end) for queue, end in ends.items()]
             for r in ranges:
                 if r.start > r.end:
-                    raise OptionError(f"endingOffsets has {r.end} for {r.queue}, before its start {r.start}")
+                    raise OptionError(
+                        f"{r.queue}: the end ({option_of(self._end, 'endingOffsets')}) is offset {r.end}, before the "
+                        f"start ({option_of(self._start, 'startingOffsets')}), offset {r.start}"
+                    )
             left = narrowed(log, ranges, self._options.message_filter)
         counts = (sum(r.length for r in each) for each in (left, ranges))
         _logger.info("%s: reads %d of %d messages", self._options.address, *counts)

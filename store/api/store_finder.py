@@ -14,7 +14,7 @@ from store.format.record_copies import RecordCopies
 from store.format.stored_message import StoredMessage, inflated
 from store.index.index import END_OF_TIME
 from store.model.errors import InvalidArgument, OffsetLost
-from store.model.integers import integer, text
+from store.model.integers import integer, iso_time, text
 from store.model.log_protocol import Int64s, MessageFilter, Queue, QueueRange
 from store.read.narrowing import Narrowing
 from store.read.query import KeyQuery, copies_at, message_at, messages_with_key, offset_of_id, record_at, sizes_at
@@ -157,8 +157,8 @@ class StoreFinder(StoreReader):
         found = self.offset_by_time(topic, queue, timestamp)
         if start < found <= self.offsets(topic, queue)[0]:
             raise OffsetLost(
-                f"topic {topic!r}, queue {queue}: which messages before offset {found} were stored at {timestamp} or "
-                "after is not known here any more; begin there, or leave out the time"
+                f"topic {topic!r}, queue {queue}: which messages before offset {found} were stored at "
+                f"{iso_time(timestamp)} or after is not known here any more; begin there, or leave out the time"
             )
         return found
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection
+from datetime import UTC, datetime
 from typing import Final, SupportsIndex
 
 from store.model.errors import InvalidArgument
@@ -45,6 +46,15 @@ def span(name: str, value: float) -> float:
     if number < 0:
         raise InvalidArgument(f"{name}={value}: give seconds, 0 or more")
     return number
+
+
+def iso_time(milliseconds: int) -> str:
+    """Return a time (ms since 1970) as errors show it, such as 2026-01-31T12:00:00.000Z."""
+    try:
+        moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError, OSError):  # beyond the year 9999
+        return f"{milliseconds} ms since 1970"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def text(name: str, value: object) -> str:

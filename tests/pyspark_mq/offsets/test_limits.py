@@ -16,11 +16,13 @@ from pyspark_mq.offsets.limits import (
     OffsetsByQueue,
     Time,
     end_of,
+    require_order,
     start_of,
 )
 from pyspark_mq.offsets.stream_offsets import StreamOffset
 from store import Message, MessageStore
-from store.directory.directory_log import DirectoryAddress
+from store.directory.directory_log import DirectoryAddress, DirectoryLog
+from store.model.integers import iso_time
 from store.model.log_protocol import Bounds, Log, Positions, Queue
 from tests.waiting import another_millisecond
 
@@ -88,13 +90,48 @@ def test_a_time_is_the_first_message_stored_at_it_or_after(timed: TimedLog, log:
 
 
 def test_a_start_after_all_messages_is_an_error_unless_that_is_meant(timed: TimedLog, log: Log) -> None:
-    with pytest.raises(OptionError, match=f"startingTimestamp: no message of orders/1 was .* at {timed.between} or"):
+    between = f"{iso_time(timed.between)} or after; give an earlier time, or set"
+    with pytest.raises(OptionError, match=f"startingTimestamp: no message of orders/1 was .* at {between}"):
         resolved(log, {"startingTimestamp": str(timed.between)})
     after = str(timed.after + 3_600_000)
     with pytest.raises(OptionError, match="no message of orders/0, orders/1"):
         resolved(log, {"startingTimestamp": after})
     assert resolved(log, {"endingTimestamp": after}) == {Q0: 15, Q1: 4}
     assert resolved(log, {"startingTimestamp": "-1 ms"})[Q1] == 4  # a relative one never is
+
+
+def test_no_earlier_time_is_advised_for_an_empty_queue(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path) as store:
+        store.create_topic("empty", 1)
+        log, queue = DirectoryLog(store), Queue("empty", 0)
+        limit = start_of({"startingTimestamp": "2026-01-31T12:00:00Z"})
+        assert limit is not None
+        with pytest.raises(OptionError, match=r"stored at 2026-01-31T12:00:00\.000Z or after; set startingOffsetsBy"):
+            limit.resolve(log, log.bounds([queue]))
+
+
+def test_times_are_shown_as_iso() -> None:
+    assert iso_time(1767225600250) == "2026-01-01T00:00:00.250Z"
+    assert iso_time(1 << 60) == f"{1 << 60} ms since 1970"
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "said"),
+    [
+        ("2026-02-01T00:00:00Z", "2026-01-31T00:00:00Z", r"2026-01-31T00:00:00.000Z\) is before startingTimestamp"),
+        ("2026-02-01T00:00:00Z", "1767225600000", r"2026-01-01T00:00:00.000Z\) is before startingTimestamp"),
+        ("-1 hour", "-2 hours", "is before startingTimestamp"),
+        ("-1 hour", "2020-01-01T00:00:00Z", "is before startingTimestamp"),
+    ],
+)
+def test_an_end_before_the_start_is_refused_in_these_words(start: str, end: str, said: str) -> None:
+    first, last = start_of({"startingTimestamp": start}), end_of({"endingTimestamp": end})
+    assert first is not None
+    assert last is not None
+    with pytest.raises(OptionError, match=rf"endingTimestamp \(.*{said}"):
+        require_order(first, last)
+    require_order(first, first)
+    require_order(last, first)
 
 
 @pytest.mark.parametrize("text", ["-10 minutes", "-10m", "- 0.5 h", "-1day", "-2 Days", "-90000 ms"])
