@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ from store.index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, Ends
 from store.log.queue_ends import QueueEnds
-from store.model.errors import InvalidTopic, ReadOnlyStore
+from store.model.errors import InvalidTopic, ReadOnlyStore, StoreUnavailable
 from store.model.integers import seconds
 from store.publish.log_end import LogEnd
 from store.publish.placing import AppendResult
@@ -113,12 +114,17 @@ class MessageStore(StoreFinder):
         topics that RocketMQ's consumer sees otherwise.
         """
         directory = StoreDirectory.at(path)
-        if read_only or not create:
-            directory.must_be_store(writing=not read_only)
-        else:
-            directory.create()
-        warn_of_topics(directory.root)
-        return MessageStore(directory, directory.configuration(config), read_only=read_only)
+        try:
+            if read_only or not create:
+                directory.must_be_store(writing=not read_only)
+            else:
+                directory.create()
+            warn_of_topics(directory.root)
+            return MessageStore(directory, directory.configuration(config), read_only=read_only)
+        except StoreUnavailable as error:
+            if read_only or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            raise error.advising("or open the store with read_only=True, which only reads it") from error.__cause__
 
     # --- topics ----------------------------------------------------------------------------------------
 

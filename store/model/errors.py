@@ -140,6 +140,12 @@ class FlushFailed(StoreError):
 class StoreUnavailable(StoreError, OSError):
     """The system refuses what the store asks of it; `__cause__` is its own `OSError`, whose `errno` this has, too."""
 
+    def advising(self, advice: str) -> StoreUnavailable:
+        """Return the same error with one more advice."""
+        error = type(self)(f"{self}, {advice}")
+        error.errno = self.errno
+        return error
+
 
 class FileMissing(StoreUnavailable, FileNotFoundError):
     """A file of the store is missing."""
@@ -313,7 +319,7 @@ class CorruptRecord(CorruptStore):
 
 
 _FULL = "nothing of this call is visible. Free some space and repeat it"
-_OWNER = "ask its owner for the right, or open the store with read_only=True if it is the right to write"
+_OWNER = "ask its owner for the right"
 _FILES = "close what is not needed, or raise the limit (ulimit -n; fs.file-max)"
 _DEVICE = "see the system's log; restore what is lost from a copy"
 _LINKS = "correct the path"
@@ -321,7 +327,7 @@ _NO_FILE = "a pipe or a socket stands where a file belongs: move it out of the s
 _REMEDIES = {
     errno.EACCES: _OWNER,
     errno.EPERM: _OWNER,
-    errno.EROFS: "open the store with read_only=True, or copy it to where it can be written",
+    errno.EROFS: "copy it to where it can be written",
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
     errno.EFBIG: "raise the limit of a file's length (ulimit -f), or use another file system",
