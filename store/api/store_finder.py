@@ -11,11 +11,11 @@ import pyarrow as pa
 from store.api.store_reader import StoreReader
 from store.format.columns import COLUMNS, DEFAULT_COLUMNS, check_columns
 from store.format.record_copies import RecordCopies
-from store.format.stored_message import StoredMessage, inflated
+from store.format.stored_message import StoredMessage, inflated, inflated_or_raw
 from store.index.index import END_OF_TIME
 from store.model.errors import InvalidArgument, OffsetLost
 from store.model.integers import integer, iso_time, text
-from store.model.log_protocol import Int64s, MessageFilter, Queue, QueueRange
+from store.model.log_protocol import Int64s, MessageFilter, Queue, QueueRange, Unreadable
 from store.read.narrowing import Narrowing
 from store.read.query import KeyQuery, copies_at, message_at, messages_with_key, offset_of_id, record_at, sizes_at
 
@@ -32,8 +32,9 @@ class StoreFinder(StoreReader):
 
         A key is one of `Message.keys` or a producer's id. Messages appended with messageIndexEnable=false are not
         found. Where these are too few, those that the store has no longer come from its archive, if it has one.
-        Raises `UnknownTopic`, `CorruptRecord`, `UnreadableBody`, `ConfigError` for an index of other sizes than
-        configured, `ArchiveError`, and `ObjectsUnavailable`.
+        A body that cannot be read is as it is stored, and property `BODY_ERROR` has the reason. Raises `UnknownTopic`,
+        `CorruptRecord`, `ConfigError` for an index of other sizes than configured, `ArchiveError`, and
+        `ObjectsUnavailable`.
         """
         self.must_be_open()
         limits = integer("max_messages", max_messages, 1), integer("begin", begin), integer("end", end)
@@ -41,7 +42,8 @@ class StoreFinder(StoreReader):
         confirm, times_from = self.confirm_offset, self._published_end.times_from
         found = messages_with_key(self._log, self._index, confirm, wanted, self._published.has, times_from)
         first = self._log.min_offset()  # open files may still have messages that retention deleted before it
-        there = [self._inflated(message) for message in found if message.physical_offset >= first]
+        most = self.config.maxDecompressedMessageSize
+        there = [inflated_or_raw(message, most) for message in found if message.physical_offset >= first]
         ours = self.bounds(Queue(topic, queue_id) for queue_id in range(self._topics.known(topic)))
         left = wanted.max_messages - len(there)
         if left and any(each.min_offset for each in ours.values()) and (log := self._tiered()):
@@ -117,18 +119,19 @@ class StoreFinder(StoreReader):
         begin: int | None = None,
         end: int | None = None,
         tags: str | MessageFilter | None = None,
+        unreadable: Unreadable = "error",
     ) -> pa.RecordBatchReader:
         """The messages of a topic as they stand now, queue after queue, as a stream of batches with `columns`.
 
         queues: some queue ids, or the range [start, end) of each; default: all there is. begin, end: only what was
-        stored in [begin, end), ms since 1970. Raises as `scan`, and `InvalidArgument` for a range that ends before it
-        begins.
+        stored in [begin, end), ms since 1970. unreadable: as of `scan`. Raises as `scan`, and `InvalidArgument` for a
+        range that ends before it begins.
         """
         self.must_be_open()
         ranges = self._ranges(topic, queues, begin, end)
         check_columns(columns)
         schema = pa.schema([(name, COLUMNS[name]) for name in columns])
-        scans = [self.scan(topic, queue, *part, columns, tags) for queue, part in ranges.items()]
+        scans = [self.scan(topic, queue, *part, columns, tags, unreadable=unreadable) for queue, part in ranges.items()]
         return pa.RecordBatchReader.from_batches(schema, chain.from_iterable(scans))
 
     def _ranges(self, topic: str, part: TopicPart, begin: int | None, end: int | None) -> dict[int, tuple[int, int]]:

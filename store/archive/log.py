@@ -21,7 +21,7 @@ from store.archive.place import ArchivePlace, StillPlace
 from store.archive.served_records import named, records_of
 from store.files.config import StoreConfig
 from store.format.columns import check_columns
-from store.format.stored_message import StoredMessage, inflated, stored_messages
+from store.format.stored_message import StoredMessage, inflated, inflated_or_raw, stored_messages
 from store.model.errors import (
     CorruptRecord,
     CorruptSegment,
@@ -208,8 +208,7 @@ class ArchiveLog:
             if of_topic is None:
                 raise UnknownTopic(f"{self._place.url}: topic {wanted.topic!r}: not archived")
             found = KeySearch(queues).newest(of_topic, wanted, before or {})
-            where = [queues.where(Queue(wanted.topic, message.queue_id)) for message in found]
-            return [inflated(message, each, _MAX_BODY_BYTES) for message, each in zip(found, where, strict=True)]
+            return [inflated_or_raw(message, _MAX_BODY_BYTES) for message in found]
 
         return self._steady(newest)
 
@@ -220,7 +219,8 @@ class ArchiveLog:
         """
         there = [QueueRange(queue, *bounds) for queue, bounds in self.bounds(self.topics().get(topic, ())).items()]
         pieces = self.with_keys(there, [msg_id])
-        return [message for piece in pieces for message in self.messages(piece) if message.msg_id == msg_id]
+        found = (message for piece in pieces for message in self.messages(piece, raw=True))
+        return [message for message in found if message.msg_id == msg_id]
 
     def _steady(self, look: Callable[[ArchivedQueues], Found], oldest: float = 0.0) -> Found:
         """Return what `look` returns for the catalog as it was at most `oldest` seconds ago. Raises as `look`.
@@ -291,21 +291,22 @@ class ArchiveLog:
             with it.ahead(wanted.start, wanted.end) as (log, queue):
                 yield from checked_blocks(log, queue, wanted.start, wanted.end, max_bytes)
 
-    def messages(self, wanted: QueueRange) -> Iterator[StoredMessage]:
+    def messages(self, wanted: QueueRange, *, raw: bool = False) -> Iterator[StoredMessage]:
         """Yield the messages of a range, with bodies as their producers had them. Raises as `scan`; if one message is
-        damaged, after those before it."""
+        damaged, after those before it. raw: yield unreadable bodies, as `inflated_or_raw` does."""
         rest, where = wanted, self._queues().where(wanted.queue)
         try:
             for checked in self.checked(wanted, BATCH_BYTES):
                 for message in stored_messages(checked.block):
-                    yield inflated(message, where, _MAX_BODY_BYTES)
+                    most = _MAX_BODY_BYTES
+                    yield inflated_or_raw(message, most) if raw else inflated(message, where, most)
                     rest = rest._replace(start=rest.start + 1)
         except CorruptRecord:
             if rest.length == 1:
                 raise
             middle = (rest.start + rest.end) // 2
-            yield from self.messages(rest._replace(end=middle))
-            yield from self.messages(rest._replace(start=middle))
+            yield from self.messages(rest._replace(end=middle), raw=raw)
+            yield from self.messages(rest._replace(start=middle), raw=raw)
 
     def records(self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int) -> RecordPieces:
         """Return the first records of a range that match, at most `most` and `max_bytes`, and the first always.

@@ -18,6 +18,7 @@ from store.format.layout import (
     KEY_SEPARATOR,
     MIN_RECORD_BYTES,
     PROPERTIES_LENGTH_BYTES,
+    PROPERTY_BODY_ERROR,
     PROPERTY_CRC_BYTES,
     PROPERTY_CRC_DIGITS,
     PROPERTY_CRC_END,
@@ -236,6 +237,15 @@ def inflated(message: StoredMessage, where: object, max_bytes: int) -> StoredMes
     except UnreadableBody as error:
         raise named(error, where) from error
     return message._replace(body=body, sys_flag=message.sys_flag & ~SYS_COMPRESSED)  # as RocketMQ's decoder does
+
+
+def inflated_or_raw(message: StoredMessage, max_bytes: int) -> StoredMessage:
+    """Return the message with its body decompressed; an unreadable one as it is stored, with property `BODY_ERROR`."""
+    try:
+        return inflated(message, "", max_bytes)
+    except UnreadableBody as error:
+        reason = str(error.__cause__)
+        return message._replace(properties={**message.properties, PROPERTY_BODY_ERROR: reason})
 
 
 def offset_msg_id(ip: bytes, port: int, physical_offset: int) -> str:

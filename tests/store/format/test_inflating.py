@@ -178,11 +178,14 @@ def test_get_message_stops_before_it_where_bodies_that_are_not_compressed_leave_
     assert ([message.body for message in found.messages], found.next_begin_offset) == ([b"c" * 900], 3)
 
 
-def test_a_query_names_it(store: MessageStore) -> None:
+def test_query_returns_it_raw_and_message_by_id_names_it(store: MessageStore, tmp_path: Path) -> None:
     put(store, b"a", b"b" * 1001)
     (found,) = store.scan("t", 0, 1, 2, ("physicalOffset",))
-    with pytest.raises(MessageTooLarge, match="topic t, queue 0, offset 1"):
-        store.query("t", "k1")
+    (message,) = store.query("t", "k1")
+    assert (message.body, message.sys_flag) == (compressed(b"b" * 1001, ZSTD), ZSTD)
+    assert "becomes more than 1,000" in message.properties["BODY_ERROR"]
+    (read,) = store.to_arrow("t", ("bodyError",), queues={0: (1, 2)}, unreadable="null").read_all().to_pylist()
+    assert read["bodyError"] == message.properties["BODY_ERROR"]
     with pytest.raises(MessageTooLarge, match="topic t, queue 0, offset 1"):
         store.message_by_id(f"7F00000100002A9F{found['physicalOffset'][0].as_py():016X}")
 
