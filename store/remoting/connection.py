@@ -15,7 +15,6 @@ from store.model.errors import BadFrame
 from store.remoting.command import MAX_FRAME_BYTES, Bytes, Command, Frames, decode, encode_head
 
 Secure = Callable[[asyncio.Transport, asyncio.Protocol], Awaitable[asyncio.Transport | None]]
-_READ_BYTES = 64 << 10  # at once: as much may wait unhandled of each connection
 _WRITTEN_BYTES = 64 << 10  # at a time
 _logger = logging.getLogger("store.remoting")
 
@@ -23,10 +22,10 @@ _logger = logging.getLogger("store.remoting")
 class Connection(asyncio.Protocol):
     """Of one transport, in the thread of its event loop.
 
-    peer, here: "host:port" of the two ends. ip, port: of the peer, if it has an IPv4 address. heard: when data came
-    last; stuck_since: since when this waits for the rest of a frame, or for the peer to read, or None; both
-    `time.monotonic()`. account: the access key of its last signed request. is_stuck_writing: the peer does not read.
-    is_over: set before `lost` is called.
+    frames: unfinished or unhandled ones. peer, here: "host:port" of the two ends; host: the peer's. ip, port: of the
+    peer, if it has an IPv4 address. heard: when data came last; stuck_since: since when this waits for the rest of a
+    frame, or for the peer to read, or None; both `time.monotonic()`. account: the access key of its last signed
+    request. is_stuck_writing: the peer does not read. is_over: set before `lost` is called.
     """
 
     def __init__(
@@ -45,13 +44,14 @@ class Connection(asyncio.Protocol):
         self._made = made
         self._fed = fed
         self._secure = secure
-        self._frames = Frames()
+        self.frames = Frames()
         self._reasons_to_pause = 0
         self._unsent: deque[Bytes] = deque()
         self._unsent_bytes = 0
         self._error: Exception | None = None
         self.max_frame_bytes = MAX_FRAME_BYTES
-        self.peer = self.here = ""
+        self.max_read_bytes = 256 << 10
+        self.peer = self.here = self.host = ""
         self.account: str | None = None
         self.ip = b""
         self.port = 0
@@ -106,15 +106,6 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
             self._loop.call_soon(self._handle_frames)
 
-    @property
-    def buffered(self) -> int:
-        """Return how many bytes of unfinished or unhandled frames are in memory."""
-        return len(self._frames)
-
-    @property
-    def host(self) -> str:
-        return self.peer.rpartition(":")[0]
-
     def close(self) -> None:
         """Close it after the sent commands went out."""
         if self._unsent and not self._transport.is_closing():
@@ -124,27 +115,28 @@ class Connection(asyncio.Protocol):
     def abort(self, why: Exception) -> None:
         """At once."""
         self._error = self._error or why
-        self._frames = Frames()
+        self.frames = Frames()
         self._transport.abort()
 
     # --- asyncio's ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        transport.max_size = _READ_BYTES  # type: ignore[attr-defined] # asyncio's own, 256 KiB otherwise
         self._loop = asyncio.get_running_loop()
         self.peer, self.here = (_text(transport.get_extra_info(name)) for name in ("peername", "sockname"))
+        self.host = self.peer.rpartition(":")[0]
         with suppress(ValueError):  # IPv6, which is not noted
             host, self.port = transport.get_extra_info("peername")[:2]
             self.ip = ipaddress.IPv4Address(host.removeprefix("::ffff:")).packed
         self._made(self)
+        self._transport.max_size = self.max_read_bytes  # type: ignore[attr-defined]
         if self._secure is not None and not self._transport.is_closing():
             self.pause()
             self._securing = self._loop.create_task(self._begin_tls(self._secure))
 
     def data_received(self, data: bytes) -> None:
         self.heard = time.monotonic()
-        self._frames.add(data)
+        self.frames.add(data)
         self._handle_frames()
         self._fed(self)
 
@@ -188,7 +180,7 @@ class Connection(asyncio.Protocol):
             while (
                 not self._reasons_to_pause
                 and not self.is_over
-                and (frame := self._frames.next(self.max_frame_bytes)) is not None
+                and (frame := self.frames.next(self.max_frame_bytes)) is not None
             ):
                 is_new = True
                 self._received(self, decode(frame))
@@ -201,7 +193,7 @@ class Connection(asyncio.Protocol):
         """is_new: a frame was complete just now, and the wait for the next one begins."""
         if self.is_stuck_writing:
             return
-        if not self._frames or self._reasons_to_pause:
+        if not self.frames or self._reasons_to_pause:
             self.stuck_since = None
         elif is_new or self.stuck_since is None:
             self.stuck_since = time.monotonic()

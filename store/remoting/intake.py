@@ -15,6 +15,7 @@ from store.remoting.command import MAX_FRAME_BYTES
 from store.remoting.connection import Connection
 from store.remoting.request import Request
 
+_READ_BYTES = 64 << 10  # at once; as much of each connection may wait unhandled
 _REQUEST_BYTES = 2048  # of memory that an unanswered request takes beside its frame
 _logger = logging.getLogger("store.remoting")
 
@@ -66,6 +67,7 @@ class Intake:
 
     def add(self, connection: Connection) -> None:
         self._loads[connection] = _Load()
+        connection.max_read_bytes = _READ_BYTES
         if self._wants_proof:
             connection.max_frame_bytes = self._limits.unproven_frame_bytes
         if self._is_full:
@@ -91,8 +93,8 @@ class Intake:
         load = self._loads.get(connection)
         if load is None:
             return
-        self._buffered += connection.buffered - load.buffered
-        load.buffered = connection.buffered
+        self._buffered += len(connection.frames) - load.buffered
+        load.buffered = len(connection.frames)
         while self._buffered > self._limits.memory_bytes // 2:
             largest = max(self._loads, key=lambda each: (not self._loads[each].is_proven, self._loads[each].buffered))
             self._close(largest, CROWDED, "unfinished frames take too much memory, and its own is the largest")
