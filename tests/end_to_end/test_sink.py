@@ -38,9 +38,10 @@ def test_every_column_of_several_topics(spark: SparkSession, store: MessageStore
     expected = {"region": "eu", "TAGS": "paid", "KEYS": "a b", "__SHARDINGKEY": "customer-7"}
     third, first = rows(store, "orders", *columns)
     assert first[:-1] == (b"1", "paid", "a b", 1, 9, born)
-    assert dict(first[-1]) == expected
+    own = {name: value for name, value in first[-1] if name != "UNIQ_KEY"}  # rows of at-least-once writes have one
+    assert own == expected
     assert third[:5] == (b"3", None, None, 0, 0)
-    assert third[-1] == []
+    assert [name for name, _ in third[-1]] == ([] if delivery == "exactly-once" else ["UNIQ_KEY"])
     assert rows(store, "copies", "body", "tags", "keys", "flag") == [(b"2", None, None, 0)]
     assert store.query("orders", "b")[0].body == b"1"
     assert staged(store) == []
