@@ -37,7 +37,7 @@ from store.model.errors import (
     Unreachable,
     UnsupportedStore,
 )
-from store.model.log_protocol import Int64s, Queue
+from store.model.log_protocol import Bools, Int64s, Queue
 from store.publish.placing import AppendResult
 from store.remoting.bodies import batch_entries
 from store.remoting.headers import Offset, SendAnswer, SendMessageV2
@@ -51,12 +51,13 @@ _ID_DIGITS = 16  # of an offsetMsgId, the last ones: the log offset
 
 
 class _Send(NamedTuple):
-    """One request. rows: the messages that it sends."""
+    """One request. rows: the messages that it sends. is_free: whether any queue will do for them."""
 
     rows: Int64s
     code: RequestCode
     header: SendMessageV2
     body: bytes
+    is_free: bool = False
 
 
 class Sending:
@@ -74,19 +75,23 @@ class Sending:
         self.placed = AppendResult(np.zeros(count, np.int32), *(np.zeros(count, np.int64) for _ in range(2)))
         self.ends: dict[Queue, int] = {}
 
-    def send(self, queues: list[Queue], which: Int64s) -> None:
-        """Send each message to `queues[which]`; returns when the brokers have them all.
+    def send(self, queues: list[Queue], which: Int64s, is_free: Bools) -> None:
+        """Send each message to `queues[which]`; returns when the brokers have them all. is_free: where any will do.
 
-        A request that fails is repeated to the same queue for `ClusterAddress.broker_timeout` seconds, or with
-        `fails_over` to a queue of another broker: if the broker had stored it, it is there twice. Raises `Unreachable`,
-        `RequestRefused`, `MessageRefused`; some messages may be there then, and stay.
+        A request that fails is repeated for `ClusterAddress.broker_timeout` seconds: to a queue of another broker if
+        its messages are free, or with `fails_over`; else to the same queue. If the broker had stored it, it is there
+        twice. Raises `Unreachable`, `RequestRefused`, `MessageRefused`; some messages may be there then, and stay.
         """
         now, messages = int(time.time() * 1000), self._messages
         in_batches = messages.born_timestamps is None and messages.delay_levels is None and messages.deliver_at is None
         make = _batched if in_batches else _single
         for number in np.unique(which).tolist():
-            rows, queue = np.flatnonzero(which == number), queues[number]
-            self._left[queue] = deque(make(self._topic, int(queue.queue_id), messages, rows, now))
+            queue, sends = queues[number], self._left.setdefault(queues[number], deque())
+            for free in (False, True):
+                rows = np.flatnonzero((which == number) & (is_free == free))
+                if len(rows):
+                    made = make(self._topic, queue.queue_id, messages, rows, now)
+                    sends.extend(each._replace(is_free=free) for each in made)
         address = self._brokers.address
         deadline, pause = time.monotonic() + address.broker_timeout, _FIRST_PAUSE_SECONDS
         while any(self._left.values()):
@@ -96,7 +101,7 @@ class Sending:
                 continue
             self._brokers.wait(next(iter(failed.values())), deadline, pause)
             self._brokers.routes.refresh([self._topic])
-            if address.fails_over and pause == _PAUSE_SECONDS:
+            if pause == _PAUSE_SECONDS:
                 self._fail_over(failed.keys())
             pause = _PAUSE_SECONDS
 
@@ -139,14 +144,18 @@ class Sending:
             self.placed.physical_offsets[rows] = [int(each[-_ID_DIGITS:], 16) for each in ids]
 
     def _fail_over(self, failed: Collection[Queue]) -> None:
-        """Let queues of other brokers, in turn, have what those of brokers that fail should have."""
+        """Let queues of other brokers, in turn, have the messages that may go there."""
         route = self._brokers.routes.route(self._topic)
         away = {queue.broker for queue in failed}
         others = [queue for queue in (() if route is None else route.write) if queue.broker not in away]
         for queue, other in zip(failed, cycle(others), strict=False):
-            moved = self._left.setdefault(other, deque())
+            kept, moved = deque[_Send](), self._left.setdefault(other, deque())
             for each in self._left.pop(queue):
-                moved.append(each._replace(header=replace(each.header, queue_id=other.queue_id)))
+                if each.is_free or self._brokers.address.fails_over:
+                    moved.append(each._replace(header=replace(each.header, queue_id=other.queue_id)))
+                else:
+                    kept.append(each)
+            self._left[queue] = kept
 
 
 _NOT_ON_ALL_DEVICES = frozenset(
@@ -252,7 +261,7 @@ class ClusterAppend:
                 if messages.sharding_keys is not None:
                     queues = list(self._brokers.routes.configured(topic))
                 sending = Sending(self._brokers, topic, messages)
-                sending.send(queues, self._choose(topic, messages, queues))
+                sending.send(queues, *self._choose(topic, messages, queues))
                 results.append(sending.placed)
                 if messages.delay_levels is None and messages.deliver_at is None:
                     ends |= sending.ends
@@ -299,20 +308,22 @@ class ClusterAppend:
             )
         return list(route.write)
 
-    def _choose(self, topic: str, messages: MessageColumns, queues: list[Queue]) -> Int64s:
-        """Of each message the queue that it names, or that its sharding key means; in turn otherwise. As an index."""
+    def _choose(self, topic: str, messages: MessageColumns, queues: list[Queue]) -> tuple[Int64s, Bools]:
+        """Return the index of the queue that each message names, or its sharding key means; in turn otherwise. And
+        where neither decides."""
         there = self._queues(topic)
         here = np.flatnonzero([queue in there for queue in queues])
-        turn = next(self._turns)
+        turn, is_free = next(self._turns), np.ones(len(messages), np.bool_)
         chosen: Int64s = here[(turn + np.arange(len(messages)) * len(here) // max(1, len(messages))) % len(here)]
         if messages.sharding_keys is not None:
             without = lengths(messages.sharding_keys.fill_null(constant(""))) == 0
             sharded = np.abs(java_hash(messages.sharding_keys).astype(np.int64)) % len(queues)
-            chosen = np.where(without, chosen, sharded)
+            chosen, is_free = np.where(without, chosen, sharded), without
         if messages.queue_ids is not None:
+            is_free = is_free & (messages.queue_ids == ANY_QUEUE)
             for number in np.unique(messages.queue_ids[messages.queue_ids != ANY_QUEUE]).tolist():
                 chosen = np.where(messages.queue_ids == number, self._named(topic, number, queues), chosen)
-        return chosen
+        return chosen, is_free
 
     def _named(self, topic: str, number: int, queues: list[Queue]) -> int:
         found = [index for index, queue in enumerate(queues) if queue.queue_id == number]

@@ -65,6 +65,16 @@ def test_key_fails_over_to_other_broker(pair: Pair) -> None:
     assert sorted(key for key, _ in stored(pair, "a")) == sorted(KEYS)
 
 
+def test_message_without_key_goes_to_other_broker(pair: Pair) -> None:
+    with ClusterAddress.parse(pair.names).open_writer() as log:
+        assert len(log.topics()["t"]) == 8
+        pair.serving["b"].close()
+        append = log.begin()
+        append.add("t", pa.table({"body": KEYS}))
+        append.publish()
+    assert sorted(key for key, _ in stored(pair, "a")) == sorted(KEYS)
+
+
 def test_order_configuration_names_queues_of_missing_broker() -> None:
     """As `mqadmin updateTopic -o true` leaves it at the name servers."""
 
