@@ -31,7 +31,7 @@ from store.format.layout import (
 )
 from store.format.message import Message
 from store.format.stored_message import StoredMessage
-from store.model.errors import InvalidArgument, StoreClosed, StoreError, UnknownTopic
+from store.model.errors import InvalidArgument, StoreClosed, StoreError, UnknownTopic, UnreadableBody
 from store.model.log_protocol import Held, Queue
 from store.read.filters import EVERYTHING
 
@@ -135,7 +135,12 @@ class Replies:
 
     def _read(self, queue: Queue, begin: int, end: int) -> None:
         while begin < end:
-            got = self._store.get_message(_READER, queue.topic, queue.queue_id, begin)
+            try:
+                got = self._store.get_message(_READER, queue.topic, queue.queue_id, begin)
+            except UnreadableBody as error:
+                _logger.error("%s: one cannot be read: %s", self._what, error)
+                begin += 1
+                continue
             for message in got.messages:
                 waits = self._waiting.pop(message.properties.get(PROPERTY_CORRELATION_ID, ""), None)
                 if waits is not None:

@@ -24,7 +24,9 @@ from store import (
     delete_topic,
     reply,
 )
+from store.format.layout import SYS_COMPRESSED
 from tests.end_to_end.test_kill import ROOT
+from tests.store.client.consumers import config
 from tests.store.format.test_delayed import all_of
 from tests.waiting import PATIENCE, until
 
@@ -103,6 +105,20 @@ def test_replies_come_where_their_topic_was_deleted(store: MessageStore, is_made
             delete_topic(store.path, "DefaultCluster_REPLY_TOPIC")
             for asks in (other, producer) if is_made_anew else (producer, other):
                 assert asks.request(Message("questions", b""), PATIENCE).body == b"yes"
+
+
+def test_unreadable_reply_ends_no_others(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+    store.create_topic("DefaultCluster_REPLY_TOPIC", 1)
+    with Producer(store) as producer, Consumer(store.path, "g", "questions", config=config()) as consumer:
+        unreadable = store.begin()
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(producer.request, Message("questions", b"how"), PATIENCE)
+            request = next(iter(consumer))
+            unreadable.add_messages([Message("DefaultCluster_REPLY_TOPIC", b"plain")], {"sys_flag": SYS_COMPRESSED})
+            unreadable.publish()
+            until(lambda: "one cannot be read" in caplog.text)
+            producer.send(reply(request, b"so")).result()
+            assert asked.result(PATIENCE).body == b"so"
 
 
 def test_a_message_that_is_no_request(store: MessageStore) -> None:
