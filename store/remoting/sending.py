@@ -65,7 +65,7 @@ _REGION = "DefaultRegion"
 _logger = logging.getLogger("store.remoting")
 
 
-class Sending:
+class ServedSends:
     """Appends the messages of producers."""
 
     def __init__(

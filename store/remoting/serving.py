@@ -20,7 +20,7 @@ from store.remoting.heart_beats import HeartBeats, Neighbours
 from store.remoting.intake import ServerLimits
 from store.remoting.pulling import Pulling
 from store.remoting.queue_locks import Locks
-from store.remoting.sending import SendBacks, Sending
+from store.remoting.sending import SendBacks, ServedSends
 from store.remoting.served_broker import BrokerConfig, ServedBroker
 from store.remoting.served_groups import GroupStats, ServedGroups
 from store.remoting.served_offsets import PERSIST_SECONDS, ServedOffsets
@@ -67,7 +67,7 @@ class Serving:
         self._transactions = ServedTransactions(broker)
         turns = Turns(_THREADS, "mq-serve")
         pulling = Pulling(broker, self._hold, self._thread, turns)
-        sending = Sending(broker, self._appending, self._transactions, locks)
+        sending = ServedSends(broker, self._appending, self._transactions, locks)
         quick = sending, pulling, self._transactions
         waiting = (
             sending,
