@@ -187,15 +187,11 @@ class Connection(asyncio.Protocol):
         except BadFrame as error:
             _logger.warning("%s: connection closed: %s", self.peer, error)
             self.abort(error)
-        self._note_frame(is_new)
-
-    def _note_frame(self, is_new: bool) -> None:
-        """is_new: a frame was complete just now, and the wait for the next one begins."""
         if self.is_stuck_writing:
             return
         if not self.frames or self._reasons_to_pause:
             self.stuck_since = None
-        elif is_new or self.stuck_since is None:
+        elif is_new or self.stuck_since is None:  # the wait for the rest of a frame begins
             self.stuck_since = time.monotonic()
 
 
