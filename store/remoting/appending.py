@@ -15,7 +15,7 @@ import numpy.typing as npt
 from store.api.message_store import MessageStore
 from store.api.writer import Append
 from store.format.message import Message
-from store.model.errors import StoreError, UnknownQueue, UnknownTopic
+from store.model.errors import StoreError, UnknownTopic
 from store.publish.placing import AppendResult
 from store.remoting.threads import settle, without_frames
 
@@ -57,53 +57,65 @@ class Appending:
         self._thread.shutdown()
 
     def _append_waiting(self) -> None:
-        with self._lock:
-            waiting = list(self._waiting)
-            self._waiting.clear()
-        if not waiting:  # an earlier job, for which no thread could start, came first
-            return
+        later: list[_Waiting] = []
+        while True:
+            with self._lock:
+                waiting = [*later, *self._waiting]
+                self._waiting.clear()
+            if not waiting:  # an earlier job, for which no thread could start, came first
+                return
+            later = self._append_all(waiting)
+            if not later:
+                return
+
+    def _append_all(self, waiting: list[_Waiting]) -> list[_Waiting]:
+        """Append messages, and return those that wait for the next append."""
         together: Future[AppendResult] = Future()
-        settle(together, lambda: self._append(waiting))
-        first = 0
+        later: list[_Waiting] = []
+        settle(together, lambda: self._append(waiting, later))
+        postponed, first = {each.appended for each in later}, 0
         for each in waiting:
-            if each.appended.done():  # refused alone
+            if each.appended.done() or each.appended in postponed:  # done: refused alone
                 continue
             rows = slice(first, first := first + len(each.messages))
             settle(each.appended, partial(_some, together, rows))
+        return later
 
-    def _append(self, waiting: list[_Waiting]) -> AppendResult:
-        """Append all but the refused messages, whose senders get the error."""
+    def _append(self, waiting: list[_Waiting], later: list[_Waiting]) -> AppendResult:
+        """Append all but the refused messages, whose senders get the error, and those for `later`."""
         append = self._store.begin()
         try:
             append.add_messages(*_all_of(waiting))  # the fixed cost of it once
         except StoreError:
-            append = self._each(waiting)
+            append = self._each(waiting, later)
         try:
             return append.publish()
         except UnknownTopic:  # one was deleted just now
-            return self._each(waiting).publish()
+            later.clear()
+            return self._each(waiting, later).publish()
 
-    def _each(self, waiting: list[_Waiting]) -> Append:
-        append = self._store.begin()
+    def _each(self, waiting: list[_Waiting], later: list[_Waiting]) -> Append:
+        """Add the messages one by one. The first missing topic is created; messages to other ones are for `later`.
+
+        A new topic rewrites a file of all topics, and other senders would wait for many of them.
+        """
+        append, topics, may_create = self._store.begin(), set(self._store.topics()), True
         for each in waiting:
             if each.appended.done():
                 continue
+            topic = each.messages[0].topic
             try:
-                self._add(append, each)
+                if each.new_queues and topic not in topics:
+                    if not may_create:
+                        later.append(each)
+                        continue
+                    may_create = False
+                    self._store.create_topic(topic, each.new_queues)
+                    topics.add(topic)
+                append.add_messages(each.messages, each.fields)
             except StoreError as error:
                 each.appended.set_exception(without_frames(error))
         return append
-
-    def _add(self, append: Append, each: _Waiting) -> None:
-        try:
-            append.add_messages(each.messages, each.fields)
-        except UnknownQueue:
-            raise
-        except UnknownTopic:
-            if not each.new_queues:
-                raise
-            self._store.create_topic(each.messages[0].topic, each.new_queues)
-            append.add_messages(each.messages, each.fields)
 
 
 def _all_of(waiting: list[_Waiting]) -> tuple[list[Message], Fields]:

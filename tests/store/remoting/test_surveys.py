@@ -11,7 +11,7 @@ from store.model.codes import RequestCode, ResponseCode
 from store.remoting.client import Client
 from store.remoting.headers import CommitOffset, Topic, TopicQueue
 from store.remoting.serving import serve
-from tests.store.remoting.broker import Broker
+from tests.store.remoting.broker import Broker, send
 
 WIDE = 8192  # queues of one topic
 
@@ -66,6 +66,16 @@ def test_new_groups_of_a_heart_beat_are_bounded(store: MessageStore, broker: Bro
         assert sum(topic.startswith("%RETRY%") for topic in store.topics()) == created
     assert broker.ask(RequestCode.HEART_BEAT, body=body).code == ResponseCode.SUCCESS
     assert {f"%RETRY%{group}" for group in groups} <= store.topics().keys()
+
+
+def test_new_topics_do_not_keep_senders_waiting(store: MessageStore, broker: Broker) -> None:
+    """Each rewrites the file of all topics. A message to a topic that exists goes with the next append."""
+    made = [broker.begin(RequestCode.SEND_MESSAGE_V2, send(topic=f"made-{n}"), b"x") for n in range(400)]
+    with Client(timeout=60) as other:
+        assert Broker(broker.serving, other).send(b"x").code == ResponseCode.SUCCESS
+        assert sum(each.done() for each in made) < 200
+    assert {each.result().code for each in made} == {ResponseCode.SUCCESS}
+    assert sum(topic.startswith("made-") for topic in store.topics()) == 400
 
 
 def test_oldest_message_is_found_at_the_log(store: MessageStore, broker: Broker) -> None:
