@@ -64,6 +64,7 @@ def making(tmp_path: Path) -> Iterator[Making]:
     with MessageStore.open(tmp_path) as store, serve(store, "127.0.0.1:0") as serving:
         store.create_topic("t", 4)
         store.create_topic("u", 1)
+        store.put_many([Message("t", b"", queue_id=number) for number in range(4)] * 100)  # to commit offsets of
         yield Making(store, serving.address)
 
 
