@@ -31,7 +31,7 @@ def batch_of(number: int) -> Batch:
 def write(store: MessageStore, number: int) -> None:
     """As the sink does."""
     commits, batch = commits_of(store), batch_of(number)
-    with commits.turn():
+    with commits.file.locked():
         assert not commits.has(batch)
         commits.begin(batch)
         append = store.begin()

@@ -60,7 +60,7 @@ def test_a_body_that_its_producer_compressed(broker: Broker, store: MessageStore
     assert only(store).body == b"body" * 100
 
 
-@pytest.mark.parametrize("body", [b"plain", zlib.compress(bytes(65 << 20))])
+@pytest.mark.parametrize("body", [b"plain", zlib.compress(bytes(65 << 20))], ids=["plain", "bomb"])
 @pytest.mark.parametrize("kind", [0x0, 0x100, 0x200, 0x400])
 def test_body_that_does_not_decompress_is_refused(broker: Broker, store: MessageStore, body: bytes, kind: int) -> None:
     """RocketMQ's brokers take it, and its clients drop it and what is behind it."""
@@ -172,7 +172,9 @@ def test_a_batch_that_is_none(broker: Broker, store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "properties"), [(20_000, "k\1" + "v" * 30_000), (45_000, ""), (1, "k\1" + "v" * 33_000)]
+    ("parts", "properties"),
+    [(20_000, "k\1" + "v" * 30_000), (45_000, ""), (1, "k\1" + "v" * 33_000)],
+    ids=["large together", "many", "long properties"],
 )
 def test_batch_is_bounded_before_it_is_multiplied(
     broker: Broker, store: MessageStore, parts: int, properties: str
