@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import beside_archiving
 from benchmarks.bench import filled, show, side_by_side
 from store import DEFAULT_COLUMNS, MessageStore
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.directory.directory_log import DirectoryAddress
 from store.format.layout import COMMIT_LOG_DIR
 from store.model.log_protocol import Log, LogAddress, QueueRange, ReadSpec

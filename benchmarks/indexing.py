@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from benchmarks.bench import TOPIC, show
 from store.format.hashes import key_hash, key_hashes
-from store.index.index import Index
+from store.key_index.index import Index
 
 _SLOTS, _ENTRIES = 5_000_000, 20_000_000  # RocketMQ's defaults
 _RECORD_BYTES = 200

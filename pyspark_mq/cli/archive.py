@@ -10,7 +10,7 @@ from pyspark_mq.cli.arguments import STORE, age, moment
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.terminal import echo
 from store import Archived, MessageStore, NoArchive, ObjectsUnavailable, QueuesPassedOver, StoreLocked
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.archive.of_store import Remembered, is_same_place, remembered
 from store.directory.restoring import restore as restore_store
 from store.upkeep.store_directory import StoreDirectory

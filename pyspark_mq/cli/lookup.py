@@ -10,7 +10,7 @@ from pyspark_mq.cli.arguments import LOG, TOPIC, cluster_at, log_at
 from pyspark_mq.cli.json_lines import printed_as
 from pyspark_mq.cli.terminal import echo
 from store import MessageStore, StoredMessage, UnknownTopic
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.directory.directory_log import address_at
 from store.read.query import KeyQuery
 

@@ -11,7 +11,7 @@ from pyspark_mq.errors import OptionError
 from pyspark_mq.options.log_address import CLUSTER_NAMES, ONCE_ON_A_CLUSTER, address_of, when_broker_missing
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, known_options, names_of
 from pyspark_mq.options.values import group, one_of, shared_path
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.cluster.address import ClusterAddress
 from store.format.topic_names import TOPICS_OF_NOTES, check_topic_name
 from store.model.errors import InvalidTopic

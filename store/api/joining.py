@@ -11,7 +11,7 @@ from pathlib import Path
 from store.delays.delivery_progress import delays_step_back
 from store.files.config import StoreConfig
 from store.files.topics import Topics
-from store.index.index import Index
+from store.key_index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.log.queue_ends import QueueEnds

@@ -19,12 +19,12 @@ from store.delays.delivery_progress import oldest_waiting
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.figures import Figures
-from store.files.kinds import warn_of_topics
 from store.files.opened import PinnedPath
 from store.files.topics import Topics
+from store.files.unsupported import warn_of_topics
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.message import Message
-from store.index.index import Index
+from store.key_index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, Ends
 from store.log.queue_ends import QueueEnds

@@ -12,7 +12,7 @@ from store.api.store_reader import StoreReader
 from store.format.columns import COLUMNS, DEFAULT_COLUMNS, check_columns
 from store.format.record_copies import RecordCopies
 from store.format.stored_message import StoredMessage, inflated, inflated_or_raw
-from store.index.index import END_OF_TIME
+from store.key_index.index import END_OF_TIME
 from store.model.errors import InvalidArgument, OffsetLost
 from store.model.integers import integer, iso_time, text
 from store.model.log_protocol import Int64s, MessageFilter, Queue, QueueRange, Unreadable

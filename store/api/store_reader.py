@@ -18,7 +18,7 @@ from store.files.consumer_offsets import ConsumerOffsets
 from store.files.opened import Opened, PinnedPath
 from store.files.topics import Topics
 from store.format.columns import DEFAULT_COLUMNS, check_columns
-from store.index.index import Index
+from store.key_index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.model.errors import CorruptRecord, CorruptSegment, FilterError, OffsetLost, OffsetNotYet, UnknownTopic

@@ -25,7 +25,7 @@ from store.format.delayed import WAITING_TOPICS
 from store.format.message import Message
 from store.format.record_copies import Places, RecordCopies
 from store.format.records import EncodedRecord, EncodedRecords, set_field
-from store.index.index import Index
+from store.key_index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.log.queues_in_log import Unflushed

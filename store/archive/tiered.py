@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from store.archive.archive_log import ArchiveLog
 from store.archive.kin import Kin
-from store.archive.log import ArchiveLog
 from store.archive.of_store import StoreArchive
 from store.archive.place import RecentPlace
 from store.files.config import StoreConfig

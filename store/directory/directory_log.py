@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from store.api.message_store import MessageStore
 from store.api.writer import Append
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.archive.of_store import StoreArchive, remembered
 from store.archive.place import is_archive
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake

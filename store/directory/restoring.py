@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from store.api.message_store import MessageStore
-from store.archive.log import ArchiveAddress, ArchiveLog
+from store.archive.archive_log import ArchiveAddress, ArchiveLog
 from store.files.atomic import make_folder, make_root, sync_directory
 from store.files.config import StoreConfig
 from store.files.opened import Descriptor

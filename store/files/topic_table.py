@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from store.files.admin_files import next_version, number, read_json, table, write_json
-from store.files.kinds import batch_topics
+from store.files.unsupported import batch_topics
 from store.format.layout import CONSUME_QUEUE_DIR, DELETED_DIR, MAX_QUEUES, TOPICS_FILE
 from store.format.topic_names import is_folder_name, needs_no_entry
 from store.model.errors import CorruptStore, system_errors

@@ -33,7 +33,7 @@ from store.format.layout import (
 )
 from store.format.strict_json import Long, decode, encode
 from store.format.topic_names import is_folder_name, needs_no_entry
-from store.index.index import Index
+from store.key_index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import QueueName
 from store.log.queues_in_log import NOTHING, Begin, Ranges, must_begin, ranges_of

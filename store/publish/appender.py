@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from store.format.layout import CQ_ENTRY
 from store.format.records import EncodedRecord, EncodedRecords, as_columns
-from store.index.index import Index
+from store.key_index.index import Index
 from store.log.commit_log import CommitLog, Stretches
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import walk

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.format.records import EncodedRecord, EncodedRecords, as_columns
-from store.index.index_file import KeyColumn
+from store.key_index.index_file import KeyColumn
 from store.log.commit_log import CommitLog, Stretches
 from store.log.consume_queues import ConsumeQueues, QueueName
 

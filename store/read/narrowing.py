@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import groupby, islice
 
 from store.format.layout import LIGHT_PREFIX, RECORD_HEADER
-from store.index.index import Index
+from store.key_index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 from store.model.errors import ConfigError, CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet

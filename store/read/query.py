@@ -20,7 +20,7 @@ from store.format.layout import (
 from store.format.record_copies import RecordCopies
 from store.format.record_view import RecordView, crc_matches
 from store.format.stored_message import StoredMessage, decode_record
-from store.index.index import END_OF_TIME, Index
+from store.key_index.index import END_OF_TIME, Index
 from store.log.commit_log import CommitLog
 from store.model.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.model.integers import LONG_MAX

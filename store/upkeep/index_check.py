@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from store.format.hashes import KeyHashes
 from store.format.layout import INDEX_DIR, INDEX_NO_ENTRY
-from store.index.index import Index
-from store.index.index_file import Entries, Header, IndexFile, seconds_since
+from store.key_index.index import Index
+from store.key_index.index_file import Entries, Header, IndexFile, seconds_since
 from store.log.commit_log import CommitLog
 from store.model.errors import ConfigError
 

@@ -24,7 +24,7 @@ from store.files.topics import Topics
 from store.format.columns import LAST_MS
 from store.format.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR, QUEUE_ENDS_FILE
 from store.format.record_view import Ints
-from store.index.index import Index
+from store.key_index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import LogChunk, all_entries, index_keys, walk, with_delivery_times

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from store.files.atomic import sync_directory
 from store.files.config import StoreConfig
-from store.index.index import Index
+from store.key_index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.model.errors import StoreFull, system_errors

@@ -33,7 +33,7 @@ from store.format.layout import (
     TOPICS_FILE,
 )
 from store.format.stored_message import decode_record
-from store.index.index import Index
+from store.key_index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, Ends
 from store.log.dispatch import LogChunk, index_keys, walk

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.directory.restoring import restore as restore_store
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.objects.any_objects import LocalObjects

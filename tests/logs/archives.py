@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from store import Message, MessageStore, StoreConfig
+from store.archive.archive_log import ArchiveAddress
 from store.archive.archiving import Archived
-from store.archive.log import ArchiveAddress
 from store.archive.of_store import ArchiveOrder, StoreArchive, ends
 from store.archive.removal import expire
 from store.model.log_protocol import LogAddress, Positions, Queue

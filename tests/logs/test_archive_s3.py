@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from store import CorruptSegment, NoArchive, ObjectsUnavailable
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.model.log_protocol import Queue, QueueRange
 from tests.filled import Filled
 from tests.logs.archives import ArchivedStore, archived

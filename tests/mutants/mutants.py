@@ -141,7 +141,7 @@ MUTANTS = [
     ),
     Mutant(
         "the slot of a single key written before the index header",
-        "store/index/index_file.py",
+        "store/key_index/index_file.py",
         "        self.write_header(header)\n        self.file.write(slot, memoryview(_SLOT.pack(number)))\n",
         "        self.file.write(slot, memoryview(_SLOT.pack(number)))\n        self.write_header(header)\n",
         ("tests/device/test_index_writes.py",),
@@ -169,7 +169,7 @@ MUTANTS = [
     ),
     Mutant(
         "no page reservation",
-        "store/index/index_file.py",
+        "store/key_index/index_file.py",
         "        table.reserve(heads)\n",
         "",
         ("tests/device/test_index_writes.py",),
@@ -211,14 +211,14 @@ MUTANTS = [
     ),
     Mutant(
         "index files behind the end that come back",
-        "store/index/index.py",
+        "store/key_index/index.py",
         "        if names:\n            sync_names(self.directory)\n",
         "",
         (CRASHES,),
     ),
     Mutant(
         "an index file whose length is not flushed",
-        "store/index/index.py",
+        "store/key_index/index.py",
         "            file.flush()  # a file that exists has its length\n",
         "",
         (CRASHES,),

@@ -10,7 +10,7 @@ import pytest
 
 from pyspark_mq.browsing import Row, between, follow, newest, rows_of
 from store import Message, MessageStore, OffsetLost, OffsetNotYet, TagFilter, message_filter
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.directory.directory_log import DirectoryAddress, DirectoryLog, address_at
 from store.model.log_protocol import MessageFilter, Queue
 from store.read.filters import EVERYTHING

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from store import Message, MessageStore, StoreConfig
+from store.archive.archive_log import ArchiveAddress
 from store.archive.catalog import DEFAULT_CLUSTER, cluster_folder
-from store.archive.log import ArchiveAddress
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.read.query import KeyQuery

@@ -14,7 +14,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.format.hashes import key_hashes
-from store.index.index import Index
+from store.key_index.index import Index
 from tests import seen
 from tests.rocketmq.golden import GOLDEN, config_of
 from tests.rocketmq.harness import RocketMQ

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.archive.of_store import alone, remembered
 from store.model.log_protocol import Queue, QueueRange
 from tests.filled import Filled

@@ -14,7 +14,7 @@ from pyspark_mq.options.sink import WriteOptions
 from pyspark_mq.options.source import SourceOptions
 from pyspark_mq.options.tables import READ_OPTIONS, WRITE_OPTIONS, names_of
 from store import ConfigError
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.cluster.address import ClusterAddress, Credentials
 from store.directory.directory_log import DirectoryAddress, TieredDirectoryAddress
 from store.model.log_protocol import Queue

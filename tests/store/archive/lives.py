@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from store import Message, MessageStore
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.format.layout import TOPICS_FILE
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING

@@ -25,8 +25,8 @@ from store import (
     StoreConfig,
 )
 from store.api.message_store import delete_topic
+from store.archive.archive_log import ArchiveAddress, ArchiveLog
 from store.archive.catalog import Catalog
-from store.archive.log import ArchiveAddress, ArchiveLog
 from store.archive.of_store import ArchiveOrder, Remembered, StoreArchive, remembered
 from store.archive.place import ArchivePlace
 from store.archive.removal import expire

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from store import CorruptSegment, CorruptStore, StoreError
+from store.archive.archive_log import ArchiveAddress
 from store.archive.catalog import METADATA, Catalog
-from store.archive.log import ArchiveAddress
 from store.model.log_protocol import Queue, QueueRange
 from store.read.query import KeyQuery
 from tests.filled import Filled

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from store import CorruptSegment
+from store.archive.archive_log import ArchiveAddress
 from store.archive.catalog import INDEX, METADATA, Catalog, cluster_folder
-from store.archive.log import ArchiveAddress
 from store.model.log_protocol import Bounds, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.read.query import KeyQuery

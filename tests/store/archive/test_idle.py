@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from store import Message, MessageStore
-from store.archive import log as archive_log
-from store.archive.log import ArchiveAddress
+from store.archive import archive_log as archive_log
+from store.archive.archive_log import ArchiveAddress
 from tests.s3 import WSGI, environment, new_bucket, s3_server
 
 QUEUES = 8

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from store import CorruptSegment, Message, MessageStore, OffsetLost, StoreConfig, UnknownTopic
 from store.archive import key_index, key_search
+from store.archive.archive_log import ArchiveAddress, ArchiveLog
 from store.archive.catalog import INDEX, INDEX_SLOTS, INDEXED_FROM, SEGMENTS
 from store.archive.key_index import Items, segment_bytes
-from store.archive.log import ArchiveAddress, ArchiveLog
 from store.archive.removal import expire
 from store.format.layout import ARCHIVE_INDEX_HEADER, ARCHIVE_INDEX_ITEM, ARCHIVE_INDEX_SLOT
 from store.model.log_protocol import Queue, QueueRange, ReadSpec

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from store import ArchiveOfAnother, MessageStore, ObjectsUnavailable, QueuesPassedOver
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.directory.directory_log import TieredDirectoryAddress
 from store.directory.restoring import restore
 from tests.store.archive.lives import (

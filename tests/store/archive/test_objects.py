@@ -14,7 +14,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from store import ConfigError, NoArchive, ObjectsUnavailable
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.archive.of_store import remembered
 from store.directory.directory_log import address_at
 from store.model.log_protocol import Queue
@@ -161,6 +161,6 @@ def test_what_keeps_copies_is_no_place(cache: str) -> None:
 
 
 def test_a_missing_package_is_named() -> None:
-    program = "import sys; sys.modules['s3fs'] = None; import store.archive.log as a; a.ArchiveAddress('s3://b').open()"
+    program = "import sys; sys.modules['s3fs'] = None; import store.archive.archive_log as a; a.ArchiveAddress('s3://b').open()"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "s3://b: what reads s3:// is not installed; pip install 'pyspark-mq[s3]'" in ended.stderr

@@ -21,8 +21,8 @@ from store import (
     StoreLocked,
     UnknownTopic,
 )
+from store.archive.archive_log import ArchiveAddress
 from store.archive.catalog import METADATA
-from store.archive.log import ArchiveAddress
 from store.archive.of_store import StoreArchive, alone, remembered
 from store.directory.directory_log import address_at
 from store.format.layout import CONF_FILE, CQ_ENTRY, segment_name

@@ -21,7 +21,7 @@ from store import (
     UnknownTopic,
     message_filter,
 )
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.archive.of_store import ArchiveOrder, StoreArchive
 from store.directory.restoring import restore
 from store.model.log_protocol import Bounds, Queue, QueueRange, ReadSpec

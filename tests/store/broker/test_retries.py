@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from store import InvalidGroup, Message, MessageStore, StoreConfig, StoredMessage
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.broker.retries import send_back
 from store.files.consumer_offsets import ConsumerOffsets
 from store.format.layout import GROUPS_FILE, SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC

@@ -29,8 +29,8 @@ from store import (
     message_filter,
 )
 from store.api.message_store import delete_topic
+from store.archive.archive_log import ArchiveLog
 from store.archive.kin import Kin
-from store.archive.log import ArchiveLog
 from store.directory.directory_log import TieredDirectoryAddress, TieredDirectoryLog, address_at
 from store.format.layout import (
     COMMIT_LOG_DIR,

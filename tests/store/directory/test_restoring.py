@@ -19,7 +19,7 @@ from store import (
     UnknownTopic,
     UnsupportedStore,
 )
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.directory.restoring import UNFINISHED, restore
 from store.format.layout import SCHEDULE_TOPIC
 from store.model.log_protocol import Queue, QueueRange, ReadSpec

@@ -16,7 +16,7 @@ import pytest
 from store import CorruptStore, Message, MessageStore, StoreConfig
 from store.api.message_store import delete_topic
 from store.format.layout import segment_name
-from store.index.index import Index
+from store.key_index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.queue_ends import QueueEnds
 from store.publish.published_end import PublishedEnd

@@ -13,7 +13,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 from store import MessageStore, NoArchive, ObjectsUnavailable
-from store.archive.log import ArchiveAddress
+from store.archive.archive_log import ArchiveAddress
 from store.format.layout import CONF_FILE
 from store.model.log_protocol import Queue, QueueRange
 from store.objects.any_objects import objects_at

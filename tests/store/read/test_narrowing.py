@@ -12,7 +12,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.format.layout import PUBLISHED_END, field_offset
-from store.index.index import Index
+from store.key_index.index import Index
 from store.model.log_protocol import Queue, QueueRange
 from store.publish import appender, published_end
 from store.publish.published_end import PublishedEnd

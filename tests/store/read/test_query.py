@@ -13,7 +13,7 @@ from store.api.message_store import delete_topic
 from store.files.topics import Topics
 from store.format.hashes import key_hash
 from store.format.layout import INDEX_HEADER, field_offset
-from store.index.index import Index
+from store.key_index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.model.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet

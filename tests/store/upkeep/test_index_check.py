@@ -15,8 +15,8 @@ import pytest
 
 from store import ConfigError, Message, MessageStore, StoreConfig
 from store.format.layout import INDEX_ENTRY, INDEX_HEADER, REPAIR_DIR, field_offset
-from store.index.index import Index
-from store.index.index_file import file_bytes
+from store.key_index.index import Index
+from store.key_index.index_file import file_bytes
 from store.publish import appender
 from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import repair, verify

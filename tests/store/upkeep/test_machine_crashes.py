@@ -16,7 +16,7 @@ from store import CorruptRecord, Message, MessageStore
 from store.broker.retries import send_back
 from store.broker.transactions import Transactions
 from store.format.layout import CQ_ENTRY, PUBLISHED_END, RECORD_HEADER, SECTOR_BYTES, field_offset, segment_name
-from store.index.index import Index
+from store.key_index.index import Index
 from store.publish.published_end import PublishedEnd, checked
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies, check_log

@@ -15,8 +15,8 @@ import pytest
 
 from store import Message, MessageStore
 from store.format.layout import CHECKPOINT, INDEX_HEADER, INDEX_SLOT, segment_name
-from store.index.index import Index
-from store.index.index_file import IndexFile
+from store.key_index.index import Index
+from store.key_index.index_file import IndexFile
 from store.log.queue_ends import QueueEnds
 from store.upkeep.verify import verify
 from tests.store.upkeep.crashed import SMALL, another_boot

@@ -13,7 +13,7 @@ import pytest
 from store import CorruptRecord, Message, MessageStore
 from store.files.checkpoint import write_checkpoint
 from store.format.layout import CQ_ENTRY, segment_name
-from store.index.index import Index
+from store.key_index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.dispatch import index_keys, walk
 from store.model.log_protocol import Queue

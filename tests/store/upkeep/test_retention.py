@@ -15,7 +15,7 @@ import pytest
 
 from store import Message, MessageStore, OffsetLost, ReadOnlyStore, StoreConfig
 from store.format.layout import CQ_ENTRY, segment_name
-from store.index.index import Index
+from store.key_index.index import Index
 from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues
 from store.publish.published_end import PublishedEnd

@@ -11,7 +11,7 @@ import pytest
 
 from store.files.segment_file import SegmentFile
 from store.format.layout import INDEX_NO_ENTRY
-from store.index.index_file import IndexFile, IndexSlots, file_bytes
+from store.key_index.index_file import IndexFile, IndexSlots, file_bytes
 from store.model.errors import CorruptSegment
 
 SLOTS, ENTRIES = 50, 400

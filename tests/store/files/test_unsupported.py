@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig, UnsupportedStore, UnsupportedWarning
-from store.files import kinds
+from store.files import unsupported
 from store.upkeep.verify import repair, verify
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=10, maxIndexNum=20)
@@ -201,13 +201,13 @@ def test_a_store_that_another_process_is_just_making_is_no_log_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two looks it gets its first segment, and then its first queue file."""
-    find_a_queue = kinds._queue_file
+    find_a_queue = unsupported._queue_file
 
     def meanwhile(root: Path) -> Path | None:
         monkeypatch.undo()
         ours(root)
         return find_a_queue(root)
 
-    monkeypatch.setattr(kinds, "_queue_file", meanwhile)
-    kinds.refuse_kinds(tmp_path, writing=False)
+    monkeypatch.setattr(unsupported, "_queue_file", meanwhile)
+    unsupported.refuse_kinds(tmp_path, writing=False)
     assert find_a_queue(tmp_path)

@@ -16,7 +16,7 @@ from store.files.segment_file import sync_names
 from store.files.segments import BLOCK_BYTES, list_files
 from store.format.hashes import key_hash
 from store.format.layout import INDEX_DIR, INDEX_NAME_DIGITS, INDEX_NO_ENTRY, PREALLOCATE_FILE
-from store.index.index_file import IndexFile, KeyColumn, file_bytes
+from store.key_index.index_file import IndexFile, KeyColumn, file_bytes
 from store.model.errors import ConfigError, ReadOnlyStore, system_errors
 
 _OPEN_FILES = 8

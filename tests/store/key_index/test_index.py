@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from store.format.hashes import key_hashes
 from store.format.layout import INDEX_HEADER
-from store.index.index import Index
-from store.index.index_file import file_bytes
+from store.key_index.index import Index
+from store.key_index.index_file import file_bytes
 from store.model.errors import ConfigError, ReadOnlyStore
 
 GOLDEN = Path(__file__).parents[2] / "golden"
