@@ -20,8 +20,8 @@ from pyspark_mq.browsing import ENDS, Place, PointInTime, place_of, seconds_of
 from pyspark_mq.cli.terminal import echo
 from store import FilterError, InvalidArgument, ObjectsUnavailable, StoreError, message_filter
 from store.archive.place import is_archive
+from store.client.places import address_at
 from store.cluster.address import SCHEME, ClusterAddress, Credentials
-from store.directory.directory_log import address_at
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.topics import Topics
 from store.model.log_protocol import LogAddress, MessageFilter
@@ -131,25 +131,20 @@ _PATIENCE_SECONDS = 5.0  # of somebody who waits before a screen
 
 
 def log_at(store: str) -> LogAddress:
-    """Of a store, with its archive if it has one; of an archive alone; or of a cluster, see `cluster_at`.
+    """Return the address of a store, an archive, or a cluster. A cluster's account and certificates are in the
+    environment, for others see command lines. Raises `InvalidArgument`, `ConfigError`."""
+    address = address_at(store)
+    return _with_account(address) if isinstance(address, ClusterAddress) else address
 
-    Raises `InvalidArgument`, `ConfigError`.
-    """
-    return cluster_at(store) or address_at(store)
 
-
-def cluster_at(place: str) -> ClusterAddress | None:
-    """A cluster is "rocketmq://" and its name servers; its account and its certificates are in the environment, for
-    others see command lines. None for another place. Raises `InvalidArgument`."""
-    if not place.startswith(SCHEME):
-        return None
+def _with_account(cluster: ClusterAddress) -> ClusterAddress:
     access_key, secret_key, ca_file = map(os.environ.get, (_ACCESS_KEY, _SECRET_KEY, _CA_FILE))
     if bool(access_key) != bool(secret_key):
         raise InvalidArgument(f"{_ACCESS_KEY} and {_SECRET_KEY} go together: set both in the environment, or none")
-    credentials = Credentials(access_key, secret_key) if access_key and secret_key else None
-    tls = Tls.trusting(ca_file) if ca_file else None
     return replace(
-        ClusterAddress.parse(place.removeprefix(SCHEME), credentials, tls=tls),
+        cluster,
+        credentials=Credentials(access_key, secret_key) if access_key and secret_key else None,
+        tls=Tls.trusting(ca_file) if ca_file else None,
         patience=_PATIENCE_SECONDS,
         broker_timeout=_PATIENCE_SECONDS,
     )

@@ -6,12 +6,12 @@ from datetime import UTC, datetime, timedelta
 import click
 
 from pyspark_mq.browsing import PointInTime, Row, bounds_of, milliseconds, offsets_at
-from pyspark_mq.cli.arguments import LOG, TOPIC, cluster_at, log_at
+from pyspark_mq.cli.arguments import LOG, TOPIC, log_at
 from pyspark_mq.cli.json_lines import printed_as
 from pyspark_mq.cli.terminal import echo
 from store import MessageStore, StoredMessage, UnknownTopic
 from store.archive.archive_log import ArchiveAddress
-from store.directory.directory_log import address_at
+from store.cluster.address import ClusterAddress
 from store.read.query import KeyQuery
 
 
@@ -61,9 +61,9 @@ def query(
             line = {"queueId": each.name if each.broker else each.queue_id, "queueOffset": offset}
             echo(json.dumps(line) if as_json else f"queue {each.name}: offset {offset}")
         return
-    if cluster_at(store) is not None:
+    address = log_at(store)
+    if isinstance(address, ClusterAddress):
         raise click.UsageError("--key and --id look into files; for a cluster there is mqadmin queryMsgByKey")
-    address = address_at(store)
     if isinstance(address, ArchiveAddress):
         with address.open() as archive:
             found = (

@@ -21,13 +21,12 @@ from store.client.consuming import (
     consume_service,
     set_aside,
 )
+from store.client.places import address_at
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller, PullFigures
 from store.client.rebalancer import Rebalancer
 from store.client.received_messages import ReceivedMessage
-from store.cluster.address import SCHEME, ClusterAddress
 from store.directory.directory_group import DirectoryGroup
-from store.directory.directory_log import address_at
 from store.files.figures import Figures
 from store.files.opened import Opened
 from store.format.layout import RETRY_TOPIC_PREFIX
@@ -85,7 +84,7 @@ class Consumer(Opened):
             raise InvalidArgument(f"config={config!r:.40}: a {type(config).__name__}; give a ConsumerConfig")
         subscriptions = _subscriptions(topics)
         filters = {topic: message_filter(*subscription) for topic, subscription in subscriptions.items()}
-        address = _address(os.fspath(log)) if isinstance(log, str | os.PathLike) else log
+        address = address_at(os.fspath(log)) if isinstance(log, str | os.PathLike) else log
         group = _group(address, group)
         self._config = config
         self._group = group.name
@@ -245,11 +244,6 @@ class Consumer(Opened):
 def _wake(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:
     with suppress(RuntimeError):  # that loop is over, and nobody waits
         loop.call_soon_threadsafe(woken.set)
-
-
-def _address(place: str) -> LogAddress:
-    is_cluster = place.startswith(SCHEME)
-    return ClusterAddress.parse(place.removeprefix(SCHEME)) if is_cluster else address_at(place)
 
 
 def _group(address: LogAddress | Log, group: str | Group) -> Group:

@@ -16,13 +16,10 @@ import pyarrow as pa
 
 from store.api.message_store import MessageStore
 from store.api.writer import Append
-from store.archive.archive_log import ArchiveAddress
-from store.archive.of_store import StoreArchive, remembered
-from store.archive.place import is_archive
+from store.archive.of_store import StoreArchive
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
 from store.directory.directory_group import DirectoryGroup
 from store.files.consumer_offsets import ConsumerOffsets
-from store.format.layout import COMMIT_LOG_DIR
 from store.format.stored_message import StoredMessage
 from store.model.errors import (
     CorruptRecord,
@@ -31,7 +28,6 @@ from store.model.errors import (
     StoreClosed,
     UnknownTopic,
     UnreadableBody,
-    system_errors,
 )
 from store.model.log_protocol import (
     Boundary,
@@ -39,7 +35,6 @@ from store.model.log_protocol import (
     Fingerprint,
     Fingerprints,
     Int64s,
-    LogAddress,
     LogLook,
     MessageFilter,
     NameFilter,
@@ -48,7 +43,7 @@ from store.model.log_protocol import (
     QueueRange,
     ReadSpec,
 )
-from store.objects.urls import local_path, storage_options
+from store.objects.urls import storage_options
 
 
 @dataclass(frozen=True)
@@ -288,23 +283,6 @@ class DirectoryHeld:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._service.stop()
-
-
-def address_at(path: str, archive: str | None = None, options: str = "") -> LogAddress:
-    """Return the log at a path or a URL: an archive, a store, or a store together with its archive.
-
-    archive: its URL, "" for the store alone; default: the one that the store's settings name. options: fsspec's
-    storage options, as JSON. Raises `ConfigError`.
-    """
-    local = local_path(path)
-    if local is None:
-        return ArchiveAddress(path, options)
-    with system_errors(local):  # a broker's archive may be in its store; a topic of an archive may have that name
-        is_store = any(each.is_file() for each in (Path(local) / COMMIT_LOG_DIR).glob("*"))
-    if not is_store and is_archive(local):
-        return ArchiveAddress(local, options)
-    url = remembered(Path(local)).url if archive is None else archive
-    return TieredDirectoryAddress(path, url, options) if url else DirectoryAddress(path)
 
 
 @dataclass(frozen=True)

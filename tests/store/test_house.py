@@ -15,7 +15,20 @@ ROOT = Path(store.__file__).parent
 SPARK = ROOT.parent / "pyspark_mq"
 # From the ground up. The last one is `store/__init__.py`, the names for users.
 FLOORS = (
-    *("model", "format", "files", "index", "objects", "log", "publish", "read", "archive", "upkeep", "delays", "api"),
+    *(
+        "model",
+        "format",
+        "files",
+        "key_index",
+        "objects",
+        "log",
+        "publish",
+        "read",
+        "archive",
+        "upkeep",
+        "delays",
+        "api",
+    ),
     *("broker", "directory", "remoting", "cluster", "client", "__init__"),
 )
 

@@ -31,7 +31,8 @@ from store import (
 from store.api.message_store import delete_topic
 from store.archive.archive_log import ArchiveLog
 from store.archive.kin import Kin
-from store.directory.directory_log import TieredDirectoryAddress, TieredDirectoryLog, address_at
+from store.client.places import address_at
+from store.directory.directory_log import TieredDirectoryAddress, TieredDirectoryLog
 from store.format.layout import (
     COMMIT_LOG_DIR,
     CONF_FILE,

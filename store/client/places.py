@@ -1,0 +1,34 @@
+"""Which log a place names: the one module that knows all kinds of logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from store.archive.archive_log import ArchiveAddress
+from store.archive.of_store import remembered
+from store.archive.place import is_archive
+from store.cluster.address import SCHEME, ClusterAddress
+from store.directory.directory_log import DirectoryAddress, TieredDirectoryAddress
+from store.format.layout import COMMIT_LOG_DIR
+from store.model.errors import system_errors
+from store.model.log_protocol import LogAddress
+from store.objects.urls import local_path
+
+
+def address_at(place: str, archive: str | None = None, options: str = "") -> LogAddress:
+    """Return the address of a cluster ("rocketmq://host:port"), an archive, a store, or a store with its archive.
+
+    archive: the archive's URL, "" for the store alone; default: the one that the store's settings name. options:
+    fsspec's storage options, as JSON. Raises `ConfigError`, `InvalidArgument`.
+    """
+    if place.startswith(SCHEME):
+        return ClusterAddress.parse(place.removeprefix(SCHEME))
+    local = local_path(place)
+    if local is None:
+        return ArchiveAddress(place, options)
+    with system_errors(local):  # a broker's archive may be in its store; a topic of an archive may have that name
+        is_store = any(each.is_file() for each in (Path(local) / COMMIT_LOG_DIR).glob("*"))
+    if not is_store and is_archive(local):
+        return ArchiveAddress(local, options)
+    url = remembered(Path(local)).url if archive is None else archive
+    return TieredDirectoryAddress(place, url, options) if url else DirectoryAddress(place)
