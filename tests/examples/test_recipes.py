@@ -65,7 +65,7 @@ def test_the_sink(spark: SparkSession, tmp_path: Path) -> None:
         "orders_stream": stream(spark, path, "new").select("body", "tags"),
     }
     frames["orders"].createOrReplaceTempView("new_orders")
-    writing, in_each_batch = recipes("sink.md", "python", path)
+    writing, _from_a_cluster, in_each_batch = recipes("sink.md", "python", path)
     run(spark, writing.replace("/data/checkpoint", str(tmp_path / "checkpoint")), **frames)
     spark.catalog.dropTempView("orders")
     (into,) = recipes("sink.md", "sql", path)
