@@ -13,6 +13,7 @@ from pyspark_mq.cli.commands import Commands
 # Each command is imported when it is run: `--help` aside, a command pays for its own imports only.
 _MODULES = {
     "archive": "archive",
+    "bench": "bench",
     "clean": "upkeep",
     "completion": "arguments",
     "console": "console",

@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from pyspark_mq.cli.arguments import STORE, age, moment
 from pyspark_mq.cli.commands import interruptible
-from pyspark_mq.cli.terminal import echo
+from pyspark_mq.cli.terminal import YES, echo, must_confirm
 from store import Archived, MessageStore, NoArchive, ObjectsUnavailable, QueuesPassedOver, StoreLocked
 from store.archive.archive_log import ArchiveAddress
 from store.archive.of_store import Remembered, is_same_place, remembered
@@ -37,6 +37,7 @@ _WATCH_SECONDS = 60.0
 )
 @click.option("--reserved-hours", type=click.IntRange(0), help="Delete from the archive what is older.")
 @click.option("--watch", is_flag=True, help="Go on, and archive once a minute.")
+@YES
 def archive(
     store: str,
     url: str | None,
@@ -47,15 +48,18 @@ def archive(
     *,
     all_topics: bool,
     watch: bool,
+    yes: bool,
 ) -> None:
     """Copy old messages of STORE to an archive.
 
     It goes on where the archive ends. The archive is remembered: from then on 'clean' keeps what is not archived yet.
     It may be interrupted, or killed, at any moment; the next one goes on. With another URL later a copy is made; the
-    first one is remembered still.
+    first one is remembered still. --forget asks at a terminal.
     """
     if topics and all_topics:
         raise click.UsageError("--topic and --all-topics: give one of them")
+    if forget:
+        must_confirm(f"Delete messages of {', '.join(forget)} from the archive?", yes)
     chosen, before = () if all_topics else topics or None, remembered(StoreDirectory.at(store).root)
     with interruptible(lambda: "what was archived counts; the next 'archive' goes on"):
         try:

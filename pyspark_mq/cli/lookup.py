@@ -1,6 +1,7 @@
 """`pyspark-mq query`: find messages by key or id, and offsets by time."""
 
 import json
+import sys
 from datetime import UTC, datetime, timedelta
 
 import click
@@ -8,11 +9,14 @@ import click
 from pyspark_mq.browsing import PointInTime, Row, bounds_of, milliseconds, offsets_at
 from pyspark_mq.cli.arguments import LOG, TOPIC, log_at
 from pyspark_mq.cli.json_lines import printed_as
+from pyspark_mq.cli.tail import Printer
 from pyspark_mq.cli.terminal import echo
 from store import MessageStore, StoredMessage, UnknownTopic
 from store.archive.archive_log import ArchiveAddress
 from store.cluster.address import ClusterAddress
-from store.read.query import KeyQuery
+from store.format.layout import PROPERTY_BODY_ERROR, SYS_COMPRESSED
+from store.format.stored_message import decode_record, inflated_or_raw
+from store.read.query import KeyQuery, offset_of_id
 
 
 def time_given(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int | None:
@@ -72,8 +76,7 @@ def query(
     else:
         with MessageStore.open(store, read_only=True) as opened:
             found = opened.query(topic, key, count) if key is not None else by_id(opened, topic, str(msg_id))
-    for message in found:
-        click.echo(printed_as(as_json).line(row(message)))
+    Printer(sys.stdout.buffer, printed_as(as_json), None).write(map(row, found))
     if not found:
         what = f"key {key!r}" if msg_id is None else f"id {msg_id!r}"
         raise click.ClickException(f"no message of {topic} has the {what}")
@@ -83,7 +86,7 @@ def by_id(store: MessageStore, topic: str, msg_id: str) -> list[StoredMessage]:
     """The message with this id: a producer's own, which is found as keys are, or else one that names the place in the
     log.
 
-    Raises `UnknownTopic` when another topic has it, and as `MessageStore.message_by_id`.
+    Raises `UnknownTopic` if another topic has it, and as `MessageStore.record_at`.
     """
     most, having = 0, list[StoredMessage]()
     while len(having) == most:  # a newer one may have this id as a key, as an answer does
@@ -91,24 +94,30 @@ def by_id(store: MessageStore, topic: str, msg_id: str) -> list[StoredMessage]:
         having = store.query(topic, msg_id, most)
         if found := [each for each in having if each.msg_id == msg_id]:
             return found
-    message = store.message_by_id(msg_id)
+    message = decode_record(store.record_at(offset_of_id(msg_id)), f"message {msg_id}")
     if message.topic != topic:
         raise UnknownTopic(f"{msg_id}: a message of topic {message.topic!r}, not of {topic!r}")
-    return [message]
+    return [inflated_or_raw(message, store.config.maxDecompressedMessageSize)]
 
 
 def row(message: StoredMessage) -> Row:
+    """Return a found message as `tail` prints it. An unreadable body, which is still compressed, is None."""
+    properties, error = message.properties, None
+    if message.sys_flag & SYS_COMPRESSED:
+        properties = {name: value for name, value in properties.items() if name != PROPERTY_BODY_ERROR}
+        error = message.properties[PROPERTY_BODY_ERROR]
     return {
         "queueId": message.queue_id,
         "queueOffset": message.queue_offset,
         "msgId": message.msg_id,
         "tags": message.tags,
         "keys": " ".join(message.keys) or None,
-        "body": message.body,
+        "body": message.body if error is None else None,
+        "bodyError": error,
         "bornTimestamp": instant(message.born_timestamp),
         "storeTimestamp": instant(message.store_timestamp),
         "flag": message.flag,
-        "properties": message.properties,
+        "properties": properties,
         "physicalOffset": message.physical_offset,
     }
 

@@ -48,7 +48,7 @@ def alter(store: str, name: str, queues: int, yes: bool) -> None:
     """Add queues to the topic NAME of STORE.
 
     A sharding key chooses among all queues, so most keys go to another queue from then on: messages of one key that
-    are sent before and after are not in order.
+    are sent before and after are not in order. There is no retention by topic: see 'pyspark-mq clean --help'.
     """
     with MessageStore.open(store, create=False) as opened:
         before = len(bounds_of(DirectoryLog(opened), name))

@@ -29,6 +29,9 @@ def clean(store: str, dry_run: bool, reserved_hours: int | None, force: bool) ->
     They go by whole segments of its log, with the queue files that pointed into them. A segment goes when it was last
     written more than fileReservedTime hours ago (72 by default); the last one stays. When the disk is fuller than
     diskSpaceCleanForciblyRatio the deleteFileBatchMax oldest go, whatever their age.
+
+    Retention is per store, because all topics share the segments of one log. Give a topic with another retention a
+    store of its own.
     """
     with (
         interruptible(lambda: "segments that went are gone, the rest stays; the next 'clean' goes on"),

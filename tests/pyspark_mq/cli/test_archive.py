@@ -7,7 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from pyspark_mq.cli import main
 from store import Message, MessageStore
 from store.archive.archive_log import ArchiveAddress
 from store.archive.of_store import alone, remembered
@@ -95,6 +97,24 @@ def test_queue_with_a_hole_is_forgotten_when_asked(filled: Filled, tmp_path: Pat
     assert "no topic nothing to forget" in run("archive", filled.path, "--forget", "nothing").stderr
     with ArchiveAddress(str(tmp_path / "archive")).open() as log:
         assert log.bounds([Queue("orders", 0)]) == {Queue("orders", 0): (7, 11)}
+
+
+@pytest.mark.parametrize(("arguments", "answer", "left"), [((), "n\n", 3), ((), "y\n", 0), (("--yes",), "", 0)])
+def test_forget_asks_at_a_terminal(
+    filled: Filled,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    answer: str,
+    left: int,
+) -> None:
+    succeed("archive", filled.path, "--to", tmp_path / "archive")
+    filled.store.delete_topic("orders")
+    monkeypatch.setattr("pyspark_mq.cli.terminal.at_a_terminal", lambda: True)
+    done = CliRunner().invoke(main, ["archive", filled.path, "--forget", "orders", *arguments], input=answer)
+    assert ("Delete messages of orders from the archive? [y/N]" in done.stderr) == (not arguments)
+    with ArchiveAddress(str(tmp_path / "archive")).open() as log:
+        assert sum(end - first for first, end in log.bounds([Queue("orders", 0)]).values()) == left
 
 
 def test_watching_goes_on_while_a_queue_is_passed_over(

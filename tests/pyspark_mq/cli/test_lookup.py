@@ -7,6 +7,7 @@ import pytest
 
 from store import Message, MessageStore
 from tests.pyspark_mq.cli.process import run, succeed
+from tests.store.format.test_inflating import mark
 
 
 def test_query(path: Path) -> None:
@@ -34,6 +35,22 @@ def test_a_message_with_the_id_of_another_as_a_key_is_not_that_one(path: Path) -
         store.put_many(Message("orders", b"answer", keys=(placed, "7F000001ABCD")) for _ in range(5))
     assert succeed("query", path, "orders", "--id", "7F000001ABCD") == "own id\n"
     assert succeed("query", path, "orders", "--id", placed) == "placed\n"
+
+
+def test_query_prints_why_a_body_cannot_be_read(path: Path) -> None:
+    with MessageStore.open(path) as store:
+        sent = [Message("orders", body, queue_id=0, keys=("k",)) for body in (b"good", b"poison", b"more")]
+        results = store.put_many(sent)
+        mark(store, results[1].physical_offset, 0x301)
+    done = run("query", path, "orders", "--key", "k")
+    assert (done.returncode, done.stdout) == (0, "good\nmore\n")
+    assert done.stderr.startswith("queue 0, offset 1: a zlib body of 6 bytes does not decompress")
+    assert succeed("query", path, "orders", "--key", "k", "--json") == succeed(
+        "tail", path, "orders", "--until-end", "--json"
+    )
+    done = run("query", path, "orders", "--id", results[1].msg_id)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.startswith("queue 0, offset 1: a zlib body of 6 bytes does not decompress")
 
 
 @pytest.mark.parametrize(
