@@ -1,4 +1,4 @@
-# make demo | test | test-oldest | crashes | mutants | check | docs | bench | install | clean. Each makes .venv and installs what it needs.
+# make demo | test | test-oldest | crashes | mutants | check | docs | bench | release-check | install | clean. Each makes .venv and installs what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # which an editable install by import hook would hide from it.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --config-settings editable_mode=compat
 
-.PHONY: install demo test test-oldest crashes mutants mutation test-rocketmq check docs bench clean
+.PHONY: install demo test test-oldest crashes mutants mutation test-rocketmq check docs bench release-check clean
 
 install: $(VENV)/.with-demo
 
@@ -74,6 +74,27 @@ docs: $(VENV)/.with-docs
 
 bench: $(VENV)/.with-bench
 	$(BIN)/python -m benchmarks
+
+# The wheel that the sdist builds, installed into an empty environment and used from another directory. `make release-check
+# DEMO=1` also runs the demo, with Spark.
+RELEASE := $(CURDIR)/build/release
+INSTALLED := $(RELEASE)/user/bin
+ELSEWHERE := unset PYTHONPATH && cd $(RELEASE)/elsewhere &&
+DEMO ?=
+release-check: $(BIN)/python
+	rm -rf $(RELEASE) dist && mkdir -p $(RELEASE)/elsewhere
+	$(BIN)/python -m venv $(RELEASE)/tools && $(BIN)/python -m venv $(RELEASE)/user
+	$(RELEASE)/tools/bin/python -m pip install -q --disable-pip-version-check build twine
+	$(RELEASE)/tools/bin/python -m build --outdir dist
+	$(RELEASE)/tools/bin/python -m twine check --strict dist/*
+	$(INSTALLED)/python -m pip install -q --disable-pip-version-check "$$(echo dist/*.whl)$(if $(DEMO),[demo])"
+	$(INSTALLED)/python -m pip check
+	$(ELSEWHERE) $(INSTALLED)/python -c 'import sys, store, pyspark_mq; pyspark_mq.DefaultSource; \
+	assert store.__file__.startswith(sys.prefix) and pyspark_mq.__file__.startswith(sys.prefix), sys.path'
+	$(ELSEWHERE) $(INSTALLED)/pyspark-mq --version && $(INSTALLED)/pyspark-mq topic create shop orders && \
+	echo hello | $(INSTALLED)/pyspark-mq send shop orders && test "$$($(INSTALLED)/pyspark-mq tail shop orders -n 1)" = hello
+	$(if $(DEMO),$(ELSEWHERE) $(INSTALLED)/pyspark-mq demo)
+	@echo "dist/ can be released"
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache tests/rocketmq/target

@@ -1,4 +1,4 @@
-"""Builds what setup.cfg declares, with a README whose links work where it is shown alone, as on PyPI."""
+"""Builds what setup.cfg declares, with absolute links: in the README, which PyPI shows alone, and in the metadata."""
 
 import re
 from configparser import RawConfigParser
@@ -10,10 +10,19 @@ HERE = Path(__file__).parent
 
 
 def absolute_links(text: str, home: str) -> str:
-    """Return Markdown whose relative links are addresses of the repository at `home`."""
+    """Return Markdown whose relative links are addresses of the repository at `home`; images link to raw files."""
+    text = re.sub(r"(!\[[^\]]*)\]\((?![a-z]+:)([^)\s]+)\)", rf"\1]({home}/raw/main/\2)", text)
     return re.sub(r"\]\((?![a-z]+:|#)([^)\s]+)\)", rf"]({home}/blob/main/\1)", text)
 
 
 config = RawConfigParser()
 config.read(HERE / "setup.cfg", encoding="utf-8")
-setup(long_description=absolute_links((HERE / "README.md").read_text("utf-8"), config["metadata"]["url"]))
+home = config["metadata"]["url"]
+setup(
+    long_description=absolute_links((HERE / "README.md").read_text("utf-8"), home),
+    project_urls={
+        "Documentation": f"{home}/tree/main/docs",
+        "Changelog": f"{home}/blob/main/CHANGELOG.md",
+        "Issues": f"{home}/issues",
+    },
+)

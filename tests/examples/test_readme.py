@@ -2,18 +2,19 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from store import Message, MessageStore, StoreConfig
+from store import StoreConfig
+from tests.pyspark_mq.cli.process import SCRIPT
 
 README = Path(__file__).parents[2] / "README.md"
 DOCS = README.parent / "docs"
+PAGES = (*README.parent.glob("*.md"), *DOCS.rglob("*.md"))
 
 
-def test_ten_lines_work_when_pasted(tmp_path: Path) -> None:
+def test_ten_lines_and_commands_work_when_pasted(tmp_path: Path) -> None:
     text = README.read_text("utf-8")
     program, output = re.findall(r"## Ten lines\n```python\n(.*?)```\n```\n(.*?)```", text, re.DOTALL)[0]
     assert "/tmp/quickstart" in program
@@ -24,34 +25,23 @@ def test_ten_lines_work_when_pasted(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == sorted(output.split())
 
-
-def test_producer_and_consumer_work_when_pasted(tmp_path: Path) -> None:
-    program = re.findall(r"In plain Python.*?\n```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL)[0]
-    with MessageStore.open(tmp_path) as store:
-        store.create_topic("orders", 2)
-        store.put(Message("orders", b"order 0", tags="paid", keys="o-0"))
-    code = program.replace("/tmp/quickstart", str(tmp_path))
-    with subprocess.Popen(
-        [sys.executable, "-u", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        shown = ""  # by two threads
-        while not ("o-0: order 0" in shown and "o-6: order 6" in shown) and process.poll() is None:
-            shown += process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        rest = process.communicate(timeout=60)[1]
-    assert (process.returncode, rest) == (0, ""), shown
+    commands = re.findall(r"^.*pyspark-mq (?:send|tail) .*$", text, re.MULTILINE)
+    assert len(commands) == 2
+    environment["PATH"] = os.pathsep.join((str(SCRIPT.parent), os.environ["PATH"]))
+    line = " && ".join(commands).replace("/tmp/quickstart", str(tmp_path / "store"))
+    done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "order 6" in done.stdout) == (0, True), done.stderr
 
 
 def test_every_link_leads_somewhere() -> None:
-    for page in (README, *DOCS.rglob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_every_test_that_is_named_is_there() -> None:
     tests = [str(path) for path in README.parent.joinpath("tests").rglob("test_*.py")]
-    for page in (README, *DOCS.rglob("*.md")):
+    for page in PAGES:
         for name in re.findall(r"[\w/]*test_\w+\.py", page.read_text("utf-8")):
             assert any(path.endswith(f"/{name}") for path in tests), f"{page.name}: {name}"
 

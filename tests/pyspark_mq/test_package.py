@@ -90,10 +90,10 @@ def test_links_of_the_readme_work_where_it_is_shown_alone(metadata: Message) -> 
     home = str(metadata["Home-page"])
     text = metadata.get_payload()
     assert isinstance(text, str)
-    links = re.findall(r"\]\(([^)]+)\)", text)
-    assert links
-    for link in links:
-        path, _, _ = link.removeprefix(f"{home}/blob/main/").partition("#")
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", text)
+    assert {image for image, _ in links} == {"", "!"}
+    for image, link in links:
+        path, _, _ = link.removeprefix(f"{home}/{'raw' if image else 'blob'}/main/").partition("#")
         assert link.startswith("https://")
         assert not link.startswith(home) or (ROOT / path).exists(), link
 
