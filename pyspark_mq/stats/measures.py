@@ -13,14 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from store import MessageStore, OffsetLost, UnknownTopic
+from store.api.store_tables import record_bytes
 from store.directory.directory_log import DirectoryLog
 from store.files.figures import BUCKETS, DELIVERS, HELD, REFUSED, Figure, figures_in
 from store.files.segments import BLOCK_BYTES, list_files
 from store.format.layout import COMMIT_LOG_DIR
 from store.model.log_protocol import Int64s, Log, Queue
 from store.publish.locks import Holder, process
-
-SIZES_AT_ONCE = 1_000_000
 
 
 class Extent(NamedTuple):
@@ -76,12 +75,6 @@ def extent(store: MessageStore, topic: str, queue: int, before: Extent | None = 
                 raise
 
 
-def record_bytes(store: MessageStore, topic: str, queue: int, first: int, end: int) -> Iterator[int]:
-    """Sums of the record sizes of [first, end), a million messages at a time."""
-    for start in range(first, end, SIZES_AT_ONCE):
-        yield int(store.sizes(topic, queue, start, min(start + SIZES_AT_ONCE, end)).sum())
-
-
 def log_files(store: MessageStore) -> LogFiles:
     """How far the log goes, and what its files take."""
     confirm = store.confirm_offset
@@ -123,10 +116,9 @@ def group_lags(log: Log, group: str | None = None, topic: str | None = None) -> 
     for reader, offsets in sorted(log.groups().items()):
         names = {queue.topic for queue in offsets} if group in (None, reader) else set()
         for name in sorted(name for name in names if name in topics and topic in (None, name)):
-            for queue, (first, end) in log.look(topics[name]).bounds.items():
+            for queue, has in log.look(topics[name]).bounds.items():
                 offset = offsets.get(queue)
-                messages = max(0, end - max(first if offset is None else offset, first))
-                yield GroupLag(reader, queue, offset, end, messages)
+                yield GroupLag(reader, queue, offset, has.max_offset, has.unread(offset))
 
 
 Clients = dict[tuple[str, str, str, str], Figure]  # by client, name, topic and group

@@ -19,7 +19,7 @@ from store.delays.delivery_progress import oldest_waiting
 from store.files.config import StoreConfig
 from store.files.consumer_offsets import ConsumerOffsets
 from store.files.figures import Figures
-from store.files.opened import PinnedPath
+from store.files.opened import PinnedPath, shown
 from store.files.topics import Topics
 from store.files.unsupported import warn_of_topics
 from store.format.entering import NOT_FOR_PUTTING
@@ -29,7 +29,7 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queues import ConsumeQueues, Ends
 from store.log.queue_ends import QueueEnds
 from store.model.errors import InvalidTopic, ReadOnlyStore, StoreUnavailable
-from store.model.integers import seconds
+from store.model.integers import counted, seconds
 from store.publish.log_end import LogEnd
 from store.publish.placing import AppendResult
 from store.publish.published_end import PublishedEnd
@@ -51,7 +51,8 @@ class MessageStore(StoreFinder):
     """
 
     def __init__(self, directory: StoreDirectory, config: StoreConfig, *, read_only: bool) -> None:
-        super().__init__(str(directory.root), f"MessageStore.open({str(directory.root)!r})")
+        more = ", read_only=True" if read_only else ""
+        super().__init__(str(directory.root), f"MessageStore.open({str(directory.root)!r}{more})")
         self.path = directory.root
         self.config = config
         self._topics = Topics(directory.root)
@@ -318,6 +319,9 @@ class MessageStore(StoreFinder):
         if not self._is_over and "_watches" in vars(self):  # it was opened
             what = f"{self.path}: this store was dropped; close it, or use a with statement"
             warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
+
+    def __repr__(self) -> str:
+        return shown(self, lambda: counted(len(self.topics()), "topic"))
 
     def __enter__(self) -> MessageStore:
         return self

@@ -9,11 +9,13 @@ from itertools import chain
 import pyarrow as pa
 
 from store.api.store_reader import StoreReader
+from store.api.store_tables import groups_table, topics_html, topics_table
 from store.format.columns import COLUMNS, DEFAULT_COLUMNS, check_columns
 from store.format.record_copies import RecordCopies
 from store.format.stored_message import StoredMessage, inflated, inflated_or_raw
 from store.key_index.index import END_OF_TIME
-from store.model.errors import InvalidArgument, OffsetLost
+from store.model.errors import InvalidArgument, OffsetLost, StoreError
+from store.model.html_table import html_text
 from store.model.integers import integer, iso_time, text
 from store.model.log_protocol import Int64s, MessageFilter, Queue, QueueRange, Unreadable
 from store.read.narrowing import Narrowing
@@ -23,7 +25,7 @@ TopicPart = Iterable[int] | Mapping[int, tuple[int, int]] | None
 
 
 class StoreFinder(StoreReader):
-    """The verbs of a `MessageStore` that find messages, and say where some may be."""
+    """The verbs of a `MessageStore` that find messages, say where some may be, and sum up topics and groups."""
 
     def query(
         self, topic: str, key: str, max_messages: int = 64, begin: int = 0, end: int = END_OF_TIME
@@ -133,6 +135,34 @@ class StoreFinder(StoreReader):
         schema = pa.schema([(name, COLUMNS[name]) for name in columns])
         scans = [self.scan(topic, queue, *part, columns, tags, unreadable=unreadable) for queue, part in ranges.items()]
         return pa.RecordBatchReader.from_batches(schema, chain.from_iterable(scans))
+
+    def topics_table(self) -> pa.Table:
+        """The topics as they stand now, as a table: topic (string), queues (int32), messages (int64), bytes of their
+        records in the log (int64), and newest, when the last message was stored (timestamp[us, UTC], null if there is
+        none).
+
+        It reads the 20 bytes of each message in its queue. Raises `CorruptSegment`, `CorruptRecord`, and `OffsetLost`
+        where a file is missing.
+        """
+        self.must_be_open()
+        return topics_table(self)
+
+    def groups_table(self) -> pa.Table:
+        """The consumer groups as they stand now, as a table: group, topic (string), queueId (int32), offset of the next
+        message that the group reads (int64, null if it never committed one), maxOffset of the queue (int64), and lag,
+        how many messages the group has not read (int64).
+
+        A row for each queue of each topic in which the group has an offset. A group without any has one row, in which
+        all but its name is null. Raises `CorruptStore`.
+        """
+        self.must_be_open()
+        return groups_table(self, self._groups.all_positions())
+
+    def _repr_html_(self) -> str:
+        try:
+            return topics_html(self)
+        except StoreError as error:
+            return html_text(str(error))
 
     def _ranges(self, topic: str, part: TopicPart, begin: int | None, end: int | None) -> dict[int, tuple[int, int]]:
         """Return what `to_arrow` reads of each queue, as it stands now. Raises as it does."""

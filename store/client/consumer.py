@@ -28,7 +28,7 @@ from store.client.rebalancer import Rebalancer
 from store.client.received_messages import ReceivedMessage
 from store.directory.directory_group import DirectoryGroup
 from store.files.figures import Figures
-from store.files.opened import Opened
+from store.files.opened import Opened, shown
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.model.errors import (
     InvalidArgument,
@@ -36,6 +36,7 @@ from store.model.errors import (
     StoreLocked,
     UnknownTopic,
 )
+from store.model.integers import counted
 from store.model.log_protocol import Log, LogAddress, Queue
 from store.read.filters import EVERYTHING, message_filter
 
@@ -96,7 +97,10 @@ class Consumer(Opened):
             self._member = undo.enter_context(
                 group.join(subscriptions, model=config.message_model, orderly=orderly, instance=instance)
             )
-            super().__init__(f"consumer {self._member.id} of group {group.name}", "Consumer(...)")
+            where = repr(os.fspath(log)) if isinstance(log, str | os.PathLike) else "..."
+            super().__init__(
+                f"consumer {self._member.id} of group {group.name}", f"Consumer({where}, {group.name!r}, ...)"
+            )
             if config.message_model is MessageModel.CLUSTERING:
                 filters[RETRY_TOPIC_PREFIX + group.name] = EVERYTHING
             self._service = service = consume_service(self._member, config, orderly=orderly)
@@ -194,6 +198,14 @@ class Consumer(Opened):
             finally:
                 self._leave()
             self._threads.must_not_have_failed()
+
+    def __repr__(self) -> str:
+        return shown(self, self._state)
+
+    def _state(self) -> str:
+        if self._threads.error is not None:
+            return f"ended by {type(self._threads.error).__name__}"
+        return counted(len(self._rebalancer.assigned), "queue")
 
     def __enter__(self) -> Consumer:
         return self

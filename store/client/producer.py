@@ -21,12 +21,12 @@ from store.client.producer_memory import Memory
 from store.client.producer_sender import Sender
 from store.client.replies import Replies
 from store.cluster.address import SCHEME, ClusterAddress
-from store.files.opened import Opened
+from store.files.opened import Opened, shown
 from store.format.layout import RECORD_HEADER
 from store.format.message import Message, check_mapping, illegal
 from store.format.stored_message import StoredMessage
 from store.model.errors import InvalidArgument, NoReply, UnsupportedStore
-from store.model.integers import integer, span
+from store.model.integers import counted, integer, span
 
 _NO_MESSAGES = pa.schema([("body", pa.binary())]).empty_table()
 _NO_PROPERTIES: dict[str, str] = {}
@@ -77,7 +77,8 @@ class Producer(Opened):
             raise UnsupportedStore(f"{self._cluster.path}: a cluster keeps no names of producers; leave the name out")
         self._store = self._cluster or _opened(store)
         what = f"{self._store.path}: producer" + ("" if name is None else f" {name!r}")
-        super().__init__(what, f"Producer({str(self._store.path)!r})")
+        more = "" if name is None else f", {name!r}"
+        super().__init__(what, f"Producer({str(self._store.path)!r}{more})")
         self._topics: set[str] = set()
         self._buffer = Buffer(what, limits)
         self._memory: Memory | None = None
@@ -275,6 +276,9 @@ class Producer(Opened):
         if not self._is_over and "_sender" in vars(self):
             what = f"{self._what}: was dropped; close it, or use a with statement"
             warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
+
+    def __repr__(self) -> str:
+        return shown(self, lambda: f"{counted(self._buffer.waiting_bytes, 'byte')} to append")
 
     def __enter__(self) -> Producer:
         return self

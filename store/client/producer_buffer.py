@@ -72,6 +72,11 @@ class Buffer:
             finally:
                 self._is_adding = False
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the messages that were not taken."""
+        return self._bytes
+
     def must_be_outside(self) -> None:
         """Raises `StoreLocked` in a signal handler amid `add`: no other thread can append before that returns."""
         if is_owned(self._work):

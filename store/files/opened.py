@@ -17,7 +17,15 @@ from threading import Condition
 from typing import NoReturn
 from weakref import WeakSet
 
-from store.model.errors import StoreClosed, StoreForked, StoreNotOpen, StoreReplaced, StoreUnavailable, system_errors
+from store.model.errors import (
+    StoreClosed,
+    StoreError,
+    StoreForked,
+    StoreNotOpen,
+    StoreReplaced,
+    StoreUnavailable,
+    system_errors,
+)
 
 _all: WeakSet[Opened] = WeakSet()
 
@@ -58,6 +66,20 @@ class Opened:
             f"{self._what}: cannot be copied or pickled, for it belongs to the process that opened it; "
             f"hand its path on, and make one there with {self._anew}"
         )
+
+
+def shown(handle: Opened, details: Callable[[], str]) -> str:
+    """Return the representation of a handle: how it was made, its state, and `details` if it is open. Never raises."""
+    try:
+        if handle.is_forked:
+            state = f"opened in process {handle._process}"
+        else:
+            state = "closed" if handle._is_over else f"open, {details()}"
+        return f"<{handle._anew}: {state}>"
+    except StoreError as error:
+        return f"<{handle._anew}: open, {type(error).__name__}>"
+    except AttributeError:
+        return f"<{type(handle).__name__}: its constructor has not returned>"
 
 
 class Descriptor(Opened):

@@ -57,6 +57,11 @@ def iso_time(milliseconds: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of things, such as "1 topic" or "1,000 topics"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def text(name: str, value: object) -> str:
     """`value`, which is a text. Raises `InvalidArgument`, which names it, for anything else."""
     if not isinstance(value, str):

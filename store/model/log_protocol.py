@@ -71,6 +71,10 @@ class Bounds(NamedTuple):
     min_offset: int
     max_offset: int
 
+    def unread(self, offset: int | None) -> int:
+        """Return how many messages a group has not read whose next offset is `offset`; None: it has read none."""
+        return max(0, self.max_offset - max(offset or 0, self.min_offset))
+
 
 class MissingBroker(NamedTuple):
     """A broker that does not answer. since: seconds since 1970. why: the first error."""

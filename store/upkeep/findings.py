@@ -22,6 +22,8 @@ from store.log.consume_queue import ConsumeQueue
 from store.log.consume_queues import ConsumeQueues, QueueName
 from store.log.dispatch import LogChunk
 from store.model.errors import CorruptRecord, CorruptSegment, MessageTooLarge, OffsetLost, UnreadableBody
+from store.model.html_table import html_table, html_text
+from store.model.integers import counted
 
 
 def misplaced(
@@ -140,6 +142,14 @@ class Report:
     def is_damaged(self) -> bool:
         """Whether the store is: unreadable bodies are mistakes of producers."""
         return any(finding.remedy != UNREADABLE for finding in self.findings)
+
+    def __repr__(self) -> str:
+        found = counted(len(self.findings), "finding")
+        checked = counted(self.records, "record"), counted(self.log_bytes, "byte"), counted(self.queues, "queue")
+        return f"<Report of {', '.join(checked)}: {found}{', damaged' if self.is_damaged else ''}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(repr(self), Finding._fields, self.findings) if self.findings else html_text(repr(self))
 
     def add(self, where: str, what: str, remedy: str) -> None:
         """Add a finding. Raises `Enough`."""

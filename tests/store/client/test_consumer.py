@@ -324,3 +324,21 @@ def test_topics_may_be_a_list(tmp_path: Path) -> None:
     first = ConsumerConfig(consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     with Consumer(tmp_path, "group", ["one", "two"], config=first) as consumer:
         assert {message.topic for message in itertools.islice(consumer, 2)} == {"one", "two"}
+
+
+def test_consumer_prints_its_state(store: MessageStore) -> None:
+    with Consumer(store.path, "g", "t") as consumer:
+        assert repr(consumer) == f"<Consumer('{store.path}', 'g', ...): open, {QUEUES} queues>"
+    assert repr(consumer) == f"<Consumer('{store.path}', 'g', ...): closed>"
+
+
+def test_failed_consumer_prints_its_error(store: MessageStore) -> None:
+    consumer = Consumer(store.path, "g", "t")
+    consumer._threads._guarded(_fail)
+    assert repr(consumer) == f"<Consumer('{store.path}', 'g', ...): open, ended by OSError>"
+    with pytest.raises(OSError, match="broken"):
+        consumer.close()
+
+
+def _fail() -> None:
+    raise OSError("broken")

@@ -181,3 +181,10 @@ def test_what_came_meanwhile_is_seen_at_once(store: MessageStore) -> None:
         while sum(store.max_offset("t", queue) for queue in range(QUEUES)) < 1001:
             seen.append(store.wait(seen[-1], 1.0))
     assert len(set(seen)) <= 3
+
+
+def test_producer_prints_its_state(store: MessageStore) -> None:
+    with Producer(store, "importer") as producer:
+        assert repr(producer) == f"<Producer('{store.path}', 'importer'): open, 0 bytes to append>"
+    assert repr(producer) == f"<Producer('{store.path}', 'importer'): closed>"
+    assert repr(Producer.__new__(Producer)) == "<Producer: its constructor has not returned>"

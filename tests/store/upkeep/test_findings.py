@@ -11,6 +11,7 @@ import pytest
 
 from store import CorruptRecord, Message, MessageStore, StoreConfig
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, SYS_INNER_BATCH, SYS_TRANSACTION_PREPARED, field_offset
+from store.upkeep.findings import Report
 from store.upkeep.verify import repair, verify
 from tests.store.upkeep.crashed import SIZE, another_boot
 from tests.store.upkeep.test_damaged import bodies, digests
@@ -129,3 +130,19 @@ def test_an_entry_too_many_is_no_record_that_is_wrong(path: Path, of: tuple[int,
     assert verify(path).findings == []
     with MessageStore.open(path, read_only=True) as store:
         assert [len(found) for found in bodies(store).values()] == [10, 10, 1]
+
+
+def test_report_prints_one_line() -> None:
+    report = Report(records=1, log_bytes=1000, queues=2)
+    assert repr(report) == "<Report of 1 record, 1,000 bytes, 2 queues: 0 findings>"
+    report.add("topic t", "wrong", "verify --repair")
+    assert repr(report) == "<Report of 1 record, 1,000 bytes, 2 queues: 1 finding, damaged>"
+
+
+def test_notebook_escapes_findings() -> None:
+    report = Report()
+    assert report._repr_html_() == "<p>&lt;Report of 0 records, 0 bytes, 0 queues: 0 findings&gt;</p>"
+    report.add("topic <script>", "<img src=x onerror=alert(1)>", "<b>")
+    shown = report._repr_html_()
+    assert shown.count("<tr>") == 2
+    assert not any(hostile in shown for hostile in ("<script", "<img", "<b>"))
