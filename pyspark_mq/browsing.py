@@ -19,6 +19,7 @@ from typing import Any, Literal
 from pyspark_mq.options.subscription import did_you_mean
 from pyspark_mq.planning.queues import replaced_queues
 from store import InvalidArgument, OffsetNotYet, UnknownQueue, UnknownTopic
+from store.format.topic_names import is_internal_topic
 from store.model.log_protocol import (
     Boundary,
     Bounds,
@@ -84,8 +85,9 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
         queues = tuple(each for each in queues if each.queue_id == queue) or (Queue(topic, queue),)
     bounds = log.bounds(queues)
     if topic not in topics:
+        others = [name for name in topics if not is_internal_topic(name)]
         raise UnknownTopic(
-            f"no topic {topic!r}. {did_you_mean([topic], topics)}There are: {', '.join(topics) or 'none'}"
+            f"no topic {topic!r}. {did_you_mean([topic], topics)}There are: {', '.join(others) or 'none'}"
         )
     numbers = {each.queue_id for each in topics[topic]}
     if queue is not None and queue not in numbers:

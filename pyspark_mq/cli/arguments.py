@@ -120,6 +120,9 @@ STORE_OR_CLUSTER = click.argument("store", type=_PLACE, callback=_store_or_clust
 LOG = click.argument("store", type=_PLACE)  # whatever has messages, see `log_at`
 TOPIC = click.argument("topic", shell_complete=topics)
 GROUP = click.argument("group", shell_complete=groups)
+ALL = click.option(
+    "--all", "show_all", is_flag=True, help="Also RocketMQ's own topics: retries, dead letters, rmq_sys_..."
+)
 QUEUE = click.option("--queue", type=click.IntRange(0), help="Only this queue.")
 TAGS = click.option("--tags", help='Only messages with these tags: "paid || shipped".')
 UNREADABLE = click.Choice(["error", "null"])

@@ -14,6 +14,7 @@ from pyspark_mq.cli.terminal import echo
 from store import MessageStore, StoredMessage, UnknownTopic
 from store.archive.archive_log import ArchiveAddress
 from store.cluster.address import ClusterAddress
+from store.directory.directory_log import DirectoryLog
 from store.format.layout import PROPERTY_BODY_ERROR, SYS_COMPRESSED
 from store.format.stored_message import decode_record, inflated_or_raw
 from store.read.query import KeyQuery, offset_of_id
@@ -70,11 +71,13 @@ def query(
         raise click.UsageError("--key and --id look into files; for a cluster there is mqadmin queryMsgByKey")
     if isinstance(address, ArchiveAddress):
         with address.open() as archive:
+            bounds_of(archive, topic)
             found = (
                 archive.query(KeyQuery(topic, key, count)) if key is not None else archive.with_id(topic, str(msg_id))
             )
     else:
         with MessageStore.open(store, read_only=True) as opened:
+            bounds_of(DirectoryLog(opened), topic)
             found = opened.query(topic, key, count) if key is not None else by_id(opened, topic, str(msg_id))
     Printer(sys.stdout.buffer, printed_as(as_json), None).write(map(row, found))
     if not found:

@@ -6,7 +6,7 @@ from itertools import count
 
 import click
 
-from pyspark_mq.cli.arguments import STORE
+from pyspark_mq.cli.arguments import ALL, STORE
 from pyspark_mq.cli.commands import interruptible, sleep_until_interrupted
 from pyspark_mq.cli.terminal import Cells, aligned, echo, number
 from pyspark_mq.stats.measures import Look, held, latencies, look, rate_in, rate_out, refused
@@ -23,14 +23,24 @@ from store.files.figures import HELD
     "--prometheus", "port", type=click.IntRange(0, 65535), metavar="PORT", help="Serve metrics to Prometheus instead."
 )
 @click.option("--address", default="127.0.0.1", show_default=True, help="With --prometheus: where to listen.")
-def stats(store: str, as_json: bool, watch: float | None, looks: int | None, port: int | None, address: str) -> None:
+@ALL
+def stats(
+    store: str,
+    as_json: bool,
+    watch: float | None,
+    looks: int | None,
+    port: int | None,
+    address: str,
+    *,
+    show_all: bool,
+) -> None:
     """Show the queues of STORE, and what its log takes on disk.
 
     With --watch also messages a second: what came into each queue, and what each group got through; how long it took to
     send, to deliver and to process them, as producers and consumers tell, and how many requests of theirs wait.
 
     The dispatch lag is that of a RocketMQ broker: what its log has and its queues do not have yet. Where messages were
-    ever delayed, it is said which process delivers them, and whether that is stopped.
+    ever delayed, it is said which process delivers them, and whether that is stopped. --json has all topics.
     """
     if looks is not None and watch is None:
         raise click.UsageError("--count goes with --watch")
@@ -43,7 +53,8 @@ def stats(store: str, as_json: bool, watch: float | None, looks: int | None, por
     with interruptible(lambda: f"{done:,} looks at {store}"), MessageStore.open(store, read_only=True) as opened:
         for done in count(1):
             now = look(opened, before)
-            echo((as_object if as_json else as_table)(before, now))
+            shown = now if show_all else now.without_internal_topics()
+            echo(as_object(before, now) if as_json else as_table(before, shown))
             if watch is None or done == looks:
                 return
             echo("", nl=not as_json)

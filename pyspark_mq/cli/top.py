@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from pyspark_mq.cli.arguments import STORE
+from pyspark_mq.cli.arguments import ALL, STORE
 from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.terminal import cell, number
 from pyspark_mq.stats.measures import Look, look
@@ -36,7 +36,8 @@ class TopicLine(NamedTuple):
 @STORE
 @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between looks.")
 @click.option("--count", "looks", type=click.IntRange(1), help="End after so many looks.")
-def top(store: str, interval: float, looks: int | None) -> None:
+@ALL
+def top(store: str, interval: float, looks: int | None, *, show_all: bool) -> None:
     """Show what goes on in STORE, until Ctrl-C.
 
     It shows messages and bytes a second, sizes, and the lag of each group: on a terminal as one screen, elsewhere one
@@ -50,7 +51,7 @@ def top(store: str, interval: float, looks: int | None) -> None:
         before, now = None, look(opened, None)
         with Live(console=console, auto_refresh=False, screen=True) if console.is_terminal else nullcontext() as live:
             for done in count(1):
-                shown = screen(store, before, now)
+                shown = screen(store, before, now if show_all else now.without_internal_topics())
                 if live is None:
                     console.print(shown)
                 else:

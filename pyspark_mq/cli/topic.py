@@ -5,7 +5,7 @@ import time
 import click
 
 from pyspark_mq.browsing import bounds_of
-from pyspark_mq.cli.arguments import STORE
+from pyspark_mq.cli.arguments import ALL, STORE
 from pyspark_mq.cli.arguments import topics as complete_topics
 from pyspark_mq.cli.terminal import YES, Cells, aligned, echo, must_confirm, number
 from pyspark_mq.stats.measures import extent, group_lags
@@ -58,7 +58,7 @@ def alter(store: str, name: str, queues: int, yes: bool) -> None:
 
 @topic.command("list")
 @STORE
-@click.option("--all", "show_all", is_flag=True, help="Also RocketMQ's own topics: retries, dead letters, rmq_sys_...")
+@ALL
 def list_topics(store: str, show_all: bool) -> None:
     """List the topics of STORE and how many queues each has."""
     with MessageStore.open(store, read_only=True) as opened:

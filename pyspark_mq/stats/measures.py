@@ -18,6 +18,7 @@ from store.directory.directory_log import DirectoryLog
 from store.files.figures import BUCKETS, DELIVERS, HELD, REFUSED, Figure, figures_in
 from store.files.segments import BLOCK_BYTES, list_files
 from store.format.layout import COMMIT_LOG_DIR
+from store.format.topic_names import is_internal_topic
 from store.model.log_protocol import Int64s, Log, Queue
 from store.publish.locks import Holder, process
 
@@ -178,6 +179,10 @@ class Look(NamedTuple):
     log: LogFiles
     clients: Clients
     deliverer: Holder | None
+
+    def without_internal_topics(self) -> Look:
+        """Return the same moment without the queues of RocketMQ's own topics."""
+        return self._replace(queues={key: each for key, each in self.queues.items() if not is_internal_topic(key[0])})
 
 
 def look(store: MessageStore, before: Look | None) -> Look:

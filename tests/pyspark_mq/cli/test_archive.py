@@ -251,7 +251,7 @@ def test_messages_are_found_in_an_archive_and_through_the_store(filled: Filled, 
         (message,) = log.messages(QueueRange(Queue("orders", 0), 304, 305))
     assert "of a place" in succeed("query", tmp_path / "archive", "orders", "--id", message.msg_id)
     assert "has the id 'none'" in run("query", tmp_path / "archive", "orders", "--id", "none").stderr
-    assert "topic 'nothing': not archived" in run("query", tmp_path / "archive", "nothing", "--key", "k").stderr
+    assert "no topic 'nothing'. There are: orders" in run("query", tmp_path / "archive", "nothing", "--key", "k").stderr
     succeed("groups", "reset", filled.path, "readers", "orders", "--to", "earliest", "--create")
     assert filled.store.consumer_offset("readers", "orders", 0) == 0
     everything = sum(filled.store.max_offset("orders", queue_id) for queue_id in range(2))

@@ -99,6 +99,19 @@ def test_importing_the_command_line_does_not_import_spark() -> None:
     assert subprocess.run([sys.executable, "-c", check], timeout=TIMEOUT_SECONDS).returncode == 0
 
 
+def test_a_list_of_topics_loads_only_what_it_uses(path: Path) -> None:
+    spared = {"pyspark", "pyarrow.compute", "pandas", "fsspec", "rich"}
+    program = f"""
+import atexit, sys
+from pyspark_mq.cli import main
+atexit.register(lambda: print(*sorted({spared!r} & sys.modules.keys()), file=sys.stderr))
+main()
+"""
+    command = [sys.executable, "-c", program, "topic", "list", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
+    assert (done.returncode, done.stdout, done.stderr.split()) == (0, "orders: 2 queues\n", [])
+
+
 def test_a_brokers_settings_and_a_slip_in_them(tmp_path: Path) -> None:
     config = tmp_path / "broker.conf"
     config.write_text("brokerId=1\nmappedFileSizeCommitLog=1048576\n")

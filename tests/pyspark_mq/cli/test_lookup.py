@@ -60,6 +60,7 @@ def test_query_prints_why_a_body_cannot_be_read(path: Path) -> None:
         (["orders", "--key", ""], 1, "no message of orders has the key ''"),
         (["orders", "--id", "nobody"], 1, "is no offset message id"),
         (["nobody", "--key", "k"], 1, "no topic 'nobody'"),
+        (["ordrs", "--key", "k"], 1, "Did you mean orders?"),
         (["orders", "--time", "soon"], 2, "'soon' is neither like"),
         (["orders", "--time", "9" * 5000], 2, "is neither like"),
         (["orders"], 2, "give one of --key, --id and --time"),

@@ -63,6 +63,15 @@ def test_internal_topics_are_listed_on_request(path: Path) -> None:
     assert "%RETRY%readers: 1 queues\n" in succeed("topic", "list", path, "--all")
 
 
+@pytest.mark.parametrize("command", [("stats",), ("top", "--count", 1)], ids=["stats", "top"])
+def test_internal_topics_are_counted_on_request(path: Path, command: tuple[object, ...]) -> None:
+    name, *options = command
+    with MessageStore.open(path) as store:
+        store.create_topic("rmq_sys_x", 1)
+    assert "rmq_sys_x" not in succeed(name, path, *options)
+    assert "rmq_sys_x" in succeed(name, path, *options, "--all")
+
+
 def test_describe_shows_queues_and_groups(path: Path) -> None:
     succeed("send", path, "orders", "a", "b", "--queue", 0)
     with MessageStore.open(path) as store:

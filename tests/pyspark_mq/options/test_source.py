@@ -106,6 +106,7 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
         ("fetchOffset.numRetries", "1", "it is Kafka's, and here there is nothing like it; leave it out"),
         ("topic", "orders", "topic is for writing; name the topics to read with subscribe"),
         ("delivery", "exactly-once", "delivery is for writing"),
+        ("topics", "orders", "topics to read are named by subscribe"),
         ("realTimes", "true", "did you mean realTime?"),
         ("realTime", "soon", "realTime takes true or false"),
         ("batchDuration", "0.5s", "from 1 second to 24 days, such as '30 seconds'"),
