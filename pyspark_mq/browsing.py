@@ -12,13 +12,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import Any, Literal
+
+import pyarrow as pa
 
 from pyspark_mq.options.subscription import did_you_mean
 from pyspark_mq.planning.queues import replaced_queues
 from store import InvalidArgument, OffsetNotYet, UnknownQueue, UnknownTopic
+from store.format.columns import TIMESTAMP
 from store.format.topic_names import is_internal_topic
 from store.model.log_protocol import (
     Boundary,
@@ -120,6 +123,7 @@ def _must_be_there(queues: Iterable[Queue], there: Container[Queue]) -> None:
 # broker has not yet put into its queues, and a closed pipe.
 WAIT_SECONDS = 1.0
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
+_EPOCH = datetime.fromtimestamp(0, UTC)
 _NEWEST_ROWS = 1024  # of each queue, looked at first
 
 Row = dict[str, Any]
@@ -195,4 +199,15 @@ def _rows(log: Log, wanted: QueueRange, spec: ReadSpec) -> Iterator[Row]:
         where = f"{wanted.queue.topic}, queue {wanted.queue.queue_id}"
         raise OffsetNotYet(f"{where}: there is no offset {wanted.start} yet, the next one is {wanted.end}")
     batches = log.scan(wanted, spec)  # begun at once, so that none is of a topic that is recreated later
-    return (row for batch in batches for row in batch.to_pylist())
+    return (row for batch in batches for row in _rows_of(batch))
+
+
+def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
+    """Yield the rows of a batch as `to_pylist` does, which imports pandas for times."""
+    columns = [_times(column) if column.type == TIMESTAMP else column.to_pylist() for column in batch.columns]
+    return (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
+
+
+def _times(column: pa.TimestampArray) -> list[datetime | None]:
+    microseconds = column.view(pa.int64()).to_pylist()
+    return [None if each is None else _EPOCH + timedelta(microseconds=each) for each in microseconds]

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from pyspark_mq.browsing import Row
 from pyspark_mq.cli.terminal import CONTROLS, visible_body
+from store.format.arrays import blobs
 from store.format.columns import TIMESTAMP
 from store.format.layout import PROPERTY_KEYS, PROPERTY_SHARDING_KEY, PROPERTY_TAGS
 from store.model.integers import LONG_MAX
@@ -141,7 +142,7 @@ def message(line: bytes) -> Row:
 def message_table(rows: list[Row]) -> pa.Table:
     """Rows of `message` as `MessageStore.append_table` takes them; columns that no row has are left out."""
     otherwise = {"flag": 0, "bornTimestamp": datetime.now(UTC)}  # for null is none of these
-    columns = {_BODY: pa.array([row[_BODY] for row in rows], pa.binary())}
+    columns = {_BODY: blobs([row[_BODY] for row in rows])}
     for name, kind in _SENT.items():
         if any(name in row for row in rows):
             columns[name] = pa.array([row.get(name, otherwise.get(name)) for row in rows], kind)

@@ -9,6 +9,7 @@ from io import BufferedReader
 from typing import Any, cast
 
 import click
+import numpy as np
 import pyarrow as pa
 from tqdm import tqdm
 
@@ -18,6 +19,7 @@ from pyspark_mq.cli.commands import interruptible, uninterrupted
 from pyspark_mq.cli.json_lines import json_object, message, message_table, must_be_text
 from pyspark_mq.cli.terminal import echo
 from store import MessageRefused, MessageStore, StoreError, UnknownQueue
+from store.format.arrays import arrow, blobs
 from store.format.layout import KEY_SEPARATOR
 from store.model.integers import INT_MAX
 
@@ -184,10 +186,12 @@ def with_fields(line: bytes, constants: Row, tag_field: str | None, key_fields: 
 
 def plain_table(bodies: list[bytes], constants: Row) -> pa.Table:
     """Bodies as the table that `append_table` takes; each of `constants` is a column with one value."""
-    columns = {"body": pa.array(bodies, pa.binary())}
-    one = message_table([{"body": b"", **constants}]).drop_columns("body")
-    repeated = one.take(pa.repeat(0, len(bodies)))
-    return pa.table(columns | {name: repeated[name] for name in repeated.column_names})
+    table = pa.table({"body": blobs(bodies)})
+    if constants:
+        one = message_table([{"body": b"", **constants}]).drop_columns("body")
+        for name, column in zip(one.column_names, one.take(arrow(np.zeros(len(bodies), np.int64))), strict=True):
+            table = table.append_column(name, column)
+    return table
 
 
 def _listed(value: Any) -> list[Any]:

@@ -117,7 +117,7 @@ def as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
         wrong = f"unknown columns {', '.join(unknown)}" if unknown else "no column 'body'"
         known = "; ".join(f"{name}: {kind}" for name, kind in _TABLE_COLUMNS.items())
         raise InvalidColumns(f"{wrong}. A table of messages has {known}")
-    MessageColumns.of(table.schema.empty_table())
+    MessageColumns.of(pa.Table.from_batches([], table.schema))
     return table
 
 
@@ -173,6 +173,8 @@ def _gathered(stream: pa.RecordBatchReader, max_bytes: int, max_rows: int) -> It
 
 
 def _in_one(name: str, column: pa.ChunkedArray) -> pa.Array:
+    if not column.num_chunks:
+        return pa.nulls(0, column.type)  # combine_chunks would import pandas
     try:
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     except pa.ArrowInvalid as error:  # rows that are much larger than most
