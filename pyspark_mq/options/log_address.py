@@ -1,4 +1,4 @@
-"""Which log the options of a query name: the one place that knows kinds of logs."""
+"""The log that the options of a query name, by `path` or `nameServer`."""
 
 from __future__ import annotations
 

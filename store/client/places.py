@@ -1,4 +1,4 @@
-"""Which log a place names: the one module that knows all kinds of logs."""
+"""The log at a place: a cluster, an archive, a store, or a store with its archive."""
 
 from __future__ import annotations
 

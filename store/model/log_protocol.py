@@ -1,7 +1,6 @@
 """The types that readers, writers and consumers of a log use: a directory, a cluster or an archive.
 
-`pyspark_mq` uses only these types; `store.directory.directory_log` is the first kind of log. Callers never ask for the
-kind of a log. If a log cannot do something, its answers say so; see each method.
+If a log cannot do something, its answers say so; see each method.
 """
 
 from __future__ import annotations
