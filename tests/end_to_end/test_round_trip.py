@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from store import Message, MessageStore, Outcome, StoredMessage, TransactionProducer
+from store.broker.retries import send_back
 from store.cluster.address import ClusterAddress
 from store.format.entering import RESERVED
-from store.format.layout import SCHEDULE_TOPIC
+from store.format.layout import DLQ_TOPIC_PREFIX, SCHEDULE_TOPIC
 from store.remoting.serving import serve
+from tests.end_to_end.written import save
 from tests.pyspark_mq.cli.process import succeed
 from tests.store.format.test_delayed import all_of
 from tests.waiting import until
@@ -68,6 +71,31 @@ def without_bookkeeping(messages: list[StoredMessage]) -> list[tuple[bytes, str 
         (each.body, each.tags, each.keys, {k: v for k, v in each.properties.items() if k not in RESERVED})
         for each in messages
     ]
+
+
+def test_spark_writes_the_rows_it_read(spark: SparkSession, source: Path, tmp_path: Path) -> None:
+    options = {"subscribe": "orders", "includeProperties": "true"}
+    read = spark.read.format("mq").options(**options).load(str(source))
+    with MessageStore.open(tmp_path / "copy") as store:
+        store.create_topic("orders", 1)
+        save(read.select("body", "tags", "keys", "properties"), store, topic="orders")
+        with MessageStore.open(source, read_only=True) as there:
+            assert sorted(without_bookkeeping(all_of(store, "orders")), key=str) == sorted(
+                without_bookkeeping(all_of(there, "orders")), key=str
+            )
+
+
+def test_dead_letters_can_be_written_again(tmp_path: Path) -> None:
+    with MessageStore.open(tmp_path / "mq") as store:
+        store.create_topic("orders", 1)
+        store.put(Message("orders", b"fails", tags="paid", keys="k-1"))
+        send_back(store, "group", all_of(store, "orders"), level=-1)
+        dead = DLQ_TOPIC_PREFIX + "group"
+        (letter,) = all_of(store, dead)
+        store.put(Message("orders", letter.body, letter.tags, letter.keys, letter.properties))
+        store.append_table("orders", store.to_arrow(dead, COLUMNS))
+        again = [(each.body, each.tags, each.keys) for each in all_of(store, "orders")]
+        assert again == [(b"fails", "paid", ("k-1",))] * 3
 
 
 @pytest.mark.parametrize("write", [put, append_table, command_line, cluster], ids=lambda way: way.__name__)
