@@ -20,38 +20,38 @@ from store.remoting.endpoints import Tls
 
 CLUSTER_OPTIONS = (
     Option("nameServer", None, "10.0.0.1:9876;10.0.0.2:9876", "name servers, instead of `path`", "(needed)"),
-    Option("accessKey", None, "rocketmq2", "the account, where the cluster has access control (ACL 1.0)", "none"),
+    Option("accessKey", None, "rocketmq2", "the account, if the cluster has access control (ACL 1.0)", "none"),
     Option("secretKey", None, "12345678", "its secret; it is not shown, neither in errors nor in plans", "none"),
-    Option("useTls", "false", "true", "whether name servers and brokers are asked by TLS"),
+    Option("useTls", "false", "true", "connect to name servers and brokers by TLS"),
     Option(
         "tlsCaFile",
         None,
         "/etc/mq/ca.pem",
-        "with `useTls`: a file on the driver with the certificates (PEM) that count: a server's own, or of who signed "
-        "it; names in certificates are not looked at then. Without it those count that the system of each machine "
-        "trusts, for the name by which `nameServer` or a route calls the server",
+        "with `useTls`: a file on the driver with trusted certificates (PEM): a server's own, or its authority's. "
+        "Names in certificates are then not checked. Without this option, each machine's system decides what it "
+        "trusts, and the name in `nameServer` or a route must match",
         "those that the system trusts",
     ),
     Option(
         "brokers",
         None,
         "broker-a,broker-b",
-        "the names of all brokers: one that no name server lists is then missing also for a query that never saw it, "
-        "and one that is not named here is never waited for",
+        "the names of all brokers. A named broker that no name server lists is missing, also for a new query; a broker "
+        "that is not named is never waited for",
         "those that name servers list, or a checkpoint names",
     ),
     Option(
         "brokerTimeout",
         "10m",
         "30 minutes",
-        "for how long a broker that does not answer is waited for, before a query or a write ends with an error",
+        "the time to wait for a broker that does not answer, before a query or a write ends with an error",
     ),
     Option(
         "whenBrokerMissing",
         "wait",
         "skip",
-        "what is done while a broker does not answer. A query: `wait` for it, until `brokerTimeout` ends the query, or "
-        "`skip` it for however long it takes; a stream reads the other brokers either way. A write: `wait`, or "
+        "the behaviour while a broker does not answer. A query: `wait` for it, until `brokerTimeout` ends the query, "
+        "or `skip` it for however long it takes; a stream reads the other brokers either way. A write: `wait`, or "
         "`failOver` to queues of other brokers",
     ),
 )
@@ -59,12 +59,12 @@ CLUSTER_NAMES = names_of(CLUSTER_OPTIONS)
 
 NOT_ON_A_CLUSTER: Mapping[str, str] = {
     "path": "a query reads a directory or a cluster",
-    "archive": "brokers keep what they have; an archive is read by its own `path`",
+    "archive": "a broker has no archive of ours; an archive is read by its own `path`",
     "storageOptions": "they are for an archive, which is read by its own `path`",
     "consumeMode": "brokers lock queues for members of a group that send heart-beats, and a query is none; what "
     "`startingOffsets=group` and `consumerGroup` do works",
     "whenLocked": "it goes with `consumeMode=orderly`",
-    "maxBytesPerTrigger": "no broker says how large messages are before they are read; use `maxOffsetsPerTrigger`",
+    "maxBytesPerTrigger": "brokers do not tell the sizes of messages before they are read; use `maxOffsetsPerTrigger`",
     "stagingPath": "it is for `delivery=exactly-once`",
     "producerGroup": "it is for `delivery=exactly-once`",
 }
@@ -76,12 +76,12 @@ OTHERWISE_ON_A_CLUSTER: Mapping[str, str] = {
     "startingOffsetsByTimestamp": "likewise",
     "endingOffsets": "likewise",
     "endingOffsetsByTimestamp": "likewise",
-    "consumerGroup": "its offsets are the brokers', and pulls are made in its name (otherwise that of "
-    f"`{TOOLS_GROUP}`): brokers count them, and access control looks at it. Where an admin tool resets the group a "
-    "query goes on from its checkpoint; brokers of 5.3 and later say so, and that is a warning",
+    "consumerGroup": "its offsets are the brokers', and pulls name it (the default is "
+    f"`{TOOLS_GROUP}`): brokers count them by group, and access control checks it. After an admin tool resets the "
+    "group, a query continues from its checkpoint; brokers of 5.3 and later report the reset, and a warning is logged",
     "subExpression": "messages that do not match come over the network, too, and are dropped in the task",
     "failOnDataLoss": (
-        "messages that are gone are noticed; that a RocketMQ broker restarted a topic, only where it is shorter now"
+        "lost messages are noticed; a topic that a RocketMQ broker restarted is noticed only if it is now shorter"
     ),
     "holdTimeoutMs": "an idle query asks the brokers nothing more often for it: a pull waits at the end of each queue",
     "ledgerPath": "with `realTime` it is needed: a place that the driver and all executors see",

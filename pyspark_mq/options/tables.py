@@ -38,14 +38,14 @@ READ_OPTIONS = (
         "archive",
         None,
         "/data/archive",
-        "where messages come from that the store has no longer; empty: from nowhere. See [the archive](archive.md)",
-        "where the store was archived to",
+        "the archive with the messages that the store deleted; empty: none is read. See [the archive](archive.md)",
+        "the archive in the store's settings",
     ),
     Option(
         "storageOptions",
         None,
         '{"anon": true}',
-        "what fsspec's file system of an archive is to know, as JSON. Credentials are better in the environment",
+        "options for fsspec's file system of an archive, as JSON. Credentials are better in the environment",
     ),
     Option("subscribe", None, "orders,invoices", "topics, separated by commas", "one of these three"),
     Option(
@@ -61,7 +61,7 @@ READ_OPTIONS = (
         "startingOffsets",
         None,
         '{"orders": {"0": 2, "1": -2}}',
-        "where a query begins at its first start: `earliest`, `latest`, JSON (-2 earliest, -1 latest), `-1000` for the "
+        "the start of a new query: `earliest`, `latest`, JSON (-2 earliest, -1 latest), `-1000` for the "
         "last 1,000 messages of each queue, or `group`; see [starts and ends](#starts-and-ends)",
         "stream `latest`, batch `earliest`",
     ),
@@ -69,42 +69,45 @@ READ_OPTIONS = (
         "startingTimestamp",
         None,
         "-10 minutes",
-        "likewise, by when messages were stored: milliseconds since 1970, `2026-01-31T12:00:00Z`, or relative to now",
+        "the same by store time: milliseconds since 1970, `2026-01-31T12:00:00Z`, or relative to now",
     ),
     Option(
         "startingOffsetsByTimestamp",
         None,
         '{"orders": {"0": 1767225600000, "1": 0}}',
-        "likewise, milliseconds since 1970 for each queue",
+        "the same for each queue, in milliseconds since 1970",
     ),
     Option(
         "startingOffsetsByTimestampStrategy",
         "error",
         "latest",
-        "what is done where all messages of a queue are older: `error`, or `latest`, to begin with what comes next",
+        "if all messages of a queue are older than the start: raise an `error`, or begin at the `latest` offset",
     ),
     Option(
         "endingOffsets",
         None,
         '{"orders": {"0": 2, "1": -1}}',
-        "batch only: where the query ends; `latest`, JSON, `-1000` for all but the last 1,000 messages of each queue, "
+        "batch only: the end of the query; `latest`, JSON, `-1000` for all but the last 1,000 messages of each queue, "
         "or `group`",
         "`latest`",
     ),
     Option(
-        "endingTimestamp", None, "2026-01-31T12:00:00Z", "batch only: likewise, before what was stored then or later"
+        "endingTimestamp",
+        None,
+        "2026-01-31T12:00:00Z",
+        "batch only: the same by store time; later messages, and those of that millisecond, are not read",
     ),
     Option(
         "endingOffsetsByTimestamp",
         None,
         '{"orders": {"0": 4102444800000, "1": 4102444800000}}',
-        "batch only: likewise, for each queue",
+        "batch only: the same for each queue, in milliseconds since 1970",
     ),
     Option(
         "consumerGroup",
         None,
         "billing",
-        "a group whose offsets follow a stream, and which `startingOffsets=group` means; see "
+        "the group to which a stream commits its offsets, and from which `startingOffsets=group` starts; see "
         "[consumer groups](#consumer-groups-and-lag)",
     ),
     Option(
@@ -112,47 +115,48 @@ READ_OPTIONS = (
         "concurrently",
         "orderly",
         "streams only, with `consumerGroup`: an `orderly` stream locks its queues, so that no other query or consumer "
-        "of the group reads them meanwhile, and splits none over partitions; see [groups](groups.md#orderly-streams)",
+        "of the group reads them at the same time. It never splits a queue over partitions; see "
+        "[groups](groups.md#orderly-streams)",
     ),
     Option(
         "whenLocked",
         "wait",
         "takeOver",
-        "with `consumeMode=orderly`, while another member of the group has queues of the query: `wait` until it ends, "
-        "`takeOver`, which ends it after its batch, or `fail`",
+        "with `consumeMode=orderly`, if another member of the group has locked a queue: `wait` for its end, `takeOver` "
+        "the queue after its current batch, or `fail`",
     ),
     Option(
         "subExpression",
         None,
         "paid || shipped",
-        "which messages to read, see [filters](#filters): tags, RocketMQ's way, or a condition",
+        "the [filter](#filters) of messages: tags as in RocketMQ, or a condition",
         "all",
     ),
     Option(
         "expressionType",
         "TAG",
         "SQL92",
-        "what `subExpression` is: `TAG`, or `SQL92` for a condition on properties",
+        "the language of `subExpression`: `TAG`, or `SQL92` for a condition on properties",
     ),
     Option(
         "maxOffsetsPerTrigger",
         None,
         "100000",
-        "messages in a micro-batch, shared out over queues in proportion to their backlog",
+        "the most messages in a micro-batch, shared among queues in proportion to their backlog",
         "no limit",
     ),
     Option(
         "maxBytesPerTrigger",
         None,
         "64m",
-        "bytes of records in a micro-batch; a single larger message goes alone",
+        "the most bytes of records in a micro-batch; a larger message has a batch of its own",
         "no limit",
     ),
     Option(
         "minOffsetsPerTrigger",
         None,
         "4",
-        "no micro-batch before so many messages are there, or `maxTriggerDelay` is over; `Trigger.AvailableNow` and "
+        "the least messages in a micro-batch, until `maxTriggerDelay` has passed; `Trigger.AvailableNow` and "
         "`Trigger.Once` do not wait",
         "no limit",
     ),
@@ -160,57 +164,57 @@ READ_OPTIONS = (
         "maxTriggerDelay",
         "15m",
         "30 seconds",
-        "with `minOffsetsPerTrigger`: after how long fewer messages make a micro-batch, too",
+        "with `minOffsetsPerTrigger`: the time after which fewer messages make a micro-batch",
     ),
     Option(
         "minPartitions",
         None,
         "8",
-        "split queues into at least so many Spark partitions",
+        "the least Spark partitions; queues are split to reach it",
         "one a queue; small ones share",
     ),
     Option(
         "maxRecordsPerPartition",
         None,
         "10000",
-        "split queues so that no Spark partition has more",
+        "the most messages in a Spark partition; larger ranges are split",
         "no limit",
     ),
     Option(
         "failOnDataLoss",
         "true",
         "false",
-        "whether messages that are gone before they were read end the query, or are warned about; also where a queue "
-        "has another last message than the one that was read: the store was put back from a backup, or a RocketMQ "
-        "broker restarted the topic",
+        "`true`: messages deleted before they were read end the query; `false`: they are logged as a warning. The same "
+        "counts if the last message read is not the one in the queue: the store was restored from a backup, or a "
+        "RocketMQ broker restarted the topic",
     ),
     Option("includeProperties", "false", "true", "add the column `properties`"),
     Option(
         "checkCRC",
         "true",
         "false",
-        "compare each record with its checksum (of all of it where `enabledAppendPropCRC` wrote one, else of its "
-        "body); `false` also leaves topic and properties behind the bodies unread where no column needs them",
+        "compare each record with its checksum: of the whole record if `enabledAppendPropCRC` wrote one, else of the "
+        "body. `false` also skips topic and properties if no column needs them",
     ),
     Option(
         "maxDecompressedMessageSize",
         None,
         "64m",
-        "how large a body that its producer compressed may become",
+        "the largest size to which a compressed body may decompress",
         "the store's, 64 MiB",
     ),
     Option(
         "unreadable",
         "error",
         "null",
-        "what to do with a body that becomes larger, or does not decompress: `error` ends the query and names the "
-        "message; `null` gives a row without a body, with the reason in the column `bodyError`, which is added",
+        "for a body that decompresses to more, or not at all: `error` ends the query and names the message; `null` "
+        "gives a row without a body, and adds the column `bodyError` with the reason",
     ),
     Option(
         "holdTimeoutMs",
         "250",
         "100",
-        "how long an idle query sleeps for an arrival at a time; an arrival wakes it at once",
+        "the longest sleep of an idle query, in milliseconds; an arrival wakes it at once",
     ),
     Option(
         "realTime",
@@ -219,25 +223,24 @@ READ_OPTIONS = (
         "streams only: tasks stay open and hand over each message when it arrives, instead of planning micro-batches, "
         "see [real-time reads](real-time.md). Needs PySpark 4.3 with `spark.python.udf.pipelined.enabled=true`",
     ),
-    Option("batchDuration", "60 seconds", "5m", "with `realTime`: how long a batch stays open"),
+    Option("batchDuration", "60 seconds", "5m", "with `realTime`: the time for which a batch stays open"),
     Option(
         "realTimePartitions",
         None,
         "2",
-        "with `realTime`: how many tasks at most; queues are packed into them. Spark needs a task slot for each. Only "
-        "tasks are told how many there are (local masters, executors times cores, `spark.cores.max`): so the first "
-        "batch of a new query takes the driver's cores, as do all where the settings leave it open (dynamic "
-        "allocation)",
+        "with `realTime`: the most tasks; each reads several queues if there are more queues. Spark needs a task slot "
+        "for each. Only a running task can count the slots, so the first batch of a new query uses the driver's "
+        "cores. With dynamic allocation every batch does",
         "Spark's task slots",
     ),
     Option(
         "ledgerPath",
         None,
         "/data/ledger",
-        "with `realTime`: where tasks record what they read, so that a replay reads the same: a directory that the "
-        "driver and all executors see, or a URL such as `s3://bucket/ledger`, see [real-time reads](real-time.md); "
-        "needed where the store is read-only, or has no directory. A run's records stay until a week after another run "
-        "went on from them, so a copy of a checkpoint can go on meanwhile",
+        "with `realTime`: the place where tasks record the ranges they read, so that a replay reads the same messages: "
+        "a directory that the driver and all executors see, or a URL such as `s3://bucket/ledger`, see "
+        "[real-time reads](real-time.md). Needed for a read-only store, a cluster, or an archive behind a URL. A run's "
+        "records are deleted a week after the next run continued from them; a copy of a checkpoint works until then",
         "inside the store",
     ),
 )
@@ -256,8 +259,8 @@ WRITE_OPTIONS = (
         "stagingPath",
         None,
         "/data/staging",
-        "exactly once: where tasks keep their rows until the driver appends them: a directory that the driver and all "
-        "executors see, or a URL such as `s3://bucket/staging`. It needs room for the largest batch that is written",
+        "exactly once: the place where tasks keep their rows until the driver appends them: a directory that the "
+        "driver and all executors see, or a URL such as `s3://bucket/staging`. It needs space for the largest batch",
         "`staging` in the store",
     ),
     Option("producerGroup", None, "routed", "for `df.write` in `foreachBatch`: a name for this write, see below"),

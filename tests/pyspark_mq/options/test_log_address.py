@@ -52,7 +52,7 @@ def test_an_archive(filled: Filled, tmp_path: Path) -> None:
         ({"path": "s3://bucket/mq", "archive": "s3://bucket/other"}, "archive goes with the path of a store"),
         (
             {"path": "", "nameServer": "a:1", "archive": "s3://b/mq"},
-            "archive does not go with nameServer: brokers keep",
+            "archive does not go with nameServer: a broker has",
         ),
     ],
 )
@@ -87,7 +87,7 @@ def test_the_address() -> None:
     [
         ({"path": "/data/mq"}, "path and nameServer exclude each other"),
         ({"maxBytesPerTrigger": "1k"}, "maxBytesPerTrigger does not go with nameServer: .*maxOffsetsPerTrigger"),
-        ({"archive": "s3://bucket/mq"}, "archive does not go with nameServer: brokers keep what they have"),
+        ({"archive": "s3://bucket/mq"}, "archive does not go with nameServer: a broker has no archive"),
         ({"consumerGroup": "g", "consumeMode": "orderly"}, "consumeMode does not go with nameServer"),
         ({"accessKey": "me"}, "accessKey and secretKey go together"),
         ({"nameServer": "9876"}, "nameServer: address '9876': must be host:port"),
