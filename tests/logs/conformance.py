@@ -1,6 +1,6 @@
-"""What every kind of log has to do, whatever it is made of: a class of tests for each subclass to inherit.
+"""Tests that every kind of log must pass.
 
-A subclass gives the fixture `making`: an empty log, and what others do to it.
+Subclasses inherit them and provide the fixture `making`: an empty log with ways to change it from outside.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from tests.logs.writing import WritingTests
 
 
 class LogTests(ReadingTests, HoldingTests):
-    """Of any."""
+    """Tests for every kind of log."""
 
 
 class WriterTests(LogTests, WritingTests):
-    """Of kinds of logs that can be written, too."""
+    """Tests for logs that can also be written."""

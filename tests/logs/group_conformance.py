@@ -1,6 +1,6 @@
-"""What every kind of consumer group has to do, whoever keeps it: a class of tests for each subclass to inherit.
+"""Tests that every kind of consumer group must pass.
 
-A subclass gives the fixture `making`: a group of a log with topic "t" of four queues.
+Subclasses inherit them and provide the fixture `making`: a group of a log with topic "t" of four queues.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ BROADCASTING = MessageModel.BROADCASTING
 
 
 class Making(Protocol):
-    """group: one that nobody has joined yet."""
+    """group: a group without members."""
 
     group: Group
 
     def another(self, name: str) -> Group:
-        """A group of the same log."""
+        """Return another group of the same log."""
 
     def in_process(self, subscriptions: Subscriptions, **options: Any) -> AbstractContextManager[RemoteMember]:
-        """A member in a process of its own, which is killed at last."""
+        """Run a member in its own process, which is killed at the end of the block."""
 
 
 class GroupTests:
-    """ALL: the queues of topic "t", as the log calls them."""
+    """ALL: the queues of topic "t", as the log names them."""
 
     ALL = Q0, Q1, Q2, Q3 = ALL
 
@@ -47,7 +47,7 @@ class GroupTests:
 
     @pytest.fixture
     def joined(self) -> Iterator[ExitStack]:
-        """Members that leave at last."""
+        """Members leave after the test."""
         with ExitStack() as stack:
             yield stack
 
@@ -119,7 +119,7 @@ class GroupTests:
         with pytest.raises(StoreClosed):
             member.wait(PATIENCE)
 
-    # --- what does not fit -------------------------------------------------------------------------------
+    # --- mismatches --------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize(
         ("one", "other", "says"),

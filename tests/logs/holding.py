@@ -1,4 +1,4 @@
-"""What every kind of log has to do for who waits for messages."""
+"""Long polling tests for every kind of log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log as tests of every kind have it: what is in it, what others do to it, and what is read."""
+"""A log with messages, shared by the tests of every kind of log."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from store.model.log_protocol import (
 )
 from store.read.filters import EVERYTHING
 
-LONG = 60.0  # seconds: for what is to end before
+LONG = 60.0  # seconds: for waits that must end early
 A0, A1, B0 = Queue("a", 0), Queue("a", 1), Queue("b", 0)
 
 ALL_A0 = QueueRange(A0, 0, 10)
-# Modules whose queues are named as the kind of log names them.
+# Modules whose queues are renamed as the kind of log names them.
 TOLD = {__name__, *(f"tests.logs.{subject}" for subject in ("reading", "holding", "writing"))}
 
 
 class Making(Protocol):
-    """A log without topics, and how others change it, while it is open or not."""
+    """A log without topics, and ways to change it from outside while it is open or closed."""
 
     address: LogAddress
 
@@ -41,15 +41,15 @@ class Making(Protocol):
     def append(self, messages: list[Message]) -> None: ...
 
     def delete_oldest(self, queue: Queue) -> None:
-        """Of a queue that was given 250 messages of 1,000 B: some of them."""
+        """Delete some of the queue's 250 messages of 1,000 B, oldest first."""
 
     def commit(self, group: str, positions: Positions) -> Positions:
-        """Where a group stands now; what the log will tell of it."""
+        """Commit offsets of a group; return them as the log will report them."""
 
 
 @dataclass(frozen=True)
 class InRegion:
-    """A filter by a property: one that tags codes do not help."""
+    """Filters by a property, for which tag codes do not help."""
 
     region: str
     columns = ("properties",)
@@ -96,7 +96,7 @@ def scan(
 
 
 class LogKind:
-    """A kind of log, as all of its tests see it."""
+    """A kind of log as all its tests use it."""
 
     queue: Callable[[str, int], Queue] = staticmethod(Queue)
     """How this kind of log names a queue."""

@@ -1,4 +1,4 @@
-"""What every kind of log has to do for who reads it."""
+"""Read tests for every kind of log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.waiting import another_millisecond
 
 
 class ReadingTests(LogKind):
-    # --- what there is ---------------------------------------------------------------------------------
+    # --- contents ----------------------------------------------------------------------------------------
 
     def test_an_address_goes_to_other_processes(self, making: Making, log: Log) -> None:
         other = pickle.loads(pickle.dumps(making.address))
@@ -110,7 +110,7 @@ class ReadingTests(LogKind):
         with pytest.raises(InvalidColumns):
             scan(log, ALL_A0, columns=columns)
 
-    # --- what it may be unable to tell -----------------------------------------------------------------
+    # --- unknown answers ---------------------------------------------------------------------------------
 
     def test_sizes_or_none(self, making: Making, log: Log) -> None:
         making.append(messages(A1, range(250), size=1000))

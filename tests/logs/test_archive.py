@@ -1,5 +1,3 @@
-"""An archive in a directory, as a log of any kind."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""An archive on an S3 server, as a log of any kind; and what goes wrong there."""
+"""An archive on an S3 server as a log, and its failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.s3 import SECRET
 
 @pytest.fixture
 def options(s3_endpoint: str) -> dict[str, Any]:
-    """fsspec's."""
+    """Return options of fsspec."""
     return {"key": "somebody", "secret": SECRET, "endpoint_url": s3_endpoint}
 
 

@@ -1,4 +1,4 @@
-"""A cluster as a log of any kind: a store that is served, and nobody but its name server is told to the reader."""
+"""A served store as a log; readers know only the address of the name server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def of_broker(topic: str, number: int) -> Queue:
 
 
 class ClusterTests(WriterTests):
-    """What a cluster does otherwise than other kinds of logs."""
+    """Differences between a cluster and other kinds of logs."""
 
     def test_a_condition_is_asked_when_nobody_else_can_append(self, log: Log, writer: LogWriter) -> None:
         append = writer.begin()

@@ -1,4 +1,4 @@
-"""Groups of a cluster: what every kind does, as far as brokers can, and what they do otherwise. A store is served."""
+"""Groups of a served store: the shared tests as far as brokers can pass them, and their differences."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.waiting import PATIENCE, until
 
 ALL = [Queue("t", number, broker=BROKER) for number in range(4)]
 Q0, Q1, Q2, Q3 = ALL
-NOT_OF_A_CLUSTER: Any = None  # what brokers do not tell or do not have; below is what they do instead
+NOT_OF_A_CLUSTER: Any = None  # brokers cannot do this; the tests below cover what they do instead
 
 
 class Making:
@@ -64,20 +64,21 @@ def making(tmp_path: Path) -> Iterator[Making]:
     with MessageStore.open(tmp_path) as store, serve(store, "127.0.0.1:0") as serving:
         store.create_topic("t", 4)
         store.create_topic("u", 1)
-        store.put_many([Message("t", b"", queue_id=number) for number in range(4)] * 100)  # to commit offsets of
+        # Offsets can be committed only up to the end of a queue.
+        store.put_many([Message("t", b"", queue_id=number) for number in range(4)] * 100)
         yield Making(store, serving.address)
 
 
 class TestClusterGroup(GroupTests):
     ALL = Q0, Q1, Q2, Q3 = ALL
 
-    # Concurrently nobody locks queues, and of offsets in memory nobody else knows.
+    # Concurrent consumers lock no queues, and other members do not see offsets kept in memory.
     test_one_that_is_killed_is_missed = NOT_OF_A_CLUSTER
     test_a_queue_is_one_members = NOT_OF_A_CLUSTER
     test_one_that_is_stopped_loses_its_queues = NOT_OF_A_CLUSTER
     test_commits_in_anothers_queue_do_not_count = NOT_OF_A_CLUSTER
     test_what_one_that_is_killed_has_done_is_done = NOT_OF_A_CLUSTER
-    # Brokers have no words for it.
+    # The broker protocol has no request for these.
     test_what_a_group_tells_of_its_members = NOT_OF_A_CLUSTER
     test_two_ways_to_consume = NOT_OF_A_CLUSTER
     test_one_that_asks_is_heard = NOT_OF_A_CLUSTER
@@ -108,7 +109,7 @@ class TestClusterGroup(GroupTests):
             other.kill()
             assert one.wait(PATIENCE)
             assert one.members() == [one.id]
-            assert one.lock(ALL) == (set() if orderly else set(ALL))  # for brokers it may be alive
+            assert one.lock(ALL) == (set() if orderly else set(ALL))  # brokers consider the member possibly alive
             monkeypatch.setattr("store.broker.allocation.LOCK_SECONDS", 0.0)
             until(lambda: one.lock(ALL) == set(ALL))
 
@@ -191,7 +192,7 @@ class TestClusterGroup(GroupTests):
         assert '"g": {' in (Path(making.store.path) / "config/subscriptionGroup.json").read_text()
 
     def test_what_it_subscribes_to_as_brokers_choose_by_it(self, making: Making, group: Group) -> None:
-        """For members that say nothing as they pull."""
+        """For members that send no subscription with their pulls."""
         with group.join({"t": Subscription("A || B")}), Client() as client:
             (server,) = making.address.name_servers
             answer = client.request(server, RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "g"})
@@ -240,7 +241,7 @@ class TestClusterGroup(GroupTests):
 
 
 def test_a_forked_child_leaves_at_once_what_another_thread_is_amid(making: Making) -> None:
-    """That thread is not in the child, to let go of what it has."""
+    """The thread does not exist in the child, so it would never release its locks."""
     holds, end = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -1,5 +1,3 @@
-"""A store's directory, as a log of any kind."""
-
 from __future__ import annotations
 
 import math

@@ -1,4 +1,4 @@
-"""Groups beside a directory: what every kind does, and what only a directory can meet."""
+"""Groups beside a store directory: the shared tests, and those that need a directory."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_group_has_rocketmqs_settings_once_it_was_joined(making: LocalMaking) 
 
 
 def test_a_kill_and_a_leave_are_noticed(making: LocalMaking, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leave is told; for a kill it looks, now and then."""
+    """A leave is announced; a kill is found by a periodic check."""
     for how in ("kill", "leave"):
         with making.group.join(EVERYTHING) as one, making.in_process(EVERYTHING) as other:
             one.wait(PATIENCE)
@@ -160,7 +160,7 @@ def test_a_member_whose_file_was_removed_is_told(making: LocalMaking) -> None:
 def test_a_member_does_nothing_in_a_directory_that_was_put_in_the_place_of_its_own(
     making: LocalMaking, tmp_path_factory: pytest.TempPathFactory, verb: str
 ) -> None:
-    """As a backup, whose next messages it would pass over: offsets that it wrote there were of the other."""
+    """As with a restored backup: old offsets written there would skip its next messages."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     with MessageStore.open(making.path) as store:
         store.put(Message("t", b"x", queue_id=0))
@@ -189,7 +189,7 @@ def test_a_member_does_nothing_in_a_directory_that_was_put_in_the_place_of_its_o
 def test_an_instance_is_one_also_where_containers_with_names_of_their_own_share_the_directory(
     making: LocalMaking, model: MessageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or broadcasting ones had the offsets of one instance together, and who is behind did not get what is between."""
+    """Otherwise broadcasting members would share one instance's offsets, and the slower one would skip messages."""
     with making.group.join(EVERYTHING, model=model, instance="x") as one:
         monkeypatch.setattr("socket.gethostname", lambda: "another")
         with pytest.raises(GroupConflict, match=f"{one.id} .* this name"):
@@ -248,7 +248,7 @@ def test_what_a_dead_member_had_done_says_nothing_of_a_topic_that_is_made_anew(m
 def test_a_reset_reaches_who_consumes_where_the_note_of_those_before_is_lost(
     making: LocalMaking, is_lost: bool
 ) -> None:
-    """Or an older one is put back."""
+    """Also if an older reset file was restored."""
     note = making.path / "consumers/g/resets.json"
     with making.group.join(EVERYTHING) as one:
         one.lock([Q0])
@@ -299,7 +299,7 @@ def test_what_was_sent_back_is_on_the_device_before_an_offset_says_that_it_is_do
 
 
 def test_a_forked_child_leaves_at_once_what_another_thread_is_amid(making: LocalMaking) -> None:
-    """That thread is not in the child, to let go of what it has."""
+    """The thread does not exist in the child, so it would never release its locks."""
     with MessageStore.open(making.path) as store, making.group.join(EVERYTHING) as member:
         store.put(Message("t", b"0", queue_id=0))
         holds, end = threading.Event(), threading.Event()

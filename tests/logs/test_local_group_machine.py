@@ -1,6 +1,6 @@
-"""Members of a group that come, go and die, against a model in memory: one owner a queue, and no commit lost.
+"""Compare members that join, leave and die with a model in memory: one owner per queue, and no commit lost.
 
-GROUP_STEPS says how many steps an example has, 20 by default.
+GROUP_STEPS sets the steps of an example, 20 by default.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OFFSETS = st.integers(1, 50)
 
 
 class Model:
-    """One member: what it has, what it committed there, and the resets that it has not fetched."""
+    """A member's queues, its commits, and the resets that it has not fetched."""
 
     def __init__(self) -> None:
         self.has: set[Queue] = set()
@@ -46,7 +46,7 @@ class Groups(RuleBasedStateMachine):
             store.create_topic("t", len(ALL))
         self.group = DirectoryGroup(path, "g")
         self.there: dict[str, tuple[DirectoryMember, Model]] = {}
-        self.offsets: Positions = {}  # that a new owner begins at
+        self.offsets: Positions = {}  # where a new owner begins
 
     def teardown(self) -> None:
         for member, _ in self.there.values():
@@ -54,7 +54,7 @@ class Groups(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def give_up(self, model: Model, queues: set[Queue]) -> None:
-        """What was done in these counts, unless it was reset since."""
+        """The offsets committed for these queues count, unless a reset followed."""
         for queue in queues & model.has:
             done = model.done.pop(queue, -1)
             if queue not in model.unseen and done > self.offsets.get(queue, -1):
@@ -74,7 +74,7 @@ class Groups(RuleBasedStateMachine):
         if not dies:
             member.leave()
         del member
-        gc.collect()  # and with it what holds the lock
+        gc.collect()  # frees the object that holds the lock
         return multiple()
 
     @rule(id_=members, queues=QUEUES)
@@ -127,7 +127,7 @@ class Groups(RuleBasedStateMachine):
 
     @invariant()
     def each_knows_its_offsets(self) -> None:
-        self.group.create()  # a turn, in which the dead are buried
+        self.group.create()  # takes the lock, and removes dead members
         assert self.group.committed(ALL) == self.offsets
         for member, model in self.there.values():
             assert member.committed(ALL) == self.offsets | model.done

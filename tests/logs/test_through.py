@@ -1,4 +1,4 @@
-"""A store that is read through to its archive, as a log of any kind: each append is archived, and the store cleaned."""
+"""A store read through to its archive, as a log: each append is archived and then cleaned from the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Shortened(ArchivedStore):
 
     def archive(self) -> Archived:
         archived = super().archive()
-        while self.store.clean(forced=True).log:  # it deletes a few files at a time
+        while self.store.clean(forced=True).log:  # clean deletes only a few files at a time
             pass
         return archived
 

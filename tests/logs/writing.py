@@ -1,4 +1,4 @@
-"""What a kind of log has to do that can be written."""
+"""Write tests for every kind of writable log."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class WritingTests(LogKind):
         assert log.bounds([B0]) == {B0: (0, 4)}
 
     def test_a_condition_is_asked_when_nobody_else_can_append(self, log: Log, writer: LogWriter) -> None:
-        """So of several that append if nothing is there yet, one does."""
+        """So if several writers append only to an empty queue, exactly one succeeds."""
 
         def append_if_empty() -> None:
             append = writer.begin()

@@ -1,5 +1,3 @@
-"""What tests of producers share: a store and a producer of it."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

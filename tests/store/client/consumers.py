@@ -1,4 +1,4 @@
-"""What tests of consumers need: a store, a listener, and what was committed."""
+"""Fixtures and helpers for consumer tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def opened(path: Path) -> MessageStore:
 
 
 def put(store: MessageStore, numbers: Sequence[int], **more: Any) -> None:
-    """Bodies are the numbers, round the queues; tag odd or even."""
+    """Put the numbers as bodies, round robin over the queues, tagged odd or even."""
     store.put_many([Message("t", str(n), queue_id=n % QUEUES, tags=("even", "odd")[n % 2], **more) for n in numbers])
 
 
@@ -33,7 +33,7 @@ def config(**settings: Any) -> ConsumerConfig:
 
 
 class Seen:
-    """A listener, and what it was called with."""
+    """A listener that records its calls."""
 
     def __init__(self, react: Callable[[ReceivedMessage], None] = lambda message: None) -> None:
         self.lock = threading.Lock()
@@ -59,7 +59,7 @@ class Seen:
 
 
 def has_done(consumer: Consumer, topic: Iterable[Queue]) -> set[int]:
-    """Where it is in its queues of a topic."""
+    """Return the ids of the queues of a topic that the consumer owns."""
     return set(consumer._member.committed({*topic} & {*consumer.assigned}).values())
 
 

@@ -1,7 +1,8 @@
-"""A program that produces until it is killed: `python -m tests.store.client.killed_producer STORE NAME ACKS [COUNT]`.
+"""Produce until killed: `python -m tests.store.client.killed_producer STORE NAME ACKS [COUNT]`.
 
-Four sharding keys of its own, numbers ascending in each. What is acknowledged goes to the file ACKS, in one write.
-With COUNT it is a named producer that sends so many messages, each time from the first one on.
+It uses four sharding keys of its own, with ascending numbers in each. Acknowledged messages are appended to the file
+ACKS, each in one write. With COUNT it is a named producer that sends COUNT messages, and starts again from the first
+one in each run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`python -m tests.store.client.orderly_worker STORE FILE`: consume topic t in order until told to end (SIGTERM).
+"""Consume topic t in order until SIGTERM: `python -m tests.store.client.orderly_worker STORE FILE`.
 
-Each call appends a line to FILE: queue, offset, process. So what stands there is what was consumed, in order.
+Each call appends a line to FILE: queue, offset, process. So FILE lists the consumed messages in order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main(path: str, file: str) -> None:
     def listener(messages: Sequence[ReceivedMessage]) -> None:
         for message in messages:
             os.write(out, b"%d %d %d\n" % (message.queue_id, message.queue_offset, os.getpid()))
-            time.sleep(0.001)  # so that some are in hand when this is killed
+            time.sleep(0.001)  # so that a kill finds messages in hand
 
     config = ConsumerConfig(
         consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET,
@@ -32,7 +32,7 @@ def main(path: str, file: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: told.set())
     with Consumer(path, "g", "t", listener, orderly=True, config=config):
         print("ready", flush=True)
-        while not told.wait(0.05):  # the signal may come to a thread that cannot end the wait
+        while not told.wait(0.05):  # the signal may arrive in a thread that cannot end the wait
             pass
 
 

@@ -1,4 +1,4 @@
-"""What tests of producers need: a store, what it has, and somebody who keeps others from appending."""
+"""Helpers for producer tests: a store, its contents, and a process-wide block on appends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = ("queueOffset", "body", "tags", "keys", "properties")
 
 
 def opened(path: Path) -> MessageStore:
-    """Topics t, 3 queues, and u, one."""
+    """Topic t, 3 queues, and topic u, 1 queue."""
     store = MessageStore.open(path / "store", config=SMALL)
     store.create_topic("t", QUEUES)
     store.create_topic("u", 1)
@@ -32,7 +32,6 @@ def opened(path: Path) -> MessageStore:
 
 
 def rows(store: MessageStore, topic: str) -> list[list[dict[str, Any]]]:
-    """What each queue has."""
     return [
         [
             row
@@ -44,13 +43,13 @@ def rows(store: MessageStore, topic: str) -> list[list[dict[str, Any]]]:
 
 
 def bodies(store: MessageStore, topic: str = "t") -> list[bytes]:
-    """In the order of the log, as far as queues tell."""
+    """Return all bodies in log order, as far as the queues show it."""
     return [row["body"] for queue in rows(store, topic) for row in queue]
 
 
 @contextmanager
 def nobody_appends(store: MessageStore) -> Iterator[None]:
-    """Somebody else has the turn to append, until the end of the block."""
+    """Hold the append lock until the end of the block."""
     has_it, let_go = threading.Event(), threading.Event()
 
     def keep() -> bool:

@@ -1,4 +1,4 @@
-"""Consumers of a cluster: a store that is served, of which they know the name server only."""
+"""Consumers of a served store that know only the address of the name server."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def cluster(store: MessageStore) -> Iterator[ClusterAddress]:
 
 @pytest.fixture
 def consumers() -> Iterator[ExitStack]:
-    """They are closed at last."""
+    """Consumers are closed after the test."""
     with ExitStack() as stack:
         yield stack
 
@@ -126,7 +126,7 @@ def _ends(store: MessageStore) -> Iterator[tuple[Queue, int]]:
 
 
 def test_a_cluster_that_is_away_for_a_while(store: MessageStore, cluster: ClusterAddress, consumers: ExitStack) -> None:
-    """What was in hand then is committed to the server that comes after."""
+    """The offsets of messages in hand are committed to the restarted server."""
     held = threading.Event()
     with serve(store, "127.0.0.1:0") as serving:
         put(store, range(20))
@@ -155,7 +155,7 @@ def test_a_cluster_that_is_away_for_too_long(store: MessageStore) -> None:
 
 @pytest.mark.parametrize(("count", "is_served"), [(8, True), (80, True), (8, False)])
 def test_a_topic_that_is_deleted_and_made_anew(store: MessageStore, count: int, is_served: bool) -> None:
-    """The group goes on with its first message."""
+    """The group starts at the first message of the new topic."""
     put(store, range(40))
     serving = serve(store, "127.0.0.1:0")
     address = ClusterAddress((serving.address,))
@@ -193,7 +193,7 @@ def test_by_its_name_servers(store: MessageStore, cluster: ClusterAddress) -> No
 
 @pytest.mark.parametrize("orderly", [False, True])
 def test_on_two_brokers(tmp_path: Path, consumers: ExitStack, orderly: bool) -> None:
-    """Each has its queues, offsets, locks and what was sent back to it."""
+    """Each broker keeps its own queues, offsets, locks and retried messages."""
 
     def fail(message: ReceivedMessage) -> None:
         if message.body in (b"3", b"103") and message.reconsume_times == 0:
@@ -233,8 +233,10 @@ def test_one_of_two_brokers_is_away(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """For longer than an address has patience: the other's queues are read, what is done there is noted, and then its
-    own, too."""
+    """The outage outlasts the retry limit of an address.
+
+    The other broker's queues are read and committed; later its own.
+    """
     monkeypatch.setattr(rebalancer, "_PERSIST_SECONDS", 0.0)
     monkeypatch.setattr(rebalancer, "_RENEW_SECONDS", 0.0)
     monkeypatch.setattr(member, "_UNHEARD_SECONDS", 0.5)
@@ -275,7 +277,7 @@ def waits_for(go: threading.Event) -> Callable[[ReceivedMessage], None]:
 def test_a_broker_that_leaves_takes_nothing_of_the_others_along(
     tmp_path: Path, consumers: ExitStack, orderly: bool
 ) -> None:
-    """What was pulled of their queues and not handed out yet is handed out."""
+    """Messages already pulled from the other brokers' queues are still delivered."""
     here, away = (consumers.enter_context(opened(tmp_path / name)) for name in "ab")
     broker, leaving = (
         serve(each, "127.0.0.1:0", config=BrokerConfig(brokerName=name))
@@ -303,9 +305,12 @@ def test_a_broker_that_leaves_takes_nothing_of_the_others_along(
 
 @pytest.mark.parametrize("orderly", [False, True])
 def test_a_broker_that_lost_the_end_of_its_queues(tmp_path: Path, orderly: bool) -> None:
-    """As with ASYNC_FLUSH: what it has still comes, also what was pulled and not handed out, and what comes instead."""
+    """As after a crash with ASYNC_FLUSH.
+
+    The surviving messages, those pulled but not delivered, and the new ones all arrive.
+    """
     with opened(tmp_path) as store:
-        store.create_topic("%RETRY%g", 1)  # or the consumer waited for it
+        store.create_topic("%RETRY%g", 1)  # without this topic the consumer waits for it
         put(store, range(100))
     shorter = Path(shutil.copytree(store.path, tmp_path / "shorter"))
     seen = Seen(waits_for(go := threading.Event()))

@@ -1,5 +1,3 @@
-"""A producer that sends to a cluster."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -19,7 +17,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 
 
 def stored(pair: Pair) -> dict[str, bytes]:
-    """The body of each message, by its id."""
+    """Return the body of each message by message id."""
     tables = [store.to_arrow("t", ["msgId", "body"]).read_all() for store in pair.stores.values()]
     return {row["msgId"]: row["body"] for table in tables for row in table.to_pylist()}
 

@@ -1,4 +1,4 @@
-"""Consumers of real stores: what a listener gets, and what is committed."""
+"""Consumers of real stores: what listeners receive and which offsets are committed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_orderly_in_the_order_of_each_queue(store: MessageStore) -> None:
 
 
 def test_concurrently_one_call_does_not_wait_for_another(store: MessageStore) -> None:
-    """Two messages of one queue; the first is done once the second was seen."""
+    """Two messages of one queue: the first call returns only after the second has started."""
     second = threading.Event()
     seen = Seen(lambda message: second.set() if message.body == b"4" else second.wait(60) and None)
     put(store, [0, 4])
@@ -138,7 +138,7 @@ def test_a_new_group_gets_what_is_put_once_its_consumer_is_made(store: MessageSt
 
 
 def test_a_group_begins_at_once_in_all_queues_of_a_topic(store: MessageStore) -> None:
-    """Also where its members divide them before anybody has read."""
+    """Members may divide the queues before any of them has read."""
     put(store, range(8))
     settings = config(consume_from_where=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
     other = DirectoryGroup(store.path, "g").join({"t": Subscription()})
@@ -235,7 +235,7 @@ def test_a_record_that_is_corrupt_ends_it(store: MessageStore, caplog: pytest.Lo
 
 @pytest.mark.parametrize("expression", ["*", "even || odd"])
 def test_a_segment_of_the_log_that_is_lost_ends_it(store: MessageStore, expression: str) -> None:
-    """Its messages are not passed over: their queues begin before it."""
+    """The queues begin before the lost messages, so the consumer must not skip them."""
     for first in range(0, 40, QUEUES):
         put(store, range(first, first + QUEUES), properties={"p": "x" * 5000})
     middle = sorted((store.path / "commitlog").iterdir())[1]
@@ -249,7 +249,6 @@ def test_a_segment_of_the_log_that_is_lost_ends_it(store: MessageStore, expressi
 
 
 def test_a_new_owner_of_the_directory_ends_it(tmp_path: Path) -> None:
-    """Another consumer of the group continues."""
     path, seen = tmp_path / "mq", Seen()
     with opened(tmp_path) as store:
         put(store, range(8))
@@ -285,7 +284,7 @@ def test_messages_that_were_deleted_before_they_were_consumed_are_named(
 
 
 def test_a_topic_that_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time it is there its messages are consumed, however short it was gone: between two looks, or over some."""
+    """Messages are consumed each time the topic exists, even if it was missing only between two checks."""
     monkeypatch.setattr(rebalancer, "_LOOK_SECONDS", 0.1)
     got: set[bytes] = set()
     with MessageStore.open(tmp_path) as store:
@@ -303,7 +302,7 @@ def test_a_topic_that_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_member_that_dies_before_it_has_begun_takes_nothing_from_a_new_group(store: MessageStore) -> None:
-    """It has the queues, and another consumer is made."""
+    """It owns the queues and dies; then another consumer is created."""
     put(store, range(4))
     with DirectoryGroup(store.path, "g").join({"t": Subscription()}) as member:
         assert member.lock(TOPIC) == {*TOPIC}

@@ -1,5 +1,3 @@
-"""How a consumer ends: closed, stopped by its listener, interrupted, forked, or not begun at all."""
-
 from __future__ import annotations
 
 import os
@@ -27,7 +25,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 def test_an_interrupt_while_it_is_closed_leaves_no_member_behind(store: MessageStore) -> None:
-    """It has no other chance: the queues would be nobody's for as long as the process lives."""
+    """There is no second chance: the queues would stay owned until the process exits."""
     put(store, [0])
     began, hold = threading.Event(), threading.Event()
 
@@ -43,7 +41,7 @@ def test_an_interrupt_while_it_is_closed_leaves_no_member_behind(store: MessageS
         return any(frame.f_code.co_name == "wait_for_calls" for frame, _ in walk_stack(sys._current_frames()[main]))
 
     def interrupt() -> None:
-        until(is_waiting)  # or it were pytest who is interrupted
+        until(is_waiting)  # otherwise the signal would interrupt pytest
         os.kill(os.getpid(), signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt)
@@ -83,7 +81,7 @@ def test_signal_handler_amid_another_call_cannot_close(store: MessageStore) -> N
 
 
 def test_what_is_done_does_not_come_again_where_it_gets_no_turn_to_leave(store: MessageStore) -> None:
-    """For another holds it for too long; whoever comes next has it from what was noted."""
+    """Another process holds the lock too long, but the offsets were already committed, so the next owner reads them."""
     put(store, range(40))
     consumer = Consumer(store.path, "g", "t", seen := Seen(), config=config())
     until(lambda: len(seen.numbers) == 40 and has_done(consumer, TOPIC) == {10})
@@ -122,7 +120,7 @@ def test_a_forked_child_waits_for_nothing(store: MessageStore) -> None:
 
 
 def test_a_child_that_its_listener_forks_and_that_comes_back_ends(store: MessageStore) -> None:
-    """And waits for no thread of its parent, which may have been amid a verb of the queues."""
+    """The child must not wait for a thread of its parent that was inside a queue call at the fork."""
     is_amid, goes_on, children = threading.Event(), threading.Event(), list[int]()
 
     def be_amid() -> None:
@@ -147,7 +145,7 @@ def test_a_child_that_its_listener_forks_and_that_comes_back_ends(store: Message
 
 
 def test_one_that_cannot_start_its_threads_is_no_member(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has it, to close it: it would go on consuming."""
+    """The caller got no consumer that it could close, so a member would consume forever."""
     started, start = [], threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:

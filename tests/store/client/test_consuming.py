@@ -1,4 +1,4 @@
-"""What becomes of messages with which a listener fails, or hangs."""
+"""Messages whose listener fails or hangs."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ def test_what_was_done_of_a_batch_does_not_come_again(store: MessageStore, order
     with Consumer(store.path, "g", "t", listener, orderly=orderly, config=settings):
         until(lambda: sum(map(len, calls)) == 16)
     assert calls[0] == [*range(10)]
-    again = [*range(4, 10)] if orderly else [*range(6)]  # in place, or in the queue of retries
+    # In order, messages are retried in place; concurrently, they come from the retry queue.
+    again = [*range(4, 10)] if orderly else [*range(6)]
     assert [offset for call in calls[1:] for offset in call] == again
 
 

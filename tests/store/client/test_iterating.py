@@ -1,4 +1,4 @@
-"""Who iterates over a consumer, also in an event loop, acknowledges a message by asking for the next one."""
+"""Iterating over a consumer, also in an event loop: asking for the next message acknowledges the previous one."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_was_in_hand_when_a_loop_was_left_comes_first_in_the_next(store: Me
 
 
 def test_a_forked_child_iterates_over_nothing(store: MessageStore) -> None:
-    """What its parent has in memory is its parent's, also in a loop that was begun there."""
+    """The parent's messages in memory belong to the parent, even in a loop that was started before the fork."""
     put(store, range(40))
     with Consumer(store.path, "g", "t", config=config()) as consumer:
         begun = iter(consumer)
@@ -77,7 +77,7 @@ def test_a_forked_child_iterates_over_nothing(store: MessageStore) -> None:
 
 @pytest.mark.parametrize("is_left", [False, True])
 def test_a_forked_child_waits_for_no_thread_of_its_parent(store: MessageStore, is_left: bool) -> None:
-    """Which was amid a verb of the queues as it forked, by going on in its loop or by leaving that."""
+    """The parent's thread was inside a queue call at the fork. The child continues its loop or leaves it."""
     put(store, range(40))
     with Consumer(store.path, "g", "t", config=config()) as consumer:
         begun = iter(consumer)
@@ -131,7 +131,7 @@ def test_iterating_a_message_may_be_sent_back(store: MessageStore) -> None:
 
 
 def test_a_broadcasting_one_sends_nothing_back_but_dead_letters(store: MessageStore) -> None:
-    """It would come to nobody."""
+    """No consumer would receive messages sent back to a broadcasting group."""
     put(store, [5])
     with Consumer(store.path, "g", "t", config=config(message_model=MessageModel.BROADCASTING)) as consumer:
         message = next(iter(consumer))
@@ -194,7 +194,7 @@ def test_a_task_that_is_cancelled_takes_nothing_along(store: MessageStore) -> No
 
 
 def test_it_ends_where_it_is_closed_while_a_message_is_in_hand(store: MessageStore) -> None:
-    """That message comes again."""
+    """The message is delivered again."""
     put(store, range(0, 20, QUEUES))
     found: list[int] = []
     for _ in range(2):

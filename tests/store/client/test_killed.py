@@ -1,6 +1,6 @@
-"""Orderly consumers that are killed, stopped and started at random: the order of each queue holds, and nothing is lost.
+"""Kill, stop and start orderly consumers at random: each queue keeps its order and no message is lost.
 
-What was in hand when its consumer was killed may come twice, and nothing else. `MQ_ORDERLY_SECONDS` says for how long.
+Only messages in hand when their consumer was killed may be delivered twice. `MQ_ORDERLY_SECONDS` sets the duration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Workers:
-    """Processes that consume; `killed` are the ids of those that were."""
+    """Consumer processes; `killed` has the ids of the killed ones."""
 
     def __init__(self, store: Path, file: Path) -> None:
         self._program = [sys.executable, "-m", "tests.store.client.orderly_worker", str(store), str(file)]
@@ -44,12 +44,12 @@ class Workers:
     def stop(self, chance: random.Random) -> None:
         worker = self._one(chance)
         assert worker.stdout is not None
-        if worker.stdout.readline():  # it handles the signal from here on
+        if worker.stdout.readline():  # the signal handler is installed from here on
             worker.terminate()
         assert worker.wait(120) == 0
 
     def freeze(self, chance: random.Random) -> None:
-        """For a moment."""
+        """Suspend a random worker briefly."""
         worker = chance.choice(self.living)
         worker.send_signal(signal.SIGSTOP)
         time.sleep(0.3)
@@ -60,7 +60,7 @@ class Workers:
 
 
 def consumed(file: Path) -> dict[int, list[tuple[int, int]]]:
-    """Offset and process by queue, in the order in which they were consumed."""
+    """Return (offset, process) by queue, in the order of consumption."""
     found = defaultdict(list)
     for line in file.read_text().splitlines() if file.exists() else ():
         queue_id, offset, process = map(int, line.split())

@@ -1,4 +1,4 @@
-"""What of a queue is in hand, against a plain model of it: whatever is handed out, done and given back, and when."""
+"""Compare a queue's messages in hand with a plain model, for any order of taking, finishing and giving back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_COUNT, MAX_BYTES = 20, 60
 
 
 def columns(offsets: list[int]) -> Columns:
-    """Messages with bodies of offset modulo 5 bytes."""
+    """Messages whose bodies have offset modulo 5 bytes."""
     bodies = [b"x" * (offset % 5) for offset in offsets]
     return Columns(
         QUEUE,
@@ -32,7 +32,7 @@ def offsets(handful: Handful) -> list[int]:
 
 
 class Machine(RuleBasedStateMachine):
-    """waiting, in_hand, finished: offsets of messages; the machine may not know more than these."""
+    """waiting, in_hand, finished: message offsets. The tested object may keep no others."""
 
     kind: type[ProcessQueue] = ProcessQueue
 

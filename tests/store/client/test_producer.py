@@ -1,5 +1,3 @@
-"""A producer over real stores: what it answers."""
-
 from __future__ import annotations
 
 import threading
@@ -80,7 +78,6 @@ def test_delayed_messages(store: MessageStore, producer: Producer, count: int) -
 
 @pytest.mark.parametrize("count", [1, 100])
 def test_messages_for_a_time(store: MessageStore, producer: Producer, count: int) -> None:
-    """As `put` takes them."""
     later = int(time.time() * 1000) + 3_600_000
     try:
         store.put(Message("t", b"time", deliver_at=later))
@@ -169,11 +166,11 @@ def test_order_by_sharding_key_from_many_threads(store: MessageStore) -> None:
 
 
 def test_what_came_meanwhile_is_seen_at_once(store: MessageStore) -> None:
-    """One publication: whoever looks whenever the log grows sees all of it or nothing."""
+    """A batch is one publication: a reader that checks on every growth of the log sees all of it or nothing."""
     with Producer(store) as producer:
         with nobody_appends(store):
             producer.send("t", "first")
-            until(lambda: not producer._buffer._lots)  # it is on its way, and waits
+            until(lambda: not producer._buffer._lots)  # the batch is being sent and waits for the lock
             for number in range(1000):
                 producer.send("t", str(number))
             begin = store.confirm_offset

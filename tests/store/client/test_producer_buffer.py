@@ -1,4 +1,4 @@
-"""What a producer's buffer takes, and who waits for it."""
+"""Limits of a producer's buffer, and the callers that wait for space in it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_message_waits_for_others_until_they_are_a_batch(store: MessageStore) 
         time.sleep(0.02)
         assert not first.done()
         for _ in range(4):
-            producer.send("u", bytes(1000))  # and a header each
+            producer.send("u", bytes(1000))  # each has a header too
         assert first.result(PATIENCE / 2).queue_offset == 0
 
 

@@ -1,4 +1,4 @@
-"""How a producer ends: closed, dropped, forked, with its store or its program."""
+"""How a producer ends: closed, dropped, forked, or with its store or program."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_store_that_was_given_stays_open(store: MessageStore) -> None:
 
 
 def test_nothing_is_taken_while_it_closes(store: MessageStore) -> None:
-    """Whatever the moment: what was taken is there, what was not raised."""
+    """Every accepted message is stored; every other call raised."""
     for _ in range(5):
         producer, taken, begun = Producer(store.path), [], threading.Event()
 
@@ -97,7 +97,7 @@ def test_close_waits_for_callbacks(store: MessageStore) -> None:
 
 
 def test_who_may_not_close_it_leaves_it_open(store: MessageStore) -> None:
-    """What a future calls: it would wait for itself."""
+    """A future's callback cannot close the producer: it would wait for itself."""
     told: Queue[StoreError | None] = Queue()
     with Producer(store.path, linger=60) as producer:
         producer.send("u", b"1").add_done_callback(lambda _: told.put(raised_by(producer.close)))

@@ -1,5 +1,3 @@
-"""What a producer refuses, and how it says what went wrong."""
-
 from __future__ import annotations
 
 import os
@@ -36,7 +34,7 @@ def test_the_bad_one_of_many_fails_alone(store: MessageStore, producer: Producer
     sent = [producer.send("u", str(n), tags="a|b" if n == 77 else "good") for n in range(500)]
     with pytest.raises(MessageRefused, match=r"tag 'a\|b'"):
         sent[77].result(PATIENCE)
-    producer.flush()  # it was told already
+    producer.flush()  # the error was already raised
     expected = [str(n).encode() for n in range(500) if n != 77]
     assert bodies(store, "u") == expected
     assert [future.result().queue_offset for n, future in enumerate(sent) if n != 77] == list(range(499))
@@ -119,7 +117,8 @@ def test_an_error_of_the_append_is_everybodys(tmp_path: Path) -> None:
                 producer.flush()
         errors = [future.exception(PATIENCE) for future in sent]
         assert all(isinstance(error, StoreBusy) for error in errors)
-        assert len({id(error) for error in errors}) == 100  # who raises one adds to its traceback
+        # Raising an error extends its traceback, so each future needs its own.
+        assert len({id(error) for error in errors}) == 100
         assert len({id(error.__cause__) for error in errors if error}) == 1
         again = [producer.send("t", str(n)) for n in range(100)]
         producer.flush()
@@ -148,7 +147,7 @@ def test_what_ends_its_thread_flush_and_close_tell(store: MessageStore, monkeypa
         with monkeypatch.context() as patched:
             patched.setattr(Buffer, "take", take)
             producer = Producer(store.path, linger=60)
-            with suppress(StoreClosed):  # it has ended already
+            with suppress(StoreClosed):  # it has already ended
                 producer.send("u", b"never appended")
             with pytest.raises(MemoryError, match="none left"):
                 verb(producer)
@@ -176,7 +175,7 @@ def test_what_ends_its_thread_futures_tell(
                 future.result(PATIENCE)
         with pytest.raises(StoreClosed):
             producer.send("t", "never appended")
-    with suppress(MemoryError):  # or every future told it
+    with suppress(MemoryError):  # otherwise every future raised it
         producer.close()
     assert bodies(store, "t") + bodies(store, "u") == []
 

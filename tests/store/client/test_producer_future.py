@@ -1,5 +1,3 @@
-"""The futures that `Producer.send` returns."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Producers that are killed: each acknowledged message is there once, and none overtakes another of its key."""
+"""Kill producers: each acknowledged message is stored once and in the order of its key."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
             for producer in producers:
                 producer.kill()
                 assert producer.wait() < 0
-    with MessageStore.open(path):  # repairs what the last one left
+    with MessageStore.open(path):  # opening repairs the store after the kill
         pass
     assert verify(path).findings == []
     with MessageStore.open(path, read_only=True) as store:

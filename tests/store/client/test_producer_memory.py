@@ -1,4 +1,4 @@
-"""Named producers: what the log has is not appended again, and nothing is taken for appended that is not."""
+"""Named producers do not append a stored message again, and do append every message that is not stored."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def note(store: MessageStore) -> Path:
 
 
 def die(store: MessageStore, *sent: tuple[str, int]) -> None:
-    """A process sends these, waits until they are appended, and is gone."""
+    """Send the messages in a process, wait until they are appended, then kill it."""
     child = os.fork()
     if child == 0:
         producer = Producer(store.path, "p")
@@ -146,7 +146,7 @@ def test_one_producer_has_a_name(store: MessageStore) -> None:
         with pytest.raises(StoreLocked, match="a producer of this name is open"):
             Producer(store.path, "p")
         ready, end = os.pipe(), os.pipe()
-        child = os.fork()  # has all descriptors, and lives on
+        child = os.fork()  # the child inherits all descriptors and outlives the parent
         if child == 0:
             os.write(ready[1], b".")
             os.read(end[0], 1)
@@ -202,7 +202,7 @@ def test_a_note_that_the_system_refuses(
 
 
 def clean(store: MessageStore) -> None:
-    """Retention takes all but the newest segment."""
+    """Delete all but the newest segment."""
     for _ in range(4):
         store.put_many([Message("v", bytes(4000)) for _ in range(300)])
     store.clean(asked=True, forced=True)
@@ -256,7 +256,7 @@ def test_a_topic_that_is_made_anew_has_nothing(tmp_path: Path, is_closed: bool) 
 def test_a_topic_that_is_deleted_while_its_producer_is_open_has_nothing_of_it(
     store: MessageStore, is_open: bool, is_found: bool
 ) -> None:
-    """What is sent then to the next of that name is stored, though it has the same sequences."""
+    """Messages sent to the recreated topic are stored although their sequence numbers repeat."""
     if is_found:
         with Producer(store.path, "p") as producer:
             producer.send("t", "old", sequence=3).result(PATIENCE)
@@ -280,7 +280,9 @@ def test_a_topic_that_is_deleted_while_its_producer_is_open_has_nothing_of_it(
 def test_a_note_that_is_newer_than_the_log(
     store: MessageStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, others_first: bool
 ) -> None:
-    """As from a backup: what the log does not have is appended, whatever others appended meanwhile."""
+    """As after restoring a backup: messages missing in the log are appended, even if other producers appended
+    concurrently.
+    """
     back = tmp_path / "back"
     die(store, ("t", 10), ("u", 3))
     store.flush()
@@ -303,7 +305,7 @@ def test_a_note_that_is_newer_than_the_log(
 
 
 def test_a_note_that_is_newer_than_a_log_whose_beginning_is_gone(store: MessageStore) -> None:
-    """Nothing tells how far the producer came."""
+    """Then the producer's progress is unknown."""
     with Producer(store.path, "p") as producer:
         producer.send("t", "10", sequence=10).result()
     clean(store)

@@ -1,4 +1,4 @@
-"""What is pulled into memory, how much of it at most, and who is given it when."""
+"""What is pulled into memory, the limits on it, and the order in which it is handed out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUEUE = Queue("t", 0)
 
 
 class Pulling:
-    """A store of one queue, its puller, and what was committed."""
+    """A store of one queue, its puller, and the committed offsets."""
 
     def __init__(self, path: Path) -> None:
         self.store = MessageStore.open(path)
@@ -68,7 +68,7 @@ def pulling(tmp_path: Path) -> Iterator[Pulling]:
 
 @pytest.mark.parametrize(
     ("max_count", "max_bytes", "expected"),
-    # Of bytes as much as is allowed, and a batch of 15 that was begun below it.
+    # The byte limit is checked before a batch is pulled: a batch of 15 may begin just below it.
     [(1, 1 << 20, 1), (10, 1 << 20, 10), (1000, 3000, 29 + 15), (1000, 1, 1)],
 )
 def test_no_more_is_cached_than_is_allowed_and_all_comes(
@@ -120,7 +120,7 @@ def test_what_does_not_match_is_passed_over(pulling: Pulling) -> None:
 def test_what_does_not_match_is_acknowledged_while_there_is_more_to_look_at(
     pulling: Pulling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or who is closed, or killed, amid much of which nothing matches would keep others waiting, or begin again."""
+    """Otherwise a consumer closed or killed within a long range of non-matching messages would start it over."""
     scanned, looked, goes_on = list[int](), threading.Event(), threading.Event()
     scan = DirectoryLog.scan
 
@@ -143,7 +143,7 @@ def test_what_does_not_match_is_acknowledged_while_there_is_more_to_look_at(
 
 
 def test_a_queue_begins_anew_before_what_was_pulled(pulling: Pulling) -> None:
-    """As after a reset: the one before still waits for messages behind its end."""
+    """As after a reset, while the old pull still waits for messages after its end."""
     pulling.put(10)
     queue = pulling.pull(100, 1 << 20)
     for begin in (0, 5, 0, 9, 2):
@@ -154,18 +154,19 @@ def test_a_queue_begins_anew_before_what_was_pulled(pulling: Pulling) -> None:
             until(lambda: queue.pulled == pulling.store.max_offset("t", 0))  # noqa: B023
             assert queue.count == queue.pulled - begin
             pulling.put(1)
-    until(lambda: len(requests(pulling)) == 1)  # the last put ends one; those of queues that are gone do not pile up
+    # The last put ends one request; requests of closed queues do not pile up.
+    until(lambda: len(requests(pulling)) == 1)
 
 
 def requests(pulling: Pulling) -> list[HeldRequest]:
-    """Those that are held now."""
+    """Return the requests that are held now."""
     held = pulling.puller._held
     assert isinstance(held, DirectoryHeld)
     return list(held._service._requests.all())
 
 
 def test_a_queue_that_has_room_again_too_late_does_not_take_the_place_of_the_next(pulling: Pulling) -> None:
-    """Whoever had the last of it in hand says so when it was begun anew already."""
+    """The last message of the old queue is finished only after the queue was restarted."""
     pulling.put(10)
     before = pulling.pull(100, 1 << 20)
     until(lambda: before.pulled == 10)
@@ -232,7 +233,7 @@ def test_what_was_given_back_for_a_while_is_handed_out_then_also_where_who_knew_
         taker.start()
     until(lambda: len(pulling.queues._changed._waiters) == 2)
     pulling.queues.give_back(taken, 0.5)
-    until(lambda: len(pulling.queues._changed._waiters) == 2)  # one of them up to then
+    until(lambda: len(pulling.queues._changed._waiters) == 2)  # until then there is one waiter
     pulling.store.create_topic("t", 2)
     pulling.queues.add(ProcessQueue(Queue("t", 1), 0, 100, 1 << 20), pulling.puller.pull)
     pulling.store.put(Message("t", b"x", queue_id=1))
@@ -261,5 +262,5 @@ def test_nothing_is_kept_of_a_queue_that_was_removed_while_it_was_full(pulling: 
 
     pulling.put(10)
     gone = removed()
-    assert pulling.queues.take(1, 0.0) is None  # it was its turn
+    assert pulling.queues.take(1, 0.0) is None  # the queue would be next in turn
     until(lambda: gone() is None)

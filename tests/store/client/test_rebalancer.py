@@ -1,4 +1,4 @@
-"""Members of a group share its queues, in one process and in others."""
+"""Members of a group share its queues, within one process and across processes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_orderly_queue_is_not_given_away_while_a_call_is_under_way(store: Mes
 def test_queues_stay_its_own_while_a_call_is_under_way_that_its_close_waits_for(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where that takes longer than locks live."""
+    """Even if the call takes longer than the lock lease."""
     monkeypatch.setattr(rebalancer, "_RENEW_SECONDS", 0.01)
     monkeypatch.setattr(rebalancer, "_LOOK_SECONDS", 0.01)
     put(store, [0])
@@ -77,7 +77,7 @@ def test_queues_stay_its_own_while_a_call_is_under_way_that_its_close_waits_for(
         close = threading.Thread(target=one.close)
         close.start()
         until(lambda: one._queues.is_closed)
-        for _ in range(3):  # the first may be of a step that was under way
+        for _ in range(3):  # the first step may have started earlier
             since = time.monotonic()
             until(lambda: min(one._member._seat.entry.claims.values()) > since)  # type: ignore[attr-defined] # noqa: B023
         hold.set()
@@ -138,7 +138,7 @@ def test_a_reset_beyond_the_end_while_the_group_consumes(store: MessageStore) ->
 def test_the_last_reset_counts_also_while_a_call_of_before_the_first_is_under_way(
     store: MessageStore,
 ) -> None:
-    """An orderly queue begins anew only when nothing of it is in hand."""
+    """An orderly queue restarts only when none of its messages is in hand."""
     put(store, range(40))
     began, hold = threading.Event(), threading.Event()
 
@@ -166,8 +166,10 @@ def test_the_last_reset_counts_also_while_a_call_of_before_the_first_is_under_wa
 def test_members_read_a_recreated_topic_from_its_first_message(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch, offsets: str
 ) -> None:
-    """What it has came while the group was there. Also where the offsets go with a topic, as with RocketMQ's broker,
-    and where it takes one of the topic before for one of the new one, for it comes late.
+    """Its messages arrived while the group was running.
+
+    This also holds if the offsets are deleted with the topic, as RocketMQ's broker does, and if a late commit for the
+    old topic is applied to the new one.
     """
     monkeypatch.setattr(rebalancer, "_LOOK_SECONDS", 0.1)
     put(store, range(8))

@@ -1,4 +1,4 @@
-"""The messages that a consumer gets are those that `get_message` gives, whichever attribute is looked at first."""
+"""A consumer's messages equal those of `get_message`, whichever attribute is read first."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_what_is_no_time(tmp_path: Path, at: int) -> None:
     with MessageStore.open(tmp_path / "mq") as store:
         store.create_topic("t", 1)
         append = store.begin()
-        append.add_messages([Message("t", b"x")], {"born_timestamp": at})  # as clients of a broker may have it
+        append.add_messages([Message("t", b"x")], {"born_timestamp": at})  # clients of a broker may store such a time
         append.publish()
         ((of_scan,),) = received(store, "t", 0)
         found = DirectoryLog(store).few(QueueRange(Queue("t", 0), 0, 1))

@@ -1,5 +1,3 @@
-"""Requests, and who answers them."""
-
 from __future__ import annotations
 
 import subprocess

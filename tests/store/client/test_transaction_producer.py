@@ -1,4 +1,4 @@
-"""Messages that go with something else: whoever of the group is alive is asked about those left open."""
+"""Transactional messages: any live member of the group is asked about open transactions."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_of_a_group_one_is_asked_at_a_time_and_then_the_next(store: MessageStore
 
 
 def test_one_that_others_decided_about(store: MessageStore) -> None:
-    """It took longer than the group has patience."""
+    """The transaction was open longer than the group's limit."""
     with TransactionProducer(
         store, GROUP, lambda message: Outcome.COMMIT, check_interval=0.01, immunity=0.0
     ) as producer:
@@ -204,7 +204,7 @@ with TransactionProducer(path, "sellers", None.__class__) as producer:
 
 @pytest.mark.parametrize("dies_before", [True, False])
 def test_killed_between_half_and_commit(store: MessageStore, tmp_path: Path, dies_before: bool) -> None:
-    """Another process of the group, which was there before or comes later, looks whether the other thing was done."""
+    """Another process of the group, started before or after, checks whether the local transaction was done."""
     done = tmp_path / "done"
     asked = []
 

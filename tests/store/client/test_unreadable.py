@@ -1,4 +1,4 @@
-"""Messages whose bodies cannot be read are dead letters, and consumers go on."""
+"""Messages with unreadable bodies become dead letters, and consumers continue."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RAW = [body for body, flag in BODIES if flag]
 
 
 def put_unreadable(store: MessageStore) -> None:
-    """As producers put them that do not compress what they say; readable ones are before and between."""
+    """Put messages flagged as compressed whose bodies are not, with readable ones before and between."""
     for body, flag in [*BODIES, (b"3", 0)]:
         at = store.put(Message("t", body, queue_id=0, tags="x")).physical_offset
         size = store.config.mappedFileSizeCommitLog
@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 def dead(store: MessageStore) -> list[tuple[bytes, str]]:
-    """Raw bodies and reasons."""
+    """Return raw bodies and reasons."""
     if DEAD not in store.topics():
         return []
     columns = ("body", "properties", "sysFlag")
@@ -110,7 +110,7 @@ def test_error_ends_the_consumer_after_the_messages_before_it(store: MessageStor
 
 
 def test_archived_message_keeps_its_raw_body(tmp_path: Path, store: MessageStore) -> None:
-    """The store does not have the record any more, from which it copies others."""
+    """The store no longer has the record that it copies other dead letters from."""
     url = str(tmp_path / "archive")
     store.archive(url)
     with MessageStore.open(tmp_path / "other") as other:

@@ -1,7 +1,4 @@
-"""Processes that put delayed messages and deliver what is due, and die. A program of its own, for it is killed.
-
-python -m tests.store.delays.dying_deliverers STORE NAME
-"""
+"""Put delayed messages, deliver the due ones, and die: `python -m tests.store.delays.dying_deliverers STORE NAME`."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ TOPIC, QUEUES = "orders", 3
 
 
 def waiting(name: str, number: int, chance: random.Random) -> Message:
-    """One to be delivered soon."""
+    """A message due soon."""
     body = f"{name}-{number}".encode()
     if chance.random() < 0.5:
         return Message(TOPIC, body, delay_level=1)

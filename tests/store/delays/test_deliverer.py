@@ -1,4 +1,4 @@
-"""Delayed messages are delivered by whoever has the store open: when they are due, once, whatever dies."""
+"""Each open store delivers due messages: on time, once, and despite kills."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_as_they_were_put_and_in_their_order(tmp_path: Path) -> None:
 
 
 def test_at_any_time(tmp_path: Path) -> None:
-    """In the order of their times, also where another process puts them."""
+    """In the order of their times, also if another process puts them."""
     with opened(tmp_path) as store, MessageStore.open(tmp_path) as other:
         begin = int(time.time() * 1000)
         times = [begin + after for after in (3900, 3300, 3700, 3300, 3500)]
@@ -83,7 +83,7 @@ def test_at_any_time(tmp_path: Path) -> None:
 
 
 def test_those_that_waited_while_nobody_was_there(tmp_path: Path) -> None:
-    """And not again at the next opening, whether the file says so or only the log."""
+    """And not again at the next open, whether the file records the delivery or only the log."""
     with opened(tmp_path) as store:
         soon = int(time.time() * 1000) + 1000
         store.put_many([Message(TOPIC, b"%d" % n, delay_level=1) for n in range(5)])
@@ -102,8 +102,9 @@ def test_those_that_waited_while_nobody_was_there(tmp_path: Path) -> None:
 
 
 def test_each_once_however_many_are_killed(tmp_path: Path) -> None:
-    """Three processes at a time put and deliver; one after the other is killed. Everything that waited is delivered
-    once, nothing before its time.
+    """Three processes at a time put and deliver, and are killed one after the other.
+
+    Every waiting message is delivered once and none early.
     """
     path = tmp_path / "mq"
     opened(path).close()
@@ -115,7 +116,7 @@ def test_each_once_however_many_are_killed(tmp_path: Path) -> None:
         for process in running:
             assert process.stdout is not None
             assert process.stdout.readline() == b"put\n"
-        time.sleep(chance.uniform(0, 1.5))  # some of what was put is delivered meanwhile
+        time.sleep(chance.uniform(0, 1.5))  # meanwhile some of the messages are delivered
         if number >= 2:
             running.pop(chance.randrange(3)).kill()
     for process in running:
@@ -130,7 +131,7 @@ def test_each_once_however_many_are_killed(tmp_path: Path) -> None:
             delivered = bodies(store)
             del delivered[b"at once"]
             assert max(delivered.values()) == 1, delivered.most_common(3)
-            return delivered >= expected  # some may have been put too late to wait
+            return delivered >= expected  # some may have been put too late to be delayed
 
         until(are_delivered, every=0.05)
         by_place = {each.physical_offset: each for each in waited}
@@ -144,7 +145,7 @@ def test_each_once_however_many_are_killed(tmp_path: Path) -> None:
 
 
 def test_another_process_takes_over(tmp_path: Path) -> None:
-    """The one that put them, and had the turn, is killed before they are due."""
+    """The process that put them and held the delivery lock is killed before they are due."""
     opened(tmp_path).close()
     code = f"""
 import sys
@@ -158,14 +159,14 @@ sys.stdin.read()
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == b"put\n"
-        with MessageStore.open(tmp_path) as store:  # delivers nothing as long as the other has the turn
+        with MessageStore.open(tmp_path) as store:  # the other process holds the delivery lock
             first.kill()
             until(lambda: len(all_of(store, TOPIC)) == 5)
             assert set(bodies(store).values()) == {1}
 
 
 def test_who_goes_on_knows_what_was_delivered_where_the_note_of_it_is_lost(tmp_path: Path) -> None:
-    """With its backup, after all was noted, and while both have the store open."""
+    """The file and its backup are deleted, after all progress was saved, while both stores are open."""
     store = opened(tmp_path)
     with MessageStore.open(tmp_path) as other:
         store.put(Message(TOPIC, b"by level", delay_level=1))
@@ -187,10 +188,10 @@ def test_who_goes_on_knows_what_was_delivered_where_the_note_of_it_is_lost(tmp_p
 
 
 def test_a_forked_child_has_no_part_in_it(tmp_path: Path) -> None:
-    """Nor does it keep the turn, when it outlives its parent's store."""
+    """Nor does it keep the delivery lock if it outlives its parent's store."""
     store = opened(tmp_path)
     store.put(Message(TOPIC, b"", delay_level=1))
-    until(lambda: (tmp_path / DELAY_OFFSETS_FILE).exists())  # the turn was taken
+    until(lambda: (tmp_path / DELAY_OFFSETS_FILE).exists())  # the delivery lock is held from here on
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -210,7 +211,7 @@ def delivered(store: MessageStore) -> int:
 
 
 def many(path: Path, count: int, body: int = 8) -> None:
-    """Messages that are due soon, all at once."""
+    """Put messages that are all due at the same time, soon."""
     with opened(path) as store:
         soon = int(time.time() * 1000) + 1200
         rows = {"body": [b"%0*d" % (body, n) for n in range(count)], "deliverAt": [soon + n % 50 for n in range(count)]}
@@ -219,7 +220,7 @@ def many(path: Path, count: int, body: int = 8) -> None:
 
 
 def test_each_once_where_a_store_is_closed_amid_many(tmp_path: Path) -> None:
-    """What is not delivered then was due before some that is."""
+    """The messages not delivered at the close were due before some of those that were."""
     many(tmp_path, 12_000)
     there = 0
     while there < 12_000:
@@ -234,7 +235,7 @@ def test_each_once_where_a_store_is_closed_amid_many(tmp_path: Path) -> None:
 
 
 def test_large_ones_are_delivered_some_at_a_time(tmp_path: Path) -> None:
-    """Or the memory that it takes would be that of all."""
+    """Otherwise all of them would be in memory at once."""
     many(tmp_path, 300, 60_000)
     with opened(tmp_path) as store:
         until(lambda: delivered(store) == 300)
@@ -268,7 +269,7 @@ def test_each_once_where_the_clock_is_set_back(tmp_path: Path, how: str, is_kill
                 store.flush()
                 delivery.save(earlier)
             assert delivery.is_saved
-        for clock in (now + 1_850_000, now + 1_900_000, now + 8_000_000):  # each goes on after the one before
+        for clock in (now + 1_850_000, now + 1_900_000, now + 8_000_000):  # each run continues after the previous one
             again = deliverer._delivery()
             again.look()
             again.step(clock)
@@ -279,14 +280,14 @@ def test_each_once_where_the_clock_is_set_back(tmp_path: Path, how: str, is_kill
 
 
 def test_none_is_late_where_the_clock_is_set_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or the machine slept: though nothing else happens in the store."""
+    """The same happens when the machine slept, even if the store is otherwise idle."""
     clock, ahead = time.time, 0.0
     monkeypatch.setattr(time, "time", lambda: clock() + ahead)
     with opened(tmp_path) as store:
         store.put(Message(TOPIC, b"", deliver_at=int(clock() * 1000) + 3_600_000))
         until((tmp_path / DELAY_OFFSETS_FILE).exists)
         store.flush()
-        time.sleep(1.5)  # what was put is noticed, and flushed
+        time.sleep(1.5)  # until the messages are noticed and flushed
         assert delivered(store) == 0
         ahead, stepped = 7200.0, time.monotonic()
         until(lambda: delivered(store) == 1)
@@ -294,7 +295,7 @@ def test_none_is_late_where_the_clock_is_set_forward(tmp_path: Path, monkeypatch
 
 
 def test_what_is_noted_is_on_the_device(tmp_path: Path) -> None:
-    """Or it would name a place in the middle of what is put after a crash of the machine."""
+    """After a crash the saved position could otherwise lie in the middle of later messages."""
     with MessageStore.open(tmp_path, config=StoreConfig(flushIntervalCommitLog=3_600_000)) as store:
         store.create_topic(TOPIC, QUEUES)
         store.put(Message(TOPIC, b"at once"))
@@ -315,7 +316,7 @@ with MessageStore.open(sys.argv[1]) as store:
 
 
 def test_one_that_was_open_before_anything_was_delayed(tmp_path: Path) -> None:
-    """Nothing is put here; who delayed the first messages is killed before they are due."""
+    """This process puts nothing; the process that put the first delayed messages is killed before they are due."""
     with opened(tmp_path) as store:
         store.create_topic("t", 1)
         assert threads() == []

@@ -1,4 +1,4 @@
-"""What cannot be delivered, or to nobody, is said, and keeps nothing else."""
+"""Undeliverable messages are logged and do not block the others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_topic_that_was_deleted_meanwhile(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_recreated_topic_gets_what_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with RocketMQ, also if it is deleted and recreated when all is ready to be appended."""
+    """As in RocketMQ. Also if the topic is recreated when the messages are ready to be appended."""
     append, is_over = Appender.append, threading.Event()
 
     def append_late(appender: Appender, *pieces: Any, **how: Any) -> Any:
@@ -80,8 +80,9 @@ def test_one_that_was_put_as_its_topic_was_made_anew_with_fewer_queues_keeps_not
 def test_what_the_log_does_not_take_does_not_keep_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its place in its topic, whose name is long, is longer than where a broker let it wait. Nor does one of the others
-    come twice where an append fails once.
+    """Its record is too long only in its real topic, whose name is longer than the delay topic's.
+
+    If an append fails once, the other messages are still delivered once.
     """
     calls, append = itertools.count(), Appender.append
 
@@ -108,7 +109,7 @@ def test_what_the_log_does_not_take_does_not_keep_the_others(
 
 @pytest.mark.parametrize("as_table", [False, True])
 def test_what_the_log_would_not_take_later_is_refused(tmp_path: Path, as_table: bool) -> None:
-    """Each that is taken is delivered."""
+    """Every accepted message is delivered."""
     with opened(tmp_path) as store:
         store.create_topic("t" * 127, 1)
 
@@ -140,8 +141,10 @@ def test_damaged_ones_do_not_keep_the_others(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_delays_of_a_damaged_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is delivered that might have been before; putting goes on. Once it is corrected, who opens the store then
-    delivers, though the other has it still.
+    """Nothing is delivered, since it might have been delivered before; puts still work.
+
+    Once the file is corrected, a process that opens the store delivers, even if the other process still has the store
+    open.
     """
     with opened(tmp_path) as store:
         store.put(Message(TOPIC, b"", delay_level=1))
@@ -158,7 +161,10 @@ def test_delays_of_a_damaged_file(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 def test_retention_takes_what_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A broker's does, ours does not. What is put later is delivered, and it is said what is not."""
+    """A broker's retention deletes waiting messages, ours does not.
+
+    Later messages are delivered, and the lost ones are logged.
+    """
     config = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=200)
     with MessageStore.open(tmp_path, config=config) as store:
         store.create_topic(TOPIC, 1)
@@ -177,7 +183,7 @@ def test_retention_takes_what_waits(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def test_what_was_delivered_and_is_gone_is_not_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Retention took it, and what proves that it was delivered, before that was noted; then who delivered it died."""
+    """Retention deleted the message and its delivered copy before the progress was saved; then the process died."""
     config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=2000)
 
     def deliver_and_die() -> object:

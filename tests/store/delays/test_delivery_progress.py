@@ -1,4 +1,4 @@
-"""Files that are newer than the log, as from a backup: what is delivered in the log they tell of, waits in this."""
+"""Progress files newer than the log, as after restoring a backup: messages delivered in the old log still wait here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.waiting import until
 
 
 def put(store: MessageStore, name: bytes) -> None:
-    """Two messages, due in a second."""
+    """Put two messages, due in a second."""
     soon = int(time.time() * 1000) + 1000
     store.put_many(
         [Message("t", name + b" by level", delay_level=1), Message("t", name + b" by time", deliver_at=soon)]
@@ -75,7 +75,7 @@ def test_what_waits_is_delivered_and_what_was_delivered_is_not_again(
 
 
 def test_files_that_are_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With their backup, and after a clean end: nothing but the log tells what was delivered."""
+    """Also their backups, after a clean close: only the log shows which messages were delivered."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         put(store, b"before")
@@ -91,7 +91,7 @@ def test_files_that_are_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 @pytest.mark.parametrize("is_saved", [False, True])
 def test_files_that_are_lost_while_one_after_the_other_delivers(tmp_path: Path, is_saved: bool) -> None:
-    """Whether the first one was killed or not: the log tells, and the file comes again."""
+    """Whether the first process was killed or not: progress comes from the log, and the file is rewritten."""
     later = int(time.time() * 1000) + 10_000
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
@@ -117,7 +117,7 @@ def test_files_that_are_lost_while_one_after_the_other_delivers(tmp_path: Path, 
 
 
 def test_a_brokers_files(tmp_path: Path) -> None:
-    """They do not say of which log they tell: as far as that has messages, it is so."""
+    """They do not name their log, so they are believed as far as the log has messages."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
     (tmp_path / DELAY_OFFSETS_FILE).write_text(json.dumps({"offsetTable": {"1": 7}}))
@@ -132,7 +132,7 @@ def test_a_brokers_files(tmp_path: Path) -> None:
 
 
 def test_what_a_broker_delivered_before_us_is_not_delivered_again(tmp_path: Path) -> None:
-    """Nothing in the log says so; but a level goes in order, and what is behind was delivered here."""
+    """The log does not show it, but a level is delivered in order and a later message was delivered here."""
     file = tmp_path / DELAY_OFFSETS_FILE
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
@@ -153,7 +153,7 @@ CONFIG = StoreConfig(
     mappedFileSizeCommitLog=4096,
     mappedFileSizeConsumeQueue=200,
     fileReservedTime=0,
-    diskMaxUsedSpaceRatio=100,  # however full the disk of these tests is
+    diskMaxUsedSpaceRatio=100,  # ignore how full the test machine's disk is
     diskSpaceCleanForciblyRatio=100,
 )
 
@@ -175,7 +175,7 @@ def test_what_waits_is_kept_until_it_is_delivered(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, read_only=True) as reader:
         would_go = reader.clean(forced=True, dry_run=True).log
     turn = Turn(tmp_path / LOCK_FILE, DELIVERY_BYTE)
-    assert turn.take()  # as another process, that does not get around to it
+    assert turn.take()  # as another process would, which then delivers nothing
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         went = store.clean(asked=True)
         assert went.log == would_go
@@ -187,16 +187,16 @@ def test_what_waits_is_kept_until_it_is_delivered(tmp_path: Path) -> None:
         until(lambda: store.max_offset("t", 0) == 42)
         assert [each.body for each in all_of(store, "t")[-2:]] == [b"later", b"later"]
         store.put_many([Message("t", bytes(1000)) for _ in range(20)])
-        # Also while the files do not say yet that it was delivered.
+        # Even before the file records the delivery.
         assert store.clean(asked=True).min_offset > waits[1]
 
 
 def test_what_is_put_while_retention_waits_for_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asked whether that waits."""
+    """Retention had no chance to check whether this message waits."""
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)
         turn = Turn(tmp_path / LOCK_FILE, DELIVERY_BYTE)
-        assert turn.take()  # as another process, that does not get around to it
+        assert turn.take()  # as another process would, which then delivers nothing
         before = store.put_many([Message("t", bytes(1000)) for _ in range(20)])[-1].physical_offset
         held = Writer.held
 
@@ -212,7 +212,7 @@ def test_what_is_put_while_retention_waits_for_its_turn(tmp_path: Path, monkeypa
 
 
 def test_without_a_record_nothing_waits(tmp_path: Path) -> None:
-    """Those that somebody else took cannot be delivered, and keep nothing."""
+    """Messages whose record was deleted cannot be delivered and must not block retention."""
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)
         store.put_many([delayed for _ in range(15) for delayed in (in_a_moment("t"), by_level("t"))])
@@ -226,7 +226,7 @@ def test_without_a_record_nothing_waits(tmp_path: Path) -> None:
 
 
 def test_a_damaged_entry_takes_no_other_that_waits(tmp_path: Path) -> None:
-    """Its message is not found by it, but those of its level behind it are."""
+    """The entry does not find its message, but later messages of the level are found."""
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"later", delay_level=18) for _ in range(30)])

@@ -1,4 +1,4 @@
-"""Levels that are not as this store would have them: a broker's further ones, and times of a clock that was wrong."""
+"""Unusual delay levels: a broker's extra levels, and times from a wrong clock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.waiting import until
 
 
 def at_level(store: MessageStore, level: int) -> EncodedRecords:
-    """As a broker with a `messageDelayLevel` of its own puts it; due in a second."""
+    """Put as a broker with its own `messageDelayLevel` does; due in a second."""
     messages, encoding = [Message("orders", b"%d" % level)], encoding_of(store.config)
     encoded = as_columns(encode_list(messages, [0], encoding, 0))
     records = waiting(encoded, Waits(np.array([1]), np.array([0])), encoding)
@@ -40,7 +40,7 @@ def at_level(store: MessageStore, level: int) -> EncodedRecords:
 
 
 def test_levels_that_only_a_broker_has(tmp_path: Path) -> None:
-    """They are delivered, kept till then, and delivered once: the broker finds how far they are."""
+    """They are kept until due and delivered once, and the broker finds their progress."""
     path = tmp_path / DELAY_OFFSETS_FILE
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 1)
@@ -60,7 +60,7 @@ def test_levels_that_only_a_broker_has(tmp_path: Path) -> None:
 def test_what_stands_before_the_first_message_of_a_level_is_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where its queue was made anew behind what retention took, and files say that nothing is delivered."""
+    """The queue was rebuilt after retention deleted its start, and the files record no delivery."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"%d" % n, delay_level=1) for n in range(25)])
@@ -109,7 +109,7 @@ def test_lost_queue_file_stops_delivery_until_the_store_is_reopened(
 
 @pytest.mark.filterwarnings("ignore:the newest message was stored")
 def test_what_was_put_while_the_clock_was_ahead_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes when the clock is right again, also where the store was open meanwhile; the others in their time."""
+    """It is delivered when the clock is right again, even if the store stayed open; the others are on time."""
     clock, ahead = time.time, 86_400.0
     monkeypatch.setattr(time, "time", lambda: clock() + ahead)
     with MessageStore.open(tmp_path) as store:

@@ -1,4 +1,4 @@
-"""What waits for a time, where files are lost."""
+"""Timed messages after files were lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=20
 
 @pytest.mark.filterwarnings("ignore:.*no file for bytes")
 def test_a_lost_segment_takes_no_others_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Though all that wait are looked at together."""
+    """All waiting messages are read together."""
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)
         due = int(time.time() * 1000) + 1000
@@ -37,7 +37,7 @@ def test_a_lost_segment_takes_no_others_with_it(tmp_path: Path, caplog: pytest.L
 
 
 def test_a_damaged_entry_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its record is not where retention took others."""
+    """Its record is not in the range that retention deleted."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         due = int(time.time() * 1000) + 1000
@@ -55,7 +55,7 @@ def test_a_damaged_entry_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 def test_an_entry_that_names_the_end_of_a_segment_keeps_no_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No record fits there; nor is one there of those behind it."""
+    """No record fits there, and none of the following entries points there."""
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)
         due = int(time.time() * 1000) + 1000

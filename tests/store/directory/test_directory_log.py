@@ -1,4 +1,4 @@
-"""A store and its archive, read as one log."""
+"""A store and its archive read as one log."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def bodies(log: TieredDirectoryLog, begin: int, end: int) -> list[bytes]:
 
 @pytest.fixture
 def shortened(filled: Filled, tmp_path: Path) -> Filled:
-    """303 messages in queue 0: the first 200 at least only in the archive, the last ones only in the store."""
+    """303 messages in queue 0: at least the first 200 only in the archive, the last ones only in the store."""
     filled.put("orders", 0, 250, 1000)
     filled.store.archive(str(tmp_path / "archive"))
     filled.put("orders", 0, 50, 1000)
@@ -84,7 +84,7 @@ def test_all_that_was_ever_put_is_there(shortened: Filled, log: TieredDirectoryL
 
 
 def test_an_archive_in_a_brokers_own_directory_does_not_hide_its_store(filled: Filled, tmp_path: Path) -> None:
-    """What came since was not shown, nor anything that is not archived."""
+    """Otherwise messages that are not archived yet would be invisible."""
     filled.store.archive(str(tmp_path / "archive"))
     filled.put("orders", 0, 2)
     (Path(filled.path) / CONF_FILE).unlink()
@@ -95,7 +95,7 @@ def test_an_archive_in_a_brokers_own_directory_does_not_hide_its_store(filled: F
 
 
 def test_a_topic_with_the_name_of_a_stores_folder_hides_no_archive(filled: Filled, tmp_path: Path) -> None:
-    """It was read as a store without topics."""
+    """Otherwise it was read as a store without topics."""
     filled.store.create_topic(COMMIT_LOG_DIR, 1)
     filled.put(COMMIT_LOG_DIR, 0, 2)
     filled.store.archive(str(tmp_path / "archive"))
@@ -125,7 +125,7 @@ def test_retention_in_the_middle_of_a_scan(shortened: Filled, log: TieredDirecto
 
 
 def test_retention_takes_what_is_about_to_be_read(shortened: Filled, log: TieredDirectoryLog) -> None:
-    """Of a range that the store had when it was asked for; also where a filter leaves batches with holes."""
+    """The store had the range when it was requested. Also if a filter leaves gaps in the batches."""
     for message_filter_, columns in ((EVERYTHING, ("body",)), (message_filter("A"), ("tags", "body"))):
         begin, end = log.bounds([ORDERS])[ORDERS].max_offset, 0
         shortened.put("orders", 0, 200, 1000)
@@ -154,7 +154,7 @@ def test_the_store_reads_through_by_itself(shortened: Filled) -> None:
 
 def test_an_archive_that_is_missing_or_of_another_store(shortened: Filled, tmp_path: Path) -> None:
     with TieredDirectoryAddress(shortened.path, str(tmp_path / "nothing")).open() as log:
-        assert bodies(log, 300, 303)  # which the store has
+        assert bodies(log, 300, 303)  # these are in the store
         with pytest.raises(NoArchive):
             log.bounds([ORDERS])
     other = Filled(tmp_path / "other" / "mq", {"orders": 2})
@@ -215,7 +215,7 @@ def test_get_message(shortened: Filled) -> None:
 def test_what_retention_takes_amid_get_message_comes_from_the_archive(
     filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tags: str, step: int
 ) -> None:
-    """It was passed over."""
+    """Retention deletes messages during get_message."""
     filled.put("orders", 0, 250, 1000)
     filled.store.archive(str(tmp_path / "archive"))
     bounded = PublishedQueues.bounded
@@ -233,7 +233,7 @@ def test_what_retention_takes_amid_get_message_comes_from_the_archive(
 
 
 def test_a_message_that_becomes_too_large_does_not_take_those_before_it(tmp_path: Path) -> None:
-    """Whoever gets on behind the first one, as `get_message` says, passed over them."""
+    """A caller that continues after the first message, as `get_message` documents, would skip the others."""
     with MessageStore.open(tmp_path / "mq", config=StoreConfig(mappedFileSizeCommitLog=1 << 20)) as store:
         store.create_topic("t", 1)
         bomb = zlib.compress(bytes((64 << 20) + 1))
@@ -253,13 +253,12 @@ def test_a_message_that_becomes_too_large_does_not_take_those_before_it(tmp_path
 
 
 def damage(filled: Filled) -> None:
-    """The archived message of offset 57."""
+    """Damage the archived message of offset 57."""
     (path,) = Path(filled.path).parent.glob("archive/*/mq/orders/0/COMMIT_LOG/*")
     path.write_bytes(path.read_bytes().replace(b"0-57.", b"0-57,"))
 
 
 def test_a_message_that_is_damaged_in_the_archive_does_not_take_those_before_it(shortened: Filled) -> None:
-    """Few, or more than are asked for."""
     damage(shortened)
     for offset, most, end in ((0, 32, 32), (40, 32, 57), (56, 32, 57), (58, 32, 90)):
         got = shortened.store.get_message("g", "orders", 0, offset, most)
@@ -272,7 +271,7 @@ def test_a_message_that_is_damaged_in_the_archive_does_not_take_those_before_it(
 
 
 def test_records_that_stand_before_a_damaged_one_are_given(shortened: Filled) -> None:
-    """To clients of a server, which pull on behind them."""
+    """A server's clients continue pulling after these records."""
     damage(shortened)
     with address_at(str(Path(shortened.path).parent / "archive")).open() as log:
         assert isinstance(log, ArchiveLog)
@@ -307,7 +306,7 @@ def test_a_topic_that_is_deleted_and_forgotten_amid_get_message(
 
 
 def first(consumer: Consumer, count: int) -> list[ReceivedMessage]:
-    """The messages that come first; fewer where they do not come."""
+    """Return the first messages; fewer if they do not arrive."""
     closing = threading.Timer(PATIENCE, consumer.close)
     closing.start()
     try:
@@ -324,7 +323,7 @@ def test_a_consumer_begins_with_what_only_the_archive_has(shortened: Filled) -> 
 
 
 def take_away(tmp_path: Path) -> None:
-    """The archive, until what is called `back` takes its name."""
+    """Rename the archive away; renaming `back` restores it."""
     (tmp_path / "archive").rename(tmp_path / "away")
     (tmp_path / "file").touch()
     (tmp_path / "archive").symlink_to("file")
@@ -346,7 +345,7 @@ def test_a_consumer_waits_for_an_archive_that_is_away(
 def test_a_group_gets_what_is_put_once_its_consumer_is_made_though_the_archive_is_away(
     shortened: Filled, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_new: bool
 ) -> None:
-    """A new one begins at the end, where that is known. One that is not new goes on where it was."""
+    """A new group begins at the end, if the end is known. An existing group continues at its offset."""
     if not is_new:
         Consumer(shortened.path, "readers", "orders").close()
     take_away(tmp_path)
@@ -370,7 +369,7 @@ def test_a_group_gets_what_is_put_once_its_consumer_is_made_though_the_archive_i
 def test_a_topic_that_is_deleted_while_it_is_asked_where_queues_begin(
     shortened: Filled, log: TieredDirectoryLog, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
 ) -> None:
-    """Its queues are not there; if it is made again, as far as it has them."""
+    """Its queues are missing. If it is recreated, the new queues are returned."""
     reaches, store = ArchiveLog.reaches, shortened.store
     store.create_topic("others", 1)
 

@@ -1,4 +1,4 @@
-"""A store made of an archive has what the archive has."""
+"""A store restored from an archive equals the archive."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def same(store: MessageStore, address: ArchiveAddress) -> int:
-    """Queues, offsets and messages are those of the archive; how many there are."""
+    """Check that queues, offsets and messages equal the archive's; return the number of messages."""
     count = 0
     with address.open() as log:
         assert {topic: len(queues) for topic, queues in log.topics().items()} == store.topics()
@@ -90,7 +90,7 @@ def test_some_topics_and_what_is_refused(filled: Filled, tmp_path: Path) -> None
     filled.put("more", 0, 2)
     filled.store.archive(str(tmp_path / "archive"))
     address = ArchiveAddress(str(tmp_path / "archive"))
-    (tmp_path / "new.restoring").mkdir()  # of one that was killed
+    (tmp_path / "new.restoring").mkdir()  # left by a killed restore
     assert restore(address, tmp_path / "new", ["more"], SMALL) == 2
     with MessageStore.open(tmp_path / "new", create=False) as store:
         assert store.topics() == {"more": 1}
@@ -101,7 +101,7 @@ def test_some_topics_and_what_is_refused(filled: Filled, tmp_path: Path) -> None
 
 
 def test_light_queues_are_not_restored_as_others(tmp_path: Path) -> None:
-    """They are made of the log, where each queue's messages stand behind those of another."""
+    """Light queues are rebuilt from the log, where messages of different queues alternate."""
     shutil.copytree(GOLDEN / "multi-dispatch-5.3", tmp_path / "mq")
     shutil.rmtree(tmp_path / "mq" / "index")
     address, of_light = (ArchiveAddress(str(tmp_path / name)) for name in ("archive", "light"))
@@ -157,7 +157,7 @@ def test_a_range_of_times_keeps_its_offsets(filled: Filled, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("with_crc", [False, True])
 def test_what_was_delivered_in_the_other_log_proves_nothing_in_this_one(tmp_path: Path, *, with_crc: bool) -> None:
-    """A delayed message of the restored store was taken for delivered where one had waited at its offset there."""
+    """A delayed message of the restored store counted as delivered if the other log had one waiting at its offset."""
     url, config = str(tmp_path / "archive"), StoreConfig(enabledAppendPropCRC=with_crc)
     with MessageStore.open(tmp_path / "mq", config=config) as store:
         store.create_topic("t", 1)
@@ -170,7 +170,7 @@ def test_what_was_delivered_in_the_other_log_proves_nothing_in_this_one(tmp_path
         (now,) = store.get_message("g", "t", 0, 0).messages
         assert (was.prepared_transaction_offset, now.prepared_transaction_offset) == (-1, 0)
         assert (was.body, was.properties, was.queue_offset) == (now.body, now.properties, now.queue_offset)
-        assert store.archive(url, topics=["t"]).messages == 0  # for it is the same
+        assert store.archive(url, topics=["t"]).messages == 0  # nothing to archive: it has the same messages
 
 
 def test_what_waited_is_not_delivered_again(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_one_at_a_time_and_what_a_killed_one_left(filled: Filled, tmp_path: Path
 def test_one_that_comes_late_empties_no_folder_of_another(
     filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It had the folder open when that got its last name, and a third one made another."""
+    """The late restore had the folder open when the folder was renamed and a third restore created another."""
     filled.store.archive(str(tmp_path / "archive"))
     unfinished, flock = tmp_path / ("new" + UNFINISHED), fcntl.flock
 
