@@ -1,4 +1,4 @@
-"""What tests of failed flushes share."""
+"""Fixtures for the tests of failed flushes."""
 
 from __future__ import annotations
 

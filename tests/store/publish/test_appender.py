@@ -1,4 +1,4 @@
-"""What an append leaves behind when it does not come to its end, and who may see what of it."""
+"""Appends that fail or whose writer dies: what stays on disk and what readers see."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def dead_append(path: Path, *, announced: int) -> None:
-    """Bytes as a writer leaves them that died after it announced `announced` bytes and wrote records and entries."""
+    """Leave the files of a writer that announced `announced` bytes, wrote records and entries, and died unpublished."""
     with MessageStore.open(path) as other:
         before = other.confirm_offset
         other.put_many([Message("t", b"dead" * 20, queue_id=n % 2) for n in range(announced // 500)])
@@ -56,7 +56,7 @@ def test_the_next_append_undoes_a_dead_one(path: Path, announced: int) -> None:
         assert bodies(reader) == before
         with MessageStore.open(path) as store:
             assert bodies(store) == before
-            for n in range(10, 60):  # grows over everything that the dead one wrote
+            for n in range(10, 60):  # overwrites the dead writer's bytes
                 store.put(Message("t", f"{n}".encode(), queue_id=n % 2))
         after = bodies(reader)
     assert after == {(n % 2, n // 2): f"{n}".encode() for n in range(60)}
@@ -64,7 +64,7 @@ def test_the_next_append_undoes_a_dead_one(path: Path, announced: int) -> None:
 
 
 def test_closing_undoes_it_too(path: Path) -> None:
-    """So that RocketMQ, which does not know the watermark, finds nothing of it."""
+    """RocketMQ does not read the published end, so closing must remove the dead append from the log."""
     dead_append(path, announced=5000)
     MessageStore.open(path).close()
     check_log(path, 10)
@@ -99,7 +99,7 @@ def test_many_threads_on_one_store(path: Path) -> None:
 
 
 def test_store_timestamps_never_step_back(path: Path) -> None:
-    """Whatever the clock does: it is ahead by an hour here, and then right again."""
+    """The clock is an hour ahead here, then correct again."""
     with MessageStore.open(path) as store:
         published = PublishedEnd(path, writable=True)
         ahead = published.store_timestamp + 3_600_000
@@ -109,7 +109,7 @@ def test_store_timestamps_never_step_back(path: Path) -> None:
 
 
 def test_one_wrong_clock_does_not_count_for_ever(path: Path) -> None:
-    """It was 325 years ahead for a moment. Searches by time find what was put before and after."""
+    """The clock is 325 years ahead for one put. Searches by time find the messages before and after that put."""
     with MessageStore.open(path) as store:
         published = PublishedEnd(path, writable=True)
         right = published.store_timestamp
@@ -142,7 +142,7 @@ def test_one_append_of_more_than_one_write(tmp_path: Path) -> None:
 def test_a_table_that_fails_late_is_not_appended(
     tmp_path: Path, config: StoreConfig, body: bytes, message: str
 ) -> None:
-    """Whether it is the encoding of its third piece that fails, or the place."""
+    """The failure is in encoding the third piece of the table, or in placing it."""
     bodies = [b"fits"] * 60_000
     bodies[55_000] = body
     with MessageStore.open(tmp_path, config=config) as store:
@@ -158,7 +158,7 @@ def test_a_table_of_many_pieces_is_one_sequence(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 3)
         table = pa.table({"body": pa.array([n.to_bytes(4, "big") * 2500 for n in range(8000)], pa.binary())})
-        result = store.append_table("t", table)  # 80 MB: some pieces
+        result = store.append_table("t", table)  # 80 MB: several pieces
         for queue_id in range(3):
             rows = np.flatnonzero(result.queue_ids == queue_id)
             assert result.queue_offsets[rows].tolist() == list(range(len(range(queue_id, 8000, 3))))
@@ -195,7 +195,7 @@ SINGLE = {"put", "publish", "publish flushed", "publish unless"}
 @pytest.mark.parametrize("name", HOW)
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 def test_what_is_flushed_and_what_is_hidden_until_it_is(tmp_path: Path, name: str, flush: str) -> None:
-    """Hidden: the head of the first record, which is all or nothing of several, is written behind the rest."""
+    """The head of the first record is written last, so that the records of one append appear all at once."""
     root = tmp_path / "device"
     root.mkdir()
     recorder = Recorder(root)
@@ -223,14 +223,14 @@ def test_what_readers_may_know_of_times_and_keys(tmp_path: Path, indexed: bool) 
     with MessageStore.open(tmp_path, config=replace(SMALL, messageIndexEnable=indexed)) as store:
         store.create_topic("t", 1)
         published = PublishedEnd(tmp_path, writable=False)
-        for n in range(200):  # several of them in one millisecond
+        for n in range(200):  # several puts share a millisecond
             store.put(Message("t", b"", keys=(f"k{n}",)))
             assert published.keys_from == (0 if indexed else store.confirm_offset)
             assert published.times_from == 0
 
 
 def test_an_undone_append_gives_the_next_a_later_time(path: Path) -> None:
-    """Whoever saw something of it in between notices by the time that it is gone."""
+    """A reader that saw part of the undone append detects the undo by the later time."""
     with MessageStore.open(path) as store:
         dead_append(path, announced=600)
         published = PublishedEnd(path, writable=True)
@@ -259,7 +259,9 @@ def test_messages_are_stamped_with_the_clock_in_milliseconds(path: Path) -> None
 def test_an_older_published_end_that_is_put_in_place_meanwhile_takes_nothing_away(
     path: Path, verb: str | None, others: bool
 ) -> None:
-    """As `cp` does from a backup. An append went over what was published since, who closed deleted segments."""
+    """`cp` restores the older file from a backup. Without the check an append would overwrite newer records, and
+    `close` would delete segments.
+    """
     store, other = MessageStore.open(path), MessageStore.open(path)
     put = (other if others else store).put_many
     put([Message("t", bytes(300), queue_id=0)] * 20)
@@ -272,7 +274,7 @@ def test_an_older_published_end_that_is_put_in_place_meanwhile_takes_nothing_awa
         with pytest.raises(StoreReplaced):
             bodies(reader)
     said = "an older file was put in its place"
-    if not others:  # or else it may not know of those
+    if not others:  # otherwise the store may not know the newer records
         with pytest.raises(CorruptStore, match=said):
             store.max_offset("t", 0)
     if verb is not None:
@@ -288,7 +290,7 @@ def test_an_older_published_end_that_is_put_in_place_meanwhile_takes_nothing_awa
 
 
 def test_a_queue_loses_a_file_while_somebody_notes_the_ends(path: Path) -> None:
-    """Who opens the store next makes it anew, though those are there again."""
+    """The next opening rebuilds the queue, although a later flush wrote its files again."""
     entered, goes_on = threading.Event(), threading.Event()
 
     def wait(frame: FrameType, event: str, argument: object) -> None:
@@ -302,7 +304,7 @@ def test_a_queue_loses_a_file_while_somebody_notes_the_ends(path: Path) -> None:
 
     ends = path / QUEUE_ENDS_FILE
     with MessageStore.open(path, config=replace(SMALL, flushIntervalCommitLog=3_600_000)) as store:
-        store.put_many([Message("t", b"x", queue_id=0, keys="k") for _ in range(8)])  # the index's first: it is noted
+        store.put_many([Message("t", b"x", queue_id=0, keys="k") for _ in range(8)])  # first keys: writes the ends
         flusher = threading.Thread(target=flush)
         flusher.start()
         assert entered.wait(PATIENCE)
@@ -320,7 +322,7 @@ def test_a_queue_loses_a_file_while_somebody_notes_the_ends(path: Path) -> None:
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 @pytest.mark.parametrize("count", [1, 2, 60])
 def test_nothing_goes_into_a_new_file_in_place_of_the_logs_last_one(path: Path, count: int, flush: str) -> None:
-    """Or it would be acknowledged in a log that has a hole, which nobody could open to write."""
+    """Otherwise the append would be acknowledged in a log with a hole, which no writer could open."""
     last = sorted((path / "commitlog").iterdir())[-1]
     with MessageStore.open(path, config=replace(SMALL, flushDiskType=flush)) as store:
         before, copy = bodies(store), last.read_bytes()

@@ -1,4 +1,4 @@
-"""A device that does not take what is flushed: once is enough. Who hears of it: `test_failed_flush_told`."""
+"""After one failed flush the store refuses appends. `test_failed_flush_told` tests which stores see the failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.takeover import broker
 
 @pytest.mark.parametrize("number", range(1, 9))
 def test_each_flush_may_be_the_one_that_fails(path: Path, device: Device, number: int) -> None:
-    """From the log to the watermark: appends are refused from then on, whatever the device does later."""
+    """From the log to the published end, any failed flush stops appends, even if the device recovers."""
     device.code = (errno.EIO, errno.ENOSPC, errno.EDQUOT)[number % 3]
     store = MessageStore.open(path)
     put(store, 10, 50)
@@ -64,7 +64,7 @@ def test_a_put_that_is_not_flushed_is_not_acknowledged(path: Path, device: Devic
 
 
 def refused(path: Path, device: Device, config: StoreConfig, count: int, number: int) -> dict[tuple[int, int], bytes]:
-    """What readers see where flush `number` of a put of `count` messages fails; the store is closed then."""
+    """Let flush `number` of a put of `count` messages fail, close the store, and return the bodies that readers see."""
     store = MessageStore.open(path, config=config)
     device.fail(number)
     with pytest.raises(FlushFailed):
@@ -84,8 +84,9 @@ def refused(path: Path, device: Device, config: StoreConfig, count: int, number:
 def test_what_was_refused_does_not_come_back(
     path: Path, device: Device, config: StoreConfig, count: int, number: int, restarted: bool
 ) -> None:
-    """In whole or in part, where the directory is opened anew: it may have been put again. restarted: the machine was,
-    in good order.
+    """Reopening must not restore a refused message, because the producer may have retried it.
+
+    restarted: whether the machine restarted cleanly in between.
     """
     expected = refused(path, device, config, count, number)
     if restarted:
@@ -96,14 +97,14 @@ def test_what_was_refused_does_not_come_back(
             assert bodies(again) == expected
             assert again.query("t", "refused") == []
             put(again, 10, 11)
-            again.put_many([Message("t", bytes(600), queue_id=1)] * 20)  # the log goes on as far
+            again.put_many([Message("t", bytes(600), queue_id=1)] * 20)  # the log grows past the refused append
             assert bodies(reader) == bodies(again), "nor to who had the files open that were made anew"
     check_log(path, 31)
 
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_what_a_broker_took_for_messages_stays(path: Path, device: Device, killed: bool) -> None:
-    """It knows nothing of our published end."""
+    """A broker does not read our published end, so it may take the refused records for messages."""
     refused(path, device, SYNC, 1, 1)
     with broker(path, killed=killed) as theirs:
         put(theirs, 10, 11)
@@ -127,7 +128,7 @@ def test_the_name_of_a_new_segment_that_is_not_flushed(path: Path, device: Devic
 
 
 def test_a_directory_that_cannot_be_opened_is_no_flush_that_failed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where another thread has the last descriptor at that moment: the put may be repeated."""
+    """For example, the process may be out of descriptors for a moment. A later put may succeed."""
     real, number, refusing = os.open, 0, -1
 
     def refuse_one(name: Path, *arguments: int) -> int:
@@ -159,9 +160,9 @@ def test_a_directory_that_cannot_be_opened_is_no_flush_that_failed(path: Path, m
 
 
 def test_what_was_behind_the_flushed_offset_is_written_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system takes pages whose writing failed for clean, so that another flush alone brings nothing to the device.
+    """After a failed write-back the kernel marks the pages clean, so a second fsync writes nothing.
 
-    The device of this test has of each file what was written since it was flushed last, and a failed flush drops that.
+    The test's device holds the bytes written since the last flush of each file, and drops them if a flush fails.
     """
     real_write, real_flush, broken = os.pwrite, os.fdatasync, [True]
     written: dict[int, set[int]] = {}
@@ -216,7 +217,7 @@ def test_the_background_goes_on_after_a_moment_without_descriptors(
                 while True:
                     fill.append(os.open(os.devnull, os.O_RDONLY))
             store.put(Message("t", b"put while there is no descriptor left"))
-            wait(lambda: published.flushed_offset == store.confirm_offset)  # open files make room
+            wait(lambda: published.flushed_offset == store.confirm_offset)  # closes files to free descriptors
         finally:
             for fd in fill:
                 os.close(fd)
@@ -224,7 +225,7 @@ def test_the_background_goes_on_after_a_moment_without_descriptors(
         assert "mq-flush" in [thread.name for thread in threading.enumerate()]
         store.put(Message("t", b"put afterwards"))
         wait(lambda: published.flushed_offset == store.confirm_offset)
-        assert caplog.text.count("nothing is flushed") < 10  # each error once, not at every turn
+        assert caplog.text.count("nothing is flushed") < 10  # logs each error once, not on every attempt
 
 
 def wait(condition: Callable[[], bool]) -> None:

@@ -1,4 +1,4 @@
-"""Who hears of a flush that failed: all who have the directory open, and nobody else."""
+"""Every store open on the directory sees a failed flush, and no other store does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ with MessageStore.open(sys.argv[1]) as store:
 def test_a_failure_elsewhere_that_is_being_handled(
     path: Path, device: Device, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """What is raised meanwhile has it as its context, and is no failure of this one's."""
+    """An error raised while handling another store's FlushFailed has it as its context. This store must not count it as
+    its own.
+    """
     store, other = MessageStore.open(path), MessageStore.open(tmp_path_factory.mktemp("other"), config=CONFIG)
     put(store, 10, 11)
     other.create_topic("t", 1)
@@ -52,7 +54,7 @@ def test_a_failure_elsewhere_that_is_being_handled(
 def test_a_failure_elsewhere_amid_an_append(
     path: Path, device: Device, tmp_path_factory: pytest.TempPathFactory, amid: str
 ) -> None:
-    """What an append reads may flush another store, whose device is not that of this one."""
+    """The iterator that an append reads may flush another store, on another device."""
     store, other = MessageStore.open(path), MessageStore.open(tmp_path_factory.mktemp("other"), config=CONFIG)
     other.create_topic("t", 1)
     other.put(Message("t", b"x"))
@@ -62,7 +64,7 @@ def test_a_failure_elsewhere_amid_an_append(
         other.flush()
         yield pa.record_batch([[b"not seen"]], schema=schema)
 
-    for _ in range(2):  # pieces that are made before this has its turn
+    for _ in range(2):  # pieces that are encoded before this append takes the lock
         append.add_messages([Message("t", b"not seen")])
     if amid == "a stream":
         append.add("t", pa.RecordBatchReader.from_batches(schema, batches()))
@@ -76,8 +78,9 @@ def test_a_failure_elsewhere_amid_an_append(
 
 
 def test_a_flush_beside_it_does_not_hear_of_it_instead(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system tells each open descriptor of a failure once: of two threads with the same one, the other is told
-    nothing, and what it put would count as flushed before the first one has said what it heard.
+    """Two threads flush one descriptor, and fsync reports a failure only to one of them.
+
+    The other thread must not count its records as flushed before the first thread has recorded the failure.
     """
     if sys.platform != "linux":
         pytest.skip("names of open files are read from /proc")
@@ -125,7 +128,7 @@ def test_two_flushes_by_one_descriptor(
     *,
     archives: bool,
 ) -> None:
-    """One of them hears of the failure: the other is not over before that one has said so."""
+    """Only one of the two flushes gets the error. The other must not return before the first has recorded it."""
     real_flush, has_heard, goes_on = os.fdatasync, threading.Event(), threading.Event()
 
     def flush(fd: int) -> None:
@@ -153,7 +156,7 @@ def test_two_flushes_by_one_descriptor(
     first.start()
     assert has_heard.wait(PATIENCE)
     second.start()
-    second.join(0.1)  # it came back by then
+    second.join(0.1)  # without the check the second flush returns here
     goes_on.set()
     first.join()
     second.join()
@@ -164,8 +167,10 @@ def test_two_flushes_by_one_descriptor(
 
 
 def test_what_archiving_was_told(path: Path, device: Device, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """It flushes by a descriptor that others use, too, and that hears of a failure once: a store's appends, and what
-    flushes behind them where a reader of the same process archives."""
+    """Archiving flushes through a shared descriptor, on which fsync reports a failure only once.
+
+    Both a store's appends and the flusher of a store behind a reader that archives must see that failure.
+    """
     for config, read_only in ((SYNC, False), (CONFIG, True)):
         store = MessageStore.open(path, config=config)
         put(store, 10, 11)

@@ -88,7 +88,6 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_what_a_killed_writer_left_is_flushed_by_one_that_appends_nothing(tmp_path: Path) -> None:
-    """Within its interval."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
     with MessageStore.open(tmp_path, config=StoreConfig(flushIntervalCommitLog=50)) as idle:
@@ -101,12 +100,14 @@ def test_what_a_killed_writer_left_is_flushed_by_one_that_appends_nothing(tmp_pa
 
 
 def test_a_queue_that_has_a_folder_only_has_no_end(tmp_path: Path) -> None:
-    """As an append leaves it that failed. Noted as one that had entries, all were made anew at the next opening."""
+    """A failed append leaves such a folder. If it were recorded as a queue with entries, the next opening would rebuild
+    all queues.
+    """
     config = StoreConfig(flushIntervalCommitLog=3_600_000)
     with MessageStore.open(tmp_path, config=config) as store:
         store.create_topic("t", 2)
         with MessageStore.open(tmp_path, config=config) as other:
-            for _ in range(3):  # more than is looked up in the log
+            for _ in range(3):  # more bytes than the flusher scans in the log
                 other.put(Message("t", bytes(2 << 20), queue_id=0))
             (tmp_path / "consumequeue/t/1").mkdir()
             store.flush()
@@ -138,7 +139,7 @@ def test_the_checkpoint_follows(tmp_path: Path) -> None:
 def test_another_directory_whose_device_hangs_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who flushes may have the lock, as one that deletes a topic: others could not append meanwhile."""
+    """A flushing thread may own the lock, for example to delete a topic. Other stores must still append."""
     real_flush, hangs, goes_on = os.fdatasync, threading.Event(), threading.Event()
 
     def flush(fd: int) -> None:

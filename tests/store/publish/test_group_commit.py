@@ -1,4 +1,4 @@
-"""Threads that append together: what one of them appends for all, and who is told what."""
+"""Group commit: one thread appends for all, and each thread gets its own result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tell(each: WaitingAppend) -> None:
 
 
 class Log:
-    """Takes what is appended, as `fail` lets it; `turns`: the numbers that each turn appended."""
+    """Record appends; `fail` may raise for some, and `turns` lists the numbers that each turn appended."""
 
     def __init__(self, root: Path, timeout: float = 30.0) -> None:
         self.turns: list[list[int]] = []
@@ -63,7 +63,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 
 
 def at_once(log: Log, root: Path) -> list[Future[list[Where]]]:
-    """The outcomes of THREADS threads, which all waited before the first had its turn."""
+    """Return the futures of THREADS appends that all waited before the first turn began."""
     other = StoreLock(root)
     with ThreadPoolExecutor(THREADS) as pool, other.held():
         begun = [pool.submit(log.group_commit.append, records(number)) for number in range(THREADS)]
@@ -125,7 +125,7 @@ def test_who_waited_in_vain_is_not_appended_later(tmp_path: Path) -> None:
 
 
 def test_thread_hears_how_the_turn_that_took_it_along_ended(tmp_path: Path) -> None:
-    """Also if that takes longer than its own timeout, and if the store is closed meanwhile."""
+    """Holds even if the turn exceeds the thread's own timeout, or the store is closed during the turn."""
     log, is_at_work, go_on = Log(tmp_path, timeout=0.05), threading.Event(), threading.Event()
 
     def slow(numbers: list[int]) -> None:
@@ -159,7 +159,7 @@ def test_reentrant_append_is_appended_by_no_one(log: Log) -> None:
 
 @pytest.mark.parametrize("mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 def test_threads_that_put(tmp_path: Path, mode: str) -> None:
-    """Each hears where its own messages are, whoever appended them."""
+    """Each thread gets the places of its own messages, even if another thread appended them."""
     config = StoreConfig(flushDiskType=mode, mappedFileSizeCommitLog=16 << 10)
 
     def put(store: MessageStore, thread: int) -> None:
@@ -183,7 +183,7 @@ def test_threads_that_put(tmp_path: Path, mode: str) -> None:
 
 
 class InterruptedOnce(Unflushed):
-    """Whoever publishes first is interrupted right behind it."""
+    """Interrupt the first publishing thread right after it published."""
 
     interrupts = 1
 
@@ -195,7 +195,7 @@ class InterruptedOnce(Unflushed):
 
 
 def test_who_is_interrupted_tells_the_others_what_is_published(tmp_path: Path) -> None:
-    """Or else they would append theirs again."""
+    """Otherwise the other threads would append their messages twice."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         appender = store._writing()._appender

@@ -29,7 +29,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[Path]:
-    """A store's directory while another process holds it as a broker does."""
+    """Yield a store's directory whose lock another process owns, as a broker does."""
     MessageStore.open(tmp_path).close()
     process = subprocess.Popen(
         [sys.executable, "-c", BROKER, str(tmp_path / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -41,7 +41,7 @@ def broker(tmp_path: Path) -> Iterator[Path]:
 
 
 def broker_starts(path: Path) -> bool:
-    """Whether the lock of a broker that comes now is to be had."""
+    """Return whether a broker could acquire its lock now."""
     command = [sys.executable, "-c", BROKER, str(path / "lock")]
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
@@ -117,7 +117,7 @@ def test_a_broker_is_seen_with_classic_locks(broker: Path, monkeypatch: pytest.M
 
 
 def test_elsewhere_nobody_is_told_that_a_lock_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C's structure differs there: what came back would be misread."""
+    """The layout of struct flock differs there, so the reply would be misread."""
     lock = StoreLock(tmp_path)
     monkeypatch.setattr(locks, "_IS_LINUX", False)
     monkeypatch.setattr(locks, "_HAS_OFD", False)
@@ -205,7 +205,7 @@ def test_a_process_without_standard_input(tmp_path: Path) -> None:
 
 
 def at_each_instruction(look: Callable[[], object], work: Callable[[], object]) -> None:
-    """Call `look` between any two instructions of the locks that `work` comes to."""
+    """Call `look` before each bytecode instruction of the locks module that `work` executes."""
 
     def trace(frame: FrameType, event: str, argument: object) -> Callable[..., object] | None:
         if frame.f_code.co_filename != locks.__file__:
@@ -222,7 +222,7 @@ def at_each_instruction(look: Callable[[], object], work: Callable[[], object]) 
 
 
 def test_whoever_has_the_turn_after_one_that_left_is_the_last(tmp_path: Path) -> None:
-    """At no instruction of leaving is the turn free, and the one that leaves still among the writers."""
+    """At every instruction of `leave`, another lock gets the turn only after the leaver is no writer any more."""
     leaving, other = StoreLock(tmp_path), StoreLock(tmp_path)
     for lock in (leaving, other):
         with lock.held():
@@ -260,7 +260,7 @@ def test_first_and_last(tmp_path: Path) -> None:
     second.close()
     assert first.is_last()
     third = StoreLock(tmp_path)
-    assert not third.join()  # the last one is still there, and shares
+    assert not third.join()  # the last writer is still open and shares the lock
     first.close()
     third.close()
 
@@ -319,7 +319,7 @@ def test_what_interrupts_a_verb_cannot_call_another(tmp_path: Path) -> None:
 
 
 def test_close_of_a_turn_waits_for_take(tmp_path: Path) -> None:
-    """Or a descriptor could be locked that is another file's by then."""
+    """Otherwise `take` could lock a reused descriptor of another file."""
     turn = Turn(tmp_path / "lock")
     closing, tracing = threading.Thread(target=turn.close), sys.gettrace()
 
@@ -339,7 +339,7 @@ def test_close_of_a_turn_waits_for_take(tmp_path: Path) -> None:
 
 
 HURRIED = StoreConfig(lockTimeoutMillis=200)
-# Any user who may read the file may lock it, also for reading only.
+# Any user with read permission can take a shared lock on the file.
 STRANGER = """
 import fcntl, os, struct, sys
 fd = os.open(sys.argv[1], os.O_RDONLY)

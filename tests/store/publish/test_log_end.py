@@ -1,4 +1,4 @@
-"""Readers of a live broker's directory, of a dead one's, and of a directory that changes its owner."""
+"""The log's end for readers of a live broker's directory, a dead broker's, and one that changes owners."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks follow each other faster than usual."""
+    """Shorten the interval between two looks at the log."""
     monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.05)
 
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every question for the confirm offset is a look."""
+    """Look at the log on every read of the confirm offset."""
     monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.0)
 
 
@@ -63,7 +63,7 @@ def put(store: MessageStore, what: str, count: int) -> None:
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("dead", [False, True])
 def test_open_reader_is_told_of_a_new_owner(path: Path, dead: bool, killed: bool) -> None:
-    """Each reader that opens after a change reads everything, and follows the owner that it found."""
+    """A reader opened after a change of owner reads everything and follows that owner."""
     for number in range(2):
         with MessageStore.open(path, read_only=True) as early:
             Follower(early).until(bodies(early))
@@ -261,7 +261,7 @@ def test_a_watch_polls_while_a_broker_is_there(path: Path) -> None:
                 watch.wait(PATIENCE)
 
 
-# --- appends of ours under a reader that looks -------------------------------------------------------------
+# --- our appends during a reader's look ---------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("always")
@@ -273,7 +273,7 @@ def test_writers_that_append_and_die_are_no_broker(tmp_path: Path) -> None:
     end = LogEnd(path, CommitLog(path, SIZE, writable=False))
     command = [sys.executable, "-m", "tests.end_to_end.dying_writers", "random", str(path), "40"]
     looks = last = 0
-    for seed in range(7, 107):  # on a busy machine one round is killed before it has written much
+    for seed in range(7, 107):  # a busy machine may kill a round before it has written much
         with subprocess.Popen([*command, str(seed)], cwd=ROOT) as writers:
             while writers.poll() is None:
                 confirm_offset = end.confirm_offset
@@ -289,7 +289,7 @@ def test_writers_that_append_and_die_are_no_broker(tmp_path: Path) -> None:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
-    """Each walks the log in one of the next looks, and does something else besides."""
+    """Return replacements for the log walk. Each serves one look and also does something else."""
     steps: Steps = []
 
     def walk_late(
@@ -322,7 +322,7 @@ def test_appends_during_a_look_prove_nothing(path: Path, steps: Steps) -> None:
 def test_an_append_that_fails_and_is_undone_during_a_look_proves_nothing(
     path: Path, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the very millisecond of the append before, so that the times tell nothing either."""
+    """Both appends are in the same millisecond, so their times do not differ."""
     now = time.time()
     monkeypatch.setattr("store.publish.appender.time.time", lambda: now)
     with MessageStore.open(path) as ours:
@@ -347,7 +347,7 @@ def test_an_append_that_fails_and_is_undone_during_a_look_proves_nothing(
 
 
 def fill_the_device_after_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the record: its queue entry finds no space."""
+    """The record is written, but its queue entry finds no space."""
     pwrite, calls = os.pwrite, itertools.count()
 
     def pwrite_once(fd: int, data: bytes, position: int) -> int:
@@ -359,7 +359,7 @@ def fill_the_device_after_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reader_takes_a_writers_word_at_once(path: Path, steps: Steps) -> None:
-    """Where a publication was just seen nothing is walked."""
+    """A reader that just saw a publication does not walk the log."""
     with MessageStore.open(path) as ours, MessageStore.open(path, read_only=True) as reader:
         steps.append(lambda log, begin: pytest.fail("walked"))
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""A few records are placed as many are: the same bytes in the log and the queues, the same keys, the same answer."""
+"""Placing a few records and many records gives the same bytes, keys and results."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ HOST = bytes([127, 0, 0, 1]), 10911
 
 
 def next_offsets() -> NextOffsets:
-    """Of queues without files, but some had messages."""
+    """Return next offsets for queues without files, some of which had messages."""
     found = NextOffsets(ConsumeQueues(Path(), 200, writable=False), 0, 0, {})
     found.update({("orders", queue_id): 5 * queue_id for queue_id in range(0, 8, 2)})
     return found
 
 
 def outcome(place: Callable[..., Any], records: Any, begin: int, segment: int) -> Any:
-    """All that is written, and answered; or the refusal."""
+    """Return the written bytes and the results, or the refusal's message."""
     offsets = next_offsets()
     try:
         placed, stretches = place(CommitLog(Path("unused"), segment, writable=False), records, begin, offsets, NOW)

@@ -76,7 +76,7 @@ def inotify_instances() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts inotify instances")
 def test_watches_are_used_again_and_all_closed(published: PublishedEnd) -> None:
-    gc.collect()  # those of others
+    gc.collect()  # close the watches of other tests
     before = inotify_instances()
     watches = Watches(published)
     with watches.one() as first, watches.one() as second:
@@ -92,7 +92,7 @@ def test_watches_are_used_again_and_all_closed(published: PublishedEnd) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify")
 def test_a_user_who_may_watch_no_more_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system says what it says of a full disk; it is none, and messages are seen by polling."""
+    """inotify reports its limit as ENOSPC. The disk is not full, so the store falls back to polling."""
 
     def refuse(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
