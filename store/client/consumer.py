@@ -46,14 +46,15 @@ _logger = logging.getLogger("store")
 
 
 class Consumer(Opened):
-    """Reads its share of a group's queues, from its construction until `close`; use it in a `with` statement.
+    """Reads its share of a group's queues, from its construction until `close`. Use it in a `with` statement.
 
-    With a listener, threads of its own call that; without one, iterate: `for message in consumer`, or `async for`.
-    A message is acknowledged when the listener returned, or when the next one is asked for. All messages of a queue
-    before the lowest that is not acknowledged are done for the group: what is not comes again, in this consumer or,
-    when that is closed or dies, in another member.
+    With a listener, the consumer calls it in its own threads. Without one, iterate: `for message in consumer`, or
+    `async for`. A message is acknowledged when the listener returns, or when the loop asks for the next message.
 
-    Verbs raise `StoreClosed` after `close`, and `StoreForked` in a forked process.
+    The group commits the lowest offset of a queue that is not acknowledged. Messages from there on are delivered
+    again: by this consumer, or by another member after this one is closed or dies.
+
+    Methods raise `StoreClosed` after `close`, and `StoreForked` in a forked process.
     """
 
     def __init__(
@@ -67,17 +68,21 @@ class Consumer(Opened):
         instance: str | None = None,
         config: ConsumerConfig = DEFAULTS,
     ) -> None:
-        """Join a group and begin.
+        """Join a group and start to consume.
 
-        log: the path of a store; a cluster, as "rocketmq://host:port" of its name servers, or as a `ClusterAddress`
-        where more is to be said; or any log, which stays the caller's. group: a name, or any `Group`.
-        topics: one, or several with what to read of each: tags as in "paid || shipped", or a `Subscription`. All
-        members of a group have to say the same. listener: called with a sequence of messages of one queue; what it
-        raises lets them come again, see `ReconsumeLater`. orderly: a queue's messages in their order, one call at a
-        time in all of the group. instance: see `Group.join`.
+        log: the path of a store; "rocketmq://host:port" of a cluster's name servers; a `ClusterAddress`; or an open
+        log, which the caller has to close.
+        group: a name, or a `Group`.
+        topics: a topic, a list of topics, or a mapping of topics to tags ("paid || shipped") or a `Subscription`.
+        All members of a group need the same subscriptions.
+        listener: called with a sequence of messages of one queue. If it raises, they are delivered again, see
+        `ReconsumeLater`.
+        orderly: deliver the messages of a queue in order, in one call at a time in the whole group.
+        instance: see `Group.join`.
 
-        Raises `UnknownTopic`, `GroupConflict`, `InvalidGroup`, `FilterError`, `InvalidArgument`, `NotAStore`, ...; and
-        `ObjectsUnavailable`, `Unreachable`, `StoreBusy` where a new group is to begin at the end, and cannot.
+        Raises `UnknownTopic`, `GroupConflict`, `InvalidGroup`, `FilterError`, `InvalidArgument`, `NotAStore`, ...
+        Raises `ObjectsUnavailable`, `Unreachable` or `StoreBusy` if a new group cannot read the end offsets at which
+        it begins.
         """
         if listener is not None:
             check_listener(listener)
@@ -134,27 +139,31 @@ class Consumer(Opened):
 
     @property
     def assigned(self) -> list[Queue]:
-        """The queues that it reads now, sorted."""
+        """The queues that this consumer reads now, sorted."""
         self._must_be_well()
         return self._rebalancer.assigned
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Sleep until the consumer is closed, at most `timeout` seconds; whether it is. Raises what ended it."""
+        """Wait up to `timeout` seconds for the consumer to be closed. Return whether it is.
+
+        Raises the error that ended the consumer.
+        """
         self._must_not_be_forked()
         ended = self._queues.wait_closed(timeout)
         self._threads.must_not_have_failed()
         return ended
 
     def send_back(self, message: ReceivedMessage, delay_level: int = 0) -> None:
-        """While iterating: let the group have this message again, later, and go on. See `ReconsumeLater`.
+        """While iterating, send this message back to the group, to be delivered again later.
 
-        Raises `InvalidArgument` where it is broadcasting, unless `delay_level` is below 0: it would come to nobody.
+        delay_level: see `ReconsumeLater`. Raises `InvalidArgument` if the consumer is broadcasting and `delay_level`
+        is not negative, because no member would get the message.
         """
         self._must_be_well()
         self._member.send_back([message.stored()], delay_level, self._config.reconsume_times)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Messages as they come; each is acknowledged when the next one is asked for. It ends with `close`."""
+        """Yield messages until `close`. Asking for the next message acknowledges the last."""
         most = self._config.consume_message_batch_max_size
         self._must_not_be_forked()
         while (taken := self._queues.take(most)) is not None:
@@ -163,7 +172,7 @@ class Consumer(Opened):
         self._threads.must_not_have_failed()
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
-        """As iterating; others run while there is no message."""
+        """Yield messages as `__iter__` does, without blocking the event loop."""
         most, loop = self._config.consume_message_batch_max_size, asyncio.get_running_loop()
         while not self._queues.is_closed:
             self._must_not_be_forked()
@@ -177,11 +186,13 @@ class Consumer(Opened):
         self._threads.must_not_have_failed()
 
     def close(self) -> None:
-        """Let calls of the listener that are under way end, commit what is done, leave the group.
+        """Wait for running calls of the listener, commit finished messages, and leave the group.
 
-        The second time, and in a forked process, this does nothing. The listener may call it to stop the consumer:
-        `wait` returns then, and the thread that opened the consumer closes it. Raises what ended the consumer before;
-        `StoreLocked` in a signal handler amid `wait` or iterating, and then nothing is closed.
+        Does nothing the second time and in a forked process. The listener may call `close` to stop the consumer:
+        `wait` then returns, and the thread that opened the consumer has to call `close` as well.
+
+        Raises the error that ended the consumer. Raises `StoreLocked`, and closes nothing, in a signal handler that
+        interrupted `wait` or an iteration.
         """
         if self.is_forked:
             return
@@ -216,7 +227,7 @@ class Consumer(Opened):
         try:
             self.close()
         except BaseException as ended:
-            if error is None or ended is not self._threads.error:  # or else it is told already, or comes second
+            if error is None or ended is not self._threads.error:  # else the block raised it already, or another error
                 raise
 
     def _leave(self) -> None:
@@ -233,10 +244,10 @@ class Consumer(Opened):
         try:
             for message in taken.handful.messages:
                 yield message
-                self._must_not_be_forked()  # before the lock of the queues: in a child its holder may be missing
+                self._must_not_be_forked()  # before acquiring the lock, whose holder may not exist in a child
                 self._queues.done(taken, 1)
                 left -= 1
-        except StoreClosed:  # meanwhile: this message comes again, in another member
+        except StoreClosed:  # closed concurrently: another member gets this message again
             if not self._is_over:
                 raise
         finally:
@@ -248,13 +259,13 @@ class Consumer(Opened):
         self._threads.must_not_have_failed()
 
     def _must_not_be_forked(self) -> None:
-        """As `must_be_open`, where what was closed meanwhile ends in its own way."""
+        """Unlike `must_be_open`, allow a closed consumer, because closing ends an iteration without an error."""
         if self.is_forked:
             raise self._not_open()
 
 
 def _wake(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:
-    with suppress(RuntimeError):  # that loop is over, and nobody waits
+    with suppress(RuntimeError):  # the loop is closed, so no task waits
         loop.call_soon_threadsafe(woken.set)
 
 

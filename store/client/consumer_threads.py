@@ -17,12 +17,12 @@ _logger = logging.getLogger("store")
 
 
 class ConsumerThreads:
-    """An error that ends one of them ends the consumer. error: that error, None until then."""
+    """If a thread fails, the consumer ends. error: the error of that thread, or None."""
 
     def __init__(
         self, what: str, queues: ProcessQueues, rebalancer: Rebalancer, pullers: Sequence[Puller], figures: Figures
     ) -> None:
-        """what: the consumer, for errors and names. figures: written after each step of the rebalancer."""
+        """what: the consumer's name in errors and thread names. figures: written after each step of the rebalancer."""
         self.error: BaseException | None = None
         self._what = what
         self._queues = queues
@@ -33,9 +33,10 @@ class ConsumerThreads:
         self._workers: list[threading.Thread] = []
 
     def start(self, work: Callable[[], None] | None, count: int) -> None:
-        """Rebalance once in the calling thread, so that a new group gets what is put from now on; then start all.
+        """Rebalance once in the calling thread, then start all threads.
 
-        work: done by `count` workers, None if the user iterates.
+        Thus a new group gets every message put after this returns. work: run by each of `count` workers, None if the
+        user iterates.
         """
         self._rebalancer.begin()
         self._rebalance_by(self._rebalancer.step)
@@ -51,13 +52,13 @@ class ConsumerThreads:
         return threading.current_thread() in self._workers
 
     def stop(self) -> None:
-        """Hand out no more messages, and let all threads end."""
+        """Hand out no more messages, and let all threads end, without waiting for them."""
         self._queues.close()
         for puller in self._pullers:
             puller.stop()
 
     def wait_for_calls(self, seconds: float) -> None:
-        """Wait until the calls of the listener that are under way return, at most some seconds."""
+        """Wait up to `seconds` for running calls of the listener."""
         deadline = time.monotonic() + seconds
         for worker in self._workers:
             worker.join(max(0.0, deadline - time.monotonic()))
@@ -65,12 +66,11 @@ class ConsumerThreads:
             _logger.error("%s: closed while the listener hangs; what it has in hand comes again", self._what)
 
     def join(self) -> None:
-        """Wait for all threads but the workers."""
+        """Wait for all threads except the workers, which a hanging listener may block."""
         for thread in self._threads:
             thread.join()
 
     def must_not_have_failed(self) -> None:
-        """Raises the error that ended the consumer."""
         if self.error is not None:
             raise self.error
 
@@ -96,13 +96,13 @@ class ConsumerThreads:
         while not self._queues.is_closed:
             self._rebalance_by(self._rebalancer.step)
             self._rebalancer.wait()
-        while self._has_calls:  # no other member may get the messages in hand
+        while self._has_calls:  # keep other members from getting the messages in hand
             self._rebalance_by(self._rebalancer.renew)
             self._rebalancer.wait()
 
     def _rebalance_by(self, step: Callable[[], None]) -> None:
         try:
             step()
-        except (StoreBusy, ObjectsUnavailable, Unreachable) as error:  # the queues in hand stay this member's for now
+        except (StoreBusy, ObjectsUnavailable, Unreachable) as error:  # this member keeps its queues until they expire
             _logger.warning("%s: tried again: %s", self._what, error)
         self._figures.write()

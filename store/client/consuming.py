@@ -1,4 +1,4 @@
-"""Calls of a user's listener, and their outcome: messages are done, tried again in place, or sent back to the group."""
+"""Calls a consumer's listener, and acknowledges its messages, retries them in place or sends them back to the group."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ _MAX_RECONSUME_TIMES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig:
-    """RocketMQ's names and, but where said, its defaults; times in seconds.
+    """Settings with RocketMQ's names, and RocketMQ's defaults unless noted. Times are in seconds.
 
-    consume_thread_max: threads that call the listener. consume_message_batch_max_size: of messages in one call.
-    pull_threshold_for_queue: messages of one queue that may be cached and not acknowledged (RocketMQ: 1000);
-    pull_threshold_size_for_queue: and MiB of their bodies.
-    max_reconsume_times: how often a message may fail and come again before it is a dead letter; -1: 16 times, and
-    without end where consumption is orderly. suspend_current_queue_time: until an orderly one tries again in place.
-    unreadable: what to do with a message whose body does not decompress, or becomes too large: "dead_letter", or
-    "error", which ends the consumer. consume_timeout: after which what is in hand is named as hanging.
-    consume_timestamp: ms since 1970, for CONSUME_FROM_TIMESTAMP. await_termination_when_shutdown: how long `close`
-    waits for calls that are under way.
+    consume_thread_max: threads that call the listener.
+    consume_message_batch_max_size: most messages in one call.
+    pull_threshold_for_queue: most unacknowledged messages of one queue in memory (RocketMQ: 1000).
+    pull_threshold_size_for_queue: most MiB of their bodies.
+    max_reconsume_times: retries of a message before it becomes a dead letter; -1: 16, or unlimited if orderly.
+    suspend_current_queue_time: time before an orderly consumer retries in place.
+    consume_timeout: time in hand after which messages are logged as hanging.
+    consume_timestamp: ms since 1970, for CONSUME_FROM_TIMESTAMP.
+    await_termination_when_shutdown: how long `close` waits for running calls of the listener.
+    unreadable: what to do with a message whose body does not decompress or exceeds the limit: "dead_letter", or
+    "error", which ends the consumer.
     """
 
     consume_thread_max: int = 20
@@ -57,17 +59,17 @@ class ConsumerConfig:
 
     @property
     def queue_limits(self) -> tuple[int, int]:
-        """Messages of one queue in memory that are not acknowledged, and bytes of their bodies."""
+        """The most unacknowledged messages of one queue in memory, and the most bytes of their bodies."""
         return self.pull_threshold_for_queue, self.pull_threshold_size_for_queue * _MIB
 
     @property
     def pull_bytes(self) -> int:
-        """Bytes of records that are pulled at once."""
+        """The most bytes of records to pull at once."""
         return min(BATCH_BYTES, self.queue_limits[1])
 
     @property
     def reconsume_times(self) -> int:
-        """How often a message comes again unless it is consumed orderly."""
+        """How often a message is retried by a consumer that is not orderly."""
         return _MAX_RECONSUME_TIMES if self.max_reconsume_times < 0 else self.max_reconsume_times
 
     def __post_init__(self) -> None:
@@ -95,10 +97,10 @@ _logger = logging.getLogger("store")
 
 
 class ReconsumeLater(Exception):
-    """A listener raises it for messages that shall come again: those behind the first `done`, which are done.
+    """A listener raises it to acknowledge the first `done` messages and have the others delivered again.
 
-    delay_level: RocketMQ's, 1 to 18; 0 for its own choice, 10 seconds at first and longer each time; below 0 for the
-    dead letters at once. An orderly consumer tries again in place, so there only the last has a meaning.
+    delay_level: one of RocketMQ's levels 1 to 18; 0 for a delay of 10 seconds that grows with each retry; negative to
+    make the messages dead letters at once. An orderly consumer retries in place, and only heeds a negative level.
     """
 
     def __init__(self, *, done: int = 0, delay_level: int = 0) -> None:
@@ -108,14 +110,14 @@ class ReconsumeLater(Exception):
 
 
 class CallResult(NamedTuple):
-    """done: how many messages are done, from the first on; the others come again, see `ReconsumeLater`."""
+    """done: the number of finished messages, from the first. The others are retried, see `ReconsumeLater`."""
 
     done: int
     delay_level: int = 0
 
 
 def check_listener(listener: object) -> None:
-    """Raises `InvalidArgument` for what cannot be called, or would only be begun by that."""
+    """Raises `InvalidArgument` if `listener` is not callable, or a coroutine or generator function."""
     if not callable(listener):
         raise InvalidArgument(f"listener={listener!r:.80}: give a function of a sequence of messages")
     if inspect.iscoroutinefunction(listener) or inspect.isgeneratorfunction(listener):
@@ -126,9 +128,9 @@ def check_listener(listener: object) -> None:
 
 
 def call(listener: Listener, messages: Messages, group: str) -> CallResult:
-    """What a listener raises, but for `ReconsumeLater`, and what it should not return is logged, and nothing is done.
+    """Call a listener, and return how many messages it finished: none if it raises an error or returns a value.
 
-    It is logged once for messages that are tried again in place.
+    The failure is logged, but not again when the messages are retried in place.
     """
     try:
         answer = cast("Callable[..., object]", listener)(messages)
@@ -136,7 +138,7 @@ def call(listener: Listener, messages: Messages, group: str) -> CallResult:
         if 0 <= later.done <= len(messages):
             return CallResult(later.done, later.delay_level)
         what = f"ReconsumeLater({later}) of {len(messages)} messages"
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is logged and the messages come again
+    except Exception as error:  # noqa: BLE001 - it is logged, and the messages are delivered again
         what = "".join(traceback.format_exception(error)).rstrip()
     else:
         if answer is None:
@@ -150,25 +152,25 @@ def call(listener: Listener, messages: Messages, group: str) -> CallResult:
 
 
 def _named(message: ReceivedMessage) -> str:
-    """By the id that it had at the first try."""
+    """Name a message by the id of its first delivery, because each retry has a new id."""
     again = f" (try {message.reconsume_times + 1})" if message.reconsume_times else ""
     return f"{first_id(message.msg_id, message.properties)} of {message.topic}{again}"
 
 
 class ConsumeService(Protocol):
-    """One of the ways to consume."""
+    """How a consumer treats failed messages: `Concurrently`, `Orderly` or `Broadcast`."""
 
     @property
     def queue(self) -> type[ProcessQueue]:
-        """How what of one queue is in hand goes out."""
+        """The class that decides the order in which a queue's messages are handed out."""
 
     def settle(self, queues: ProcessQueues, taken: Taken, outcome: CallResult) -> None:
-        """Do with what was taken, and the listener was called with, what came of that."""
+        """Acknowledge the finished messages, and retry or send back the failed ones."""
 
 
 @dataclass(frozen=True)
 class Concurrently:
-    """What failed goes back to the group and comes again later, while others go on."""
+    """Sends failed messages back to the group, which delivers them later, and continues with others."""
 
     member: Member
     max_reconsume_times: int
@@ -184,7 +186,7 @@ class Concurrently:
 
 @dataclass(frozen=True)
 class Orderly:
-    """What failed is tried again in place after `suspend_seconds`, and its queue stands still until then."""
+    """Retries failed messages in place after `suspend_seconds`, and blocks their queue until then."""
 
     member: Member
     max_reconsume_times: float
@@ -206,7 +208,7 @@ class Orderly:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What failed is gone, as with RocketMQ: other members have it as well, and nothing goes back for one alone."""
+    """Drops failed messages, as RocketMQ does: a group cannot redeliver a message to one member alone."""
 
     queue = ProcessQueue
 
@@ -217,7 +219,6 @@ class Broadcast:
 
 
 def consume_service(member: Member, config: ConsumerConfig, *, orderly: bool) -> ConsumeService:
-    """Return the way to consume that a consumer's settings ask for."""
     if orderly:
         times = math.inf if config.max_reconsume_times < 0 else config.max_reconsume_times
         return Orderly(member, times, config.suspend_current_queue_time)
@@ -227,7 +228,7 @@ def consume_service(member: Member, config: ConsumerConfig, *, orderly: bool) ->
 
 
 def send_back(member: Member, queues: ProcessQueues, taken: Taken, delay_level: int, max_reconsume_times: int) -> None:
-    """Let the group have again what is in hand; where that fails, try it here once more, and log why."""
+    """Send messages in hand back to the group. If that fails, log the error and retry them in place."""
     try:
         member.send_back([each.stored() for each in taken.handful.messages], delay_level, max_reconsume_times)
     except StoreError as error:
@@ -239,14 +240,14 @@ def send_back(member: Member, queues: ProcessQueues, taken: Taken, delay_level: 
 
 
 def set_aside(service: ConsumeService, queues: ProcessQueues, taken: Taken, group: str) -> bool:
-    """Make a dead letter of a message whose body cannot be read. Return whether it is one."""
+    """If a message's body cannot be read, make it a dead letter. Return whether that was done."""
     messages = taken.handful.messages
     if messages.body_error is None:
         return False
     if not messages.tries:
         where = taken.queue.queue, messages.offset
         _logger.error("group %s: %s, offset %d: the body cannot be read: %s", group, *where, messages.body_error)
-    if taken.queue.queue.topic == DLQ_TOPIC_PREFIX + group:  # it is a dead letter of this group
+    if taken.queue.queue.topic == DLQ_TOPIC_PREFIX + group:  # it is already a dead letter
         queues.done(taken)
     else:
         service.settle(queues, taken, CallResult(0, _DEAD_LETTERS))
@@ -256,7 +257,7 @@ def set_aside(service: ConsumeService, queues: ProcessQueues, taken: Taken, grou
 def consume(
     queues: ProcessQueues, service: ConsumeService, listener: Listener, group: str, most: int, figures: Figures
 ) -> None:
-    """One thread's work, until the queues are closed."""
+    """Take messages and call the listener with them until the queues are closed."""
     while (taken := queues.take(most)) is not None:
         if set_aside(service, queues, taken, group):
             continue

@@ -1,4 +1,4 @@
-"""What of one queue a consumer has in hand (RocketMQ's ProcessQueue): pulled, handed out, done; the lowest not done."""
+"""`ProcessQueue`: the messages of one queue that a consumer has pulled and not acknowledged, as in RocketMQ."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _NEVER = math.inf
 
 @dataclass(eq=False, slots=True)
 class Handful:
-    """Messages that go out together. since: when they did, `time.monotonic()` seconds; infinity: they are not out.
+    """Messages that are handed out together.
 
-    is_told: whether a warning has said that it hangs.
+    since: when they were handed out, `time.monotonic()` seconds; infinity if they are not in hand. is_told: whether a
+    warning was logged that they are in hand for too long.
     """
 
     messages: Messages
@@ -30,22 +31,22 @@ class Handful:
         return self.messages.offset
 
     def tried(self) -> None:
-        """It was in vain: each message counts one more try."""
+        """Count a failed try for each message."""
         self.messages = self.messages.tried()
 
 
 class ProcessQueue:
-    """One queue of a consumer. Handfuls go out in order of offset, several at a time, and are done in any order.
+    """One queue of a consumer. Handfuls are handed out in order of offset, and finished in any order.
 
-    Nothing in here waits, or looks at a clock: `now` is `time.monotonic()` seconds. One thread at a time.
+    Not thread-safe. No method blocks or reads a clock; times are `time.monotonic()` seconds.
     """
 
     def __init__(self, queue: Queue, begin: int, max_count: int, max_bytes: int) -> None:
         """begin: the queue offset to pull from. max_count, max_bytes: see `is_full`."""
         self.queue = queue
-        self.pulled = begin  # queue offset up to which this knows all messages that match
-        self.sent_to: int | None = None  # queue offset, where the log says to go on there
-        self.lost_at: int | None = None  # queue offset, at which a message seemed lost that the queue says is there
+        self.pulled = begin  # queue offset up to which all matching messages were pulled
+        self.sent_to: int | None = None  # queue offset to go on at, if the log requested one
+        self.lost_at: int | None = None  # queue offset of a message in the queue's bounds that could not be read
         self.is_stopped = False
         self.count = 0
         self.bytes = 0
@@ -53,54 +54,53 @@ class ProcessQueue:
         self._max_bytes = max_bytes
         self._cached: deque[Messages] = deque()
         self._handed: deque[Handful] = deque()  # by offset, from the first that is not done
-        self._again: deque[tuple[float, Handful]] = deque()  # given back, with the time from which they may go out
+        self._again: deque[tuple[float, Handful]] = deque()  # given back, with the earliest time to hand them out again
 
     @property
     def position(self) -> int:
-        """The lowest offset that is not done: what is to be acknowledged."""
+        """The offset to commit: the lowest queue offset that is not done."""
         if self._handed:
             return self._handed[0].begin
         return self._cached[0].offset if self._cached else self.pulled
 
     @property
     def is_full(self) -> bool:
-        """Whether to pull no more for now: `count` messages that are not acknowledged, or their bodies, are enough.
+        """Whether to pause pulling: `max_count` messages, or `max_bytes` of bodies, are not acknowledged.
 
-        What was done behind a message that is not counts as well, or one that hangs would have ever more come twice
-        after a restart (RocketMQ's consumeConcurrentlyMaxSpan).
+        Finished messages behind an unfinished one count, because a restart delivers them again. This bounds the
+        duplicates that one hanging message causes (RocketMQ's consumeConcurrentlyMaxSpan).
         """
         return self.count >= self._max_count or self.bytes >= self._max_bytes
 
     @property
     def is_half_empty(self) -> bool:
-        """Whether to pull on after it was full."""
+        """Whether to resume pulling after the queue was full."""
         return 2 * self.count <= self._max_count and 2 * self.bytes <= self._max_bytes
 
     @property
     def room(self) -> int:
-        """How many messages to pull at most."""
         return max(0, self._max_count - self.count)
 
     @property
     def in_hand(self) -> list[Handful]:
-        """What is handed out, and neither done nor given back."""
+        """The handfuls that are neither done nor given back."""
         return [handful for handful in self._handed if handful.since < _NEVER]
 
     def put(self, columns: Columns) -> None:
-        """The next messages that were pulled, all at or behind `pulled`."""
+        """Add pulled messages, all at or after offset `pulled`."""
         messages = Messages(columns, 0, len(columns))
         self._cached.append(messages)
         self.pulled = columns.queue_offset[-1] + 1
         self._weigh(messages, 1)
 
     def ready_at(self) -> float:
-        """When `take` will give something: a time, 0 for at once, infinity where nothing is left."""
+        """Return the time at which `take` will return messages: 0 for now, infinity if there are none."""
         if self._cached:
             return 0.0
         return min((at for at, _ in self._again), default=_NEVER)
 
     def take(self, most: int, now: float) -> Handful | None:
-        """Up to `most` messages, in hand from now on; None where there are none."""
+        """Hand out up to `most` messages. Return None if there are none."""
         for number, (at, handful) in enumerate(self._again):
             if at <= now:
                 del self._again[number]
@@ -111,7 +111,7 @@ class ProcessQueue:
         messages, others = self._cached[0].cut(min(most, len(self._cached[0])))
         handful = Handful(messages)
         handful.since = now
-        self._handed.append(handful)  # while it is cached still: an interrupt in between acknowledges nothing
+        self._handed.append(handful)  # before it leaves the cache, so that an interrupt cannot advance `position`
         if len(others):
             self._cached[0] = others
         else:
@@ -119,7 +119,7 @@ class ProcessQueue:
         return handful
 
     def done(self, handful: Handful, count: int | None = None) -> None:
-        """All of what was taken is done, or the first `count` messages, while the others stay in hand."""
+        """Mark a handful as done, or its first `count` messages; the others stay in hand."""
         if count is not None and count < len(handful.messages):
             first, handful.messages = handful.messages.cut(count)
             self._weigh(first, -1)
@@ -129,12 +129,12 @@ class ProcessQueue:
             self._weigh(self._handed.popleft().messages, -1)
 
     def give_back(self, handful: Handful, at: float) -> None:
-        """What was taken was not done, and comes again, not before `at`."""
+        """Queue an unfinished handful to be handed out again, at time `at` or later."""
         handful.since, handful.is_told = _NEVER, False
         self._again.append((at, handful))
 
     def stop(self) -> None:
-        """Hand out nothing more: what is not in hand is as if it had never been pulled."""
+        """Discard the pulled messages that are not in hand, and hand out no more."""
         self.is_stopped = True
         if self._cached:
             self.pulled = self._cached[0].offset
@@ -149,7 +149,7 @@ class ProcessQueue:
 
 
 class OrderlyQueue(ProcessQueue):
-    """One whose messages are done in order: one handful is out at a time, and what was given back is the next."""
+    """A queue consumed in order: one handful is in hand at a time, and one that is given back is the next."""
 
     def ready_at(self) -> float:
         if self._again:

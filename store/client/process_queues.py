@@ -1,4 +1,4 @@
-"""The queues that are one consumer's now, and its threads between them: who pulls, who consumes, who rebalances."""
+"""`ProcessQueues`: the queues of one consumer, shared by the threads that pull, consume and rebalance."""
 
 from __future__ import annotations
 
@@ -19,55 +19,58 @@ from store.model.log_protocol import Positions
 
 
 class Taken(NamedTuple):
-    """What a thread has in hand, and of which queue."""
+    """The messages that a thread has in hand, and their queue."""
 
     queue: ProcessQueue
     handful: Handful
 
 
 class ProcessQueues:
-    """Any thread may call any verb. Who finds nothing to take waits; queues with messages take turns.
+    """A consumer's queues, which take turns if several have messages. All methods are thread-safe.
 
-    What is done is committed before anybody can take more of its queue.
+    Finished messages are committed before any thread can take more of their queue.
     """
 
     def __init__(self, commit: Callable[[Positions], None]) -> None:
         """commit: called with the position of one queue; it must be quick."""
         self._commit = commit
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)  # who takes waits for it
+        self._changed = threading.Condition(self._lock)  # wakes threads in `take`
         self._closed = threading.Condition(self._lock)
-        self._pull: dict[ProcessQueue, Callable[[ProcessQueue], None]] = {}  # all that are here
+        self._pull: dict[ProcessQueue, Callable[[ProcessQueue], None]] = {}  # all queues added and not removed
         self._full: set[ProcessQueue] = set()
         self._turns: deque[ProcessQueue] = deque()
         self._in_turn: set[ProcessQueue] = set()
-        self._later: list[tuple[float, int, ProcessQueue]] = []  # a heap: when they will have something
+        self._later: list[tuple[float, int, ProcessQueue]] = []  # a heap, by the time when a queue has messages again
         self._numbers = count()
         self._until = -math.inf
         self._waiters: deque[Callable[[], None]] = deque()
         self._is_closed = False
         self._process = os.getpid()
 
-    # --- whose they are --------------------------------------------------------------------------------
+    # --- ownership -------------------------------------------------------------------------------------
 
     def add(self, queue: ProcessQueue, pull: Callable[[ProcessQueue], None]) -> None:
-        """Let it be consumed. pull: called now, and whenever a full queue has room again; it must be quick."""
+        """Start to consume a queue. pull: called now, and when a full queue has room again; it must be quick."""
         with self._lock:
             self._pull[queue] = pull
         pull(queue)
 
     def stop(self, queue: ProcessQueue) -> None:
-        """Hand out nothing of it any more. What is in hand may still be done."""
+        """Hand out no more messages of a queue. Messages in hand may still be finished and committed."""
         with self._lock:
             queue.stop()
 
     def remove(self, queue: ProcessQueue) -> None:
-        """What is done of it from now on does not count."""
+        """Stop a queue, and commit nothing of it from now on."""
         with self._lock:
             self._remove(queue)
 
     def forget(self, resets: Callable[[], Positions]) -> Positions:
-        """`remove` the queues that somebody reset, before anything more of them is committed; what `resets` said."""
+        """Call `resets`, remove the queues that it returns, and return its result.
+
+        No offset of these queues is committed after the call of `resets`.
+        """
         with self._lock:
             positions = resets()
             for queue in [queue for queue in self._pull if queue.queue in positions]:
@@ -75,12 +78,11 @@ class ProcessQueues:
         return positions
 
     def in_hand(self, queue: ProcessQueue) -> list[Handful]:
-        """What is handed out of it."""
         with self._lock:
             return queue.in_hand
 
     def lease(self, until: float) -> None:
-        """They are this consumer's until then, `time.monotonic()` seconds: nothing is handed out after it."""
+        """Hand out messages only before `until`, `time.monotonic()` seconds, when the queue locks expire."""
         with self._lock:
             self._until = until
             self._changed.notify_all()
@@ -88,21 +90,20 @@ class ProcessQueues:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing more is handed out."""
         return self._is_closed
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a child of the one that they belong to, where nobody gives the lock back."""
+        """Whether this is a forked process. The lock must not be used there, because its holder may be missing."""
         return os.getpid() != self._process
 
     @property
     def is_inside(self) -> bool:
-        """Whether the calling thread is amid another verb, as in a signal handler. Other threads wait for that verb."""
+        """Whether the calling thread holds the lock: it is in a signal handler that interrupted another method."""
         return is_owned(self._changed)
 
     def close(self) -> None:
-        """Hand out nothing from now on."""
+        """Hand out no more messages, and wake all waiting threads."""
         with self._lock:
             self._is_closed = True
             self._changed.notify_all()
@@ -117,7 +118,7 @@ class ProcessQueues:
     # --- pulling ---------------------------------------------------------------------------------------
 
     def put(self, queue: ProcessQueue, columns: Columns) -> bool:
-        """The next messages of a queue; whether to pull on now. If not, `pull` is called when there is room."""
+        """Add pulled messages. Return whether to pull on now; if not, `pull` is called when there is room."""
         with self._lock:
             if queue.is_stopped or self._is_closed:
                 return False
@@ -128,7 +129,7 @@ class ProcessQueues:
             return not queue.is_full
 
     def passed(self, queue: ProcessQueue, end: int) -> bool:
-        """There are no more messages that match before queue offset `end`; whether to pull on now."""
+        """Record that no more messages match before queue offset `end`. Return whether to pull on now."""
         with self._lock:
             if queue.is_stopped or self._is_closed:
                 return False
@@ -140,7 +141,7 @@ class ProcessQueues:
     # --- consuming -------------------------------------------------------------------------------------
 
     def take(self, most: int, timeout: float = math.inf) -> Taken | None:
-        """Up to `most` messages of one queue, as soon as there are some; None after `timeout` seconds, or `close`."""
+        """Wait for messages, and return up to `most` of one queue; None after `timeout` seconds or `close`."""
         deadline = time.monotonic() + timeout
         with self._lock:
             while not self._is_closed:
@@ -153,8 +154,10 @@ class ProcessQueues:
         return None
 
     def take_or_call(self, most: int, tell: Callable[[], None]) -> Taken | None:
-        """As `take`, but where there is nothing `tell` is called, once, when it is time to ask again; after `close` at
-        once."""
+        """Like `take`, without waiting: if there are no messages, return None, and call `tell` when to try again.
+
+        `tell` is called once, by another thread; if the queues are closed, it is called before this returns.
+        """
         with self._lock:
             if self._is_closed:
                 tell()
@@ -165,7 +168,7 @@ class ProcessQueues:
             return taken
 
     def done(self, taken: Taken, count: int | None = None) -> None:
-        """All of it is done; or its first `count` messages are, and the others stay in hand."""
+        """Acknowledge all messages, or the first `count`; the others stay in hand."""
         queue = taken.queue
         with self._lock:
             before = queue.position
@@ -181,7 +184,7 @@ class ProcessQueues:
             pull(queue)
 
     def give_back(self, taken: Taken, seconds: float) -> None:
-        """It was not done, and comes again, not before some seconds are over."""
+        """Return unfinished messages to their queue. They are handed out again after `seconds` at the earliest."""
         queue = taken.queue
         with self._lock:
             queue.give_back(taken.handful, time.monotonic() + seconds)
@@ -203,19 +206,19 @@ class ProcessQueues:
             handful = queue.take(most, now)
             self._line_up(queue)
             if handful is not None:
-                if self._later:  # this thread may be the only one that knew until when to wait
+                if self._later:  # another thread has to wait for the next time in `_later` now
                     self._changed.notify()
                 return Taken(queue, handful)
         return None
 
     def _wake_one(self) -> None:
-        """Wake one who waits, of any kind."""
+        """Wake one thread in `take`, and call all callbacks of `take_or_call`."""
         self._changed.notify()
         while self._waiters:
             self._waiters.popleft()()
 
     def _line_up(self, queue: ProcessQueue) -> None:
-        """Let a queue have its turn, if it has something."""
+        """Schedule a queue: now if it has messages, later if it has messages to retry."""
         if queue.is_stopped or queue in self._in_turn:
             return
         at = queue.ready_at()

@@ -1,4 +1,4 @@
-"""Pulls the messages of a consumer's queues into its memory, as they come and while there is room."""
+"""`Puller`: a thread that pulls a consumer's queues into memory while they have room."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from store.model.log_protocol import Held, Log, MessageFilter, Queue, QueueRange
 
 _IDLE_SECONDS = 60.0
 _FEW = 16
-_LOOKED_AT = 1 << 16  # messages, between two that are acknowledged where none match
+_LOOKED_AT = 1 << 16  # messages to read between two commits if none match
 _logger = logging.getLogger("store")
 
 
@@ -31,11 +31,11 @@ class ReadsFew(Protocol):
     """A log that can read a few messages in less time than `scan` takes."""
 
     def few(self, wanted: QueueRange) -> Sequence[StoredMessage] | None:
-        """All messages of a published range; None where `scan` is to be asked."""
+        """Return all messages of a published range, None if the caller has to use `scan`."""
 
 
 class PullFigures(NamedTuple):
-    """delivered: milliseconds from a message's storing to its pull. held: how many requests are held."""
+    """delivered: milliseconds from storing a message to pulling it. held: the number of held requests."""
 
     delivered: Figure
     held: Figure
@@ -46,7 +46,7 @@ class PullFigures(NamedTuple):
 
 
 class Puller:
-    """One thread's work, for queues that are read through one filter. Any thread may call `pull` and `stop`."""
+    """Pulls queues that share one filter. One thread calls `run`; any thread may call `pull` and `stop`."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Puller:
         figures: PullFigures,
         unreadable: Unreadable = "raw",
     ) -> None:
-        """max_bytes: of the records that are read at once. unreadable: as of a `ReadSpec`."""
+        """max_bytes: limit of the records read at once. unreadable: see `ReadSpec`."""
         self._log = log
         self._few = log.few if isinstance(log, ReadsFew) else None
         self._filter = message_filter
@@ -66,14 +66,14 @@ class Puller:
         self._figures = figures
         self._asked: SimpleQueue[ProcessQueue | None] = SimpleQueue()
         self._held: Held | None = None
-        self._waiting: dict[Queue, ProcessQueue] = {}  # those that are held, from where they were pulled up to
+        self._waiting: dict[Queue, ProcessQueue] = {}  # queues with a held request
 
     def pull(self, queue: ProcessQueue) -> None:
-        """Pull a queue from now on, until it is full or stopped."""
+        """Start to pull a queue, until it is full or stopped."""
         self._ask(queue)
 
     def stop(self) -> None:
-        """`run` comes to its end."""
+        """Let `run` return."""
         self._ask(None)
 
     def _ask(self, asked: ProcessQueue | None) -> None:
@@ -82,7 +82,7 @@ class Puller:
             self._held.wake()
 
     def run(self) -> None:
-        """Until `stop`. Raises what reading raises: `CorruptRecord`, `UnreadableBody`, `StoreClosed`, ..."""
+        """Pull until `stop`. Raises the errors of reading: `CorruptRecord`, `UnreadableBody`, `StoreClosed`, ..."""
         is_over = False
         while not is_over:
             with self._log.hold({}, math.inf, self._filter, _IDLE_SECONDS) as held:
@@ -100,20 +100,20 @@ class Puller:
                 self._answer(held, found)
 
     def _drop_all(self) -> None:
-        """The topic was deleted: its queues are the rebalancer's to take over, should they be there again."""
+        """Stop the queues of a deleted topic. If it is recreated, the rebalancer takes them over again."""
         for queue in self._waiting.values():
             self._queues.stop(queue)
         self._waiting.clear()
         self._figures.held.set(0)
 
     def _listen(self, held: Held) -> bool:
-        """Hold what was asked for; wait for that where nothing is held. False to end."""
+        """Hold a request for each new queue, and wait for one if none is held. Return False after `stop`."""
         with suppress(Empty):
             while True:
                 queue = self._asked.get(block=not self._waiting)
                 if queue is None:
                     return False
-                if not queue.is_stopped:  # or it took the place of one that was begun anew meanwhile
+                if not queue.is_stopped:  # a stopped one would replace its restarted successor in `_waiting`
                     self._wait_for(held, queue)
         return True
 
@@ -123,7 +123,7 @@ class Puller:
         held.again(queue.queue, queue.pulled)
 
     def _answer(self, held: Held, found: QueueRange) -> None:
-        """Pull what a request was woken for, and hold another one where there is room."""
+        """Pull the range that a request was answered with, and hold another one if there is room."""
         queue = self._waiting.pop(found.queue)
         self._figures.held.set(len(self._waiting))
         if queue.is_stopped:
@@ -135,10 +135,10 @@ class Puller:
             self._wait_for(held, queue)
 
     def _fill(self, queue: ProcessQueue, end: int) -> bool:
-        """Pull messages before queue offset `end`; whether there is room for more."""
-        if not self._filter.columns:  # or else it is not known how many match
+        """Pull messages before queue offset `end`. Return whether there is room for more."""
+        if not self._filter.columns:  # all messages match, so their number is known
             end = min(end, queue.pulled + max(1, queue.room))
-        elif self._filter.tags_codes is None:  # each is looked at: other queues have their turn, and none match, maybe
+        elif self._filter.tags_codes is None:  # it reads each message: leave time for other queues, and for a commit
             end = min(end, queue.pulled + _LOOKED_AT)
         try:
             for columns in self._read(QueueRange(queue.queue, queue.pulled, end)):
@@ -161,9 +161,11 @@ class Puller:
             yield Columns(wanted.queue, batch)
 
     def _corrected(self, queue: ProcessQueue, error: OffsetOutOfRange | UnknownTopic) -> bool:
-        """Go on with the first message that is there, as RocketMQ's consumer does; False where the queue is gone, or
-        ends before what was read of it: the rebalancer sees what it is now. Raises `OffsetLost` where the queue goes on
-        before what is lost, as with a segment of the log."""
+        """Go on at the first message that exists, as RocketMQ's consumer does. Return whether to pull on.
+
+        If the queue was deleted, or ends before the pulled offset, stop it for the rebalancer to restart.
+        Raises `OffsetLost` if a message within the queue's bounds is lost, as with a missing log segment.
+        """
         bounds = self._log.bounds([queue.queue]).get(queue.queue)
         if bounds is None or bounds.max_offset < queue.pulled:
             self._queues.stop(queue)
@@ -175,7 +177,7 @@ class Puller:
             )  # fmt: skip
             return self._queues.passed(queue, bounds.min_offset)
         if isinstance(error, OffsetLost):
-            if queue.lost_at == queue.pulled:  # again: it was no change of the queue amid reading
+            if queue.lost_at == queue.pulled:  # the second time, so no concurrent deletion caused it
                 raise error
             queue.lost_at = queue.pulled
         return True

@@ -1,4 +1,4 @@
-"""Which queues are this consumer's: taken over, given back, begun anew, as its group's members come and go."""
+"""`Rebalancer`: takes over and gives back a consumer's queues as the members of its group change."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ from store.model.log_protocol import Bounds, Log, Positions, Queue
 _RENEW_SECONDS = 20.0  # rocketmq.client.rebalance.lockInterval
 _LEASE_SECONDS = 30.0  # rocketmq.client.rebalance.lockMaxLiveTime
 _PERSIST_SECONDS = 5.0
-_LOOK_SECONDS = 1.0  # for topics that are new, or have more queues
+_LOOK_SECONDS = 1.0  # between two checks for new topics and new queues
 _LEAVING_LOOK_SECONDS = 0.01
-_PATIENCE_SECONDS = 1.0  # with what is in hand of a queue that another member shall have, and may then have twice
+# How long to wait for messages in hand before another member gets their queue. It receives later ones a second time.
+_PATIENCE_SECONDS = 1.0
 _logger = logging.getLogger("store")
 
 
 class Leaving(NamedTuple):
-    """A queue that is to be given back, or begun anew at an offset, once nothing of it is in hand."""
+    """A queue to give back, or to restart at `again_at`, once none of its messages are in hand.
+
+    since: when it was stopped, `time.monotonic()` seconds.
+    """
 
     queue: ProcessQueue
     since: float
@@ -37,7 +41,7 @@ class Leaving(NamedTuple):
 
 
 class Rebalancer:
-    """One thread's work: `step` after `step`, each as soon as `wait` says."""
+    """Runs in one thread, which alternates `step` and `wait`."""
 
     def __init__(
         self,
@@ -48,7 +52,7 @@ class Rebalancer:
         kind: type[ProcessQueue],
         config: ConsumerConfig,
     ) -> None:
-        """pullers: by topic. kind: of queue that messages wait in."""
+        """pullers: by topic. kind: the class to create for each assigned queue."""
         self._log = log
         self._member = member
         self._queues = queues
@@ -57,27 +61,30 @@ class Rebalancer:
         self._config = config
         self._mine: dict[Queue, ProcessQueue] = {}
         self._leaving: dict[Queue, Leaving] = {}
-        self._were_gone: set[str] = set()  # topics: what they have now came while this was a member
+        self._were_gone: set[str] = set()  # topics that were missing at times, so this member reads them from the start
         self._renewed = -math.inf
         self._persisted = time.monotonic()
 
     @property
     def assigned(self) -> list[Queue]:
-        """Queues that are consumed here, sorted."""
+        """The queues that this consumer reads, sorted."""
         return sorted(self._mine)
 
     def begin(self) -> None:
-        """Let a new group that begins at the end get what is put from now on, whoever has the queues, and dies before
-        that is done. Raises what keeps this from knowing the end."""
+        """Record the start offsets of a new group that begins at the end of its topics.
+
+        The group then gets every message put from now on, even if a queue's first owner dies before it commits.
+        Raises an error if the end offsets cannot be read.
+        """
         if self._config.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
             topics = self._log.topics()
             for topic in filter(topics.__contains__, self._pullers):
                 self._begin_in(topic, self._config.consume_from_where)
 
     def step(self) -> None:
-        """Bring what is consumed here in line with what the group has, as it stands now.
+        """Adapt this consumer's queues to the group's current members, topics and offset resets.
 
-        Raises `StoreBusy` where others have the turn for too long; it may be repeated.
+        Raises `StoreBusy` if other processes hold a lock for too long. The caller may retry.
         """
         now = time.monotonic()
         self.renew()
@@ -91,11 +98,11 @@ class Rebalancer:
         if now >= self._persisted + _PERSIST_SECONDS:
             self._persist()
             self._persisted = now
-        self._take_over(wanted - self._mine.keys() - self._leaving.keys())  # last: a broker may be away
+        self._take_over(wanted - self._mine.keys() - self._leaving.keys())  # last, because it fails if a broker is down
         self._name_what_hangs(now)
 
     def renew(self) -> None:
-        """Hold the locks for another while, when it is time; what another has by then is lost here at once."""
+        """Renew the queue locks if they are due, and drop the queues that another member has locked by now."""
         now = time.monotonic()
         if now < self._renewed + _RENEW_SECONDS:
             return
@@ -112,16 +119,16 @@ class Rebalancer:
     def _persist(self) -> None:
         try:
             self._member.persist()
-        except StoreFull as error:  # who inherits knows all the same, and there may be space the next time
+        except StoreFull as error:  # the next owner still gets the offsets, and there may be space at the next try
             _logger.warning("%s: how far the group is is noted later: %s", self._member.id, error)
 
     def wait(self) -> None:
-        """Until there may be something to do."""
+        """Sleep until the next `step` is due or the group changes."""
         self._member.wait(_LEAVING_LOOK_SECONDS if self._leaving else _LOOK_SECONDS)
 
     @property
     def _held(self) -> dict[Queue, ProcessQueue]:
-        """Those that are this member's: that are consumed here, or leave."""
+        """The queues that this member has locked: consumed or leaving."""
         return {**self._mine, **{name: leaving.queue for name, leaving in self._leaving.items()}}
 
     def _known(self) -> set[Queue]:
@@ -130,17 +137,17 @@ class Rebalancer:
         return {queue for topic in self._pullers for queue in topics.get(topic, ())}
 
     def _begin_anew(self, resets: Positions, now: float) -> None:
-        """Of a queue that leaves already, to be begun anew, the last reset counts."""
         for name, position in resets.items():
             leaving = self._leaving.get(name)
             if name in self._mine:
                 self._leave(name, now, position)
-            elif leaving is not None and leaving.again_at is not None:
+            elif leaving is not None and leaving.again_at is not None:  # the last reset counts
                 self._leaving[name] = leaving._replace(again_at=position)
 
     def _correct(self, now: float) -> None:
-        """Give back the queues that the puller stopped; those that exist are taken over again where the group stands,
-        or where the log sent it.
+        """Give back the queues that the puller stopped.
+
+        The next step takes over those that exist, from the committed offset or the one that the log requested.
         """
         for name, queue in list(self._mine.items()):
             if queue.is_stopped:
@@ -157,7 +164,7 @@ class Rebalancer:
         self._leaving[queue] = Leaving(leaving, now, again_at)
 
     def _give_back(self, now: float) -> None:
-        """Those of the leaving queues of which nothing is in hand, or for too long."""
+        """Give back the leaving queues that have no messages in hand, or have had them in hand for too long."""
         for name, (queue, since, again_at) in list(self._leaving.items()):
             must_wait = isinstance(queue, OrderlyQueue) or (again_at is None and now < since + _PATIENCE_SECONDS)
             if must_wait and self._queues.in_hand(queue):
@@ -180,18 +187,21 @@ class Rebalancer:
         self._consume(got, self._member.committed(got))
 
     def _begin_in(self, topic: str, where: ConsumeFromWhere) -> None:
-        """Of all its queues: one that has no offset when others have some is taken for a new one."""
+        """Record the start offsets of all queues of a topic.
+
+        It has to be all of them, because a queue without an offset counts as new if the topic's others have one.
+        """
         self._member.begin(
             first_offsets(self._log, topic, self._member.committed, where, self._config.consume_timestamp)
         )
 
     def _consume(self, got: Collection[Queue], positions: Positions) -> None:
-        """Consume queues that are this member's now, from there on; give those back that are not there."""
+        """Consume locked queues from the given positions. Unlock the queues that do not exist."""
         bounds, begins = self._log.bounds(got), dict[Queue, int]()
         for queue, position in positions.items():
             if queue in bounds:
                 begin = _within(queue, position, bounds[queue])
-                if begin < position:  # or what is done from there on would not count
+                if begin < position:  # without a reset, commits below the committed offset would be ignored
                     self._member.reset({queue: begin})  # the next step takes it over
                 else:
                     begins[queue] = begin
@@ -213,7 +223,7 @@ class Rebalancer:
 
 
 def _within(queue: Queue, position: int, bounds: Bounds) -> int:
-    """A position at which there is, or will be, a message."""
+    """Return the position clamped to the queue's bounds. Log a warning if it was outside of them."""
     if position < bounds.min_offset:
         what = "messages [%d, %d) were deleted before they were consumed"
         _logger.warning(f"%s: {what}", queue, position, bounds.min_offset)

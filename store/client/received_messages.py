@@ -1,4 +1,4 @@
-"""The messages that a consumer gets: columns as the log gives them, and what one looks at made of them then."""
+"""`ReceivedMessage`: a message that a consumer gets, a view of columns whose values are converted on first access."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from store.format.properties import dicts
 from store.format.stored_message import StoredMessage, host_of, offset_msg_id
 from store.model.log_protocol import Int64s, Queue
 
-# What is pulled. Tags, keys and ids come out of the properties when somebody asks: of one message alone, each of their
-# columns takes as long as all those that are copied.
+# The columns to pull. Tags, keys and ids are looked up in the properties on access: for a single message, extracting
+# each of their columns takes as long as copying all of the columns below.
 COLUMNS = (
     "queueOffset",
     "body",
@@ -50,18 +50,18 @@ COLUMNS = (
 _ATTRIBUTES = {name: re.sub("[A-Z]+", lambda found: f"_{found[0].lower()}", name) for name in COLUMNS}
 _FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # of the years 1 to 9999
 
-_UNPRINTABLE = re.compile(r"[\x00-\x1f]+")  # some of these end a property
+_UNPRINTABLE = re.compile(r"[\x00-\x1f]+")  # among them are the separators of properties
 
 _Value = TypeVar("_Value", covariant=True)
 
 
 class Columns:
-    """n messages of one queue, n >= 1; each list has one item a message, and is made when it is first looked at."""
+    """n messages of one queue, n >= 1. Each list has one item per message, and is built on first access."""
 
-    body_error: str | None = None  # why the body of this one message cannot be read, see `pieces`
+    body_error: str | None = None  # why the body of a single message cannot be read, see `pieces`
 
     def __init__(self, queue: Queue, batch: pa.RecordBatch, tries: int = 0) -> None:
-        """batch: COLUMNS. tries: how often these were given out before, without going through the log again."""
+        """batch: has COLUMNS. tries: failed tries since the messages were pulled."""
         self._queue = queue
         self._batch = batch
         self.tries = tries
@@ -71,7 +71,7 @@ class Columns:
         return len(self.queue_offset)
 
     def pieces(self) -> list[Columns]:
-        """Return these in order, each message with an unreadable body by itself."""
+        """Split the messages so that each with an unreadable body is alone in its piece."""
         errors = self._batch["bodyError"]
         if errors.null_count == len(self):
             return [self]
@@ -83,20 +83,20 @@ class Columns:
         return pieces
 
     def tried(self) -> Columns:
-        """The same messages, given out once more."""
+        """Return the same messages with one more failed try."""
         again = Columns(self._queue, self._batch, self.tries + 1)
         again.body_error = self.body_error
         return again
 
     @property
     def stored_at(self) -> Floats:
-        """Their store timestamps, ms since the epoch; of one that is no time anything."""
+        """Store timestamps, float64 ms since the epoch; an arbitrary number for an invalid one."""
         times: Floats = numbers(self._batch["storeTimestamp"].view(pa.int64()).fill_null(0)) / 1000
         return times
 
     @cached_property
     def body_bounds(self) -> Int64s:
-        """Bytes of all bodies before each and, last, of all, int64, shape (n + 1,)."""
+        """Cumulative body sizes in bytes, from 0 to the total, int64, shape (n + 1,)."""
         bounds = np.zeros(len(self) + 1, np.int64)
         np.cumsum(numbers(pc.binary_length(self._batch["body"])), out=bounds[1:])
         return bounds
@@ -107,7 +107,7 @@ class Columns:
 
     @cached_property
     def topic(self) -> list[str]:
-        """A message that comes again has the topic that it came from first."""
+        """The original topic, also for messages from a retry topic."""
         topics: list[str] = self._list("topic")
         if not self._queue.topic.startswith(RETRY_TOPIC_PREFIX):
             return topics
@@ -195,7 +195,7 @@ class Columns:
 
 
 class FewColumns(Columns):
-    """The same of messages that were read one by one, which takes less time for a few."""
+    """`Columns` of messages that were read one by one, which is faster for a few."""
 
     def __init__(self, queue: Queue, messages: Sequence[StoredMessage], tries: int = 0) -> None:
         self._queue = queue
@@ -240,7 +240,7 @@ def _offset_id(host: str, physical_offset: int) -> str:
 
 
 class _Field(Generic[_Value]):
-    """One item of a list of `Columns`."""
+    """An attribute of a message, read from the list of that name in `Columns`."""
 
     def __init__(self, meaning: str) -> None:
         self.__doc__ = meaning
@@ -253,9 +253,9 @@ class _Field(Generic[_Value]):
 
 
 class ReceivedMessage:
-    """One message, with the attributes of a `StoredMessage`, each looked up when it is asked for.
+    """One message, with the attributes of a `StoredMessage`, each converted on access.
 
-    Timestamps are None where they are no time between the years 1 and 9999.
+    Timestamps outside of the years 1 to 9999 are None.
     """
 
     __slots__ = ("_columns", "_row")
@@ -285,12 +285,14 @@ class ReceivedMessage:
 
     @property
     def body(self) -> bytes:
-        """Decompressed."""
+        """The decompressed body."""
         return self._columns.body[self._row]
 
     def stored(self) -> StoredMessage:
-        """All of it, to keep, to compare or to send to another process. An unreadable body is as it is stored, and
-        property `BODY_ERROR` has the reason."""
+        """Return a copy to keep, to compare or to send to another process.
+
+        An unreadable body is left as it is stored, and property `BODY_ERROR` has the reason.
+        """
         stored = StoredMessage(*(getattr(self, name) for name in _FIELDS))
         error = self._columns.body_error
         if error is None:
@@ -308,7 +310,7 @@ _FIELDS = StoredMessage._fields
 
 
 class Messages(Sequence[ReceivedMessage]):
-    """Some messages of one queue that follow each other, as views of their columns."""
+    """Consecutive messages of one queue, as views of their columns."""
 
     __slots__ = ("_columns", "_start", "_stop")
 
@@ -343,36 +345,36 @@ class Messages(Sequence[ReceivedMessage]):
 
     @property
     def body_error(self) -> str | None:
-        """Why the body of this message, which is alone then, cannot be read."""
+        """Why the body cannot be read, if this is a single message with an unreadable body."""
         return self._columns.body_error
 
     @property
     def tries(self) -> int:
-        """How often these were given out before, without going through the log again."""
+        """Failed tries since the messages were pulled."""
         return self._columns.tries
 
     @property
     def _view(self) -> partial[ReceivedMessage]:
         return partial(ReceivedMessage, self._columns)
 
-    # --- for the queue that they wait in ----------------------------------------------------------------
+    # --- for `ProcessQueue` -----------------------------------------------------------------------------
 
     @property
     def offset(self) -> int:
-        """Queue offset of the first."""
+        """Queue offset of the first message."""
         return self._columns.queue_offset[self._start]
 
     @property
     def body_bytes(self) -> int:
-        """Of all bodies."""
+        """Total size of the bodies."""
         bounds = self._columns.body_bounds
         return int(bounds[self._stop] - bounds[self._start])
 
     def cut(self, count: int) -> tuple[Messages, Messages]:
-        """The first `count`, and the others."""
+        """Split into the first `count` messages and the others."""
         middle = self._start + count
         return Messages(self._columns, self._start, middle), Messages(self._columns, middle, self._stop)
 
     def tried(self) -> Messages:
-        """The same, given out once more: each was consumed once more in vain."""
+        """Return the same messages with one more failed try."""
         return Messages(self._columns.tried(), self._start, self._stop)
