@@ -1,6 +1,6 @@
-"""RocketMQ's `config/*.json`: read in every state a broker leaves them in, written with its `.bak` habit.
+"""Read and write RocketMQ's `config/*.json` files, each with its backup `{name}.bak`.
 
-What has another shape than RocketMQ's is `CorruptStore`, which names the file and the key; null is taken for missing.
+A value of the wrong shape raises `CorruptStore`, which names the file and the key. null counts as missing.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _SHOWN = 40  # characters of a wrong value
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """One of RocketMQ's config files, or its `.bak` when it is missing or empty; {} when there is neither.
+    """Return the content of a config file, or of its `.bak` if it is missing, empty or damaged; {} without either.
 
-    Warns where it is gone, or there and says nothing: what changed last is lost. Raises `CorruptStore` when both cannot
-    be parsed.
+    Warns if a file was lost or damaged, because the latest change is lost with it. Raises `CorruptStore` if a file is
+    damaged and the other one cannot be used.
     """
     backup = _backup(path)
     failure: ValueError | None = None
-    is_there = False  # the file, and says nothing
+    is_there = False  # `path` exists, but is empty
     for candidate in (path, backup):
         try:
             text = read_file(candidate, MAX_BYTES)
@@ -56,11 +56,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _is_gone(path: Path) -> bool:
-    """Whether a file is missing for longer than the moment in which its old content has become `.bak`, and the new one
-    has no name yet."""
+    """Whether a file has been missing for longer than a writer needs between its two renames (see `write_file`)."""
     try:
         return time.time() - _backup(path).stat().st_ctime > _MOMENT_SECONDS and not path.exists()
-    except FileNotFoundError:  # both go, as with a topic's, or a group's folder
+    except FileNotFoundError:  # both were deleted, with the folder of their topic or group
         return False
 
 
@@ -70,7 +69,7 @@ def _warn(path: Path, failure: Exception | None, then: str, what: str = "empty, 
 
 
 def table(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    """The objects of `content`'s table `name`, by their names; `content` has the table afterwards if it had none."""
+    """Return table `name` of `content`: objects by name. Add an empty table if it is missing."""
     if content.get(name) is None:
         content[name] = {}
     found = content[name]
@@ -83,12 +82,12 @@ def table(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[str,
 
 
 def read_table(path: Path, name: str) -> dict[str, dict[str, Any]]:
-    """Table `name` of a file, as `table` gives it."""
+    """Return table `name` of a file (see `table`)."""
     return table(path, read_json(path), name)
 
 
 def number(path: Path, key: str, value: object, maximum: int = INT_MAX) -> int:
-    """A count or an offset, 0 to `maximum`, of which `key` says where it stands."""
+    """Return `value` as an integer from 0 to `maximum`. Raises `CorruptStore`, which names `path` and `key`."""
     found = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
     if type(found) is not int or not 0 <= found <= maximum:
         raise _misshapen(path, key, value, f"a number from 0 to {maximum}")
@@ -96,7 +95,7 @@ def number(path: Path, key: str, value: object, maximum: int = INT_MAX) -> int:
 
 
 def offset_table(path: Path, key: str, found: object) -> dict[int, int]:
-    """The numbers of a table from queue ids (or levels) to offsets; empty without one."""
+    """Parse a table of queue ids (or delay levels) to offsets; {} for None. Raises `CorruptStore`."""
     if found is None:
         return {}
     if not isinstance(found, dict):
@@ -114,8 +113,9 @@ def _misshapen(path: Path, key: str, found: object, wanted: str) -> CorruptStore
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write as RocketMQ does: the old file becomes `.bak`, the new one is complete when it appears. The first one is
-    its own: or nothing told that it was lost.
+    """Replace a config file atomically and keep the old one as `.bak`, as RocketMQ does.
+
+    The first version is also written as its own `.bak`, so that `read_json` can detect that the file was lost.
     """
     make_directory(path.parent)
     text, backup = encode_sorted(content), _backup(path)
@@ -129,7 +129,7 @@ def _backup(path: Path) -> Path:
 
 
 def next_version(path: Path, content: dict[str, Any]) -> None:
-    """Count a change in the content's `dataVersion`, as RocketMQ does at each."""
+    """Increment the content's `dataVersion`, as RocketMQ does for each change."""
     version = content.get(_VERSION)
     if version is None:
         version = content[_VERSION] = {"stateVersion": 0}

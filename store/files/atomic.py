@@ -1,7 +1,7 @@
-"""Small files that are whole whenever they are there: after a crash of process or machine, the old content or the new.
+"""Atomic writes of small files: after a crash of the process or machine, a file has its old or its new content.
 
-The content goes to the device under another name, beside the file, and takes the file's name then; the directory goes
-to the device last. A process that is killed meanwhile leaves the other name behind; nothing reads it.
+A write creates a temporary file in the same directory, syncs it, renames it and syncs the directory. A killed process
+leaves its temporary file behind; no reader opens it.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from uuid import uuid4
 
 from store.model.errors import CorruptStore, system_errors
 
-# What the owner, the group and others may at most do: others never write.
+# The most that owner, group and others may do: others never write.
 _FILE_RIGHTS = 0o664
 _FOLDER_RIGHTS = stat.S_ISGID | 0o775
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """What a small file holds.
+    """Return the content of a small file.
 
-    Raises `FileMissing`, and `CorruptStore` for one of more than `max_bytes`, or for a pipe or a device, which might be
-    waited for, or read, without end.
+    Raises `FileMissing`, and `CorruptStore` for a file of more than `max_bytes`, a pipe or a device: reading those
+    could block or never end.
     """
     with system_errors(path), open(path, "rb", opener=_open_at_once) as file:
         status = os.fstat(file.fileno())
@@ -32,11 +32,11 @@ def read_file(path: Path, max_bytes: int) -> bytes:
             raise CorruptStore(f"{path}: a pipe or a device, where a file belongs; move it out of the store")
         if status.st_size > max_bytes:
             raise CorruptStore(f"{path}: {status.st_size:,} bytes, more than {max_bytes:,}; restore it from a copy")
-        return file.read(status.st_size)  # which is asked for at once: address space may be limited
+        return file.read(status.st_size)  # with a size, read() allocates no more than that: memory may be limited
 
 
 def status_of(path: str | Path) -> os.stat_result | None:
-    """The status of a file or folder; None without one."""
+    """Return the status of a file or folder, None if it is missing."""
     try:
         with system_errors(path):
             return os.stat(path)
@@ -45,8 +45,10 @@ def status_of(path: str | Path) -> os.stat_result | None:
 
 
 def write_file(path: Path, data: bytes | memoryview, *, backup: Path | None = None) -> None:
-    """Make `path` or replace it; on the device when this returns. backup: the name that the old content then has; an
-    empty file, as a crash leaves it, takes it from no other."""
+    """Create or replace `path`; its content is on the device when this returns.
+
+    backup: rename the old file to this path. An old file that a crash left empty does not replace a backup.
+    """
     with system_errors(path), _complete(path, data) as temporary:
         if backup is not None and path.exists() and path.stat().st_size:
             path.replace(backup)
@@ -54,7 +56,7 @@ def write_file(path: Path, data: bytes | memoryview, *, backup: Path | None = No
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Make `path` or replace it, whole for readers, without waiting for the device: for what a crash may lose."""
+    """Create or replace `path` atomically for readers, without a sync: a crash of the machine may lose it."""
     temporary = path.with_name(f"{path.name}.tmp")
     with system_errors(path):
         with open(_open(temporary, os.O_RDWR | os.O_TRUNC), "wb") as file:
@@ -63,7 +65,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def create_file(path: Path, data: bytes) -> bool:
-    """Make `path` unless it is there, in which case it stays as it is; whether this made it. On the device then."""
+    """Create `path` if it is missing; return whether this call did. A created file is on the device then."""
     with system_errors(path), _complete(path, data) as temporary:
         try:
             os.link(temporary, path)  # unlike a rename, this never replaces
@@ -73,8 +75,11 @@ def create_file(path: Path, data: bytes) -> bool:
 
 
 def open_file(path: Path, flags: int = 0) -> int:
-    """A descriptor to read and write `path` with, made empty if it is not there, with the rights that its directory
-    gives (see `_follow`). flags: `os.O_EXCL` to make it anew in any case, `os.O_TRUNC`.
+    """Open `path` for reading and writing; return the descriptor.
+
+    A missing file is created empty, with owner, group and mode of its directory (see `_follow`).
+
+    flags: more flags of `os.open`: `os.O_EXCL` to fail if the file exists, `os.O_TRUNC` to empty it.
     """
     with system_errors(path):
         return _open(path, flags | os.O_RDWR)
@@ -96,12 +101,12 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file, also a pipe that no process writes to."""
+    """Open a file without blocking on a pipe that has no writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder of a store, and those above it that are missing, with the rights that the one above them gives."""
+    """Create a folder of a store and its missing parents, with owner, group and mode of the parent (see `_follow`)."""
     with system_errors(path):
         if path.is_dir():
             return
@@ -111,7 +116,7 @@ def make_folder(path: Path) -> None:
         except FileExistsError:
             if not path.is_dir():
                 raise
-            return  # another process has just made it
+            return  # another process created it concurrently
         fd = os.open(path, os.O_RDONLY)
         try:
             _follow(fd, path.parent, _FOLDER_RIGHTS)
@@ -120,8 +125,7 @@ def make_folder(path: Path) -> None:
 
 
 def make_root(path: Path) -> None:
-    """Make a folder, and those above it that are missing, with the rights that the system gives; their names are on the
-    device when this returns."""
+    """Create a store's root and its missing parents, with default owner and mode, and sync their names."""
     with system_errors(path):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
@@ -130,12 +134,12 @@ def make_root(path: Path) -> None:
 
 
 def _follow(fd: int, directory: Path, rights: int) -> None:
-    """Give what was just made the group of its directory, and those of `rights` that the directory gives.
+    """Give a new file or folder the group of its directory, and the directory's mode limited to `rights`.
 
-    So whoever may write there, for being in its group, may write all of a store that lies there, whatever the umask of
-    the one who made it; and who may not look into it cannot read anything. What root makes gets the directory's owner,
-    too, or that one could no longer write to a store that root has cleaned. A group that the maker is not in gets
-    nothing: then his own has no more rights than others have.
+    So all users in the directory's group can write all of its store, whatever the umask of each process, and users
+    without access to the directory cannot read it. If root creates the file, it also gets the directory's owner:
+    otherwise that user could not write to the store after root did. If the process is not in the directory's group, the
+    file keeps the process's group, which then gets the rights of others.
     """
     around, made = directory.stat(), os.fstat(fd)
     mode = around.st_mode & rights
@@ -150,22 +154,22 @@ def _follow(fd: int, directory: Path, rights: int) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """`make_folder`, whose name is on the device when this returns."""
+    """Create a folder as `make_folder` does, then sync its name."""
     make_folder(path)
     sync_directory(path.parent)
 
 
 def write_at(fd: int, data: bytes | memoryview, position: int) -> None:
-    """Write all of `data` there: the system may take a part of it at a time."""
+    """Write all of `data` at `position`: one `pwrite` may write only a part."""
     done = os.pwrite(fd, data, position)
     while done < len(data):
         done += os.pwrite(fd, memoryview(data)[done:], position + done)
 
 
 def sync_directory(directory: Path, *, if_readable: bool = False) -> None:
-    """Bring the names in a directory to the device.
+    """Sync the names in a directory.
 
-    if_readable: do nothing without the right to read it, which is not needed to pass through it.
+    if_readable: do nothing if this user may not read the directory; parents of a store need not be readable.
     """
     if if_readable and not os.access(directory, os.R_OK):
         return
@@ -179,7 +183,7 @@ def sync_directory(directory: Path, *, if_readable: bool = False) -> None:
 
 @contextmanager
 def _complete(path: Path, data: bytes | memoryview) -> Iterator[Path]:
-    """`data` on the device under another name, which is gone afterwards; then the names of the directory."""
+    """Yield a synced temporary file with `data`, then remove it if it is still there and sync its directory."""
     temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
     try:
         with open(_open(temporary, os.O_RDWR | os.O_EXCL), "wb") as file:
@@ -188,7 +192,7 @@ def _complete(path: Path, data: bytes | memoryview) -> Iterator[Path]:
             os.fsync(file.fileno())
         yield temporary
     except OSError as error:
-        error.filename = str(path)  # some have no name, others that of the temporary
+        error.filename = str(path)  # it is missing, or names the temporary file
         raise
     finally:
         temporary.unlink(missing_ok=True)

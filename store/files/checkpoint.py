@@ -1,4 +1,4 @@
-"""RocketMQ's `checkpoint`: the store time up to which log and queues are on the device (StoreCheckpoint)."""
+"""Read and write RocketMQ's `checkpoint`: the store time up to which log and queues are synced (StoreCheckpoint)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from store.files.atomic import open_file, read_file, status_of, write_at, write_
 from store.format.layout import CHECKPOINT, CHECKPOINT_FILE, CHECKPOINT_FILE_BYTES
 from store.model.errors import system_errors
 
-_MAX_BYTES = 1 << 20  # far more than any has
+_MAX_BYTES = 1 << 20
 
 
 def read_checkpoint(root: Path) -> int | None:
-    """The time (ms) up to which every record and its queue entry is on the device; None when nothing says so."""
+    """Return the store time (ms) up to which all records and queue entries are synced; None if it is unknown."""
     return min(_read(root, "log_timestamp"), _read(root, "queues_timestamp")) or None
 
 
 def read_index_checkpoint(root: Path) -> int:
-    """The time (ms) up to which index files are on the device, as RocketMQ keeps it; 0 when nothing says so."""
+    """Return the store time (ms) up to which RocketMQ synced its index files; 0 if it is unknown."""
     return _read(root, "index_timestamp")
 
 
@@ -32,14 +32,14 @@ def _read(root: Path, name: str) -> int:
 
 
 def create_checkpoint(root: Path) -> None:
-    """Make an empty one if there is none: later writes then need no space."""
+    """Create an empty checkpoint if it is missing, so that later writes need no disk space."""
     path = root / CHECKPOINT_FILE
     if status_of(path) is None:
         write_file(path, bytes(CHECKPOINT_FILE_BYTES))
 
 
 def write_checkpoint(root: Path, store_timestamp: int) -> None:
-    """Say that all records with an older store time (ms), and their queue entries, are on the device."""
+    """Record that all records with an older store time (ms), and their queue entries, are synced."""
     fields = np.zeros(1, CHECKPOINT)
     fields["log_timestamp"] = fields["queues_timestamp"] = store_timestamp
     path = root / CHECKPOINT_FILE

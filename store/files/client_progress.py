@@ -1,12 +1,11 @@
-"""Progress that clients note in small files of the store: members of consumer groups, and named producers.
+"""Small files in which clients record their progress: members of consumer groups, and named producers.
 
-consumers/{group}/{member id}.member    JSON behind its CRC32; its `slots` are the queues
-consumers/{group}/done/{member id}      one `DONE_OFFSET` for each of the slots; 0: nothing
+consumers/{group}/{member id}.member    CRC32, then JSON; its `slots` are the member's queues
+consumers/{group}/done/{member id}      one `DONE_OFFSET` for each slot; 0: no offset
 producers/{name}/reached.json           {"sequences": {"orders": 1041}, "since": 87, "open": true}
 
-Other members inherit the offsets of a member that died. `client.producer_memory` says how producers use their file.
-After a crash of the machine these files may be newer than the log: then `step_back_done` and `forget_beyond` correct
-them.
+Other members inherit the offsets of a member that died. `client.producer_memory` documents the producers' file.
+After a crash of the machine these files may be newer than the log; `step_back_done` and `forget_beyond` correct them.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ from store.model.log_protocol import Positions, Queue
 MEMBER_SUFFIX = ".member"
 DONE_DIR = "done"
 _CRC_DIGITS = 8
-MAX_BYTES = 64 << 20  # of a file: a hundred bytes for each of 65,536 queues take a tenth
+MAX_BYTES = 64 << 20  # of a file; 65,536 queues of 100 bytes take a tenth
 
 
 def done_path(member: Path) -> Path:
-    """Return the file in which the member with this entry notes its offsets."""
+    """Return the file of offsets of the member with this `.member` file."""
     return member.parent / DONE_DIR / member.name.removesuffix(MEMBER_SUFFIX)
 
 
 def sealed(entry: bytes) -> bytes:
-    """Return an entry behind its checksum: a killed writer may leave parts of two, which may be JSON together."""
+    """Prefix an entry with its checksum: a killed writer may leave a mix of two entries that is valid JSON."""
     return b"%08x" % zlib.crc32(entry) + entry
 
 
 def unsealed(text: bytes) -> bytes:
-    """Return the entry in a text. Raises `ValueError` if its checksum does not fit."""
+    """Return the entry of `sealed` text. Raises `ValueError` if the checksum does not match."""
     entry = text[_CRC_DIGITS:].rstrip()
     if sealed(entry)[:_CRC_DIGITS] != text[:_CRC_DIGITS]:
         raise ValueError("not an entry, or parts of two")
@@ -52,31 +51,31 @@ def unsealed(text: bytes) -> bytes:
 
 
 def entry_of(member: Path) -> bytes:
-    """Return the entry of a member that may be dead, b"" if it is missing or damaged."""
+    """Return the entry of a member, b"" if it is missing or damaged."""
     with suppress(FileNotFoundError, CorruptStore, ValueError):
         return unsealed(read_file(member, MAX_BYTES))
     return b""
 
 
 def noted(member: Path) -> list[int]:
-    """Return the offsets that a member noted, by slot; there may be fewer than slots."""
+    """Return the offsets that a member recorded, by slot; the list may be shorter than the slots."""
     try:
         found = read_file(done_path(member), MAX_BYTES)
     except (FileNotFoundError, CorruptStore):
         return []
-    whole = len(found) // DONE_OFFSET.itemsize * DONE_OFFSET.itemsize  # the device may have been full
+    whole = len(found) // DONE_OFFSET.itemsize * DONE_OFFSET.itemsize  # a full device may have cut the last one
     offsets: list[int] = np.frombuffer(found[:whole], DONE_OFFSET).tolist()
     return offsets
 
 
 def note_at(path: Path, fd: int, slot: int, offset: int) -> None:
-    """Write the offset of one slot. fd: the open file `path`."""
+    """Write the offset of one slot. fd: descriptor of `path`."""
     with system_errors(path):
         write_at(fd, offset.to_bytes(DONE_OFFSET.itemsize, "big"), slot * DONE_OFFSET.itemsize)
 
 
 def step_back_done(root: Path, at_most: Callable[[Queue, int], int]) -> dict[Path, Positions]:
-    """Lower the noted offsets that exceed the ends of queues. Return the new ones, by the members' files.
+    """Lower recorded offsets to the ends of their queues. Return the lowered ones, by member file.
 
     at_most: takes a queue and an offset; returns the offset, or the queue's end if that is less.
     """
@@ -98,7 +97,7 @@ class _Entry(msgspec.Struct):
 
 
 def _slots(member: Path) -> list[Queue]:
-    """Return the queues of a member's slots; none if the file is not a whole entry, for no member inherits from it."""
+    """Return the queues of a member's slots; none if its entry is damaged, because no member inherits from that."""
     with suppress(ValueError):
         return list(starmap(Queue, decode(entry_of(member), _Entry).slots))
     return []
@@ -116,10 +115,10 @@ class _ReachedFile(msgspec.Struct):
 
 
 class Reached(NamedTuple):
-    """How far a named producer has come.
+    """The progress of a named producer.
 
-    sequences: by topic, counting the records before queue offset `since` of PRODUCERS_TOPIC. was_open: the producer may
-    have come farther.
+    sequences: last sequence number by topic, of the records before queue offset `since` of PRODUCERS_TOPIC.
+    was_open: the producer may have sent more since.
     """
 
     sequences: dict[str, int]
@@ -147,13 +146,13 @@ class Reached(NamedTuple):
 
 
 def check_reached(root: Path) -> None:
-    """Raises `CorruptStore` if the file of a producer cannot be read."""
+    """Read the files of all producers. Raises `CorruptStore`."""
     for folder in _folders(root):
         Reached.read(folder)
 
 
 def forget_reached(root: Path, topic: str) -> None:
-    """Forget the progress of all producers in a topic that is deleted. Raises `CorruptStore`."""
+    """Remove a deleted topic from the files of all producers. Raises `CorruptStore`."""
     for folder in _folders(root):
         reached = Reached.read(folder)
         if reached.sequences.pop(topic, None) is not None:
@@ -161,13 +160,13 @@ def forget_reached(root: Path, topic: str) -> None:
 
 
 def forget_beyond(root: Path, at_most: Callable[[int], int]) -> dict[str, Reached]:
-    """Reset the files of producers that noted more than the log has. Return their old content, by name.
+    """Reset the files of producers that are ahead of the log. Return their old content, by producer name.
 
     at_most: takes an offset of PRODUCERS_TOPIC; returns it, or the queue's end if that is less.
     """
     forgotten = {}
     for folder in _folders(root):
-        with suppress(CorruptStore):  # the producer's next opening reports it
+        with suppress(CorruptStore):  # opening the producer raises it
             reached = Reached.read(folder)
             if at_most(reached.since) < reached.since:
                 Reached({}, 0, True).write(folder)

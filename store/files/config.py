@@ -1,4 +1,4 @@
-"""`store.conf`: RocketMQ's own key names, in a Java properties file as RocketMQ's own `broker.conf` is one."""
+"""Read and write `store.conf`: a Java properties file with the keys of RocketMQ's `broker.conf`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ class StoreConfig:
     """Settings of a store, with RocketMQ's names and defaults (MessageStoreConfig, BrokerConfig).
 
     Sizes are bytes, times ms, `fileReservedTime` hours, ratios percent. The two file sizes, `maxHashSlotNum` and
-    `maxIndexNum` count for a new directory only; an existing one says them itself, but for those of an index that a
-    broker wrote. `maxDecompressedMessageSize` is this project's: no body that a producer compressed becomes larger when
-    it is read. `brokerIP1` (IPv4) and `listenPort` make up the store host, and
-    with it message ids. `archive` and `archiveTopics` are this project's, too: the URL where the store archives, and
-    which topics, with commas between, "" for all but the system's; what is to be archived and is not yet is not cleaned
-    away. `brokerName` is the store's name there, by default that of its directory.
+    `maxIndexNum` apply to new directories only: existing files determine them. An index that a broker wrote is the
+    exception. `brokerIP1` (IPv4) and `listenPort` are the store host, which is part of each message id.
+
+    RocketMQ does not have these: `maxDecompressedMessageSize` limits a compressed body after decompression. `archive`
+    is the URL of the archive, `brokerName` the store's name in it (default: its directory's name). `archiveTopics` are
+    the topics to archive, separated by commas; "" for all except system topics. Retention keeps their messages until
+    they are archived.
     """
 
     mappedFileSizeCommitLog: int = 1 << 30
@@ -88,7 +89,7 @@ class StoreConfig:
 
     @cached_property
     def store_host(self) -> tuple[bytes, int]:
-        """IPv4 bytes and port of the host that records name as their store."""
+        """IPv4 bytes and port of the store host in records."""
         return ipaddress.IPv4Address(self.brokerIP1).packed, self.listenPort
 
     @property
@@ -98,11 +99,11 @@ class StoreConfig:
 
     @property
     def sync_flush(self) -> bool:
-        """Whether an append reaches the device before it is acknowledged."""
+        """Whether an append is synced before it is acknowledged."""
         return self.flushDiskType == "SYNC_FLUSH"
 
     def with_file_sizes(self, commit_log: int | None, consume_queue: int | None) -> StoreConfig:
-        """This configuration with the sizes that existing files have; None keeps one."""
+        """Return a copy with the sizes of existing files; None keeps the configured size."""
         return replace(
             self,
             mappedFileSizeCommitLog=commit_log or self.mappedFileSizeCommitLog,
@@ -110,14 +111,14 @@ class StoreConfig:
         )
 
     def text(self) -> str:
-        """The configuration as a `store.conf`, in ASCII."""
+        """Return the content of a `store.conf`, in ASCII."""
         return "".join(_line(field.name, getattr(self, field.name)) for field in fields(self))
 
     @staticmethod
     def load(path: str | os.PathLike[str], others: Collection[str] = ()) -> StoreConfig:
-        """The settings in a properties file, the defaults for the rest. others: keys that somebody else takes from it.
+        """Load a properties file; missing keys get their defaults. Raises `ConfigError` (see `read_settings`).
 
-        Raises `ConfigError` (see `read_settings`).
+        others: keys to ignore without a warning.
         """
         values = read_settings(path, others)
         try:
@@ -127,10 +128,10 @@ class StoreConfig:
 
 
 def read_settings(path: str | os.PathLike[str], others: Collection[str] = ()) -> dict[str, Any]:
-    """The settings that a `store.conf`, or a RocketMQ broker's `broker.conf`, names: a Java properties file.
+    """Return the settings in a `store.conf` or a RocketMQ `broker.conf`.
 
-    What only a broker uses is passed over, with one warning, unless it is one of `others`. Raises `ConfigError` naming
-    file, line and what is wrong: a value, or a key that is nearly one of these.
+    Unknown keys, which only a broker uses, are ignored with one warning, those in `others` without. Raises
+    `ConfigError` for a wrong value or a misspelt key, with file and line.
     """
     values: dict[str, Any] = {}
     passed_over: list[str] = []
@@ -149,12 +150,12 @@ def read_settings(path: str | os.PathLike[str], others: Collection[str] = ()) ->
 
 
 def settings_there(path: Path) -> dict[str, Any]:
-    """`read_settings` of a file that may not be there, or may say nothing."""
+    """Return `read_settings(path)`, {} if the file is missing or empty."""
     return read_settings(path) if settings_text(path) else {}
 
 
 def settings_text(path: Path) -> bytes:
-    """Return the bytes of a file of settings, b"" if it is missing, or if a crash left it empty or zeros."""
+    """Return the bytes of a settings file, b"" if it is missing or a crash left it empty or full of zeros."""
     try:
         text = read_file(path, MAX_BYTES)
     except StoreUnavailable as error:
@@ -165,7 +166,7 @@ def settings_text(path: Path) -> bytes:
 
 
 def parsed(where: str, key: str, text: str, kind: type) -> Any:
-    """The value of a setting. Raises `ConfigError`."""
+    """Parse the value of a setting. Raises `ConfigError`."""
     parse, name = _KINDS[kind]
     try:
         return parse(text.strip())
@@ -175,8 +176,8 @@ def parsed(where: str, key: str, text: str, kind: type) -> Any:
 
 
 def entries(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Where each entry of a properties file stands, its key and its value."""
-    import javaproperties  # brings HTTP, TLS, XML and email along: who opens no store does without
+    """Yield location (file and line), key and value of each entry of a properties file."""
+    import javaproperties  # slow: imports HTTP, TLS, XML and email; only opening a store needs it
 
     line = 1
     with system_errors(path), path.open("rb") as file:
@@ -205,20 +206,19 @@ def _refuse_misspelt(where: str, key: str) -> None:
 
 
 def with_settings(text: bytes, values: Mapping[str, object]) -> bytes:
-    """A properties file with these in the place of what it says of them; the rest stays as it is, to the byte."""
+    """Return a properties file with these values set; all other lines keep their bytes."""
     import javaproperties
 
     kept = [element for element in javaproperties.parse(text) if getattr(element, "key", None) not in values]
     sources = [element.source for element in kept]
     if kept and isinstance(kept[-1], javaproperties.KeyValue) and not sources[-1].endswith(("\r", "\n")):
-        sources[-1] = _line(kept[-1].key, kept[-1].value)  # its last backslash would take the next line in
+        sources[-1] = _line(kept[-1].key, kept[-1].value)  # a trailing backslash would continue it on the next line
     elif kept and not sources[-1].endswith(("\r", "\n")):
         sources[-1] += "\n"
     return "".join([*sources, *(_line(name, value) for name, value in values.items())]).encode("latin-1")
 
 
 def _line(name: str, value: object) -> str:
-    """In ASCII, and such that it is read again as it is."""
     import javaproperties
 
     text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -237,13 +237,13 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-# What archiving leaves behind: where it archived, and under which name.
+# The settings that identify a store's archive.
 REMEMBERED = ("brokerName", "archive", "archiveTopics")
-# The settings that the files of a store are made with: they stay what they are.
+# The settings that existing files of a store fix.
 SIZES = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "maxHashSlotNum", "maxIndexNum")
 _OLD_SPELLINGS = {name.replace("mapped", "maped"): name for name in SIZES[:2]}  # RocketMQ's before 4.9
-# How alike a key must be to one of ours to be taken for a slip, of 1. RocketMQ has some 500 others: all but these
-# are less alike.
+# Similarity (0 to 1) from which an unknown key counts as misspelt. Of RocketMQ's other 500 keys only
+# _ROCKETMQS_NEIGHBOURS reach it.
 _NEAR = 0.9
 _ROCKETMQS_NEIGHBOURS = {"haListenPort", "mappedFileSizeConsumeQueueExt"}
 MAX_BYTES = 1 << 20
@@ -266,10 +266,10 @@ _MINIMA = {
     "diskSpaceCleanForciblyRatio": 30,
     "diskSpaceWarningLevelRatio": 35,
     "maxHashSlotNum": 1,
-    "maxIndexNum": 2,  # the first one is never used
+    "maxIndexNum": 2,  # the first entry is never used
     "listenPort": 0,
 }
-# At the low end as in RocketMQ, which caps them at 95, 85 and 90; here 100 switches one off.
+# The minima are RocketMQ's. Its maxima are 95, 85 and 90; here 100 switches a limit off.
 _MAXIMA = {name: 100 for name in _MINIMA if name.endswith("Ratio")} | {"listenPort": 65_535}
 _KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
     bool: (_boolean, "true or false"),
