@@ -1,8 +1,7 @@
 """Spark on top of an embedded message log: `spark.readStream.format("mq")`.
 
-Spark imports every installed package named `pyspark_*` when any Python data source is used, and looks for
-`DefaultSource`. Importing this one therefore is cheap and does not fail; what it needs is looked for when
-used.
+The first use of any Python data source makes Spark import every installed package named `pyspark_*` and look for
+`DefaultSource`. So importing this package is cheap and never fails: dependencies are imported on first use.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ def __getattr__(name: str) -> Any:
     try:
         from pyspark_mq.datasource import DefaultSource
     except ImportError as error:
-        # hasattr() in Spark's look-up lets only this error pass: others would break every Python data source.
+        # Spark looks up data sources with hasattr(), which ignores only this error. Any other would break every Python
+        # data source.
         raise AttributeError(f"pyspark-mq needs PySpark 4.2 or later: {error}") from error
     return DefaultSource

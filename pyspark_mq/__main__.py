@@ -1,4 +1,4 @@
-"""The command `pyspark-mq`, also as `python -m pyspark_mq`; it says in one line what it cannot start without."""
+"""The command `pyspark-mq`, also as `python -m pyspark_mq`. A missing requirement ends it with a one-line error."""
 
 import signal
 import sys
@@ -14,7 +14,7 @@ def main() -> None:
         except ImportError as error:
             sys.exit(f"Error: {error}")
         from pyspark_mq import cli
-    except KeyboardInterrupt:  # this takes half a second, and no command is there yet to answer Ctrl-C
+    except KeyboardInterrupt:  # the import takes half a second, and no command handles Ctrl-C yet
         print("Interrupted: nothing was done", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     cli.main(prog_name="pyspark-mq")

@@ -1,6 +1,6 @@
-"""`DefaultSource`: what Spark finds under `format("mq")`, and which reader or writer it gets.
+"""`DefaultSource`, the data source that Spark finds for `format("mq")`.
 
-Everything else is imported when it is needed, so that Spark's look-up of data sources stays cheap.
+Other modules are imported when they are needed, to keep Spark's look-up of data sources fast.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class DefaultSource(DataSource):
         return "mq"
 
     def source_options(self) -> SourceOptions:
-        """The options, parsed. A source of a kind of log that `addresses` does not know gives it its address here.
+        """Parse the options of a query. A source for another kind of log overrides this to set its address.
 
-        Raises `OptionError`, and `ImportError` for what this package cannot work beside.
+        Raises `OptionError`, and `ImportError` for an incompatible PySpark or a wrong package `store`.
         """
         require_pyspark()
         require_own_store()
@@ -45,7 +45,7 @@ class DefaultSource(DataSource):
         return SourceOptions.parse(self.options)
 
     def write_options(self) -> WriteOptions:
-        """The options of a write; likewise."""
+        """Parse the options of a write. Raises as `source_options`."""
         require_pyspark()
         require_own_store()
         from pyspark_mq.options.sink import WriteOptions
@@ -53,11 +53,10 @@ class DefaultSource(DataSource):
         return WriteOptions.parse(self.options)
 
     def schema(self) -> StructType:
-        """The default columns; Spark asks only where the user gave no `.schema(...)`. Those to INSERT INTO for a view
-        that has only options of writes.
+        """Return the default columns: for INSERT INTO if a view has only options of writes, else those of a query.
 
-        It is the first that Spark asks, in `load()`: so the path and the topics are looked at here. Raises as
-        `look_early` and `source_options`.
+        Spark calls this if the user gave no `.schema(...)`. It is the first call of `load()`, so the path and the
+        topics are checked here. Raises as `look_early` and `source_options`.
         """
         require_pyspark()
         require_own_store()
@@ -77,7 +76,7 @@ class DefaultSource(DataSource):
         options = self.source_options()
         from pyspark_mq.source.batch_reader import MqBatchReader
 
-        spare_what_is_loaded()  # here this object came out of a pickle, without __init__
+        spare_what_is_loaded()  # this object was unpickled, so __init__ did not run
         return MqBatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> MqStreamReader | RefusedStream:

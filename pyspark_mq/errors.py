@@ -1,24 +1,24 @@
-"""What can go wrong between Spark and the store, as one tree; `losses` decides which losses of data are errors.
+"""The errors of the Spark source and sink. `losses` decides which losses of data are errors.
 
     store.model.errors.StoreError
     └── MqSourceError            also a ValueError
-        ├── OptionError          an option of `format("mq")`: unknown, missing, or with a wrong value
-        ├── SchemaError          a `.schema(...)`, or what is written, with other columns or other types
-        ├── RowError             rows to be written that are no messages
-        ├── CheckpointError      an offset in a checkpoint that this version cannot read
-        ├── LedgerError          the record of what real-time tasks read: missing, unreadable or not writable
-        ├── StagingError         rows of a write that is under way: not writable, or gone
-        ├── CommitError          what a query wrote so far cannot be known, or not be kept
-        ├── QueuesTaken          another member of the group has the queues of an orderly query
-        ├── SubscriptionError    a topic or queue that is named and does not exist
-        ├── DataLossError        messages that the query counts on are gone
+        ├── OptionError          an option of `format("mq")` is unknown, missing, or has a wrong value
+        ├── SchemaError          a `.schema(...)` or written rows have unsupported columns or types
+        ├── RowError             written rows lack a body or a topic
+        ├── CheckpointError      a checkpoint has an offset that this version cannot read
+        ├── LedgerError          the record of what real-time tasks read is missing, unreadable or not writable
+        ├── StagingError         staged rows of a write are missing or not writable
+        ├── CommitError          the progress of a writing query cannot be read or recorded
+        ├── QueuesTaken          another member of the group owns the queues of an orderly query
+        ├── SubscriptionError    a named topic or queue does not exist
+        ├── DataLossError        messages that the query counts on are lost
         ├── SessionExists        `session` was called while a Spark session runs
-        └── DemoFailed           the demo could not be run to its end
+        └── DemoFailed           the demo failed
             ├── FlightsMissing   its data set is not installed
             └── JavaMissing      there is no Java that Spark can run on
 
-A PySpark that is too old, or another package named `store` in the way of ours, is an `ImportError`: the tree cannot be
-imported then. Errors of the store itself (`store.model.errors`) pass through as they are: `StoreError` catches all.
+An old PySpark, or another package named `store` before ours on the path, raises `ImportError`: these classes cannot be
+imported then. Errors of the store itself (`store.model.errors`) are not wrapped. `StoreError` catches all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from store.model.errors import StoreError
 
 
 class MqSourceError(StoreError, ValueError):
-    """Root of what the Spark source and sink raise on purpose."""
+    """Base of the errors of the Spark source and sink."""
 
 
 class OptionError(MqSourceError):
@@ -35,15 +35,15 @@ class OptionError(MqSourceError):
 
 
 class SchemaError(MqSourceError):
-    """A `.schema(...)` that is no projection of the source's columns; or columns that make no messages."""
+    """A `.schema(...)` that is no projection of the source's columns, or written columns that are no message's."""
 
 
 class RowError(MqSourceError):
-    """Rows to be written that are no messages: without a body, or without a topic."""
+    """A written row lacks a body or a topic."""
 
 
 class CheckpointError(MqSourceError):
-    """An offset in a checkpoint that is not one of ours, or is newer than this version."""
+    """An offset in a checkpoint is malformed, or was written by a later version."""
 
 
 class LedgerError(MqSourceError):
@@ -51,31 +51,31 @@ class LedgerError(MqSourceError):
 
 
 class StagingError(MqSourceError):
-    """Where tasks keep the rows of an exactly-once write cannot be written, or is gone before they were appended."""
+    """The staging path of an exactly-once write is not writable, or staged rows are missing when they are appended."""
 
 
 class CommitError(MqSourceError):
-    """Which batch a query wrote last cannot be known, or cannot be kept."""
+    """The number of the last batch that a query wrote cannot be read or recorded."""
 
 
 class QueuesTaken(MqSourceError):
-    """Another member of the group has the queues of an orderly query, or takes them over."""
+    """Another member of the group owns the queues of an orderly query, or takes them over."""
 
 
 class SubscriptionError(MqSourceError):
-    """A topic or a queue is named by an option, and the store has none of that name."""
+    """An option names a topic or a queue that does not exist."""
 
 
 class DataLossError(MqSourceError):
-    """Messages that the query counts on are not in the store (any more)."""
+    """Messages that the query counts on are lost."""
 
 
 class SessionExists(MqSourceError):
-    """A Spark session runs already, which would ignore the settings of a new one."""
+    """A Spark session runs already, and would ignore the settings of a new one."""
 
 
 class DemoFailed(MqSourceError):
-    """The demo could not be run to its end."""
+    """The demo failed."""
 
 
 class FlightsMissing(DemoFailed):
@@ -83,4 +83,4 @@ class FlightsMissing(DemoFailed):
 
 
 class JavaMissing(DemoFailed):
-    """No Java that Spark can run on; the message says what was found and what to install."""
+    """There is no Java that Spark can run on. The message says which was found and what to install."""

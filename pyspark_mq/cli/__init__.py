@@ -1,7 +1,7 @@
-"""The command `pyspark-mq`: make topics, send, follow, look, copy and serve, in plain Python. Only `demo` starts Spark.
+"""The command `pyspark-mq`. Only `demo` starts Spark; the other commands are plain Python.
 
-Results go to standard output, progress bars to standard error. An error is one line: exit code 2 for wrong usage, 1 for
-whatever else went wrong, 130 for Ctrl-C, which says what was done.
+Results go to standard output, progress bars to standard error. An error is one line. Exit codes: 2 for wrong usage, 1
+for other errors, 130 for Ctrl-C, after a line that says how far the command got.
 """
 
 from importlib import import_module
@@ -10,7 +10,7 @@ import click
 
 from pyspark_mq.cli.commands import Commands
 
-# Each command is imported when it is run: `--help` aside, a command pays for its own imports only.
+# A command's module is imported when the command runs, to keep start-up fast.
 _MODULES = {
     "archive": "archive",
     "bench": "bench",
@@ -34,14 +34,11 @@ _MODULES = {
 
 
 class LazyCommands(Commands):
-    """The commands of `_MODULES`."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all commands, sorted."""
         return list(_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None for a name that is none."""
+        """Import a command, or return None for an unknown name."""
         if cmd_name not in _MODULES:
             return None
         command = getattr(import_module(f"pyspark_mq.cli.{_MODULES[cmd_name]}"), cmd_name)

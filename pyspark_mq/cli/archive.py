@@ -1,4 +1,4 @@
-"""`pyspark-mq archive` and `pyspark-mq restore`: old messages to another file system, and back."""
+"""`pyspark-mq archive` and `pyspark-mq restore`: copy old messages to an archive, and a store from one."""
 
 import time
 from collections.abc import Sequence
@@ -75,15 +75,15 @@ def archive(
                 _archive(store, url, older_than, chosen if is_copy else None, reserved_hours)
             except QueuesPassedOver as error:
                 echo(f"Warning: {error}", err=True)
-            except (ObjectsUnavailable, NoArchive, StoreLocked) as error:  # it was there, and alone, before
+            except (ObjectsUnavailable, NoArchive, StoreLocked) as error:  # worked before, so it may be temporary
                 echo(f"Warning: {error}; trying again in {_WATCH_SECONDS:g} seconds", err=True)
 
 
 def _say_what_changed(store: str, url: str | None, before: Remembered) -> bool:
-    """Whether it was a copy that was made, beside the archive that the store remembers."""
+    """Print changed settings. Return whether `url` is a copy, not the archive that the store remembers."""
     now = remembered(StoreDirectory.at(store).root)
     if url is not None and not is_same_place(url, now.url):
-        if now.url:  # or else there was nothing to archive
+        if now.url:  # otherwise nothing was archived yet
             echo(f"a copy: readers of {store} go on in {now.shown}, and 'clean' waits for that one", err=True)
         return True
     if before.url and now.topics != before.topics:

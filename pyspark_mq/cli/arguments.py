@@ -1,8 +1,8 @@
-"""Arguments and options that many commands have, and how a shell completes them.
+"""Arguments and options that commands share, and their shell completion.
 
     eval "$(pyspark-mq completion bash)"
 
-switches completion on, in `~/.bashrc` for good.
+enables completion in this shell; in `~/.bashrc`, in all shells.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from store.upkeep.store_directory import StoreDirectory
 
 
 def topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The topics of the command's store."""
+    """Complete topics of the command's store."""
     store = ctx.params.get("store")
-    with suppress(StoreError, OSError):  # a line that is being typed: nothing to offer is no error
+    with suppress(StoreError, OSError):  # the line is still being typed, so report no errors
         return _beginning_with(incomplete, Topics(Path(store)).queue_counts() if store else ())
     return []
 
 
 def groups(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The consumer groups of the command's store."""
+    """Complete consumer groups of the command's store."""
     store = ctx.params.get("store")
     with suppress(StoreError, OSError):
         return _beginning_with(incomplete, ConsumerOffsets(Path(store)).names() if store else ())
@@ -47,7 +47,7 @@ def groups(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list
 
 
 def words(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The words among places."""
+    """Complete the words that name places."""
     return _beginning_with(incomplete, ENDS)
 
 
@@ -56,13 +56,13 @@ def _beginning_with(incomplete: str, names: Iterable[str]) -> list[CompletionIte
 
 
 def place(_ctx: click.Context, _param: click.Parameter, value: str | None) -> Place | None:
-    """Read a `Place`, as an option's callback."""
+    """Option callback: parse a `Place`."""
     with _bad_parameter():
         return None if value is None else place_of(value)
 
 
 def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> int | None:
-    """Read a time or an age as ms since 1970, as an option's callback."""
+    """Option callback: parse a time or an age to ms since 1970."""
     with _bad_parameter():
         found = None if value is None else place_of(value)
     if value is not None and not isinstance(found, PointInTime):
@@ -71,7 +71,7 @@ def moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> i
 
 
 def age(_ctx: click.Context, _param: click.Parameter, value: str) -> float:
-    """Read an age in seconds, as an option's callback."""
+    """Option callback: parse an age to seconds."""
     with _bad_parameter():
         return seconds_of(value)
 
@@ -85,17 +85,17 @@ def _bad_parameter() -> Iterator[None]:
 
 
 def _has_only_archive(place: str) -> bool:
-    """Nothing else lies behind a URL."""
+    """Return whether a place can only be an archive: a remote URL, or a directory with an archive and no store."""
     local = local_path(place)
     if local is None:
         return True
-    with suppress(ObjectsUnavailable, OSError):  # for who opens a store there to say
+    with suppress(ObjectsUnavailable, OSError):  # opening the store reports the error
         return is_archive(local) and not StoreDirectory.at(local).is_store()
     return False
 
 
 def _store_or_cluster(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
-    """No archive. Raises `ClickException`."""
+    """Argument callback: refuse an archive. Raises `ClickException`."""
     if not value.startswith(SCHEME) and _has_only_archive(value):
         raise click.ClickException(
             f"{value}: a store's directory is needed here; an archive is only read (tail, export, query), and has no "
@@ -105,7 +105,7 @@ def _store_or_cluster(_ctx: click.Context, _param: click.Parameter, value: str) 
 
 
 def _store(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """No cluster either. Raises `ClickException`."""
+    """Argument callback: refuse an archive or a cluster. Raises `ClickException`."""
     if value.startswith(SCHEME):
         raise click.ClickException(
             f"{value}: a store's directory is needed here; of a cluster there are tail, export, query --time, groups "
@@ -117,7 +117,7 @@ def _store(ctx: click.Context, param: click.Parameter, value: str) -> str:
 _PLACE = click.Path(file_okay=False)
 STORE = click.argument("store", type=_PLACE, callback=_store)
 STORE_OR_CLUSTER = click.argument("store", type=_PLACE, callback=_store_or_cluster)
-LOG = click.argument("store", type=_PLACE)  # whatever has messages, see `log_at`
+LOG = click.argument("store", type=_PLACE)  # a store, an archive or a cluster, see `log_at`
 TOPIC = click.argument("topic", shell_complete=topics)
 GROUP = click.argument("group", shell_complete=groups)
 ALL = click.option(
@@ -130,12 +130,15 @@ SQL = click.option("--sql", help="Only messages of whose properties this is true
 
 
 _ACCESS_KEY, _SECRET_KEY, _CA_FILE = "ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY", "ROCKETMQ_CA_FILE"
-_PATIENCE_SECONDS = 5.0  # of somebody who waits before a screen
+_PATIENCE_SECONDS = 5.0  # short, since a user waits at a terminal
 
 
 def log_at(store: str) -> LogAddress:
-    """Return the address of a store, an archive, or a cluster. A cluster's account and certificates are in the
-    environment, for others see command lines. Raises `InvalidArgument`, `ConfigError`."""
+    """Return the address of a store, an archive or a cluster.
+
+    A cluster's account and CA file come from environment variables, because other users can see command lines. Raises
+    `InvalidArgument` or `ConfigError`.
+    """
     address = address_at(store)
     return _with_account(address) if isinstance(address, ClusterAddress) else address
 
@@ -154,12 +157,12 @@ def _with_account(cluster: ClusterAddress) -> ClusterAddress:
 
 
 def filter_of(tags: str | None, sql: str | None) -> MessageFilter:
-    """The filter that --tags or --sql ask for. Raises `UsageError`."""
+    """Return the filter of --tags or --sql. Raises `UsageError`."""
     if tags is not None and sql is not None:
         raise click.UsageError("--tags and --sql: give one of them; --sql \"TAGS = 'paid' AND ...\" has both")
     try:
         return message_filter(tags) if sql is None else message_filter(sql, "SQL92")
-    except FilterError as error:  # of SQL it shows in two more lines where that is
+    except FilterError as error:  # an SQL error has two more lines, which point to the column
         raise click.UsageError(f"{'--tags' if sql is None else '--sql'}: {str(error).splitlines()[0]}") from error
 
 

@@ -1,4 +1,4 @@
-"""`pyspark-mq bench`: a load test of a directory."""
+"""`pyspark-mq bench`: measure the throughput of a directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HEAD: Cells = ("call", "messages", "messages/s", "MB/s", "ms p50", "ms p99", "m
 
 
 class Call(NamedTuple):
-    """One batch that was sent or read, and how long that took."""
+    """One call that appended or read a batch, and its duration."""
 
     messages: int
     seconds: float
@@ -48,7 +48,7 @@ def bench(store: str, topic: str, seconds: float, size: int, batch: int, produce
         MessageStore.open(store) as opened,
         trial_topic(opened, topic, keep=keep),
     ):
-        body = np.random.default_rng(0).bytes(size)  # random, so that nothing on the way compresses it
+        body = np.random.default_rng(0).bytes(size)  # random, so that no layer can compress it
         messages = [Message(topic, body) for _ in range(batch)]
         begun = time.perf_counter()
         sent = send_calls(opened, messages, seconds, producers)
@@ -72,7 +72,7 @@ def trial_topic(store: MessageStore, topic: str, *, keep: bool) -> Iterator[None
 
 
 def send_calls(store: MessageStore, messages: list[Message], seconds: float, producers: int) -> list[Call]:
-    """Put the messages again and again, in several threads. The first error or Ctrl-C ends all threads."""
+    """Append the messages repeatedly in several threads. The first error or Ctrl-C stops all threads."""
     stop = Event()
 
     def send() -> list[Call]:
@@ -91,7 +91,6 @@ def send_calls(store: MessageStore, messages: list[Message], seconds: float, pro
 
 
 def read_calls(store: MessageStore, topic: str) -> Iterator[Call]:
-    """Read all queues of a topic."""
     for queue in range(_QUEUES):
         begun = time.perf_counter()
         for batch in store.scan(topic, queue, *store.offsets(topic, queue)):
@@ -100,7 +99,7 @@ def read_calls(store: MessageStore, topic: str) -> Iterator[Call]:
 
 
 def figures(name: str, calls: list[Call], size: int, seconds: float) -> Cells:
-    """Return the row of a table. size: bytes of a body. seconds: how long all calls took together."""
+    """Return a row of the table. size: bytes of a body. seconds: the total time."""
     messages = sum(call.messages for call in calls)
     times = np.percentile([1000 * call.seconds for call in calls], (50, 99, 100))
     rates = number(messages / seconds), f"{messages * size / seconds / 1e6:,.1f}"

@@ -1,4 +1,4 @@
-"""How commands end: with a result, with an error of one line, with Ctrl-C, or with a reader that has seen enough."""
+"""How commands report errors, Ctrl-C and a closed output pipe: in one line and with an exit code."""
 
 import errno
 import io
@@ -21,31 +21,29 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 class Interrupted(click.ClickException):
-    """Ctrl-C; the message says what was done."""
+    """Raised for Ctrl-C. The message says what the command had done by then."""
 
     exit_code = INTERRUPTED
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """One line, as errors are."""
+        """Print the message in one line."""
         click.echo(f"Interrupted: {visible(self.format_message())}", file=file, err=file is None)
 
 
 class WrongUsage(click.ClickException):
-    """An option or an argument that is not understood."""
+    """An option or an argument that cannot be parsed."""
 
     exit_code = 2
 
 
 class Commands(click.Group):
-    """A group whose commands answer what goes wrong with one line: in usage, in the store, in the system."""
+    """A group whose commands report usage errors, `StoreError` and `OSError` in one line."""
 
     def make_context(self, *arguments: Any, **more: Any) -> click.Context:
-        """As every group does."""
         with one_line():
             return super().make_context(*arguments, **more)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As every group does."""
         with one_line(), warnings.catch_warnings():
             warnings.showwarning = show_warning
             write_whole()
@@ -56,7 +54,7 @@ class Commands(click.Group):
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Turns errors into those that click shows in one line."""
+    """Convert errors to click exceptions, which click prints in one line."""
     try:
         yield
     except click.exceptions.NoArgsIsHelpError:
@@ -73,9 +71,9 @@ def one_line() -> Iterator[None]:
     except OSError as error:
         try:
             sys.stdout.flush()
-        except OSError:  # or else it would be tried again when Python ends
+        except OSError:  # or else Python flushes again at exit and prints a traceback
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # whoever reads our output has seen enough
+        if error.errno == errno.EPIPE:  # the program that reads our output has closed the pipe
             raise click.exceptions.Exit(0) from error
         raise click.ClickException(visible(str(error))) from error
     except StoreError as error:
@@ -83,13 +81,13 @@ def one_line() -> Iterator[None]:
 
 
 def show_warning(message: Warning | str, *_where: object, **_to: object) -> None:
-    """One line, as errors are."""
+    """Print a warning in one line."""
     echo(f"Warning: {message}", err=True)
 
 
 def write_whole() -> None:
-    """From now on what is printed is written whole, or an error: with PYTHONUNBUFFERED it is cut without a word."""
-    out = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # None where it is closed
+    """Buffer standard output, so that a write is complete or fails. With PYTHONUNBUFFERED a short write is silent."""
+    out = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")  # sys.stdout is None if it is closed
     sys.stdout = out
     if isinstance(out.buffer, io.RawIOBase):
         whole = os.fdopen(os.dup(out.fileno()), "wb")
@@ -98,7 +96,7 @@ def write_whole() -> None:
 
 @contextmanager
 def interruptible(done: Callable[[], str]) -> Iterator[None]:
-    """A block in which Ctrl-C ends the command; `done` says what it has done by then."""
+    """Run a block in which Ctrl-C ends the command. `done` returns the message: what the command had done by then."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -106,14 +104,17 @@ def interruptible(done: Callable[[], str]) -> Iterator[None]:
 
 
 def sleep_until_interrupted() -> NoReturn:
-    """Sleep until a signal handler raises. A signal may be delivered to another thread and end no sleep here."""
+    """Sleep until a signal handler raises.
+
+    Sleeps in short steps, since a signal that another thread receives does not end a long sleep.
+    """
     while True:
         time.sleep(1.0)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A short block that is done wholly or not at all: Ctrl-C waits for its end. In the main thread."""
+    """Run a short block during which Ctrl-C is deferred to its end. Main thread only."""
     came = False
 
     def note(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""`pyspark-mq console`: a store or a cluster in a browser."""
+"""`pyspark-mq console`: browse a store or a cluster in a web browser."""
 
 from __future__ import annotations
 

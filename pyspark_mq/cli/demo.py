@@ -1,5 +1,7 @@
-"""`pyspark-mq demo`: one process appends the 336,776 flights of 2013 to a topic, and a streaming query in another reads
-them with `format("mq")`. The query's totals must equal those of the source data."""
+"""`pyspark-mq demo`: append messages in one process and stream them with Spark in another.
+
+The messages are the 336,776 flights of 2013. The query's totals must equal the totals of the source data.
+"""
 
 from __future__ import annotations
 
@@ -57,10 +59,10 @@ def demo(store: str | None, rate: int) -> None:
 
 
 def run_demo(directory: str | None, rate: int) -> bool:
-    """Runs the demo and prints its result; True when what came out equals what went in.
+    """Run the demo and print its result. Return whether the query's totals equal the totals of the source data.
 
-    `directory`: a new or empty one for the store, which stays; None: a temporary one, removed at the end.
-    `rate`: messages a second that the other process appends. Raises DemoFailed, StoreError.
+    directory: a new or empty one for the store, which is kept; None for a temporary one. rate: messages appended per
+    second. Raises `DemoFailed` or `StoreError`.
     """
     require_java()
     flights = load_flights()
@@ -81,7 +83,7 @@ def run_demo(directory: str | None, rate: int) -> bool:
 
 @contextlib.contextmanager
 def told_in_one_line() -> Iterator[None]:
-    """Raise `DemoFailed` for an error of Spark: the first of its many lines says what is wrong."""
+    """Raise `DemoFailed` for an error of Spark, with the first line of its message."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -89,12 +91,12 @@ def told_in_one_line() -> Iterator[None]:
         yield
     except PySparkException as error:
         raise failed_in_spark(str(error)) from error
-    except Py4JJavaError as error:  # of a kind that PySpark has no exception for
+    except Py4JJavaError as error:  # PySpark has no exception for this kind of error
         raise failed_in_spark(error.java_exception.toString()) from error
 
 
 def failed_in_spark(error: str) -> DemoFailed:
-    """Return the error for the text of Spark's."""
+    """Return the error for a message of Spark."""
     advice = ""
     if "failed to connect back" in error:
         advice = " Spark waits ten seconds for a Python process to start, and this machine took longer: run demo again"
@@ -102,9 +104,12 @@ def failed_in_spark(error: str) -> DemoFailed:
 
 
 def append_flights(path: str, rate: int, reading: Event) -> None:
-    """The appending process: every flight, in order of scheduled departure; a first few, and when the query is
-    `reading` (its first batch takes Spark seconds to warm up for) the others at `rate` messages a second."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the demo, and with it this process
+    """Append all flights, in order of scheduled departure. Runs in the appending process.
+
+    Appends `ROWS_PER_APPEND` flights, waits until the query is `reading`, then appends the others at `rate` messages
+    per second. The wait is needed because Spark's first batch takes seconds.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     messages = as_messages(load_flights())
     try:
         with MessageStore.open(path, create=False) as store:
@@ -112,7 +117,6 @@ def append_flights(path: str, rate: int, reading: Event) -> None:
             reading.wait()
             began = time.monotonic()
             for start in range(ROWS_PER_APPEND, messages.num_rows, ROWS_PER_APPEND):
-                # A live feed does not come all at once.
                 time.sleep(max(0.0, began + start / rate - time.monotonic()))
                 store.append_table(TOPIC, messages.slice(start, ROWS_PER_APPEND))
     except StoreError as error:
@@ -121,13 +125,15 @@ def append_flights(path: str, rate: int, reading: Event) -> None:
 
 @contextlib.contextmanager
 def quiet_spark(scratch: str) -> Iterator[SparkSession]:
-    """A local Spark session that logs errors only, to `scratch`/spark.log: its JVM inherits standard error,
-    and says more than a log configuration can silence."""
+    """Start a local Spark session that logs only errors, to `scratch`/spark.log.
+
+    The JVM's standard error goes to that file, too, since a log configuration does not silence all of it.
+    """
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     from pyspark.sql import SparkSession
 
-    logging.disable(logging.ERROR)  # py4j logs a stack trace for each call that Ctrl-C cuts short
-    # Workers run the Python that runs this, whichever "python3" comes first on PATH.
+    logging.disable(logging.ERROR)  # py4j logs a stack trace for each call that Ctrl-C interrupts
+    # Workers run this Python, not the first "python3" on PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     log = Path(scratch, "spark.log")
@@ -156,7 +162,7 @@ def quiet_spark(scratch: str) -> Iterator[SparkSession]:
 
 @contextlib.contextmanager
 def standard_error_to(log: Path) -> Iterator[None]:
-    """What is started inside writes its standard error to `log`, also later."""
+    """Redirect the standard error of processes started in the block to `log`, for their whole life."""
     sys.stderr.flush()
     before = os.dup(2)
     try:
@@ -169,7 +175,7 @@ def standard_error_to(log: Path) -> Iterator[None]:
 
 
 def start_query(spark: SparkSession, path: str, checkpoint: str) -> StreamingQuery:
-    """Parses each message's JSON and keeps `CARRIER_TOTALS` in a table in memory named as the topic."""
+    """Start a query that parses each message and keeps `CARRIER_TOTALS` in a memory table with the topic's name."""
     from pyspark.sql import functions as F
 
     messages = (
@@ -192,8 +198,10 @@ def start_query(spark: SparkSession, path: str, checkpoint: str) -> StreamingQue
 
 
 def stream_while_appending(query: StreamingQuery, path: str, total: int, rate: int) -> int:
-    """Starts the appending process and follows both until the query has read `total` messages; how many of
-    them it had read before the last was appended."""
+    """Start the appending process and wait until the query has read `total` messages.
+
+    Returns the number of messages that the query had read before the last one was appended.
+    """
     processes = multiprocessing.get_context("spawn")
     reading = processes.Event()
     appender = processes.Process(target=append_flights, args=(path, rate, reading), daemon=True)
@@ -228,7 +236,7 @@ def progress_bar(total: int, name: str, position: int) -> tqdm[None]:
 
 
 def messages_read(query: StreamingQuery) -> int:
-    """Messages before the end of the last finished batch, of a topic that is read from its first message."""
+    """Return the messages read in finished batches. The query starts at the earliest offset, which is 0."""
     progress = query.lastProgress
     if progress is None or not progress.sources[0].endOffset:
         return 0
@@ -236,7 +244,7 @@ def messages_read(query: StreamingQuery) -> int:
 
 
 def check_running(appender: BaseProcess, progressed: float) -> None:
-    """Raises DemoFailed when the appending process failed, or nothing moved for long."""
+    """Raise `DemoFailed` if the appending process failed, or if nothing was appended or read for too long."""
     if appender.exitcode:
         raise DemoFailed(f"the appending process ended with exit code {appender.exitcode}")
     if time.monotonic() - progressed > STALLED_AFTER_SECONDS:
@@ -244,7 +252,7 @@ def check_running(appender: BaseProcess, progressed: float) -> None:
 
 
 def report(streamed: pa.Table, expected: pa.Table, read_early: int) -> bool:
-    """Prints the table and the check; True when the streamed totals equal the expected ones."""
+    """Print the totals and whether they equal the expected ones. Return the latter."""
     print("carrier  flights   landed  arrival delay, minutes   mean")
     for carrier, flights, landed, delay in zip(*(column.to_pylist() for column in streamed.columns), strict=True):
         print(f"{carrier:7} {flights:8,} {landed:8,} {delay:23,} {delay / landed:6.1f}")

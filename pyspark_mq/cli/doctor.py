@@ -1,4 +1,4 @@
-"""`pyspark-mq doctor`: check the Python, Java and PySpark that `format("mq")` needs, the Python of Spark, a store."""
+"""`pyspark-mq doctor`: check Python, Java, PySpark, the Python that Spark starts, and optionally a store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from pyspark_mq.requirements import require_java, require_own_store, require_pys
 
 _TIMEOUT_SECONDS = 60.0
 _OLDEST_PYTHON = (3, 11)
-# What Spark runs to find sources: it lists the folders of sys.path, so an editable install by import hook stays unseen.
+# Spark finds sources in the same way: by the folders of sys.path, where an editable install by import hook is
+# invisible.
 _FIND_SOURCE = """
 import pkgutil, sys
 found = any(module.name == "pyspark_mq" for module in pkgutil.iter_modules())
@@ -34,7 +35,7 @@ _INSTALL = "install it there (pip install pyspark-mq), or set PYSPARK_PYTHON to 
 
 
 class Check(NamedTuple):
-    """One line of the answer. remedy: what to do; empty if nothing is wrong."""
+    """One line of the report. remedy: what to do; empty if the check passed."""
 
     what: str
     found: str
@@ -42,7 +43,7 @@ class Check(NamedTuple):
 
 
 def checks(directory: str | None) -> Iterator[Check]:
-    """Look at one thing after the other, without starting Spark. directory: a store to look at, too."""
+    """Run all checks, without starting Spark. directory: a store to check, too."""
     yield _python()
     yield _own_packages()
     yield _java()
@@ -76,7 +77,7 @@ def _java() -> Check:
 
 
 def _python_variables() -> Iterator[tuple[str, str]]:
-    """What chooses the Python of Spark's driver and of its workers, and the command that it names."""
+    """Yield what selects the Python of Spark's driver and workers, and the command that it names."""
     workers = os.environ.get("PYSPARK_PYTHON")
     if driver := os.environ.get("PYSPARK_DRIVER_PYTHON"):
         yield "PYSPARK_DRIVER_PYTHON", driver

@@ -1,4 +1,4 @@
-"""`pyspark-mq export`: a topic, or a part of it, as a file that other programs read."""
+"""`pyspark-mq export`: write a topic, or a range of it, to a Parquet, Arrow or JSON file."""
 
 import os
 import sys
@@ -21,27 +21,27 @@ from store import COLUMNS
 from store.files.atomic import sync_directory
 from store.model.log_protocol import Bounds, QueueRange, ReadSpec, Unreadable
 
-ROW_GROUP_BYTES = 64 << 20  # Parquet's readers like them large
+ROW_GROUP_BYTES = 64 << 20  # readers of Parquet prefer large row groups
 STANDARD_OUTPUT = "-"
 Batches = Iterable[pa.RecordBatch]
 EXPORTED = (*tuple(COLUMNS)[:10], "flag")
 
 
 def json_lines(batches: Batches, out: BinaryIO, _schema: pa.Schema) -> None:
-    """What `tail --json` prints."""
+    """Write the lines of `tail --json`."""
     for batch in batches:
         out.writelines(JSON.line(row) + b"\n" for row in batch.to_pylist())
 
 
 def arrow(batches: Batches, out: BinaryIO, schema: pa.Schema) -> None:
-    """Arrow's IPC file; its stream where the output cannot be sought."""
+    """Write an Arrow IPC file, or an IPC stream if `out` is not seekable."""
     with (pa.ipc.new_file if out.seekable() else pa.ipc.new_stream)(out, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
 
 
 def parquet(batches: Batches, out: BinaryIO, schema: pa.Schema) -> None:
-    """Parquet, in row groups of about `ROW_GROUP_BYTES`."""
+    """Write Parquet with row groups of about `ROW_GROUP_BYTES`."""
     from pyarrow.parquet import ParquetWriter
 
     with ParquetWriter(out, schema, compression="zstd") as writer:
@@ -63,7 +63,7 @@ WRITERS: dict[str, Callable[[Batches, BinaryIO, pa.Schema], None]] = {
 
 
 class ExportedBatches:
-    """Batches on their way into a file, with a bar. rows: how many went."""
+    """Iterates over batches with a progress bar. rows: the number of rows so far."""
 
     def __init__(self, batches: Batches, total: int | None) -> None:
         self.rows = 0
@@ -80,7 +80,7 @@ class ExportedBatches:
 
 
 def columns_of(_ctx: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """Names separated by commas."""
+    """Option callback: parse column names separated by commas."""
     names = None if value is None else tuple(name.strip() for name in value.split(","))
     for name in names or ():
         if name not in COLUMNS:
@@ -178,7 +178,7 @@ def export(
 
 
 def part(has: Bounds, start: int, stop: int) -> tuple[int, int]:
-    """[start, stop), queue offsets, up to the end of what a queue has; what it has no longer is for a scan to say."""
+    """Clamp queue offsets [start, stop) to the queue's end. A scan reports deleted messages before its begin."""
     begin = min(start, has.max_offset)
     return begin, max(min(stop, has.max_offset), begin)
 
@@ -194,9 +194,9 @@ def _must_be_free(target: Path) -> None:
 
 
 def _name(begun: Path, target: Path) -> None:
-    """Give a file its name, if no other has it by now."""
+    """Rename the finished file, but do not replace an existing one."""
     try:
-        os.link(begun, target)  # unlike a rename, this never replaces
+        os.link(begun, target)  # unlike a rename, a link never replaces a file
     except FileExistsError:
         raise click.ClickException(
             f"{target}: came meanwhile; nothing was written. Name another file, or --force"
@@ -208,8 +208,10 @@ def _name(begun: Path, target: Path) -> None:
 
 @contextmanager
 def file(output: str | None, target: Path, *, force: bool) -> Iterator[BinaryIO]:
-    """Where to write: standard output, a pipe or a device as it is, or a file that takes its name when it is whole, on
-    the device. force: also where another has it by now."""
+    """Open the output: standard output, a pipe, a device, or a new file.
+
+    A file is written under a temporary name, synced, and then renamed. force: replace an existing file.
+    """
     if output == STANDARD_OUTPUT:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -230,7 +232,7 @@ def file(output: str | None, target: Path, *, force: bool) -> Iterator[BinaryIO]
             _name(begun, target)
         sync_directory(target.parent, if_readable=True)
     except OSError as error:
-        if error.errno is not None:  # some of Arrow's have none
+        if error.errno is not None:  # some errors of Arrow have no errno
             error.filename = str(target)
         raise
     finally:

@@ -1,4 +1,4 @@
-"""`pyspark-mq groups`: where consumer groups stand, and how to put them elsewhere."""
+"""`pyspark-mq groups`: show, reset and delete the offsets of consumer groups."""
 
 import json
 from itertools import groupby
@@ -166,12 +166,12 @@ def delete(store: str, group: str, yes: bool) -> None:
 
 
 def total(found: list[GroupLag]) -> int:
-    """Return how many messages the group has not read, in all queues."""
+    """Return the number of unread messages in all queues."""
     return sum(each.messages for each in found)
 
 
 def owners_of(found: list[MemberInfo]) -> dict[Queue, list[str]]:
-    """The members that have a queue: several where each gets everything."""
+    """Return the members that own each queue. In broadcasting mode a queue has several."""
     owners: dict[Queue, list[str]] = {}
     for each in found:
         for queue in each.queues:
@@ -180,7 +180,6 @@ def owners_of(found: list[MemberInfo]) -> dict[Queue, list[str]]:
 
 
 def described(member: MemberInfo) -> dict[str, Any]:
-    """A member as JSON."""
     return {
         "member": member.id,
         "subscriptions": {topic: of._asdict() for topic, of in sorted(member.subscriptions.items())},
@@ -192,13 +191,13 @@ def described(member: MemberInfo) -> dict[str, Any]:
 
 
 def mode(member: MemberInfo) -> str:
-    """How it consumes, in a word."""
+    """Return the consume mode in one word."""
     broadcasting = member.model is MessageModel.BROADCASTING
     return "broadcasting" if broadcasting else "orderly" if member.orderly else "concurrently"
 
 
 def no_offsets(address: LogAddress, log: Log, group: str, topic: str | None) -> str:
-    """What is wrong where a group has no offsets."""
+    """Return the error for a group without offsets."""
     if isinstance(address, DirectoryAddress):
         address.group(group).must_exist()
     if (groups := log.groups()) and group not in groups:

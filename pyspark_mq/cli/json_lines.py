@@ -1,11 +1,11 @@
-"""Messages as lines of JSON, both ways: what `tail --json` prints, `send --json` takes, and the messages are equal.
+"""Messages as lines of JSON, for `tail --json` and `send --json`. Sending printed lines gives equal messages.
 
     {"queueId": 0, "queueOffset": 17, "msgId": "7F00...", "tags": "paid", "keys": "o-17", "body": "text",
      "bornTimestamp": "2013-01-31T06:00:00.123+00:00", "storeTimestamp": ..., "flag": 0, "shardingKey": null,
      "properties": {"region": "eu"}}
 
-A body that is not UTF-8 is in `bodyBase64`. For a body that does not decompress, `bodyError` has the reason.
-`properties` are those that have no field of their own.
+A body that is not UTF-8 is in `bodyBase64`. If a body does not decompress, `bodyError` has the reason. `properties` has
+the properties without a field of their own.
 """
 
 import base64
@@ -53,19 +53,18 @@ _SENT: dict[str, pa.DataType] = {
 
 
 class Printed(NamedTuple):
-    """How messages are printed. columns: of `store.COLUMNS`, that `line` needs."""
+    """A format for printing messages. columns: the names from `store.COLUMNS` that `line` needs."""
 
     columns: tuple[str, ...]
     line: Callable[[Row], bytes]
 
 
 def body_line(row: Row) -> bytes:
-    """The body as it is."""
     return bytes(row[_BODY])
 
 
 def _shown_body(row: Row) -> tuple[str, str]:
-    """Return the field of a body, and its text."""
+    """Return the name and the text of a body's field."""
     if row[_BODY] is None:
         return _BODY_ERROR, str(row[_BODY_ERROR])
     try:
@@ -75,7 +74,7 @@ def _shown_body(row: Row) -> tuple[str, str]:
 
 
 def json_line(row: Row) -> bytes:
-    """The message as a JSON object, without the line's end."""
+    """Return the message as a JSON object, without a line end."""
     shown = dict(_shown_body(row) if name == _BODY else (name, row[name]) for name in _SHOWN)
     properties = dict(row["properties"] or ())
     shown[_SHARDING_KEY] = properties.get(PROPERTY_SHARDING_KEY)
@@ -90,14 +89,14 @@ JSON = Printed((*_SHOWN, _BODY_ERROR), json_line)
 
 
 def printed_as(as_json: bool) -> Printed:
-    """Return how messages are printed. Bodies are kept as they are, but for control characters on a terminal."""
+    """Return the format for messages. Bodies are printed unchanged, except for control characters on a terminal."""
     if as_json:
         return JSON
     return VISIBLE_BODIES if sys.stdout.isatty() else BODIES
 
 
 def json_object(line: bytes) -> dict[str, Any]:
-    """A line that is a JSON object. Raises `ValueError`, which says why it is none."""
+    """Parse a JSON object. Raises `ValueError` with the reason."""
     try:
         found = json.loads(line)
     except RecursionError as error:
@@ -110,9 +109,9 @@ def json_object(line: bytes) -> dict[str, Any]:
 
 
 def message(line: bytes) -> Row:
-    """The row of `message_table` that a line means: what the store gives itself is left out.
+    """Parse a line to a row for `message_table`, without the fields that the store assigns.
 
-    Raises `ValueError`, which says what is wrong and what to write.
+    Raises `ValueError` with the reason and a correction.
     """
     given = json_object(line)
     row = {name: value for name, value in given.items() if name in _SENT and value is not None}
@@ -140,8 +139,8 @@ def message(line: bytes) -> Row:
 
 
 def message_table(rows: list[Row]) -> pa.Table:
-    """Rows of `message` as `MessageStore.append_table` takes them; columns that no row has are left out."""
-    otherwise = {"flag": 0, "bornTimestamp": datetime.now(UTC)}  # for null is none of these
+    """Return rows of `message` as a table for `MessageStore.append_table`, without columns that no row has."""
+    otherwise = {"flag": 0, "bornTimestamp": datetime.now(UTC)}  # these columns take no nulls
     columns = {_BODY: blobs([row[_BODY] for row in rows])}
     for name, kind in _SENT.items():
         if any(name in row for row in rows):
@@ -161,7 +160,7 @@ def _body(given: dict[str, Any]) -> bytes:
 def _time(value: object) -> datetime:
     found = datetime.fromisoformat(_need("bornTimestamp", value, str, "a text such as 2013-01-31T06:00:00+00:00"))
     try:
-        return found.astimezone(UTC)  # without a zone it is local time
+        return found.astimezone(UTC)  # a time without a zone is local
     except OverflowError as error:
         raise ValueError("'bornTimestamp' is outside of the years 1 to 9999") from error
 
@@ -175,7 +174,7 @@ def _need(name: str, value: Any, kind: type, wanted: str, where: str = "") -> An
 
 
 def must_be_text(name: str, value: str) -> None:
-    """Raises `ValueError` for what UTF-8 cannot say: half a surrogate pair, as "\\ud800" is in JSON."""
+    """Raise `ValueError` for text that UTF-8 cannot encode: half a surrogate pair, such as "\ud800" in JSON."""
     try:
         value.encode()
     except UnicodeEncodeError as error:

@@ -21,7 +21,7 @@ from store.read.query import KeyQuery, offset_of_id
 
 
 def time_given(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int | None:
-    """Milliseconds since 1970, or ISO 8601; without a time zone it is local time."""
+    """Option callback: parse ms since 1970 or ISO 8601. Without a time zone it is local time."""
     if value is None:
         return None
     try:
@@ -86,13 +86,13 @@ def query(
 
 
 def by_id(store: MessageStore, topic: str, msg_id: str) -> list[StoredMessage]:
-    """The message with this id: a producer's own, which is found as keys are, or else one that names the place in the
-    log.
+    """Return the messages with this id.
 
-    Raises `UnknownTopic` if another topic has it, and as `MessageStore.record_at`.
+    An id assigned by a producer is found through the index, as a key is. Other ids contain the offset in the log.
+    Raises `UnknownTopic` if another topic has the message, and as `MessageStore.record_at`.
     """
     most, having = 0, list[StoredMessage]()
-    while len(having) == most:  # a newer one may have this id as a key, as an answer does
+    while len(having) == most:  # newer messages may have this id as a key, as replies do
         most = 2 * most + 1
         having = store.query(topic, msg_id, most)
         if found := [each for each in having if each.msg_id == msg_id]:
@@ -104,7 +104,7 @@ def by_id(store: MessageStore, topic: str, msg_id: str) -> list[StoredMessage]:
 
 
 def row(message: StoredMessage) -> Row:
-    """Return a found message as `tail` prints it. An unreadable body, which is still compressed, is None."""
+    """Return a found message as a row for `tail`. A body that does not decompress is None."""
     properties, error = message.properties, None
     if message.sys_flag & SYS_COMPRESSED:
         properties = {name: value for name, value in properties.items() if name != PROPERTY_BODY_ERROR}
@@ -126,7 +126,7 @@ def row(message: StoredMessage) -> Row:
 
 
 def instant(milliseconds: int) -> datetime | None:
-    """A time since 1970; None where it is none of the years 1 to 9999, as in the columns of a scan."""
+    """Return a UTC time, or None outside of the years 1 to 9999, as a scan does."""
     try:
         return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=milliseconds)
     except OverflowError:

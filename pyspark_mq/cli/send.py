@@ -1,4 +1,4 @@
-"""`pyspark-mq send`: append messages, from arguments, a file, or a program that writes them line by line."""
+"""`pyspark-mq send`: append messages from arguments, a file, or the output of another program."""
 
 import json
 import os
@@ -27,9 +27,9 @@ CHUNK_BYTES = 1 << 20
 
 
 class SentLines:
-    """A command on its way through its lines, each of which is a message. lines: how many are appended.
+    """Appends lines as messages. lines: the number appended so far.
 
-    The lines before a wrong one are appended, and the error names it.
+    The lines before an invalid one are appended. The error names the invalid line.
     """
 
     def __init__(self, topic: str) -> None:
@@ -55,12 +55,12 @@ class SentLines:
             raise click.ClickException(f"{error}; {self}") from error
 
     def wrong_line(self, error: Exception) -> click.ClickException:
-        """Return the error of the next line."""
+        """Return the error for the next line."""
         return click.ClickException(f"line {self.lines + 1:,}: {error}; {self}")
 
 
 def rows_of(lines: list[bytes], row: Callable[[bytes], Row]) -> tuple[list[Row], ValueError | None]:
-    """Return the rows of the lines before the first wrong one, and its error."""
+    """Return the rows of the lines before the first invalid one, and that line's error."""
     found = []
     for line in lines:
         try:
@@ -71,7 +71,7 @@ def rows_of(lines: list[bytes], row: Callable[[bytes], Row]) -> tuple[list[Row],
 
 
 def properties_of(_ctx: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """NAME=VALUE, several of them."""
+    """Option callback: parse repeated NAME=VALUE."""
     found: dict[str, str] = {}
     for each in values:
         name, is_given, value = each.partition("=")
@@ -85,7 +85,7 @@ def properties_of(_ctx: click.Context, _option: click.Parameter, values: tuple[s
 
 
 def text_of(_ctx: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """What UTF-8 can say; the bytes of an argument may be any."""
+    """Option callback: refuse text that is not UTF-8. Arguments can contain any bytes."""
     try:
         must_be_text(str(option.name), value or "")
     except ValueError as error:
@@ -165,14 +165,14 @@ def send(
 
 
 def with_constants(row: Row, constants: Row, without: set[str]) -> Row:
-    """A message with what every message gets; its own properties are kept."""
+    """Return a row with the values that all messages get. A row's own properties are kept."""
     own = {name: value for name, value in row.items() if name not in without}
     both = {"properties": own.get("properties", {}) | constants.get("properties", {})}
     return {**own, **constants, **both}
 
 
 def with_fields(line: bytes, constants: Row, tag_field: str | None, key_fields: tuple[str, ...]) -> Row:
-    """A line as a message whose tag and keys stand in fields of it. Raises `ValueError`."""
+    """Return a line as a message whose tag and keys come from fields of its JSON. Raises `ValueError`."""
     given, row = json_object(line), {"body": line, **constants}
     keys = [row["keys"]] if "keys" in row else []
     for field in key_fields:
@@ -185,7 +185,7 @@ def with_fields(line: bytes, constants: Row, tag_field: str | None, key_fields: 
 
 
 def plain_table(bodies: list[bytes], constants: Row) -> pa.Table:
-    """Bodies as the table that `append_table` takes; each of `constants` is a column with one value."""
+    """Return a table for `append_table` with a body column and one column with a single value for each constant."""
     table = pa.table({"body": blobs(bodies)})
     if constants:
         one = message_table([{"body": b"", **constants}]).drop_columns("body")
@@ -208,12 +208,12 @@ def _text(field: str, value: object, *, blank: bool = False) -> str:
 
 
 def line_batches(source: BufferedReader) -> Iterator[list[bytes]]:
-    """The lines of `source` without their ends, as many at a time as there are to read; with a bar."""
+    """Yield lists of the lines that are available in `source`, without line ends. Shows a progress bar."""
     begun = b""
-    os.set_blocking(source.fileno(), True)  # or else where nothing is there yet would look like the end
+    os.set_blocking(source.fileno(), True)  # a non-blocking read without data looks like the end of the file
     status = os.fstat(source.fileno())
     size = status.st_size - source.tell() if stat.S_ISREG(status.st_mode) else None
-    no_bar = True if os.isatty(source.fileno()) else None  # a person types; None: no bar unless stderr is a terminal
+    no_bar = True if os.isatty(source.fileno()) else None  # None: a bar if stderr is a terminal
     with tqdm(total=size, unit="B", unit_scale=True, desc="sent", delay=0.5, disable=no_bar) as bar:
         while chunk := source.read1(CHUNK_BYTES):
             *lines, begun = (begun + chunk).split(b"\n")

@@ -1,4 +1,4 @@
-"""`pyspark-mq serve`: a store as RocketMQ's name server and broker."""
+"""`pyspark-mq serve`: serve a store as RocketMQ's name server and broker."""
 
 import ctypes
 import ipaddress
@@ -23,10 +23,10 @@ from store.remoting.serving import LISTEN
 from store.remoting.serving import serve as serving_of
 from store.upkeep.store_directory import StoreDirectory
 
-_SWITCH_SECONDS = 0.0005  # after which a thread that computes gives the interpreter to the event loop
+_SWITCH_SECONDS = 0.0005  # seconds after which a computing thread yields the interpreter to the event loop
 _STACK_BYTES = 2 << 20
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of mallopt(3)
-_MAPPED_BYTES, _ARENAS = 256 << 10, 2  # larger pieces go back to the system when they are freed
+_MAPPED_BYTES, _ARENAS = 256 << 10, 2  # larger blocks are unmapped when they are freed
 FILE = click.Path(exists=True, dir_okay=False)
 
 
@@ -78,22 +78,25 @@ def serve(
 
 
 def _tune_process() -> None:
-    """Let requests that take long, or are large, cost others little."""
+    """Limit the effect of slow or large requests on other requests."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     threading.stack_size(_STACK_BYTES)
-    with suppress(OSError, AttributeError):  # another C library than glibc
+    with suppress(OSError, AttributeError):  # the C library is not glibc
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
         mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def _configuration(store: str, listen: str, path: str | None) -> StoreConfig:
-    """Of the file, or the store's own; but ids of messages name where it listens: admin tools ask there for them."""
+    """Return the configuration, with the listening address in it.
+
+    Message ids contain that address, and admin tools connect to it to look up a message.
+    """
     directory = StoreDirectory.at(store)
     directory.create()
     config = directory.configuration(None if path is None else StoreConfig.load(path, BROKER_SETTINGS))
     host, port = host_and_port(listen)
-    with suppress(ValueError):  # no IPv4 address: ids have room for those only
+    with suppress(ValueError):  # not an IPv4 address: message ids hold only those
         if port and not ipaddress.IPv4Address(host).is_unspecified:
             return replace(config, brokerIP1=host, listenPort=port)
     return config

@@ -1,4 +1,4 @@
-"""`pyspark-mq stats`: what a store has, once or again and again."""
+"""`pyspark-mq stats`: show the contents of a store, once or repeatedly."""
 
 import json
 import time
@@ -63,7 +63,7 @@ def stats(
 
 
 def serve(store: str, address: str, port: int) -> None:
-    """Answer Prometheus until Ctrl-C; port 0 is any that is free."""
+    """Serve metrics to Prometheus until Ctrl-C. Port 0 chooses a free port."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
 
@@ -83,9 +83,9 @@ def serve(store: str, address: str, port: int) -> None:
 
 
 def as_table(before: Look | None, now: Look) -> str:
-    """A line for each queue, one for each queue of each group, and two for the log.
+    """Return a table with a line for each queue, a line for each queue of each group, and two lines for the log.
 
-    Rates take the place of offsets, so that lines fit into 80 columns with long names and large numbers.
+    With `before`, rates replace offsets, so that lines fit into 80 columns.
     """
     log = now.log
     rows: list[Cells] = [("topic", "queue", "min offset", "max offset", "messages", "bytes")]
@@ -123,7 +123,6 @@ def as_table(before: Look | None, now: Look) -> str:
 
 
 def as_object(before: Look | None, now: Look) -> str:
-    """One line of JSON."""
     queues = [
         {
             "topic": each.topic,

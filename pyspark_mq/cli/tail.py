@@ -1,4 +1,4 @@
-"""`pyspark-mq tail`: print messages, those that are there and those that arrive."""
+"""`pyspark-mq tail`: print a topic's messages, and wait for new ones."""
 
 import select
 import sys
@@ -17,7 +17,7 @@ from store.model.log_protocol import Unreadable
 
 
 class Printer:
-    """Prints messages, at most `count`. printed: how many it has."""
+    """Prints at most `count` messages. printed: the number printed so far."""
 
     def __init__(self, out: BinaryIO, kind: Printed, count: int | None) -> None:
         self.printed = 0
@@ -26,7 +26,7 @@ class Printer:
         self._count = None if count is None else min(count, sys.maxsize)
 
     def write(self, rows: Iterable[Row]) -> None:
-        """Print one round, all of which is seen when this returns."""
+        """Print messages and flush."""
         for row in islice(rows, self._left()):
             if row["body"] is None and self._kind is not JSON:
                 echo(f"queue {row['queueId']}, offset {row['queueOffset']}: {row['bodyError']}", err=True)
@@ -37,7 +37,7 @@ class Printer:
 
     @property
     def is_done(self) -> bool:
-        """Whether it printed all that were wanted, or nobody reads what it prints."""
+        """Whether `count` messages are printed, or the output pipe is closed."""
         return self._left() == 0 or _is_broken(self._out)
 
     def _left(self) -> int | None:
@@ -45,7 +45,7 @@ class Printer:
 
 
 def _is_broken(out: BinaryIO) -> bool:
-    """Whether `out` is a pipe that nobody reads any more: a write would say so, but there may be none for long."""
+    """Return whether `out` is a pipe without a reader. Polls, because the next write may be far away."""
     poll = select.poll()
     poll.register(out.fileno(), 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))

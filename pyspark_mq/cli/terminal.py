@@ -1,4 +1,4 @@
-"""Text on its way to a terminal: control characters made visible, rows as columns, questions."""
+"""Terminal output: visible control characters, aligned columns, questions."""
 
 import logging
 import re
@@ -6,7 +6,7 @@ import sys
 
 import click
 
-# Not a line's end or a tab. The last ones turn the direction of text; a surrogate stands for a byte that is not UTF-8.
+# All but line ends and tabs. The last ranges change the text direction, or are surrogates for bytes that are not UTF-8.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\udc80-\udcff]")
 _IN_A_LINE = {"\n": "^J", "\t": "^I"}
 
@@ -15,7 +15,7 @@ YES = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
 def visible(text: str) -> str:
-    """Return a text whose control characters are written as `cat -v` writes them, so that a terminal obeys none."""
+    """Escape control characters as `cat -v` does, so that a terminal does not interpret them."""
     return CONTROLS.sub(_written, text)
 
 
@@ -32,12 +32,11 @@ def _written(found: re.Match[str]) -> str:
 
 
 def visible_body(body: bytes) -> bytes:
-    """Return a body as `visible` text."""
     return visible(body.decode(errors="surrogateescape")).encode()
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print a `visible` text. Commands print by this, but for the bytes of a body."""
+    """Print a `visible` text. Commands print everything with this, except bodies."""
     click.echo(visible(str(text)), err=err, nl=nl)
 
 
@@ -49,18 +48,18 @@ class VisibleFormatter(logging.Formatter):
 
 
 def must_confirm(question: str, yes: bool) -> None:
-    """Ask at a terminal, and end the command unless the answer is yes. Without a terminal, nothing is asked."""
+    """Ask at a terminal, and abort the command unless the answer is yes. Without a terminal, do not ask."""
     if not yes and at_a_terminal():
         click.confirm(visible(question), abort=True, err=True)
 
 
 def at_a_terminal() -> bool:
-    """Whether a person can answer questions."""
+    """Whether a user can answer questions."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def aligned(rows: list[Cells], left: int = 1) -> str:
-    """Rows as columns: the first `left` to the left, numbers to the right."""
+    """Align rows to columns: the first `left` columns to the left, the others to the right."""
     shown = [tuple(map(cell, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     return "\n".join(
@@ -73,10 +72,10 @@ def aligned(rows: list[Cells], left: int = 1) -> str:
 
 
 def cell(text: str) -> str:
-    """Return a `visible` text of one line."""
+    """Return a `visible` text without line ends and tabs."""
     return visible(re.sub("[\n\t]", lambda found: _IN_A_LINE[found[0]], text))
 
 
 def number(value: int | float | None) -> str:
-    """With thousands' commas; "-" for none."""
+    """Format a number with thousands separators; "-" for None."""
     return "-" if value is None else f"{value:,.0f}"

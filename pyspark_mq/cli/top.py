@@ -1,4 +1,4 @@
-"""`pyspark-mq top`: what goes on in a store, on one screen: rates, sizes, and who is behind."""
+"""`pyspark-mq top`: rates, sizes and lags of a store, on one screen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TopicLine(NamedTuple):
-    """A topic between two looks. rate: messages a second; byte_rate: bytes of records a second; None at first."""
+    """A topic's line. rate: messages per second. byte_rate: record bytes per second. Both are None at first."""
 
     topic: str
     queues: int
@@ -63,7 +63,7 @@ def top(store: str, interval: float, looks: int | None, *, show_all: bool) -> No
 
 
 def lags_by_topic(now: Look) -> Counter[tuple[str, str]]:
-    """Return how many messages each group has not read, by group and topic."""
+    """Return the number of messages that each group has not read, by group and topic."""
     behind: Counter[tuple[str, str]] = Counter()
     for each in now.groups.values():
         behind[each.group, each.queue.topic] += each.messages
@@ -71,7 +71,7 @@ def lags_by_topic(now: Look) -> Counter[tuple[str, str]]:
 
 
 def topic_lines(before: Look | None, now: Look) -> list[TopicLine]:
-    """A line for each topic, the busiest first."""
+    """Return a line for each topic, the busiest first."""
     lines = []
     for topic in dict.fromkeys(topic for topic, _ in now.queues):
         queues = [each for each in now.queues.values() if each.topic == topic]
@@ -87,7 +87,6 @@ def topic_lines(before: Look | None, now: Look) -> list[TopicLine]:
 
 
 def screen(store: str, before: Look | None, now: Look) -> Group:
-    """What one look shows."""
     from rich.console import Group
     from rich.table import Table
 
@@ -114,7 +113,7 @@ def _right(name: str) -> Column:
 
 
 def _read_rate(before: Look | None, now: Look, group: str, topic: str) -> float | None:
-    """Messages a second that a group got through: what came, and what its lag fell by."""
+    """Return messages read by a group per second: the rate of appends plus the decrease of its lag per second."""
     earlier = Counter[tuple[str, str]]() if before is None else lags_by_topic(before)
     if before is None or (group, topic) not in earlier:
         return None

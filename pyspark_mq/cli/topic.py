@@ -28,7 +28,7 @@ def topic() -> None:
 @click.option("--config", type=click.Path(exists=True, dir_okay=False), help="A store.conf, for a new store.")
 def create(store: str, name: str, queues: int, config: str | None) -> None:
     """Create the topic NAME, and STORE if there is none yet."""
-    if name in NOT_FOR_PUTTING:  # it could not be deleted any more
+    if name in NOT_FOR_PUTTING:  # a topic with this name could not be deleted
         raise InvalidTopic(f"Topic {name!r} is a broker's own, created where it is needed; choose another name")
     with MessageStore.open(store, config=config) as opened:
         if existing := opened.topics().get(name):

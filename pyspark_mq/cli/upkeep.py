@@ -1,4 +1,4 @@
-"""`pyspark-mq clean` and `pyspark-mq verify`: delete what is old, find and repair what is damaged."""
+"""`pyspark-mq clean` and `pyspark-mq verify`: apply retention; find and repair damage."""
 
 import os
 import sys
@@ -85,7 +85,7 @@ def _verify(store: str, config: str | None, *, do_repair: bool) -> None:
 
 
 def verified(store: str, config: str | None) -> Report:
-    """`store.verify.verify` with a bar."""
+    """Verify the store with a progress bar."""
     with tqdm(unit="B", unit_scale=True, desc="verified", delay=0.5, disable=None) as bar:
 
         def progress(done: int, total: int) -> None:
@@ -96,7 +96,7 @@ def verified(store: str, config: str | None) -> Report:
 
 
 def findings_table(report: Report) -> str:
-    """What was found, a row each, and what was looked at."""
+    """Return the findings, a row each, and the number of records, bytes and queues checked."""
     rows: list[tuple[str, ...]] = [("where", "what", "remedy"), *report.findings] if report.findings else []
     looked = f"{report.records:,} records, {report.log_bytes:,} bytes, {report.queues} queues"
     found = f"{len(report.findings)} findings" if report.findings else "no findings"

@@ -1,1 +1,1 @@
-"""What the options of `format("mq")` say: of a query, of a write, on a cluster; which log they name."""
+"""Parsing of the options of `format("mq")`: of a query, of a write, and of a cluster."""

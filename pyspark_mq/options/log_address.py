@@ -1,4 +1,4 @@
-"""The log that the options of a query name, by `path` or `nameServer`."""
+"""The address of the log that the option `path` or `nameServer` names."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ NOT_ON_A_CLUSTER: Mapping[str, str] = {
     "stagingPath": "it is for `delivery=exactly-once`",
     "producerGroup": "it is for `delivery=exactly-once`",
 }
-"""Option to why it cannot be used. All others work."""
+"""Options that a cluster does not support, with the reason. All others work."""
 
 OTHERWISE_ON_A_CLUSTER: Mapping[str, str] = {
     "assign": 'a queue is `"broker-a:0"`: `{"orders": ["broker-a:0", "broker-b:0"]}`',
@@ -87,7 +87,7 @@ OTHERWISE_ON_A_CLUSTER: Mapping[str, str] = {
     "ledgerPath": "with `realTime` it is needed: a place that the driver and all executors see",
     "delivery": "only `at-least-once`, which has to be said",
 }
-"""Option to what is otherwise than with a directory."""
+"""Options that differ between a cluster and a directory, with the difference."""
 
 ONCE_ON_A_CLUSTER = (
     "delivery=exactly-once needs all rows of a batch to be seen at once, together with a note of it, and brokers take "
@@ -96,7 +96,7 @@ ONCE_ON_A_CLUSTER = (
 
 
 def cluster_of(given: Mapping[str, str]) -> ClusterAddress:
-    """The cluster that options name. Raises `OptionError`, also for one that no cluster has."""
+    """Return the address of a cluster. Raises `OptionError`, also for an option that clusters do not support."""
     for name, why in NOT_ON_A_CLUSTER.items():
         if given.get(name):
             raise OptionError(f"{name} does not go with nameServer: {why}")
@@ -124,7 +124,7 @@ def when_broker_missing(given: Mapping[str, str], *choices: str) -> str:
 
 
 def _tls_of(given: Mapping[str, str]) -> Tls | None:
-    """Raises `OptionError`."""
+    """Return the TLS settings, or None without TLS. Raises `OptionError`."""
     wanted, ca_file = given.get("useTls", "false").strip().lower(), given.get("tlsCaFile")
     if wanted not in ("true", "false"):
         raise OptionError(f"useTls takes true or false, got {wanted!r:.40}")
@@ -142,9 +142,9 @@ _OF_DATABRICKS = re.compile("^dbfs:/+", re.IGNORECASE)
 
 
 def address_of(options: Mapping[str, str]) -> LogAddress:
-    """The log that one of the options in `_KINDS` names. options: by their documented names.
+    """Return the address of the log that `path` or `nameServer` names. options: by their documented names.
 
-    Raises `OptionError` where they name none, or two, or one that is looked for in the wrong place.
+    Raises `OptionError` if neither or both are given, or if the path cannot be a log's.
     """
     named = [name for name in _KINDS if options.get(name)]
     if len(named) > 1:
@@ -162,10 +162,12 @@ def address_of(options: Mapping[str, str]) -> LogAddress:
 
 
 def _directory(options: Mapping[str, str]) -> LogAddress:
-    """A store's directory or a `file:` URL of one, or an archive, there or behind another URL; a store together with
-    the archive that the option `archive` names, or that it remembers."""
+    """Return the address for `path`: a store's directory, its `file:` URL, or an archive's directory or URL.
+
+    A store is read together with its archive: the one in the option `archive`, or the one that it remembers.
+    """
     path, secrets = options["path"], options.get("storageOptions", "")
-    storage_options(secrets)  # of a store without an archive nobody else looks at them
+    storage_options(secrets)  # check it here, since a store without an archive never parses it
     local = re.sub("^file:(//(localhost)?(?=/))?", "", path)
     if (mounted := _OF_DATABRICKS.match(local)) is not None:
         raise OptionError(
@@ -178,13 +180,13 @@ def _directory(options: Mapping[str, str]) -> LogAddress:
             raise OptionError(f"archive goes with the path of a store; {shown} is an archive itself, or none")
         return address_at(path, options=secrets)
     if "://" in local or local.startswith("//"):
-        return DirectoryAddress(path)  # which says itself that it is none
+        return DirectoryAddress(path)  # opening it raises the error
     directory = os.path.abspath(local) if os.path.isabs(local) else _in_working_folder(local)
     return address_at(directory, options.get("archive"), secrets)
 
 
 def _in_working_folder(path: str) -> str:
-    """An absolute path: executors may run in another directory than the driver. With Spark Connect so does the user."""
+    """Return an absolute path, because executors, and a Spark Connect client, may have another working directory."""
     absolute = os.path.abspath(path)
     if not os.path.exists(absolute):
         raise OptionError(
@@ -195,4 +197,4 @@ def _in_working_folder(path: str) -> str:
 
 
 _KINDS: Mapping[str, Callable[[Mapping[str, str]], LogAddress]] = {"path": _directory, "nameServer": cluster_of}
-"""What names a log to what makes its address."""
+"""The option that names the log, and the function that makes its address."""

@@ -1,4 +1,4 @@
-"""The options of a write with `format("mq")`; `tables` names them, those of a query are in `source`."""
+"""The options of a write with `format("mq")`. They are listed in `tables`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NAMES = names_of(WRITE_OPTIONS)
 STAGING_FOLDER = "staging"  # in the store, unless stagingPath says otherwise
 COMMITS_FOLDER = "commits"
 _CHECKPOINT = "checkpointLocation"
-_SPARKS_OWN = (_CHECKPOINT, "queryName")  # which Spark hands on to a streaming sink
+_SPARKS_OWN = (_CHECKPOINT, "queryName")  # Spark passes these on to a streaming sink
 
 
 class Guarantee(Enum):
-    """The option `delivery`: what is promised about the rows of a write; see `docs/sink.md`."""
+    """The option `delivery`: the guarantee for the rows of a write, see `docs/sink.md`."""
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
@@ -33,12 +33,12 @@ class Guarantee(Enum):
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """What the user asked for, parsed and checked.
+    """Parsed and checked options of a write.
 
-    topic: of all rows; None where a column names each row's. given_staging_path: absolute, or a URL, see
-    `staging_path`. producer_group: names a write in `foreachBatch`, so that a batch which Spark runs again is not
-    written again; None where each is one by itself. checkpoint: of the query, as its user named it; None where Spark
-    does not tell.
+    topic: of all rows; None if the column `topic` names each row's. given_staging_path: absolute path or URL, see
+    `staging_path`. producer_group: identifies a write in `foreachBatch`, so that a batch which Spark runs again is not
+    written twice; None for an independent write. checkpoint: the query's checkpoint location as the user gave it; None
+    if Spark does not report it.
     """
 
     address: LogAddress
@@ -50,7 +50,7 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> WriteOptions:
-        """From Spark's options (names in any case). Raises `OptionError`, `ReadOnlyStore` for an archive."""
+        """Parse Spark's options, with names in any case. Raises `OptionError`; `ReadOnlyStore` for an archive."""
         for name in options:
             _refuse_options_of_queries(name)
         given = known_options(options, WRITE_OPTIONS, (*_SPARKS_OWN, *CLUSTER_NAMES))
@@ -65,7 +65,7 @@ class WriteOptions:
         if isinstance(address, ClusterAddress):
             address = replace(address, fails_over=when_broker_missing(given, "wait", "failOver") == "failOver")
         if isinstance(address, ArchiveAddress):
-            address.open_writer()  # says so, before tasks run
+            address.open_writer()  # raises an error now, before tasks run
         return cls(
             address=address,
             topic=given.if_given("topic", _topic),
@@ -77,21 +77,21 @@ class WriteOptions:
 
     @property
     def staging_path(self) -> str:
-        """Where tasks keep their rows until the driver appends them: in the store by default."""
+        """The place where tasks keep their rows until the driver appends them; by default a folder of the store."""
         return self.given_staging_path or str(self._store / STAGING_FOLDER)
 
     @property
     def commits_path(self) -> Path:
-        """The folder with the number of the last batch of each query, see `commits`."""
+        """The folder that records the last batch of each query, see `commits`."""
         return self._store / COMMITS_FOLDER
 
     @property
     def _store(self) -> Path:
-        assert self.address.directory is not None  # `parse` refuses exactly-once elsewhere
+        assert self.address.directory is not None  # `parse` refuses exactly-once without a directory
         return Path(self.address.directory)
 
     def for_stream(self) -> WriteOptions:
-        """Raises `OptionError` for an option of batch writes."""
+        """Return the options. Raises `OptionError` for an option of batch writes."""
         if self.producer_group is not None:
             raise OptionError(
                 "producerGroup is for df.write in foreachBatch; writeStream.format('mq') knows its query by the "
@@ -101,7 +101,7 @@ class WriteOptions:
 
 
 def is_for_writing(options: Mapping[str, str]) -> bool:
-    """Whether a view with these options is one to INSERT INTO: it subscribes to nothing and has an option of writes."""
+    """Return whether a view with these options is for INSERT INTO: it has an option of writes, and no subscription."""
     names = {name.lower() for name in options}
     own = {name.lower() for name in _NAMES[1:]}
     return bool(names & own) and not names & {"subscribe", "subscribepattern", "assign"}

@@ -1,4 +1,4 @@
-"""What the options of a query with `format("mq")` say. `tables` names them, `sink` is for writes."""
+"""The options of a query with `format("mq")`. They are listed in `tables`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEDGER_DIR = "ledger"
 
 
 class WhenLocked(Enum):
-    """What a query does while another member of its group has queues of its own."""
+    """What a query does while another member of its group owns queues."""
 
     WAIT = "wait"
     TAKE_OVER = "takeOver"
@@ -31,18 +31,17 @@ class WhenLocked(Enum):
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What the user asked for, parsed and checked.
+    """Parsed and checked options of a query.
 
-    address: where the log is. start, end: None for the default, which differs between streaming and batch.
-    consumer_group: to which the progress of a stream is told. orderly: what an orderly stream does while its queues are
-    locked; None for one that locks none. expression: subExpression as it was given. message_filter: which messages to
-    read.
-    min_offsets_per_trigger: how many messages make a batch, unless the last one is max_trigger_delay_seconds ago.
-    max_decompressed_message_size: bytes that a compressed body may become; None for the store's own bound. unreadable:
-    what a larger one is. hold_timeout_seconds: how long an idle micro-batch query waits in the driver. real_time:
-    tasks stay open for batch_duration_seconds. real_time_partitions: how many tasks at most; None for the default.
-    ledger_path: None for the default, see `ledger_directory`. broker_timeout_seconds: how long a stream goes on without
-    a broker that does not answer. skips_missing_brokers: whether it goes on for however long.
+    start, end: None for the default, which differs between streaming and batch. consumer_group: receives a stream's
+    progress. orderly: what an orderly stream does while its queues are locked; None for other streams. expression:
+    subExpression as given. min_offsets_per_trigger: messages to wait for, unless the last batch is
+    max_trigger_delay_seconds ago. max_decompressed_message_size: bytes; None for the store's own limit. unreadable:
+    whether a body that exceeds it raises or is null. hold_timeout_seconds: how long an idle micro-batch query waits in
+    the driver. batch_duration_seconds: how long real-time tasks stay open. real_time_partitions: the maximal number of
+    tasks; None for the default. ledger_path: None for the default, see `ledger_directory`. broker_timeout_seconds: how
+    long a stream goes on without a broker that does not answer. skips_missing_brokers: whether it goes on without any
+    limit.
     """
 
     address: LogAddress
@@ -74,7 +73,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """From Spark's options (names in any case). Raises `OptionError`."""
+        """Parse Spark's options, with names in any case. Raises `OptionError`."""
         _refuse_options_of_writes(options)
         given = known_options(options, READ_OPTIONS, CLUSTER_NAMES)
         if "maxTriggerDelay" in given and "minOffsetsPerTrigger" not in given:
@@ -114,7 +113,7 @@ class SourceOptions:
         )
 
     def stream_start(self) -> Limit:
-        """Where a new streaming query starts. Raises `OptionError` for an option of batch queries."""
+        """Return the start of a new streaming query. Raises `OptionError` for an option of batch queries."""
         if self.end is not None:
             raise OptionError(
                 "endingOffsets, endingTimestamp and endingOffsetsByTimestamp are for batch queries (spark.read); a "
@@ -131,9 +130,9 @@ class SourceOptions:
         return self.start or EarliestOrLatest(LATEST)
 
     def ledger_directory(self) -> str:
-        """Where real-time batches note what they read: beside the log, if nothing else is said.
+        """Return the place of the ledger of real-time batches: `ledgerPath`, or a folder beside the log.
 
-        Raises `OptionError` where the log has no directory.
+        Raises `OptionError` if neither exists.
         """
         if self.ledger_path is not None:
             return self.ledger_path
@@ -160,7 +159,7 @@ class SourceOptions:
                 )
 
     def batch_limits(self) -> tuple[Limit, Limit]:
-        """Where a batch query starts and ends. Raises `OptionError` for an option of streaming queries."""
+        """Return the start and the end of a batch query. Raises `OptionError` for an option of streaming queries."""
         start, end = self.start or EarliestOrLatest(EARLIEST), self.end or EarliestOrLatest(LATEST)
         _refuse("startingOffsets", start, LATEST, "latest (-1): a batch query would read nothing")
         _refuse("endingOffsets", end, EARLIEST, "earliest (-2): a batch query would read nothing")

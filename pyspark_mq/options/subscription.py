@@ -1,4 +1,4 @@
-"""Which queues a query reads: the options `subscribe`, `subscribePattern` and `assign`."""
+"""The subscription of a query: the options `subscribe`, `subscribePattern` and `assign`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from store.format.topic_names import check_topic_name, is_internal_topic
 from store.model.errors import InvalidTopic
 from store.model.log_protocol import Queue
 
-_NAMED = 5  # topics in a text
-_COMPARED = 100  # topics: 40 us each, and a query that waits for a topic may ask at every arrival
+_NAMED = 5  # topics listed in an error message
+_COMPARED = 100  # topics compared for suggestions: each takes 40 us, and a query may ask at every arrival
 _CREATE = (
     "Create the topic first (pyspark-mq topic create; mqadmin updateTopic), or use subscribePattern, which waits for "
     "topics to come"
@@ -25,7 +25,7 @@ _CREATE = (
 
 @dataclass(frozen=True)
 class SubscribedQueues:
-    """Exactly one of the three is not None."""
+    """The queues that a query reads. Exactly one field is not None."""
 
     topics: tuple[str, ...] | None = None
     pattern: str | None = None
@@ -33,7 +33,7 @@ class SubscribedQueues:
 
     @classmethod
     def parse(cls, subscribe: str | None, pattern: str | None, assign: str | None) -> SubscribedQueues:
-        """From the three option strings; raises `OptionError` unless exactly one is given and well formed."""
+        """Parse the three options. Raises `OptionError` unless exactly one is given and well formed."""
         given = {"subscribe": subscribe, "subscribePattern": pattern, "assign": assign}
         names = [name for name, value in given.items() if value is not None]
         if len(names) != 1:
@@ -50,11 +50,11 @@ class SubscribedQueues:
 
     @property
     def lists(self) -> Callable[[str], bool] | None:
-        """Which topics a log has to list for a pattern; None if their names are given."""
+        """A predicate for the topics that the log has to list for a pattern; None if topics are named."""
         return None if self.pattern is None else self._wants
 
     def select(self, topics: Mapping[str, Collection[Queue]], known: Collection[Queue] = ()) -> list[Queue]:
-        """The subscribed queues among those of `topics` and those that are `known`, sorted."""
+        """Return the subscribed queues among `topics` and the `known` queues, sorted."""
         if self.assigned is not None:
             return [queue for queue in self.assigned if queue in known or queue in topics.get(queue.topic, ())]
         wanted = self.topics if self.topics is not None else filter(self._wants, topics)
@@ -63,7 +63,7 @@ class SubscribedQueues:
         return sorted([*listed, *(queue for queue in known if queue not in both and self._wants(queue.topic))])
 
     def require(self, topics: Mapping[str, Collection[Queue]], known: Collection[Queue] = ()) -> None:
-        """Raises `SubscriptionError` for a topic or queue that is named, and neither exists nor is one of `known`."""
+        """Raise `SubscriptionError` for a named topic or queue that neither exists nor is `known`."""
         missing = [str(queue) for queue in self.assigned or () if queue not in {*topics.get(queue.topic, ()), *known}]
         named = {queue.topic for queue in known}
         absent = [topic for topic in self.topics or () if topic not in named and topic not in topics]
@@ -76,13 +76,13 @@ class SubscribedQueues:
             )
 
     def names(self) -> list[str]:
-        """The topics that are named, or else the pattern."""
+        """Return the named topics, or the pattern."""
         if self.pattern is not None:
             return [self.pattern]
         return sorted({*(self.topics or ()), *(queue.topic for queue in self.assigned or ())})
 
     def doubt(self, topics: Collection[str]) -> str | None:
-        """Return a warning if a pattern matches none of `topics`, or else None."""
+        """Return a warning if a pattern matches none of `topics`."""
         if self.pattern is None or any(map(self._wants, topics)):
             return None
         others = sorted(topic for topic in topics if not is_internal_topic(topic))
@@ -90,20 +90,20 @@ class SubscribedQueues:
 
     def _wants(self, topic: str) -> bool:
         if self.pattern is not None:
-            # As in Spark's Kafka source: a match within the name counts, and internal topics have to be named.
+            # As in Spark's Kafka source, the pattern may match a part of the name, and never matches internal topics.
             return not is_internal_topic(topic) and re.search(self.pattern, topic) is not None
         return topic in (self.topics or ())
 
 
 def did_you_mean(names: Sequence[str], topics: Collection[str]) -> str:
-    """The nearest of `topics` to each of `names` that is none of them, as a question; "" without any, or of many."""
+    """Suggest the nearest of `topics` for each unknown name. Returns "" without a suggestion or with many topics."""
     few = topics if len(topics) <= _COMPARED else ()
     near = [found for name in names if name not in topics for found in get_close_matches(name, few, n=1)]
     return f"Did you mean {', '.join(near)}? " if near else ""
 
 
 def _why_none(topic: str) -> str | None:
-    """Why nobody can create a topic of this name; None where one may."""
+    """Return why a topic of this name cannot be created, or None if it can."""
     try:
         check_topic_name(topic)
     except InvalidTopic as error:

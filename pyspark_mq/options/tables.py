@@ -1,6 +1,6 @@
-"""Every option of `format("mq")`: its name, what it is by default, an example and what it means.
+"""The options of `format("mq")`: names, defaults, examples and meanings.
 
-What is parsed, what is refused and the tables of docs/source.md and docs/sink.md come from here.
+Parsing, error messages, and the tables of docs/source.md and docs/sink.md use these definitions.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ T = TypeVar("T")
 
 
 class Option(NamedTuple):
-    """One option. default: as a user would write it, None where there is none. meaning: Markdown. without: what it is
-    without a default, in words."""
+    """One option.
+
+    default: as a user would write it, or None. meaning: Markdown. without: describes the behaviour without a default.
+    """
 
     name: str
     default: str | None
@@ -284,18 +286,18 @@ def names_of(table: Iterable[Option]) -> tuple[str, ...]:
 
 
 class Given(dict[str, str]):
-    """Options as a user gave them, by their documented names."""
+    """The given options, by their documented names."""
 
     def __init__(self, given: Mapping[str, str], table: Iterable[Option]) -> None:
         super().__init__(given)
         self._defaults = {option.name: option.default for option in table if option.default is not None}
 
     def text(self, name: str) -> str:
-        """An option's text, its default where it was not given."""
+        """Return an option's text, or its default."""
         return self.get(name, self._defaults[name])
 
     def value(self, name: str, parse: Callable[[str, str], T]) -> T:
-        """What `parse` makes of an option's name and text."""
+        """Return `parse(name, text)` for an option, or for its default."""
         return parse(name, self.text(name))
 
     def if_given(self, name: str, parse: Callable[[str, str], T]) -> T | None:
@@ -303,13 +305,13 @@ class Given(dict[str, str]):
 
 
 def known_options(options: Mapping[str, str], table: Iterable[Option], others: Iterable[str] = ()) -> Given:
-    """The options by their names in `table` and `others`; raises `OptionError` for any other."""
+    """Return the options by their names in `table` and `others`. Raises `OptionError` for any other."""
     names = (*names_of(table), *others)
     given = {name.lower(): value for name, value in options.items()}
     by_lower_name = {name.lower(): name for name in names}
-    if "paths" in given:  # DataFrameReader.load of a list
+    if "paths" in given:  # from DataFrameReader.load of a list
         raise OptionError(f"One query reads one store, got the paths {given['paths']}")
-    if "provider" in given:  # what a catalog adds
+    if "provider" in given:  # added by a catalog
         raise OptionError(NO_OPTIONS_OF_TABLES)
     for name in given:
         if name not in by_lower_name:
@@ -318,7 +320,7 @@ def known_options(options: Mapping[str, str], table: Iterable[Option], others: I
 
 
 def _hint(name: str, by_lower_name: Mapping[str, str]) -> str:
-    """What to write instead of an option that there is not. name: in lower case."""
+    """Suggest a replacement for an unknown option. name: in lower case."""
     if name in _OF_KAFKA:
         return f"it is Kafka's; {_OF_KAFKA[name]}"
     if name in ("topic", "topics"):

@@ -1,5 +1,4 @@
-"""What the text of an option says: each function takes the option's name, for errors, and its text, and raises
-`OptionError`."""
+"""Parsers of option values. Each takes the option's name and text, and raises `OptionError` with that name."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ from store.objects.urls import local_path, why_not_shared
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _BYTE_SIZE = re.compile(r"([0-9]{1,18})\s*([kmg]?)b?", re.IGNORECASE)
 _LEAST_BATCH_SECONDS = 1.0
-_MOST_SECONDS = 24 * 24 * 3600  # the kernel counts milliseconds of a wait in 31 bits
+_MOST_SECONDS = 24 * 24 * 3600  # a kernel timeout is 31 bits of milliseconds
 _MOST_BYTES = (1 << 63) - 1
 _BYTE_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 def one_of(*choices: str) -> Callable[[str, str], str]:
-    """Reads one of `choices`, which may be given in other case."""
+    """Return a parser for one of `choices`, in any case."""
 
     def read(name: str, text: str) -> str:
         for choice in choices:

@@ -1,4 +1,4 @@
-"""Measures of a store: extents of queues, files of the log, lags of groups, latencies of clients between two looks."""
+"""Measurements of a store: sizes of queues and log files, lags of groups, latencies that clients report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from store.publish.locks import Holder, process
 
 
 class Extent(NamedTuple):
-    """Messages [first, end) of a queue, queue offsets; size: the bytes that their records take in the log."""
+    """Messages [first, end) of a queue, as queue offsets. size: bytes of their records in the log."""
 
     topic: str
     queue: int
@@ -34,14 +34,15 @@ class Extent(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """How many there are."""
         return self.end - self.first
 
 
 class LogFiles(NamedTuple):
-    """The log. published: bytes, ever. segments: files, of `length` bytes together, which are sparse and take `taken`.
+    """The files of the commit log.
 
-    dispatch_lag: bytes that are in the log, and not in the queues yet, as a RocketMQ broker has it.
+    published: bytes published since the log was created. length: total bytes of the segment files, which are sparse.
+    taken: bytes that they occupy on disk. dispatch_lag: published bytes without queue entries yet, as RocketMQ defines
+    it.
     """
 
     published: int
@@ -52,17 +53,17 @@ class LogFiles(NamedTuple):
 
 
 def extents(store: MessageStore, before: dict[tuple[str, int], Extent]) -> dict[tuple[str, int], Extent]:
-    """Of each queue of each topic. before: what was found the last time, of which only the change is looked at."""
+    """Return the extent of each queue of each topic. before: an earlier result; only later records are read."""
     found: dict[tuple[str, int], Extent] = {}
     for topic, queues in sorted(store.topics().items()):
-        with suppress(UnknownTopic):  # deleted meanwhile
+        with suppress(UnknownTopic):  # deleted concurrently
             of_topic = [extent(store, topic, queue, before.get((topic, queue))) for queue in range(queues)]
             found |= {(each.topic, each.queue): each for each in of_topic}
     return found
 
 
 def extent(store: MessageStore, topic: str, queue: int, before: Extent | None = None) -> Extent:
-    """Of one queue. Raises `UnknownTopic`."""
+    """Return the extent of one queue. Raises `UnknownTopic`."""
     while True:
         first, end = store.offsets(topic, queue)
         is_known = before is not None and before.first == first and before.end <= end
@@ -72,12 +73,11 @@ def extent(store: MessageStore, topic: str, queue: int, before: Extent | None = 
             size += sum(record_bytes(store, topic, queue, start, end))
             return Extent(topic, queue, first, end, size)
         except OffsetLost:
-            if store.min_offset(topic, queue) <= first:  # not by retention
+            if store.min_offset(topic, queue) <= first:  # retention did not cause it
                 raise
 
 
 def log_files(store: MessageStore) -> LogFiles:
-    """How far the log goes, and what its files take."""
     confirm = store.confirm_offset
     files = [status for _, status in list_files(Path(store.path, COMMIT_LOG_DIR))]
     return LogFiles(
@@ -90,7 +90,7 @@ def log_files(store: MessageStore) -> LogFiles:
 
 
 def deliverer(store: MessageStore) -> Holder | None:
-    """Return the process that delivers the store's delayed messages, as it says itself."""
+    """Return the process that registered itself as the deliverer of delayed messages."""
     for owner, figure in figures_in(Path(store.path)):
         if figure.name == DELIVERS and figure.counts[0]:
             return process(int(owner.partition("-")[0]))
@@ -100,8 +100,8 @@ def deliverer(store: MessageStore) -> Holder | None:
 class GroupLag(NamedTuple):
     """How far a group is behind the end of a queue.
 
-    offset: the next one to read, or None if the group never committed one. end: of the queue. messages: the number of
-    messages in the queue that the group has not read; without an offset all, since the group begins at the first.
+    offset: the next one to read, or None if the group never committed one. end: the queue's max offset. messages: the
+    number of messages in the queue that the group has not read. A group without an offset has read none.
     """
 
     group: str
@@ -112,7 +112,7 @@ class GroupLag(NamedTuple):
 
 
 def group_lags(log: Log, group: str | None = None, topic: str | None = None) -> Iterator[GroupLag]:
-    """Of each queue of each topic that a group has offsets of; of those topics that are still there."""
+    """Return the lag in each queue of each existing topic in which a group has offsets."""
     topics = log.topics()
     for reader, offsets in sorted(log.groups().items()):
         names = {queue.topic for queue in offsets} if group in (None, reader) else set()
@@ -127,7 +127,7 @@ _NOT_YET = (0,) * (1 + max(map(len, BUCKETS.values())))
 
 
 class Latency(NamedTuple):
-    """name: of BUCKETS. group: "" of a producer. times: how many were measured; p50, p99: milliseconds."""
+    """name: a key of BUCKETS. group: "" for a producer. times: the number of measurements. p50, p99: milliseconds."""
 
     name: str
     topic: str
@@ -143,7 +143,7 @@ def clients(root: Path) -> Clients:
 
 
 def latencies(before: Clients, now: Clients) -> list[Latency]:
-    """Of what was measured between two looks, by name, topic and group."""
+    """Return the latencies measured between two looks, by name, topic and group."""
     found: dict[tuple[str, str, str], Int64s] = {}
     for key, each in now.items():
         if each.name in BUCKETS:
@@ -157,7 +157,7 @@ def latencies(before: Clients, now: Clients) -> list[Latency]:
 
 
 def held(now: Clients) -> Counter[tuple[str, str]]:
-    """Requests that wait for messages, by topic and group."""
+    """Return the number of held requests, by topic and group."""
     found: Counter[tuple[str, str]] = Counter()
     for each in now.values():
         if each.name == HELD:
@@ -166,12 +166,13 @@ def held(now: Clients) -> Counter[tuple[str, str]]:
 
 
 def refused(now: Clients) -> Counter[str]:
-    """Connections that servers closed since they were started, by why."""
+    """Return the number of connections that servers closed since their start, by reason."""
     return Counter({name: sum(each.counts[0] for each in now.values() if each.name == name) for name in REFUSED})
 
 
 class Look(NamedTuple):
-    """A store at one moment. at: `time.monotonic()`. deliverer: of delayed messages."""
+    """The state of a store at one moment. at: `time.monotonic()`. deliverer: the process that delivers delayed
+    messages."""
 
     at: float
     queues: dict[tuple[str, int], Extent]
@@ -186,14 +187,14 @@ class Look(NamedTuple):
 
 
 def look(store: MessageStore, before: Look | None) -> Look:
-    """A store as it stands; of queues that were seen before only the change is read."""
+    """Return the current state of a store. before: an earlier look; only the changes since then are read."""
     groups = {(each.group, each.queue): each for each in group_lags(DirectoryLog(store))}
     queues = extents(store, before.queues if before else {})
     return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)), deliverer(store))
 
 
 def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
-    """Messages a second that came into a queue between two looks; None where it was not there at the first."""
+    """Return messages appended to a queue per second between two looks, or None if the first look has no such queue."""
     earlier = None if before is None else before.queues.get((queue.topic, queue.queue))
     if before is None or earlier is None:
         return None
@@ -201,7 +202,7 @@ def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
 
 
 def rate_out(before: Look | None, now: Look, lag: GroupLag) -> float | None:
-    """Messages a second that a group got through; None where it had no offset."""
+    """Return messages read by a group per second between two looks, or None if one of them has no offset."""
     earlier = None if before is None else before.groups.get((lag.group, lag.queue))
     if before is None or earlier is None or earlier.offset is None or lag.offset is None:
         return None
@@ -209,7 +210,10 @@ def rate_out(before: Look | None, now: Look, lag: GroupLag) -> float | None:
 
 
 def _quantile(name: str, counts: Int64s, share: float) -> float:
-    """Milliseconds within which a share of all was done: spread evenly in each bucket, and the last bound beyond it."""
+    """Return a quantile in milliseconds, assuming that times are spread evenly within a bucket.
+
+    Times above the last bound count as the last bound.
+    """
     bounds = (0, *BUCKETS[name])
     rank = share * counts.sum()
     for count, (low, high) in zip(counts, pairwise(bounds), strict=False):

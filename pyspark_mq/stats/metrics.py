@@ -1,6 +1,7 @@
-"""What a store's files tell, as Prometheus metrics under RocketMQ's names. Nobody counts anything while writing or
-reading: what came in are the ends of queues, and what went out the offsets of groups. Only how long things take do
-producers and consumers tell themselves.
+"""Prometheus metrics of a store, under RocketMQ's names.
+
+Message counts are derived from files: the ends of queues and the offsets of groups. So writers and readers count
+nothing. Only latencies are measured by producers and consumers.
 
     prometheus_client.REGISTRY.register(StoreCollector(store))
 """
@@ -44,20 +45,19 @@ Extents = dict[tuple[str, int], Extent]
 
 
 class StoreCollector:
-    """A collector of `prometheus_client`: each scrape looks at the store, which may be open to be read only.
+    """A collector of `prometheus_client`. Each scrape reads the store, which may be open read-only.
 
-    Of queues that were seen before only the change is looked at. Counters of bytes begin with what the store has at the
-    first look. Threads may share it.
+    A scrape reads only the changes since the last one. The byte counters start with the bytes that the store has at the
+    first scrape. Thread-safe.
     """
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self._turn = threading.Lock()
         self._seen: Extents = {}
-        self._bytes: Counter[str] = Counter()  # that came in, by topic
+        self._bytes: Counter[str] = Counter()  # bytes appended, by topic
 
     def collect(self) -> Iterator[Metric]:
-        """Each metric with its values now."""
         with self._turn:
             found = extents(self._store, self._seen)
             for key, each in found.items():
@@ -77,13 +77,13 @@ class StoreCollector:
 
 
 def _new_bytes(store: MessageStore, before: Extent, now: Extent) -> int:
-    """Bytes of the records that came between two looks at a queue, of those that are still there."""
+    """Return the bytes of records appended between two looks at a queue, without deleted ones."""
     if now.first == before.first and now.end >= before.end:
         return now.size - before.size
     start = min(max(before.end, now.first), now.end)
     try:
         return int(store.sizes(now.topic, now.queue, start, now.end).sum())
-    except (UnknownTopic, OffsetLost, OffsetNotYet):  # retention was here again, or the topic is gone
+    except (UnknownTopic, OffsetLost, OffsetNotYet):  # retention ran again, or the topic was deleted
         return 0
 
 
@@ -158,7 +158,7 @@ def _of_delivery(delivers: Holder | None) -> Metric:
 
 
 def _of_clients(figures: Iterable[tuple[str, Figure]]) -> Iterator[Metric]:
-    """A series for each client, for the counters of one that is closed are gone."""
+    """Yield one series per client: a closed client's counters are deleted, and a sum would decrease."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
     client, status = ["topic", "client_id"], ["invocation_status"]
@@ -205,7 +205,7 @@ def _of_clients(figures: Iterable[tuple[str, Figure]]) -> Iterator[Metric]:
 
 
 def _fingerprint(store: MessageStore, topic: str, queue: int, offset: int) -> Fingerprint | None:
-    """Of a message; None where it is deleted meanwhile, or its topic."""
+    """Return a message's fingerprint, or None if the message or its topic was deleted."""
     try:
         return store.fingerprint(topic, queue, offset)
     except (UnknownTopic, OffsetLost, OffsetNotYet):

@@ -1,5 +1,7 @@
-"""How far a query is behind its log: from the progress that Spark reports, in messages; with the log at hand, in bytes
-and seconds, too. As log lines, and as Prometheus metrics."""
+"""The lag of streaming queries behind their log, as log lines and Prometheus metrics.
+
+The lag in messages comes from the progress that Spark reports. Bytes and seconds need access to the log.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,17 @@ if TYPE_CHECKING:
     )
 
 _logger = logging.getLogger("pyspark_mq")
-_SIZES_AT_ONCE = 1 << 16  # messages of which the sizes are looked up; those behind them count as the average of these
+_SIZES_AT_ONCE = 1 << 16  # record sizes read at most; longer lags are estimated by their average
 
 Labels = tuple[str, str, str]  # query, topic and queue
-_FARTHEST = 3  # queues that a log line names
+_FARTHEST = 3  # queues named in a log line
 
 
 class QueryLag(NamedTuple):
-    """What a query has not read yet of one queue.
+    """The messages of one queue that a query has not read.
 
-    bytes: of records; where there are very many messages, by the average of the first ones. seconds: since the first of
-    them was stored. Both None where there is no log at hand, or it cannot tell.
+    bytes: of their records, estimated if there are many. seconds: since the first of them was stored. Both are None
+    without access to the log, or if the log cannot tell.
     """
 
     messages: int
@@ -47,13 +49,13 @@ class QueryLag(NamedTuple):
 
 
 def positions(source: Mapping[str, Any]) -> tuple[Positions, Positions] | None:
-    """Up to where a source of this kind has read, and the ends of its queues, from one entry of a progress' `sources`.
+    """Return the read positions and the queues' ends from one entry of a progress' `sources`.
 
-    None for a source of another kind, and where there was no batch yet.
+    Returns None for a source of another format, or before the first batch.
     """
     try:
         reached, ends = (json.loads(source[name]) for name in ("endOffset", "latestOffset"))
-        epoch = EpochOffset.from_json(reached)  # its tasks are still reading: only where they begin is known
+        epoch = EpochOffset.from_json(reached)  # tasks are still reading this epoch, so only its beginning is known
         begin = StreamOffset.from_json(reached).next if epoch is None else epoch.begin
         return begin, positions_from_json(ends)
     except (KeyError, TypeError, ValueError, CheckpointError):
@@ -61,9 +63,9 @@ def positions(source: Mapping[str, Any]) -> tuple[Positions, Positions] | None:
 
 
 def query_lags(source: Mapping[str, Any], log: Log | None = None) -> dict[Queue, QueryLag]:
-    """The lag in each queue of one source, an entry of a progress' `sources`; {} for a source of another kind.
+    """Return the lag in each queue of one entry of a progress' `sources`; {} for a source of another format.
 
-    log: by which messages that are deleted do not count. Without it a queue that was never read counts from 0.
+    log: used to exclude deleted messages. Without it, the lag of a queue that was never read starts at offset 0.
     """
     found = positions(source)
     if found is None:
@@ -78,7 +80,7 @@ def query_lags(source: Mapping[str, Any], log: Log | None = None) -> dict[Queue,
 
 
 def of_query(of_sources: Iterable[Mapping[Queue, QueryLag]]) -> dict[Queue, QueryLag]:
-    """The lags of all sources of a query: in a queue that several read, of the one that is farthest behind."""
+    """Merge the lags of a query's sources. If several sources read a queue, the longest lag counts."""
     found: dict[Queue, QueryLag] = {}
     for by_queue in of_sources:
         for queue, lag in by_queue.items():
@@ -87,7 +89,7 @@ def of_query(of_sources: Iterable[Mapping[Queue, QueryLag]]) -> dict[Queue, Quer
 
 
 def total(by_queue: Mapping[Queue, QueryLag]) -> QueryLag:
-    """All queues together: the sums, and the longest time; None for what is not known of one of them."""
+    """Return the sums over all queues and the longest time. A field is None if it is unknown for a queue."""
     sizes = [lag.bytes for lag in by_queue.values()]
     times = [lag.seconds for lag in by_queue.values() if lag.seconds is not None]
     return QueryLag(
@@ -98,7 +100,7 @@ def total(by_queue: Mapping[Queue, QueryLag]) -> QueryLag:
 
 
 def described(by_queue: Mapping[Queue, QueryLag]) -> str:
-    """In words: the total, and the queues that are farthest behind."""
+    """Describe the total lag and the queues that are farthest behind."""
     whole = total(by_queue)
     size = "" if whole.bytes is None else f", {whole.bytes:,} bytes"
     age = "" if whole.seconds is None else f", {whole.seconds:.1f} s"
@@ -114,12 +116,12 @@ def _lag(left: QueueRange, log: Log | None) -> QueryLag:
         return QueryLag(left.length)
     try:
         return QueryLag(left.length, record_bytes(left, log), _seconds(left, log))
-    except (UnknownTopic, OffsetLost, OffsetNotYet):  # deleted meanwhile, or created anew: the query itself says so
+    except (UnknownTopic, OffsetLost, OffsetNotYet):  # deleted or recreated concurrently; the query itself reports this
         return QueryLag(left.length)
 
 
 def record_bytes(left: QueueRange, log: Log) -> int | None:
-    """Bytes of the records of a range that has any; of very many by the average of the first. None: it cannot tell."""
+    """Return the bytes of a non-empty range, or None if the log cannot tell. The size of a long range is estimated."""
     sizes = log.sizes(left._replace(end=min(left.end, left.start + _SIZES_AT_ONCE)))
     return None if sizes is None else int(sizes.sum()) * left.length // len(sizes)
 
@@ -133,12 +135,12 @@ def _seconds(left: QueueRange, log: Log) -> float | None:
 
 
 class LagListener(StreamingQueryListener):
-    """Tells how far each query of format "mq" is behind: `spark.streams.addListener(LagListener())`.
+    """Reports the lag of each query of format "mq": `spark.streams.addListener(LagListener())`.
 
-    With each progress that Spark reports it writes a line to the logger `pyspark_mq` (INFO), at most every `every`
-    seconds a query; with `registry` it keeps the gauges `mq_lag_messages`, `mq_lag_bytes` and `mq_lag_seconds` with the
-    labels query, topic and queue there (`prometheus_client.REGISTRY`; `pip install 'pyspark-mq[prometheus]'`). A query
-    that has ended has none: what it was behind last says nothing of what came since.
+    On each progress it logs a line to `pyspark_mq` (INFO), at most every `every` seconds for each query. With
+    `registry` (such as `prometheus_client.REGISTRY`) it also sets the gauges `mq_lag_messages`, `mq_lag_bytes` and
+    `mq_lag_seconds`, labelled by query, topic and queue. They need `pip install 'pyspark-mq[prometheus]'`. When a query
+    ends, its gauges are removed, because their values would be stale.
     """
 
     def __init__(
@@ -147,9 +149,9 @@ class LagListener(StreamingQueryListener):
         """log: the address of the log that the queries read, for bytes and seconds."""
         self._log = log
         self._every = every
-        self._told: dict[str, float] = {}  # by query, time.monotonic()
+        self._told: dict[str, float] = {}  # by query name, time.monotonic()
         self._gauges = _gauges(registry) if registry is not None else []
-        self._series: dict[str, set[tuple[Gauge, Labels]]] = {}  # by the id of the query
+        self._series: dict[str, set[tuple[Gauge, Labels]]] = {}  # by query id
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         pass
@@ -180,7 +182,7 @@ class LagListener(StreamingQueryListener):
         self._keep(str(event.id), set())
 
     def _keep(self, query: str, series: set[tuple[Gauge, Labels]]) -> None:
-        """Those of a query, and none that it had before."""
+        """Record the series of a query, and remove its series that are no longer reported."""
         for gauge, labels in self._series.pop(query, set()) - series:
             gauge.remove(*labels)
         if series:
@@ -196,7 +198,7 @@ class LagListener(StreamingQueryListener):
 
 
 def _gauges(registry: CollectorRegistry) -> list[Gauge]:
-    """One for each field of `QueryLag`, in their order."""
+    """Return one gauge for each field of `QueryLag`, in the same order."""
     from prometheus_client import Gauge
 
     labels = ("query", "topic", "queue")
