@@ -10,7 +10,7 @@ from tests.store.log.damages import SMALL
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Closed in good order: 75 messages in three queues, 25 in each."""
+    """A cleanly closed store with 75 messages in three queues, 25 in each."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 3)

@@ -1,4 +1,4 @@
-"""What a queue, or the index, can lose of its files; of a store with three queues of topic t."""
+"""Damage to the files of a queue or of the index, in a store with three queues of topic t."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from store import StoreConfig
 from store.format.layout import CQ_ENTRY, segment_name
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=20, maxIndexNum=50)
-ENTRIES = 10  # of a queue file
+ENTRIES = 10  # in a queue file
 
 
 def folder(path: Path) -> None:
@@ -89,12 +89,12 @@ def deep_ends(path: Path) -> None:
 
 
 def noted_ends(path: Path) -> dict[str, Any]:
-    """What `queueends` says, without its checksum."""
+    """Return the content of `queueends` without its checksum."""
     return {name: said for name, said in json.loads((path / "queueends").read_text()).items() if name != "crc"}
 
 
 def note_ends(path: Path, noted: dict[str, Any]) -> None:
-    """Let `queueends` say that, as a version before wrote it."""
+    """Write `queueends` without a checksum, as an older version of the store did."""
     (path / "queueends").write_text(json.dumps(noted))
 
 

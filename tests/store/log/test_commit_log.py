@@ -22,7 +22,7 @@ SIZE = 256
 
 
 def naive(begin: int, sizes: list[int]) -> tuple[list[int], int, list[int]]:
-    """RocketMQ's rule, one record after the other: physical offsets, end, blanks."""
+    """Place records one by one by RocketMQ's rule. Returns physical offsets, end and blanks."""
     at, offsets, blanks = begin, [], []
     for size in sizes:
         if size + 8 > SIZE - at % SIZE:
@@ -54,7 +54,7 @@ def test_place_is_the_naive_loop(begin: int, sizes: list[int]) -> None:
 @pytest.mark.parametrize("begin", [0, 100, SIZE, 3 * SIZE + 100])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_record_leaves_room_for_the_blank(begin: int, count: int) -> None:
-    """8 bytes; one of 7 less goes to the next segment."""
+    """A blank takes 8 bytes. A record that leaves fewer goes to the next segment."""
     log = CommitLog(Path("unused"), SIZE, writable=False)
     room = SIZE - begin % SIZE
     for left in range(12):
@@ -95,9 +95,9 @@ def test_an_empty_log_begins_at_0(tmp_path: Path) -> None:
     assert CommitLog(tmp_path, SIZE, writable=False).min_offset() == 0
 
 
-@pytest.mark.parametrize("begin", [0, 150, 200])  # in an empty log, in one that goes on, behind a blank
+@pytest.mark.parametrize("begin", [0, 150, 200])  # an empty log, a log with records, behind a blank
 def test_hidden_records_are_none_until_they_are_shown(tmp_path: Path, begin: int) -> None:
-    """And when they are cleared away, none is there at any moment."""
+    """Clearing hidden records never shows one, either."""
     log = CommitLog(tmp_path, SIZE, writable=True)
     if begin:
         log.segments.write(0, b"\1" * begin)
@@ -117,7 +117,7 @@ def test_hidden_records_are_none_until_they_are_shown(tmp_path: Path, begin: int
     assert log.segments.read(0, begin) == b"\1" * begin
 
 
-@pytest.mark.parametrize("begin", [0, 150, 200])  # in an empty log, in one that goes on, behind a blank
+@pytest.mark.parametrize("begin", [0, 150, 200])  # an empty log, a log with records, behind a blank
 def test_the_head_of_a_hidden_record_is_last_on_the_device_and_first_away(tmp_path: Path, begin: int) -> None:
     root = tmp_path / "device"
     root.mkdir()
@@ -151,7 +151,7 @@ GIANT = 400 << 20
 
 @pytest.fixture(params=["body", "header"])
 def giant(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, int]:
-    """A closed store whose second record of three says that it is as long as a segment nearly is; and where that is."""
+    """Return a closed store whose second record claims almost the size of a segment, and that record's offset."""
     with MessageStore.open(tmp_path, config=StoreConfig(mappedFileSizeCommitLog=GIANT)) as store:
         store.create_topic("t", 1)
         at = store.put_many([Message("t", b"%d" % n, keys="k") for n in range(3)])[1].physical_offset
@@ -159,7 +159,7 @@ def giant(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, int]:
     with (tmp_path / "commitlog" / segment_name(0)).open("r+b") as file:
         file.seek(at)
         file.write(size)
-        if request.param == "body":  # its length, too: so far behind nothing adds up
+        if request.param == "body":  # also the body's length, so that nothing adds up from here on
             file.seek(at + field_offset(RECORD_HEADER, "body_length"))
             file.write(size)
     with (tmp_path / "consumequeue/t/0" / segment_name(0)).open("r+b") as file:

@@ -27,7 +27,7 @@ def queue(root: Path, per_file: int = PER_FILE) -> ConsumeQueue:
 
 
 def entries(first: int, last: int, size: int = 100) -> Entries:
-    """Entries [first, last) of a queue whose records of 100 bytes fill a log without gaps."""
+    """Entries [first, last) of a queue whose records of `size` bytes fill a log without gaps."""
     made = np.zeros(last - first, CQ_ENTRY)
     made["physical_offset"] = np.arange(first, last) * size
     made["size"] = size
@@ -49,7 +49,7 @@ def test_the_tail_is_where_the_log_ends(
 
 @given(start=st.integers(0, 3 * PER_FILE), count=st.integers(1, 2 * PER_FILE))
 def test_a_queue_whose_head_was_cut(start: int, count: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """As RocketMQ does, a first file that begins before the first entry is filled with pre-blank ones."""
+    """A first file that starts before the first entry is padded with blank entries, as in RocketMQ."""
     it = queue(tmp_path_factory.mktemp("queue"))
     it.begin_at(start, 1)
     it.write(start, entries(start, start + count))
@@ -74,7 +74,7 @@ def test_without_files_it_is_empty(tmp_path: Path) -> None:
 
 
 def files(root: Path) -> list[int]:
-    """Queue offset of the first entry of each file."""
+    """Return the queue offset of each file's first entry."""
     return sorted(int(file.name) // CQ_ENTRY.itemsize for file in (root / "consumequeue/t/0").iterdir())
 
 
@@ -90,7 +90,7 @@ def test_truncate_drops_what_lies_behind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tail", [0, 10, 20, 30])
 def test_truncate_deletes_files_without_entries(tmp_path: Path, tail: int) -> None:
-    """Also the only one; and who has one open reads and writes in the one that comes after it."""
+    """The only file may go, too. A queue that has the deleted file open uses its successor."""
     it, other, writer = queue(tmp_path), queue(tmp_path), queue(tmp_path)
     it.write(0, entries(0, 35))
     for each in (other, writer):
@@ -121,7 +121,7 @@ def test_a_queue_whose_head_retention_took_keeps_its_offsets(tmp_path: Path) -> 
 def test_an_entry_torn_at_any_byte_does_not_count(tmp_path: Path, cut: int) -> None:
     it = queue(tmp_path)
     it.write(0, entries(0, 7))
-    torn = bytearray(entries(7, 8, size=1 << 20).tobytes())  # every byte of its size may matter
+    torn = bytearray(entries(7, 8, size=1 << 20).tobytes())  # so that every byte of its size is significant
     torn[cut:] = bytes(len(torn) - cut)
     with (tmp_path / "consumequeue/t/0" / segment_name(0)).open("r+b") as file:
         file.seek(7 * CQ_ENTRY.itemsize)
@@ -149,7 +149,7 @@ def test_a_head_that_retention_takes_while_it_is_looked_for(tmp_path: Path, monk
     it.write(0, entries(0, 35))
 
     def look(seen: ConsumeQueue, index: int, min_physical_offset: int) -> bool:
-        it.expire(2000)  # all before 20: files that this one knows to be there, and has not opened
+        it.expire(2000)  # all entries before 20, in files that `seen` knows but has not opened
         return is_behind(seen, index, min_physical_offset)
 
     monkeypatch.setattr(ConsumeQueue, "_is_behind", look)
@@ -244,7 +244,7 @@ def known(root: Path, least_end: int) -> ConsumeQueue:
 
 
 def test_a_queue_that_is_known_to_have_had_more(tmp_path: Path) -> None:
-    """Damaged entries in it are no end; the last one that is known is."""
+    """Damaged entries do not end a queue before its known end. The last known entry does."""
     queue(tmp_path).write(0, entries(0, 35))
     queue(tmp_path).write(5, np.zeros(10, CQ_ENTRY))
     assert known(tmp_path, 20).max_offset(3500) == 35
@@ -290,7 +290,7 @@ def test_a_file_that_another_made_anew_is_looked_at_where_it_matters(tmp_path: P
     assert other.entries(12, 15).tobytes() == entries(12, 15).tobytes(), "an empty one is looked for again"
 
 
-_PATIENCE = 60.0  # seconds, for what has to happen
+_PATIENCE = 60.0  # seconds
 _STRADDLING = [index for index in range(300_000) if index * CQ_ENTRY.itemsize % 4096 == 4096 - 8]
 """Indices of entries whose physical offset stands on one page and whose size on the next."""
 
@@ -307,7 +307,8 @@ def _write_straddling(root: Path, turn: Synchronized[int]) -> None:
 def test_an_entry_seen_while_it_is_written_does_not_count_too_early(tmp_path: Path) -> None:
     """A read is not atomic against a write across two pages: it may see the size without the offset.
 
-    On a memory file system, where tests' directories are, that happens most."""
+    This happens most often on tmpfs, which holds the tests' directories.
+    """
     it = queue(tmp_path, _STRADDLING[-1] + 1)
     fork = multiprocessing.get_context("fork")
     turn = fork.Value("l", -1, lock=False)
@@ -333,7 +334,7 @@ def test_an_entry_seen_while_it_is_written_does_not_count_too_early(tmp_path: Pa
 def test_an_entry_whose_first_look_shows_no_offset_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the one above meets by chance."""
+    """The test above meets this case by chance; this one forces it."""
     it, read, seen = queue(tmp_path), Segments.read, list[int]()
     it.write(0, entries(0, 6))
     entry, offset_size = 5 * CQ_ENTRY.itemsize, CQ_ENTRY["physical_offset"].itemsize
@@ -362,7 +363,7 @@ def test_a_queue_without_files_lists_no_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [b"\7", bytes(20), bytes(11) + b"\1"])
 @pytest.mark.parametrize("index", range(24))
 def test_a_damaged_entry_is_no_end(tmp_path: Path, damage: bytes, index: int) -> None:
-    """Wherever a search begins that meets it."""
+    """Holds wherever the search starts."""
     queue(tmp_path).write(0, entries(0, 25))
     file = tmp_path / "consumequeue/t/0" / segment_name(index // PER_FILE * PER_FILE * CQ_ENTRY.itemsize)
     with file.open("r+b") as opened:

@@ -22,7 +22,7 @@ def queues_of(root: Path) -> ConsumeQueues:
 
 
 def descriptors(root: Path) -> int:
-    """How many files of `root` this process has open."""
+    """Return the number of files below `root` that this process has open."""
     links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
     return sum(os.readlink(link).startswith(f"{root}/") for link in links if os.path.islink(link))
 
@@ -48,7 +48,7 @@ def test_few_files_of_many_queues_are_open_and_none_when_they_are_dropped(tmp_pa
         assert descriptors(tmp_path) == 0
         assert [queues.of("t", number).max_offset(200) for number in (*range(300), 0)] == [1] * 301
         assert descriptors(tmp_path) == most
-    gc.disable()  # at once, not when somebody looks for circles
+    gc.disable()  # reference counts close the files, without the cycle collector
     try:
         del queues
         assert descriptors(tmp_path) == 0

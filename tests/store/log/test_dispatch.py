@@ -1,4 +1,4 @@
-"""The log walked as RocketMQ's recovery walks it, and the queue entries that follow from it."""
+"""Walking the log as RocketMQ's recovery does, and the queue entries built from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def log_of(path: Path) -> CommitLog:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Twelve messages of 1,000 bytes, three a segment."""
+    """Twelve messages of 1,000 bytes, three in each segment."""
     config = StoreConfig(mappedFileSizeCommitLog=SIZE, mappedFileSizeConsumeQueue=200)
     with MessageStore.open(tmp_path, config=config) as store:
         store.create_topic("t", 2)
@@ -59,7 +59,7 @@ def test_a_walk_ends_where_it_is_told(path: Path) -> None:
 @pytest.mark.parametrize("lost", range(3))
 @pytest.mark.parametrize("value", [b"v", b"\0v", b"v\0"])
 def test_a_sector_that_the_device_lost_is_noticed_in_properties(tmp_path: Path, lost: int, value: bytes) -> None:
-    """No checksum covers them, and only behind what was flushed may one be lost."""
+    """No checksum covers properties. A sector can only be lost behind the flushed offset."""
     with MessageStore.open(tmp_path, config=StoreConfig(mappedFileSizeCommitLog=SIZE)) as store:
         store.create_topic("t", 1)
         for properties in ({}, {"long": "long" * (3 * SECTOR_BYTES // 4 + 25)}):
@@ -82,7 +82,7 @@ def test_a_sector_that_the_device_lost_is_noticed_in_properties(tmp_path: Path, 
 
 
 def test_zeros_that_a_checksum_covers_are_none_that_the_device_lost(tmp_path: Path) -> None:
-    """Unlike others of the same record, wherever its sectors are."""
+    """Zeros in the same record that no checksum covers count as lost, wherever its sectors are."""
     config = StoreConfig(mappedFileSizeCommitLog=SIZE, enabledAppendPropCRC=True)
     with MessageStore.open(tmp_path, config=config) as store:
         store.create_topic("t", 1)
@@ -92,7 +92,7 @@ def test_zeros_that_a_checksum_covers_are_none_that_the_device_lost(tmp_path: Pa
     content = bytearray(file.read_bytes().replace(b"x" * 1200, bytes(1200)))
     record = RecordView(np.frombuffer(bytes(content), np.uint8), np.array([0]), np.array([end]))
     record.measure_topics()
-    content[:end] = moved_records(record, np.zeros(1, np.int64)).tobytes()  # with a checksum that fits
+    content[:end] = moved_records(record, np.zeros(1, np.int64)).tobytes()  # recomputes the checksum
     file.write_bytes(content)
     assert sum(len(chunk.records) for chunk in walk(log_of(tmp_path), 0, torn_from=0)) == 2
     sector = -(-content.index(b"v" * 1200) // SECTOR_BYTES) * SECTOR_BYTES
@@ -104,7 +104,7 @@ def test_zeros_that_a_checksum_covers_are_none_that_the_device_lost(tmp_path: Pa
 @pytest.mark.parametrize("at_once", [1, 60])
 @pytest.mark.parametrize("field", ["keys", "sharding_key", "value", "name"])
 def test_what_is_put_never_looks_like_a_lost_sector(tmp_path: Path, field: str, at_once: int) -> None:
-    """As many zeros as a sector has, in a row, would end the log, and all that was acknowledged behind them."""
+    """A sector's length of zeros would end the log there and lose the acknowledged records behind it."""
 
     def messages(zeros: int) -> list[Message]:
         text = "x" + "\0" * zeros
@@ -166,7 +166,7 @@ def test_a_changed_byte_ends_the_log_there_or_was_not_covered(
 
 @pytest.mark.parametrize("topic", [b"../../etc", b"/", b"..", b"\xff\xff"])
 def test_a_topic_that_is_no_name_ends_the_log(tmp_path: Path, topic: bytes) -> None:
-    """No CRC covers it, and it becomes a folder."""
+    """No CRC covers the topic, and its name becomes a folder."""
     with MessageStore.open(tmp_path, config=StoreConfig(mappedFileSizeCommitLog=SIZE)) as store:
         store.create_topic("t" * len(topic), 1)
         store.put(Message("t" * len(topic), b"body"))
@@ -176,7 +176,7 @@ def test_a_topic_that_is_no_name_ends_the_log(tmp_path: Path, topic: bytes) -> N
 
 
 def one_queue(path: Path, count: int) -> tuple[Path, list[int]]:
-    """The log's file of a store of so many messages, and where each begins."""
+    """Return the log's file of a store with `count` messages, and where each record begins."""
     with MessageStore.open(path, config=StoreConfig(mappedFileSizeCommitLog=SIZE)) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"body") for _ in range(count)])
@@ -221,7 +221,9 @@ def test_entries_are_those_that_the_append_wrote(path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_entries_are_those_that_rocketmq_wrote(name: str) -> None:
-    """All of them, byte for byte; where it wrote addresses of a queue extension, ours are the hashes themselves."""
+    """Every entry equals RocketMQ's. Only tags codes differ if RocketMQ stored addresses in a queue extension: ours
+    are the hashes.
+    """
     for chunk in walk(log_of(GOLDEN / name), 0):
         for topic, queue_id, offsets, entries in chain(queue_entries(chunk), light_entries(chunk)):
             for offset, entry in zip(offsets.tolist(), entries, strict=True):

@@ -1,4 +1,4 @@
-"""Light queues that a client made up: a broker that has none stores both properties as they come."""
+"""Light queues named by a client: a broker without light queues stores both properties as received."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ MULTI = StoreConfig(maxHashSlotNum=100, maxIndexNum=400)
 
 
 def made_up(queues: str, offsets: str, topic: str = "t", keys: str = "") -> Message:
-    """What our own door refuses, but for the first letters; see `broker_has_it`."""
+    """A message with light queue properties, which `put` refuses. The misspelled names pass; `broker_has_it`
+    corrects them.
+    """
     properties = {"_NNER_MULTI_DISPATCH": queues, "_NNER_MULTI_QUEUE_OFFSET": offsets}
     return Message(topic, b"made up", properties=properties, keys=keys.split(), queue_id=0)
 
 
 def broker_has_it(path: Path) -> None:
-    """The directory as a broker's, with the properties that `made_up` meant."""
+    """Turn the directory into a broker's and correct the property names of `made_up`."""
     for file in (path / "commitlog").iterdir():
         content = file.read_bytes()
         file.write_bytes(content.replace(b"_NNER_MULTI", b"INNER_MULTI"))
@@ -106,7 +108,7 @@ def test_a_brokers_light_queue_stays_as_it_is(tmp_path: Path, lost: bool) -> Non
 
 @pytest.mark.parametrize("lost", ["watermark", "queueends"])
 def test_what_is_put_into_a_brokers_light_queue_itself_comes_behind_what_entered_it(tmp_path: Path, lost: str) -> None:
-    """In the log both stand close together."""
+    """The log has both kinds of record close together."""
     path, light = tmp_path / "mq", Queue("%LMQ%device-1", 0)
     shutil.copytree(GOLDEN / "multi-dispatch-5.3", path)
     with MessageStore.open(path, config=MULTI) as store:
@@ -154,7 +156,7 @@ def test_a_light_queue_that_lost_its_first_file_is_told_and_made_anew(tmp_path: 
 
 
 def test_a_light_queue_of_which_all_is_lost_is_made_anew(tmp_path: Path) -> None:
-    """No table lists it."""
+    """No table lists a light queue, so only the log can show it."""
     path, light = tmp_path / "mq", Queue("%LMQ%device-1", 0)
     shutil.copytree(GOLDEN / "multi-dispatch-5.3", path)
     with MessageStore.open(path, config=MULTI) as store:

@@ -1,4 +1,4 @@
-"""What a queue or the index lost is noticed when a store is opened for writing, and made from the log."""
+"""Opening a store for writing detects lost files of queues and of the index, and rebuilds them from the log."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.store.upkeep.test_damaged import bodies as what_is_left
 
 @pytest.mark.parametrize("lost", [*range(9), 24, 37, 62])
 def test_an_entry_lost_behind_the_known_end_gives_no_offset_twice(tmp_path: Path, lost: int) -> None:
-    """A killed writer kept no ends since it was opened; a search for the end may meet what is damaged before it."""
+    """A killed writer has not recorded the queue ends since it opened, so the search for an end may meet the damage."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 1)
     killed = "import os, sys; from store import *; store = MessageStore.open(sys.argv[1]); "
@@ -96,7 +96,7 @@ if len(sys.argv) > 2:
 @pytest.mark.parametrize("closed", [False, True], ids=["killed", "closed"])
 @pytest.mark.parametrize("damage", [index, first_index_file, zeroed_index, zeroed_index_file])
 def test_keys_that_go_before_their_writer_left_once(tmp_path: Path, damage: Damage, closed: bool) -> None:
-    """Files of the index that were begun since the store was opened: nobody knew of them."""
+    """The lost index files were created after the store was opened, so no record of them exists."""
     MessageStore.open(tmp_path, config=SMALL).close()
     writer = subprocess.Popen(
         [sys.executable, "-c", FILES, str(tmp_path), *(["closes"] if closed else [])],
@@ -125,7 +125,7 @@ def test_keys_that_go_before_their_writer_left_once(tmp_path: Path, damage: Dama
 def test_files_that_go_while_a_store_is_open_are_made_anew_by_the_next(
     path: Path, damage: Damage, before: int, more: int
 ) -> None:
-    """The next file is begun in its middle, or as the first."""
+    """Later puts start the next file in its middle, or as the queue's first file."""
     with MessageStore.open(path) as store:
         store.put_many([Message("t", b"more", queue_id=1)] * (before - 25))
         damage(path)
@@ -141,7 +141,7 @@ def test_files_that_go_while_a_store_is_open_are_made_anew_by_the_next(
 def test_who_put_into_a_queue_never_gives_its_offsets_again(
     tmp_path: Path, damage: Damage, before: int, left: int, others: bool
 ) -> None:
-    """Also where the queue was begun since it was opened, and no file that is left says how far it went."""
+    """Holds even if the queue was created since the store was opened and no remaining file shows its end."""
     with MessageStore.open(tmp_path, config=SMALL) as store, MessageStore.open(tmp_path) as other:
         store.create_topic("t", 2)
         store.put_many([Message("t", b"x", queue_id=1)] * before)
@@ -161,7 +161,7 @@ def test_who_put_into_a_queue_never_gives_its_offsets_again(
 
 @pytest.mark.parametrize("damage", [folder, last_file, zeroed])
 def test_who_looked_at_a_queue_is_told_that_files_went(tmp_path: Path, damage: Damage) -> None:
-    """The search for the end may not stop where they were, though it knew better."""
+    """The search for the end must not stop at the lost files, because this store has seen the real end."""
     with MessageStore.open(tmp_path, config=SMALL) as store, MessageStore.open(tmp_path) as other:
         store.create_topic("t", 2)
         store.put_many([Message("t", b"x", queue_id=1)] * 25)
@@ -174,7 +174,7 @@ def test_who_looked_at_a_queue_is_told_that_files_went(tmp_path: Path, damage: D
 
 @pytest.mark.parametrize("damage", [folder, last_file])
 def test_a_queue_that_goes_on_behind_a_hole_is_no_shorter_one(tmp_path: Path, damage: Damage) -> None:
-    """To who comes then, to read or to put, though its end is noted again."""
+    """Later readers and writers see the hole, even after the queue's end is recorded again."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 2)
         store.put_many([Message("t", b"x", queue_id=1)] * 25)
@@ -225,7 +225,9 @@ def test_what_is_gone_is_made_anew(path: Path, damage: Damage, killed: bool) -> 
 @pytest.mark.parametrize("removed", [1, 2])
 @pytest.mark.parametrize("queue", [0, 2])
 def test_first_files_of_one_queue_and_all_of_another(path: Path, queue: int, removed: int) -> None:
-    """That the one begins behind its first record is no sign of an older life, in which the other ended."""
+    """A queue that begins behind its first record does not prove that the topic was recreated and the other queue
+    ended.
+    """
     with MessageStore.open(path, read_only=True) as reader:
         before = bodies(reader)
     for file in sorted((path / "consumequeue/t/1").iterdir())[:removed]:
@@ -239,7 +241,7 @@ def test_first_files_of_one_queue_and_all_of_another(path: Path, queue: int, rem
 
 @pytest.fixture(params=[2, 3], ids=["in a file", "at a file's end"])
 def cleaned(path: Path, request: pytest.FixtureRequest) -> tuple[Path, int]:
-    """Retention took some segments, and files of queue 1, which begins at this offset now."""
+    """Retention deleted segments and files of queue 1. Returns the path and the queue's new first offset."""
     with MessageStore.open(path) as store:
         store.put_many([Message("t", bytes(200), queue_id=n % 3) for n in range(75)])
         assert store.clean(forced=True, config=replace(SMALL, deleteFileBatchMax=request.param)).queues
@@ -264,7 +266,7 @@ def test_a_first_file_that_is_gone_behind_what_retention_took(cleaned: tuple[Pat
 
 @pytest.mark.parametrize("at", [b"\xff" * 8, bytes([0, 9, *bytes(6)])], ids=["negative", "behind the end"])
 def test_garbage_before_the_first_message_that_is_left_is_made_anew(path: Path, at: bytes) -> None:
-    """The queue's next entry says of the log's next record that it follows."""
+    """The queue's next entry shows that its record follows."""
     with MessageStore.open(path) as store:
         store.put_many([Message("t", bytes(200), queue_id=n % 3) for n in range(75)])
         store.clean(forced=True, config=replace(SMALL, deleteFileBatchMax=2))
@@ -279,21 +281,21 @@ def test_garbage_before_the_first_message_that_is_left_is_made_anew(path: Path, 
 
 
 def test_a_first_file_that_retention_took_is_not_missed(cleaned: tuple[Path, int]) -> None:
-    """Also where the next begins with the first record that the log has of its queue."""
+    """Holds even if the next file begins with the queue's first record in the log."""
     path, first = cleaned
     last = max((path / "commitlog").iterdir())
     content = bytearray(last.read_bytes())
-    content[88] ^= 1  # of a body: whoever walks finds this
+    content[88] ^= 1  # damages a body, which any log walk finds
     last.write_bytes(content)
     with MessageStore.open(path) as store:
         assert store.min_offset("t", 1) == first
 
 
 def test_nothing_is_made_anew_where_nothing_is_gone(path: Path) -> None:
-    """Else every opening walked the whole log."""
+    """Otherwise every opening would walk the whole log."""
     log = path / "commitlog" / segment_name(0)
     content = bytearray(log.read_bytes())
-    content[88] ^= 1  # of a body: whoever walks finds this
+    content[88] ^= 1  # damages a body, which any log walk finds
     log.write_bytes(content)
     for _ in range(2):
         with MessageStore.open(path) as store:
@@ -338,7 +340,7 @@ def test_what_a_killed_writer_appended_is_noticed_too(path: Path, damage: Damage
 
 @pytest.mark.parametrize("damage", [missing_in_the_middle, size_of_nothing, points_back])
 def test_what_the_errors_say_helps(path: Path, damage: Damage) -> None:
-    """Literally: the store is closed, the folder moved out, the store opened for writing."""
+    """Follow the message: close the store, move the folder out, open the store for writing."""
     with MessageStore.open(path, read_only=True) as reader:
         before = bodies(reader)
     damage(path)
@@ -352,7 +354,7 @@ def test_what_the_errors_say_helps(path: Path, damage: Damage) -> None:
 
 
 def test_no_offset_is_used_twice_behind_a_damaged_entry(path: Path) -> None:
-    """A search for the end would stop at any of these."""
+    """A search for the end could stop at any damaged entry."""
     for offset in range(24):
         damage_entry(path, offset, bytes(20))
     with MessageStore.open(path) as store:
@@ -360,7 +362,7 @@ def test_no_offset_is_used_twice_behind_a_damaged_entry(path: Path) -> None:
 
 
 def test_no_offset_is_used_twice_where_the_topic_was_deleted_once(path: Path) -> None:
-    """What is known of the queues of a topic goes with it, and not with those of an older life, or of another."""
+    """Deleting a topic deletes its recorded queue ends, but no ends of other topics or of the recreated one."""
     delete_topic(path, "t")
     with MessageStore.open(path) as store:
         store.create_topic("t", 2)
@@ -411,7 +413,7 @@ def test_a_queue_without_records_goes_on_where_it_ended(tmp_path: Path, damage: 
 def test_an_index_file_that_says_what_it_has_not_is_made_anew(
     path: Path, file: Callable[[list[Path]], Path], field: str, bit: int, killed: bool
 ) -> None:
-    """One that says that it goes further takes no more keys: they were missed without a word."""
+    """An index file whose header claims more keys takes no new ones, so queries would silently miss them."""
     damaged = file(list((path / "index").iterdir()))
     content = bytearray(damaged.read_bytes())
     last = field_offset(INDEX_HEADER, field) + INDEX_HEADER[field].itemsize - 1

@@ -1,4 +1,4 @@
-"""The log tells a first file of a queue that is lost from one that retention took."""
+"""The log tells a lost first file of a queue from one that retention deleted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.store.log.damages import ENTRIES, SMALL, first_file
 
 
 def parts(path: Path) -> tuple[CommitLog, ConsumeQueue]:
-    """The log, and queue 1 of topic t."""
+    """Return the log and queue 1 of topic t."""
     sizes = SMALL.mappedFileSizeCommitLog, SMALL.mappedFileSizeConsumeQueue
     return CommitLog(path, sizes[0], writable=False), ConsumeQueue.at(path, "t", 1, sizes[1], writable=False)
 
@@ -44,7 +44,7 @@ def test_a_log_that_is_damaged_does_not_tell(path: Path) -> None:
     log, queue = parts(path)
     with (path / "commitlog" / segment_name(0)).open("r+b") as file:
         file.seek(4)
-        file.write(b"?")  # of the first record's magic
+        file.write(b"?")  # damages the first record's magic
     assert not must_begin(log, {("t", 1): Begin.of(queue)})
     with pytest.raises(CorruptSegment, match="no entry before 10, and the log is damaged before that one's record"):
         first_left(log, queue, 0)

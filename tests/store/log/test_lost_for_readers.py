@@ -1,4 +1,4 @@
-"""Whoever only reads notices what a queue lost, too, and never takes it for a shorter one."""
+"""A reader detects lost queue files and never takes such a queue for a shorter one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_queue_that_lost_files_or_its_last_entries_is_told(path: Path, damage:
 @pytest.mark.parametrize("first", range(0, 25, 4))
 @pytest.mark.parametrize("count", [4, 7, 10])
 def test_zeros_that_a_search_meets_are_no_end(path: Path, first: int, count: int) -> None:
-    """Nor where nobody noted the queue's end."""
+    """Holds even if no queue ends are recorded."""
     (path / "queueends").unlink()
     for offset in range(first, min(first + count, 24)):
         damage_entry(path, offset, bytes(CQ_ENTRY.itemsize))
@@ -76,7 +76,7 @@ def test_a_first_file_behind_what_retention_took(path: Path, batch: int, removed
         assert reader.offsets("t", 1) == (first, 50)
     for taken in sorted((path / "consumequeue/t/1").iterdir())[:removed]:
         taken.unlink()
-    for file in ("queueends", "watermark"):  # as a broker's directory, the second time
+    for file in ("queueends", "watermark"):  # the second time the directory looks like a broker's
         with (
             MessageStore.open(path, read_only=True) as reader,
             pytest.raises(CorruptSegment, match=f"has the message of offset {first};|, which it had, is gone;"),
@@ -86,7 +86,7 @@ def test_a_first_file_behind_what_retention_took(path: Path, batch: int, removed
 
 
 def test_a_queue_that_begins_at_a_files_begin_is_looked_for_once(path: Path) -> None:
-    """There the log has nothing of it before: other queues have."""
+    """At the queue's begin the log has earlier records of other queues only."""
     with MessageStore.open(path) as store:
         store.put_many([Message("t", bytes(200), queue_id=0) for _ in range(60)])
         end = store.put(Message("t", b"next", queue_id=1)).physical_offset
@@ -104,7 +104,7 @@ def test_a_queue_that_begins_at_a_files_begin_is_looked_for_once(path: Path) -> 
 
 
 def test_what_is_under_way_behind_the_end_is_no_damage(path: Path) -> None:
-    """Entries of an append that died stand there until the next undoes them, also in files of their own."""
+    """Entries of a dead append stay until the next append undoes them, even in files of their own."""
     with MessageStore.open(path) as store:
         end = store.confirm_offset
         store.put_many([Message("t", b"dead", queue_id=1) for _ in range(40)])
@@ -121,7 +121,7 @@ def test_what_is_under_way_behind_the_end_is_no_damage(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [folder, last_file, zeroed])
 def test_ends_of_what_is_not_published_say_nothing(path: Path, damage: Damage) -> None:
-    """A broker had the directory since, or its own published end is older than what was noted."""
+    """The recorded ends are ahead of the published end, or a broker used the directory and no published end exists."""
     damage(path)
     noted = noted_ends(path)
     note_ends(path, {**noted, "logOffset": noted["logOffset"] + 1})
@@ -150,7 +150,7 @@ def test_a_reader_that_saw_an_older_life_of_a_topic(path: Path) -> None:
 
 
 def test_garbage_is_not_taken_for_what_retention_took(path: Path) -> None:
-    """No log offset is negative."""
+    """The garbage gives a negative log offset, which retention cannot leave."""
     for offset in range(4):
         damage_entry(path, offset, b"\xff" * CQ_ENTRY.itemsize)
     for read_only in (True, False):
@@ -162,7 +162,7 @@ def test_garbage_is_not_taken_for_what_retention_took(path: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_an_entry_that_points_back_is_not_taken_for_what_retention_took(path: Path, count: int) -> None:
-    """The first messages that are left were passed over."""
+    """Otherwise the reader would skip the first remaining messages."""
     with MessageStore.open(path) as store:
         store.clean(forced=True)
         first = store.min_offset("t", 1)
@@ -179,7 +179,7 @@ def test_an_entry_that_points_back_is_not_taken_for_what_retention_took(path: Pa
 
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_first_entry_that_points_back_is_not_taken_for_what_retention_took(path: Path, read_only: bool) -> None:
-    """One bit of it is enough, and no entry before it tells."""
+    """One flipped bit is enough, and no earlier entry reveals it."""
     with MessageStore.open(path) as store:
         store.create_topic("u", 1)
         at = store.put_many([Message("u", b"%d" % n) for n in range(3)])[0].physical_offset
@@ -223,7 +223,7 @@ def test_zeros_are_not_taken_for_what_retention_took(path: Path) -> None:
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_brokers_log_that_ends_with_damage(path: Path, killed: bool) -> None:
-    """No published end says where it ended: what stands behind the last sound record is told of."""
+    """Without a published end, the reader warns of bytes behind the last sound record."""
     with MessageStore.open(path, read_only=True) as reader:
         at = reader.get_message("g", "t", 0, 23).messages[0].physical_offset
     (path / "watermark").unlink()
@@ -247,7 +247,7 @@ def test_a_brokers_log_that_ends_with_damage(path: Path, killed: bool) -> None:
 
 
 def test_a_brokers_log_that_is_damaged_before_its_last_segment(path: Path) -> None:
-    """Many messages of a queue that stand together are no end of it, where it has one behind them."""
+    """A run of damaged entries does not end a queue that has a sound entry behind it."""
     (path / "watermark").unlink()
     with MessageStore.open(path, read_only=True) as reader:
         assert reader.max_offset("t", 0) == 25
@@ -263,7 +263,7 @@ def test_a_brokers_log_that_is_damaged_before_its_last_segment(path: Path) -> No
 
 @pytest.mark.parametrize("name", [None, segment_name(0)])
 def test_a_brokers_queue_that_has_no_file_yet(path: Path, name: str | None) -> None:
-    """A broker makes its folder first, and then a file without a length; nothing says yet what length that will be."""
+    """A broker creates a queue's folder first, then an empty file. Nothing gives the file's final length yet."""
     (path / "watermark").unlink()
     (path / "config" / "store.conf").unlink()
     queue = path / "consumequeue/t/1"

@@ -1,4 +1,4 @@
-"""A writer does not trust the end of a queue blindly: what is gone is noticed at opening, and made from the log."""
+"""Opening checks the recorded queue ends against the log, and rebuilds lost files from the log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from tests.store.upkeep.crashed import another_boot
 
 
 def agree(path: Path, end: int | None = None, **changes: object) -> bool:
-    """Whether the kept ends, with `changes`, are those of the directory with a log up to `end`, its own by default."""
+    """Return whether the recorded ends, with `changes`, match the directory with a log up to `end` (default: its
+    own).
+    """
     found = QueueEnds.read(path)
     assert found is not None
     ends = replace(found, **changes)  # type: ignore[arg-type]
@@ -48,7 +50,7 @@ def test_ends_of_another_log_do_not_agree(path: Path) -> None:
     assert not agree(path, of={("t", 2): 26})
     log = path / "commitlog" / segment_name(last // 4096 * 4096)
     content = bytearray(log.read_bytes())
-    content[last % 4096 + 4] ^= 1  # of its magic
+    content[last % 4096 + 4] ^= 1  # damages its magic
     log.write_bytes(content)
     assert not agree(path, at=last), f"{last} to {end} is no record"
 
@@ -59,7 +61,8 @@ def test_ends_of_another_log_do_not_agree(path: Path) -> None:
     ids=["in a file", "in the next file", "a whole queue", "keys"],
 )
 def test_what_is_newer_than_the_log_goes(path: Path, tmp_path: Path, newer: str, had: int) -> None:
-    """As from a backup: what it says would count for other records when the log has come so far.
+    """A newer queue or index, for example from a backup, would point to other records once the log reaches its
+    offsets.
 
     had: messages of the queue that got more.
     """
@@ -89,7 +92,7 @@ def test_what_is_newer_than_the_log_goes(path: Path, tmp_path: Path, newer: str,
 def test_what_is_newer_than_a_log_whose_last_append_died_goes(
     path: Path, tmp_path: Path, newer: str, step: tuple[type, str]
 ) -> None:
-    """Of the queues only 0 and 1 are those of the dead append."""
+    """The dead append wrote to queues 0 and 1 only."""
     live = tmp_path / "live"
     with MessageStore.open(path) as store:
         store.create_topic("t", 4)
@@ -123,8 +126,9 @@ def test_what_is_newer_than_a_log_whose_last_append_died_goes(
 def test_ends_that_are_damaged_and_still_ends_make_no_queue_shorter(
     path: Path, noted: str, damaged: str, reboot: bool
 ) -> None:
-    """Those of a version before, without a checksum; what was on the device when the machine went down is not looked
-    at again."""
+    """An older version wrote the ends without a checksum. Data that was on the device before a reboot is not checked
+    again.
+    """
     with MessageStore.open(path) as store:
         store.put_many([Message("t", b"more", queue_id=1)] * 10)
         before = bodies(store)
@@ -141,7 +145,7 @@ def test_ends_that_are_damaged_and_still_ends_make_no_queue_shorter(
 
 @pytest.fixture
 def emptied(path: Path) -> Path:
-    """Queue 1 had 25 messages, which retention took; the machine went down since."""
+    """Retention deleted all 25 messages of queue 1; the machine restarted since."""
     with MessageStore.open(path) as store:
         store.put_many([Message("t", bytes(300), queue_id=2 * (n % 2)) for n in range(60)])
         store.clean(forced=True)
@@ -152,7 +156,7 @@ def emptied(path: Path) -> Path:
 
 
 def test_each_damage_to_the_ends_of_queues_is_noticed(emptied: Path) -> None:
-    """One digit of them told where the queue without messages went on."""
+    """Only `queueends` holds the next offset of a queue without messages, so one wrong digit must be detected."""
     sound = (emptied / "queueends").read_bytes()
     number = sound.index(b'["t",1,25]') + len(b'["t",1,')
     for at in (number, number + 1, sound.index(b"logOffset") + 11, len(sound) - 2):
@@ -172,7 +176,7 @@ def test_each_damage_to_the_ends_of_queues_is_noticed(emptied: Path) -> None:
     [('"t"', "5"), ('"t"', '"../t"'), ('"t"', '"%LMQ%\\ud800"'), ('"index":{', '"index":{"\\u0000":1, ')],
 )
 def test_names_that_are_none_are_damage(path: Path, name: str, other: str) -> None:
-    """Where a version before wrote no checksum: an error of the program came of them."""
+    """Without a checksum, as an older version wrote it, an invalid name must not raise a programming error."""
     ends = path / "queueends"
     ends.write_text(ends.read_text().rpartition(', "crc"')[0].replace(name, other) + "}")
     with pytest.raises(CorruptStore, match="queueends: damaged"):
@@ -182,7 +186,7 @@ def test_names_that_are_none_are_damage(path: Path, name: str, other: str) -> No
 
 
 def test_without_a_folder_and_with_damaged_ends_a_queue_begins_nowhere(emptied: Path) -> None:
-    """Until somebody says that it had no messages."""
+    """Opening fails until a user deletes the file, which states that the queue had no messages."""
     shutil.rmtree(emptied / "consumequeue/t/1")
     sound = (emptied / "queueends").read_bytes()
     (emptied / "queueends").write_bytes(sound.replace(b'["t",1,25]', b'["t",1,35]'))
@@ -200,7 +204,7 @@ def test_without_a_folder_and_with_damaged_ends_a_queue_begins_nowhere(emptied: 
 
 
 def test_queues_of_an_older_life_are_not_those_of_the_log(tmp_path: Path) -> None:
-    """As from a backup; they have as many entries."""
+    """The old queue files, for example from a backup, have as many entries as the log's."""
     path = tmp_path / "mq"
     for body in (b"old", b"new"):
         with MessageStore.open(path) as store:
@@ -278,7 +282,7 @@ def test_a_strangers_file_in_the_index_keeps_nobody_from_flushing_nor_from_closi
 
 
 def test_an_index_file_that_has_no_record_alone_is_not_noted_with_each_flush(path: Path) -> None:
-    index, keys = Index.of(path, SMALL, writable=False), tuple(map(str, range(2 * 49)))  # of two files and more
+    index, keys = Index.of(path, SMALL, writable=False), tuple(map(str, range(2 * 49)))  # more than two files
     with MessageStore.open(path) as store:
         store.put(Message("t", b"x", keys=keys, queue_id=0))
         store.flush()
@@ -341,9 +345,9 @@ def test_two_writers_know_the_ends_of_both(path: Path) -> None:
 
 
 def test_overtaken_writer_notes_no_foreign_ends(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own offset with the other writer's ends would make the queues look shorter than they were there."""
+    """Its own offset with the other writer's ends would make the queues look shorter at that offset."""
     with MessageStore.open(path) as first, MessageStore.open(path) as second:
-        first.put_many([Message("t", b"first", keys=(f"f{n}",), queue_id=0) for n in range(100)])  # more index files
+        first.put_many([Message("t", b"first", keys=(f"f{n}",), queue_id=0) for n in range(100)])  # several index files
         follow = QueueEnds.follow
 
         def overtaken(*arguments: Any) -> None:

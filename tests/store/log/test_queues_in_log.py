@@ -1,4 +1,4 @@
-"""Topics that were deleted and created again: as RocketMQ 5.4 leaves them, and as they are made here."""
+"""Recreated topics, as RocketMQ 5.4 leaves them and as the store writes them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.store.upkeep.test_golden_recovery import as_it_is, killed, without_ch
 
 SIZES = StoreConfig(maxHashSlotNum=1000, maxIndexNum=4000)
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=20, maxIndexNum=50)
-OLD, NEW = 30, 12  # messages of the topic's two lives
+OLD, NEW = 30, 12  # messages before and after the topic is recreated
 
 
 @pytest.fixture
 def brokers(tmp_path: Path) -> Path:
-    """RocketMQ 5.4: 30 messages to the topic Gone, 30 to Plain, Gone deleted and created, 12 messages to it."""
+    """A RocketMQ 5.4 store: 30 messages to the topics Gone and Plain, then Gone recreated with 12 messages."""
     shutil.unpack_archive(GOLDEN / "recreated-topic-5.4.tar.gz", tmp_path)
     return tmp_path / "store"
 
@@ -74,21 +74,21 @@ def test_a_repair_keeps_the_new_life(brokers: Path, lost: tuple[str, ...]) -> No
     assert_as_its_client_saw(brokers)
 
 
-# --- made here --------------------------------------------------------------------------------------------
+# --- written by the store ------------------------------------------------------------------------------
 
 LIVES = (40, 25, 12)
-ENTRIES = 10  # of a queue file
+ENTRIES = 10  # in a queue file
 FILE = ENTRIES * CQ_ENTRY.itemsize
 
 
 def entries(path: Path) -> Entries:
-    """Those of queue 0 of topic "t", one behind the other."""
+    """Return all entries of queue 0 of topic "t"."""
     files = sorted((path / "consumequeue/t/0").iterdir())
     return np.frombuffer(b"".join(file.read_bytes() for file in files), CQ_ENTRY)
 
 
 def renumber(path: Path, at: int, queue_offset: int) -> None:
-    """Give the record at a log offset another queue offset: no checksum covers it."""
+    """Change the queue offset of the record at log offset `at`. No checksum covers it."""
     with (path / "commitlog" / segment_name(at - at % 4096)).open("r+b") as file:
         file.seek(at % 4096 + field_offset(RECORD_HEADER, "queue_offset"))
         file.write(queue_offset.to_bytes(8, "big"))
@@ -96,7 +96,7 @@ def renumber(path: Path, at: int, queue_offset: int) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A topic with three lives in the log, as a broker leaves it: its queue has the last one, of 12 messages."""
+    """A topic recreated twice, as a broker leaves it: the log has three lives, the queue the last 12 messages."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 1)
@@ -143,7 +143,7 @@ def test_three_lives(path: Path, lost: tuple[str, ...], use: Callable[[Path], No
 
 @pytest.fixture(params=[3, 2])
 def fewer(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A topic of three queues, created again with as many or with two, of which only the first has messages yet."""
+    """A topic of three queues, recreated with three or two, of which only the first has messages."""
     path = tmp_path / "fewer"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 3)
@@ -175,15 +175,17 @@ def test_a_new_life_of_fewer_queues(fewer: Path, use: Callable[[Path], None]) ->
 
 
 def test_a_message_of_an_older_life_by_its_id(path: Path) -> None:
-    """RocketMQ shows it as well: an id is a log offset."""
+    """A message id is a log offset, so older messages stay readable, as in RocketMQ."""
     with MessageStore.open(path, read_only=True) as reader:
         newer = reader.get_message("g", "t", 0, 0).messages[0]
-        first = newer.msg_id[:-16] + f"{0:016X}"  # its log offset
+        first = newer.msg_id[:-16] + f"{0:016X}"  # the id ends with the log offset
         assert reader.message_by_id(first).body == b"0-0"
 
 
 def test_a_life_whose_queue_a_crash_took(path: Path) -> None:
-    """The queue's last file, or its entries, are lost; a reader sees what is left, a writer makes them from the log."""
+    """A crash lost the queue's last file. A reader sees the remaining entries; a writer rebuilds the lost ones from
+    the log.
+    """
     (path / "consumequeue/t/0" / segment_name(FILE)).unlink()
     (path / "abort").write_text("1")
     MessageStore.open(path).close()
@@ -192,14 +194,14 @@ def test_a_life_whose_queue_a_crash_took(path: Path) -> None:
 
 @pytest.mark.parametrize("lost", [None, 0, 8, "queue"])
 def test_a_damaged_offset_begins_no_life(tmp_path: Path, lost: int | str | None) -> None:
-    """The last record says an offset that an older one has, and either of two entries of the queue knows better."""
+    """The last record has the queue offset of an older one. Either of two queue entries proves the right one."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"body") for _ in range(9)])
     renumber(path, int(entries(path)["physical_offset"][8]), 0)
     (path / "watermark").unlink()
-    if lost == "queue":  # then nothing does
+    if lost == "queue":  # then no entry proves the right offset
         shutil.rmtree(path / "consumequeue")
         with MessageStore.open(path) as store:
             assert store.offsets("t", 0) == (0, 1)
@@ -236,11 +238,11 @@ def test_lives_and_what_counts() -> None:
     ("first_byte", "had", "first_seen", "may_follow"),
     [
         (0, 0, 0, True),
-        (0, 0, 5, False),  # where the log has its beginning, so has the queue
+        (0, 0, 5, False),  # the log still has its first record, so the queue begins there
         (1, 0, 5, True),
         (4096, 0, 5, True),
         (4096, 3, 3, True),
-        (4096, 3, 5, False),  # the queue knows better
+        (4096, 3, 5, False),  # the queue proves another begin
     ],
 )
 def test_where_a_queue_may_begin_in_a_log(

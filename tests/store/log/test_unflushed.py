@@ -1,4 +1,4 @@
-"""A flush brings what was appended since the last one to the device, whoever appended it, and touches nothing else."""
+"""A flush writes the files that any store appended to since the last flush, and no others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from store.publish.published_end import PublishedEnd
 from tests.descriptors import allowed
 from tests.end_to_end.test_kill import bodies, check_log
 
-QUEUES = 300  # more than files are kept open
+QUEUES = 300  # more than the limit of open files
 CONFIG = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=200, flushIntervalCommitLog=3_600_000)
 
 
@@ -34,7 +34,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def flushed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The files that were flushed, by name; removes what it is asked for."""
+    """Return the set of names of flushed files. The test clears it."""
     if sys.platform != "linux":
         pytest.skip("names of open files are read from /proc")
     names: set[str] = set()
@@ -49,7 +49,7 @@ def flushed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def queue_files(names: set[str]) -> set[int]:
-    """Of which queues there are files among some."""
+    """Return the ids of the queues whose files are in `names`."""
     return {int(Path(name).parent.name) for name in names if "/consumequeue/" in name}
 
 
@@ -72,7 +72,7 @@ def test_only_what_is_new(built: Path, flushed: set[str]) -> None:
 
 
 def test_what_others_put_is_flushed_as_well(built: Path, flushed: set[str]) -> None:
-    """Two stores take turns at random, and so do their flushes."""
+    """Two stores append and flush in random order."""
     choose = random.Random(7)
     with MessageStore.open(built) as one, MessageStore.open(built) as two:
         new: set[int] = set()
@@ -89,7 +89,7 @@ def test_what_others_put_is_flushed_as_well(built: Path, flushed: set[str]) -> N
 
 
 def test_much_that_others_put(built: Path, flushed: set[str]) -> None:
-    """More log than there are queues to flush: all are. Less than it takes to find out: those that it names."""
+    """If the log grew by more than a scan is worth, all queues are flushed. Otherwise only those that the log names."""
     config = StoreConfig(mappedFileSizeCommitLog=8 << 20, mappedFileSizeConsumeQueue=2000)
     path = built.parent / "few"
     with MessageStore.open(path, config=config) as one, MessageStore.open(path) as two:
@@ -123,7 +123,7 @@ def test_an_append_that_died_is_undone_in_the_queues_that_it_wrote(built: Path) 
 
 
 def test_files_that_are_open_at_a_time(built: Path) -> None:
-    """Also while queues are recovered: a process has no more than 1,024 descriptors as a rule."""
+    """Holds during recovery, too. A process usually has at most 1,024 descriptors."""
     if sys.platform != "linux":
         pytest.skip("open files are counted in /proc")
 
@@ -154,7 +154,7 @@ def log_and_end(path: Path) -> tuple[CommitLog, int]:
 
 
 def test_the_log_says_what_a_stretch_of_it_brought_to_each_queue(tmp_path: Path) -> None:
-    """In more than one look at the log, and from and up to any record."""
+    """The log is read in several pieces, from and up to any record."""
     choose = random.Random(3)
     names = [("a", 0), ("a", 1), ("b", 1), ("b", 2)]
     sent = [choose.choice(names) for _ in range(1500)]
@@ -197,7 +197,7 @@ def test_a_log_that_is_damaged_tells_nothing_but_where_a_body_is(tmp_path: Path)
 
 
 def test_what_is_noted_is_not_looked_up(tmp_path: Path) -> None:
-    """However much it is: there is no log here."""
+    """The noted ranges suffice at any size: this test has no log to read."""
     unflushed = Unflushed(CommitLog(tmp_path, 1 << 30, writable=False), ConsumeQueues(tmp_path, 200, writable=False))
     unflushed.note(100, 9 << 20, {("t", 0): (5, 7), ("t", 1): (1, 2)})
     unflushed.note(9 << 20, 20 << 20, {("t", 0): (7, 9)})

@@ -1,4 +1,4 @@
-"""The verbs of `Objects`, the same in a directory, in memory and on S3."""
+"""`Objects` behaves the same in a directory, in memory and on S3."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _read(objects: Objects) -> None:
     ],
 )
 def test_a_pipe_in_place_of_an_object_is_refused(tmp_path: Path, act: Callable[[Objects], object]) -> None:
-    """It would block for ever."""
+    """Opening a pipe would block forever."""
     objects = objects_at(str(tmp_path), {})
     objects.write("a/b", b"")
     os.mkfifo(tmp_path / "a" / "pipe")

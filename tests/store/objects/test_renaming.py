@@ -1,4 +1,4 @@
-"""An archive where files are seen while they are written, and stay as they are when their writer is killed."""
+"""Archives on stores that show files while they are written and keep partial files of a killed writer."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ BEFORE, ALL = 20, 50
 
 
 class InPlace(LocalFileSystem):  # type: ignore[misc]
-    """As sftp, which replaces what has the new name, or as hdfs, which does not. left: steps until this process is
-    killed, in the middle of a write or before anything else."""
+    """A file system that writes in place. A move replaces the target, as on SFTP, or fails, as on HDFS.
+
+    left: steps until the process is killed, in the middle of a write or before any other operation.
+    """
 
     protocol = "inplace"
     cachable = False
@@ -74,7 +76,7 @@ def archive(path: str, url: str) -> None:
 
 
 def is_killed(path: str, url: str, steps: int) -> bool:
-    """Archive in a process that is killed then, if it takes so long."""
+    """Archive in a child process that is killed after `steps` steps. Return whether it was killed."""
     if child := os.fork():
         code = ended(child)
         assert code <= 0
@@ -88,7 +90,7 @@ def is_killed(path: str, url: str, steps: int) -> bool:
 
 
 def archived(url: str, put: list[bytes]) -> int:
-    """How many messages a reader finds, by reading and by key."""
+    """Return how many messages a reader finds, both by offset and by key."""
     try:
         with ArchiveAddress(url).open() as log:
             _, end = log.bounds([ORDERS])[ORDERS]
@@ -101,7 +103,9 @@ def archived(url: str, put: list[bytes]) -> int:
 
 @pytest.mark.parametrize("before", [0, BEFORE])
 def test_an_archiver_that_is_killed_at_any_step(tmp_path: Path, url: str, before: int) -> None:
-    """And the next one, too. What was archived stays whole; what comes to it is there as a whole, or not at all."""
+    """The next archiver is killed at each step, too. Archived messages stay whole; new messages appear completely or
+    not at all.
+    """
     filled = Filled(tmp_path / "mq", {"orders": 1})
     place, saved = tmp_path / "archive", tmp_path / "saved"
     with filled.store:
@@ -123,7 +127,7 @@ def test_an_archiver_that_is_killed_at_any_step(tmp_path: Path, url: str, before
         shutil.rmtree(place)
         if before:
             shutil.copytree(saved, place)
-        settings.write_bytes(unarchived)  # or else it would miss what it had there
+        settings.write_bytes(unarchived)  # resets the settings, or the store would miss its deleted archive
         steps += 1
     assert steps > (12 if before else 4)
     assert archived(url, put) == ALL
@@ -146,7 +150,7 @@ def test_what_is_deleted_goes_with_all_its_names(tmp_path: Path, url: str) -> No
 
 
 def test_who_reads_is_outrun_by_writes_in_a_row(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks under one name while the content has the other."""
+    """Each read looks for one name while the content is under the other."""
     objects, own, new = objects_at(url, {}), tmp_path / "archive/a/b", tmp_path / "archive/a/b.new"
     objects.write("a/b", b"12")
     read, moves = LocalFileSystem.cat_file, iter([(own, new), (new, own), (own, new), (new, own), (own, new)])
@@ -173,7 +177,10 @@ def test_whose_puts_are_atomic_is_written_at_once(tmp_path: Path) -> None:
 
 
 class Connected(InPlace):
-    """As ftp, or sftp: over a connection, which the server closes. refuses: whoever connects; closed: those before."""
+    """A file system over a connection, as FTP or SFTP, which the server may close.
+
+    refuses: the error for new connections. closed: number of the last connection that the server closed.
+    """
 
     protocol = "connected"
     refuses: Exception | None = None
@@ -197,13 +204,13 @@ class Connected(InPlace):
 
 
 class LoginError(Exception):
-    """As ftplib and paramiko have them."""
+    """A login error of a driver's own, as ftplib and paramiko raise it."""
 
 
 def test_a_connection_that_the_server_closes_is_made_anew(
     tmp_path: Path, filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who had one for long, a stream or a consumer, was refused ever after."""
+    """A long-running stream or consumer must reconnect after the server closed its connection."""
     fsspec.register_implementation("connected", Connected, clobber=True)
     url = f"connected://{tmp_path}/archive"
     filled.store.archive(url)

@@ -1,4 +1,4 @@
-"""URLs of directories and object stores: which are local, which can be shared, and no secret of one is shown."""
+"""URLs of directories and object stores: which are local, which can be shared, and hiding their secrets."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_no_error_of_a_store_shows_a_secret(url: str) -> None:
 
 
 def test_no_cause_of_an_error_shows_a_secret() -> None:
-    """Not in a traceback, either, which has the lines of this file."""
+    """Tracebacks hide it, too. They include lines of this file, so the secret is built from two parts."""
     secret = "hush"[:2] + "hush"[2:]
     for kind in (partial(PermissionError, 13), TimeoutError, partial(OSError, 5), ValueError):
         for raised in (kind(secret), chained(KeyError("other"), kind(secret))):

@@ -1,4 +1,4 @@
-"""What arrived between two ends of the log."""
+"""Which messages arrived between two ends of the log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_each_append_tells_its_queues(tmp_path: Path, config: StoreConfig) -> No
         seen = store.confirm_offset
         store.put(Message("a", b"", queue_id=3))
         middle = store.confirm_offset
-        store.put_many([Message("b", b"x" * 500, tags="t", queue_id=n % 2) for n in range(20)])  # over segments
+        store.put_many([Message("b", b"x" * 500, tags="t", queue_id=n % 2) for n in range(20)])  # over several files
         end = store.confirm_offset
         assert end - middle > 2 * 4096
         first = Arrival("a", 3, 0, 0)

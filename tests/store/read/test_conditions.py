@@ -1,4 +1,4 @@
-"""Which conditions can be seen to match nothing; and none that does match is among them."""
+"""Detecting conditions that match nothing, without false positives."""
 
 from __future__ import annotations
 

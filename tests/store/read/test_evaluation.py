@@ -15,7 +15,7 @@ from tests.expressions import VALUES
 
 
 def letter(expression: str, properties: dict[str, str]) -> str:
-    """T true, F false, N unknown, E an error."""
+    """Return T for true, F for false, N for unknown (null) or E for an error."""
     condition = parse(expression).condition
     values = {name: pa.array([properties.get(name)], pa.string()) for name in names_of(condition)}
     true, null, error = (mask.tolist() for mask in evaluate(condition, values, 1))
@@ -41,12 +41,12 @@ def letter(expression: str, properties: dict[str, str]) -> str:
         ("5 < a", {"a": "6"}, "T"),
         ("a BETWEEN 10 AND 20", {"a": "20"}, "T"),
         ("a NOT BETWEEN 10 AND 20", {"a": "21"}, "T"),
-        # an error is an error, unless it is true before
+        # an operand decides before a later one raises an error
         ("a > 5 OR b = 'x'", {"a": "abc", "b": "x"}, "E"),
         ("b = 'x' OR a > 5", {"a": "abc", "b": "x"}, "T"),
         ("b = 'y' AND a > 5", {"a": "abc", "b": "x"}, "F"),
         ("a > 5 AND b = 'y'", {"a": "abc", "b": "x"}, "E"),
-        # what is missing
+        # missing properties
         ("a <> 'x'", {}, "N"),
         ("NOT (a = 'x')", {}, "N"),
         ("a NOT IN ('x')", {}, "N"),

@@ -20,7 +20,7 @@ def tagged(*tags: str | None) -> pa.RecordBatch:
 
 
 def naive_hash(text: str) -> int:
-    """Java's definition, one UTF-16 unit after the other."""
+    """Java's String.hashCode, one UTF-16 unit at a time."""
     value = 0
     encoded = text.encode("utf-16-le", "surrogatepass")
     for at in range(0, len(encoded), 2):
@@ -81,7 +81,7 @@ def test_tags_between_bars(expression: str, tags: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("expression", ["||", "   ", " || ", "\n"])
 def test_an_expression_without_a_tag(expression: str) -> None:
-    """RocketMQ refuses the first one, and gives nothing to who asks for the others."""
+    """RocketMQ refuses the first expression, and returns no message for the others."""
     with pytest.raises(FilterError, match=r" names no tag; write tags as"):
         TagFilter.parse(expression)
 

@@ -1,4 +1,4 @@
-"""Which message stands at an offset, and whether it is the one that stood there before."""
+"""The fingerprint of the message at an offset shows whether the message was replaced."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_store_that_is_another_now(path: Path, tmp_path: Path) -> None:
         put(store, "a", 20)
         again = store.fingerprint("a", 0, 49)
         assert again is not None
-        assert again.physical_offset == lost.physical_offset  # its bytes are where they were
+        assert again.physical_offset == lost.physical_offset  # same place, other message
         assert store.can_have("a", 0, 39, kept)
         assert not store.can_have("a", 0, 49, lost)
 

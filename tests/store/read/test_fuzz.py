@@ -1,7 +1,7 @@
-"""Damaged directories: what is answered is right, or an error of ours; whatever was done to the files.
+"""Every read of a damaged directory returns the right messages or raises a StoreError.
 
-No hang, no crash and no memory for a length that is damage: each directory has a deadline, and all of this process may
-map less than 1 GiB more than it does at the start.
+Damage must not cause a hang, a crash or a huge allocation. Each directory has a deadline, and the process may map at
+most 1 GiB more than at the start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DIRECTORIES = int(os.environ.get("FUZZ_DIRECTORIES", "50"))  # the long run is `
 SMALL = StoreConfig(mappedFileSizeCommitLog=2048, mappedFileSizeConsumeQueue=100, maxHashSlotNum=20, maxIndexNum=50)
 
 MEMORY = 1 << 30
-DEADLINE_SECONDS = 60  # a directory takes a tenth of a second
+DEADLINE_SECONDS = 60  # one directory usually takes 0.1 s
 MESSAGES = 60
 
 Name = tuple[str, int, int]  # topic, queue id, queue offset
@@ -42,7 +42,7 @@ def flip(file: Path, chance: random.Random) -> None:
 
 
 def overwrite(file: Path, chance: random.Random) -> None:
-    """Lengths and offsets are big-endian integers: put an odd one somewhere."""
+    """Overwrite a random position with a suspicious big-endian integer, as a damaged length or offset."""
     content = bytearray(file.read_bytes())
     number = chance.choice([0, 1, 19, 20, 91, 2048, 4096, (1 << 31) - 1, 0xFFFFFFFF, 0x80000000]).to_bytes(4, "big")
     position = chance.randrange(max(1, len(content) - 4))
@@ -92,7 +92,7 @@ def little_memory() -> Iterator[None]:
 
 @contextmanager
 def directory(name: str) -> Iterator[None]:
-    """A deadline for what is done with one directory, and its name at whatever goes wrong."""
+    """Limit the time spent on one directory, and add its name to any error."""
 
     def late(_signal: int, _frame: FrameType | None) -> None:
         raise AssertionError("a hang")
@@ -126,7 +126,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Found]:
 
 
 def messages(store: MessageStore) -> Iterator[tuple[Name, bytes]]:
-    """Every message that can be read by scan or by get_message; errors of ours end one queue."""
+    """Yield every message that scan and get_message can read. A StoreError ends its queue."""
     for topic, queues in store.topics().items():
         for queue in range(queues):
             try:
@@ -148,7 +148,6 @@ def messages(store: MessageStore) -> Iterator[tuple[Name, bytes]]:
 
 
 def by_key(store: MessageStore) -> Iterator[tuple[Name, bytes]]:
-    """Every message that the index finds."""
     for topic in store.topics():
         for n in range(MESSAGES):
             try:
@@ -167,7 +166,7 @@ def damage(path: Path, chance: random.Random) -> None:
 
 
 def look(path: Path, expected: Found, *, read_only: bool) -> list[set[Name]]:
-    """What can be read by position, and by key; all of it must be right."""
+    """Return the names of messages readable by position and by key, after checking their bodies."""
     seen: list[set[Name]] = []
     try:
         with MessageStore.open(path, read_only=read_only) as store:
@@ -182,7 +181,7 @@ def look(path: Path, expected: Found, *, read_only: bool) -> list[set[Name]]:
 
 
 def says_all(path: Path, source: Path) -> bool:
-    """Whether what says where the log begins and ends, and what the topics are, is as it was."""
+    """Return whether the log's first segment, the published end, the topics and the settings are intact."""
     first = path / COMMIT_LOG_DIR / segment_name(0)
     marks = (PUBLISHED_END_FILE, TOPICS_FILE, CONF_FILE)
     return first.exists() and all(
@@ -191,7 +190,6 @@ def says_all(path: Path, source: Path) -> bool:
 
 
 def is_right(path: Path) -> bool:
-    """Whether `verify` finds nothing."""
     try:
         return not verify(path).findings
     except StoreError:

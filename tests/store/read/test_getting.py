@@ -1,4 +1,4 @@
-"""RocketMQ's answers to `getMessage`, one line of its table after the other."""
+"""RocketMQ's replies to `getMessage`, one row of its table at a time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SMALL = StoreConfig(
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[MessageStore]:
-    """25 messages in queue 0; every fifth, from 4 on, has tag B, the others A."""
+    """A store with 25 messages in queue 0: every fifth, from offset 4, has tag B, the others tag A."""
     with MessageStore.open(tmp_path, config=SMALL) as it:
         it.create_topic("t", 2)
         it.put_many([Message("t", f"{n}".encode(), queue_id=0, tags="AAAAB"[n % 5]) for n in range(25)])
@@ -106,7 +106,9 @@ def test_a_filter_ends_where_it_has_looked_enough(store: MessageStore, only_b: M
 def test_messages_that_are_being_removed(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch, condition: str | None, as_records: bool
 ) -> None:
-    """Who asks for them is told where to go on, as he was a moment later. But not where a segment is lost."""
+    """A reader of deleted messages gets the next offset, as after the deletion. A lost segment raises OffsetLost
+    instead.
+    """
     store.put_many([Message("t", bytes(800), "A", queue_id=1) for _ in range(18)])
     segments, accept = sorted((store.path / "commitlog").iterdir()), condition and message_filter(condition, "SQL92")
     bounded, files = PublishedQueues.bounded, segments[:2]
@@ -169,7 +171,7 @@ def test_a_body_that_changed(store: MessageStore) -> None:
     assert sum(batch.num_rows for batch in store.scan("t", 0, 0, 10, check_crc=False)) == 10
 
 
-# --- one by one, and many together -----------------------------------------------------------------------
+# --- decoding one by one, and in batches -----------------------------------------------------------------
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 GOLDEN_NAMES = sorted(path.stem for path in GOLDEN.glob("*.jsonl"))
@@ -179,7 +181,7 @@ Answer = tuple[str, int, list[StoredMessage]] | str
 def reference(
     store: MessageStore, topic: str, queue_id: int, offset: int, count: int, tags: tuple[str, ...] | None
 ) -> Answer:
-    """What RocketMQ's `getMessage` answers within a queue, or our error: one entry and one record after the other."""
+    """Return the result of RocketMQ's `getMessage` within a queue, or our error, by decoding records one by one."""
     queue, log, config = store._queues.of(topic, queue_id), store._log, store.config
     limit = max(1, min(count, config.maxTransferCountOnMessageInMemory))
     maximum, per_file = store.max_offset(topic, queue_id), queue.entries_per_file
@@ -203,7 +205,7 @@ def reference(
                 continue
             message = inflated(message._replace(queue_id=queue_id), entry, left)
         except OffsetLost:
-            return ""  # some error
+            return ""  # any error
         except UnreadableBody:
             if not messages:
                 return f"{entry}"
@@ -226,7 +228,7 @@ def answer(
 
 
 def same(ours: Answer, theirs: Answer) -> bool:
-    """Errors name the same place."""
+    """Compare two results. Errors are equal if they name the same place."""
     if isinstance(ours, str) and isinstance(theirs, str):
         return ours.startswith(theirs)
     return ours == theirs
@@ -234,7 +236,7 @@ def same(ours: Answer, theirs: Answer) -> bool:
 
 @pytest.fixture(params=[1, 3])
 def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few are many here, and decoded together."""
+    """Lower the threshold for decoding in batches."""
     monkeypatch.setattr(getting, "_MANY", request.param)
 
 
@@ -260,12 +262,12 @@ MANY = StoreConfig(
     maxHashSlotNum=100,
     maxIndexNum=400,
 )
-TAGS = ("a", "Aa", "BB", None)  # two of them have the same hash
+TAGS = ("a", "Aa", "BB", None)  # "Aa" and "BB" have the same hash
 
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Messages of every size in two queues, over several files and segments."""
+    """A store with messages of every size in two queues, over several files and segments."""
     path, chance = tmp_path_factory.mktemp("mixed") / "mq", random.Random(5)
     with MessageStore.open(path, config=MANY) as store:
         store.create_topic("t", 2)
@@ -300,7 +302,7 @@ def test_damaged_or_whole_together_they_are_as_one_by_one(mixed: Path, data: st.
         (path / COMMIT_LOG_DIR / segment_name(8192)).unlink()
     try:
         opened = MessageStore.open(path, read_only=True, config=MANY)
-    except CorruptSegment:  # where the end is damaged, and what is looked at instead is not there
+    except CorruptSegment:  # the end is damaged and the segment is lost
         return
     with opened as store, pytest.MonkeyPatch.context() as patch:
         patch.setattr(getting, "_MANY", data.draw(st.sampled_from([1, 4, 1000])))

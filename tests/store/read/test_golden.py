@@ -1,4 +1,4 @@
-"""Directories that RocketMQ wrote: every field of every message as RocketMQ's own reader prints it."""
+"""Every field of every message in RocketMQ's directories equals the output of RocketMQ's reader."""
 
 from __future__ import annotations
 

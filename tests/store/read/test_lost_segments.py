@@ -1,4 +1,4 @@
-"""A segment that is gone from the middle is no retention: whoever comes to it is told, and passes over nothing."""
+"""A segment lost from the middle is not retention: readers raise and skip no message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIG = StoreConfig(mappedFileSizeCommitLog=SIZE, mappedFileSizeConsumeQueue=20
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Eight segments, of which retention took the first two; six messages in each."""
+    """Eight segments of six messages. Retention deleted the first two."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=CONFIG) as store:
         store.create_topic("t", 1)

@@ -1,4 +1,6 @@
-"""What ranges are narrowed to by time, key and id, and that it is never too little: clocks, the index, a broker."""
+"""Narrowing ranges by time, key and id never loses a match, even with wrong clocks, a damaged index or a broker's
+files.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ NOW = 1_800_000_000_000
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """What appends take for the time, ms."""
+    """Replace the appender's clock with a settable time in ms."""
     now = [NOW]
     monkeypatch.setattr(appender, "time", SimpleNamespace(time=lambda: now[0] / 1000))
     return now
@@ -35,7 +37,7 @@ def opened(path: Path, **settings: object) -> MessageStore:
 
 
 def put(store: MessageStore, *keys: str, topic: str = "t", body: bytes = b"x") -> None:
-    """A message of each key, to queue 0."""
+    """Put one message for each key to queue 0."""
     if topic not in store.topics():
         store.create_topic(topic, 1)
     store.put_many([Message(topic, body, queue_id=0, keys=(key,)) for key in keys])
@@ -109,7 +111,7 @@ def test_by_key_and_by_id(tmp_path: Path) -> None:
         assert with_key(store, "none") == []
         assert spans(store.with_keys(everything(store), ["k1", "k66"])) == [
             (1, 67)
-        ]  # one range is read sooner than two
+        ]  # reading one range is faster than reading two
         ids = next(store.scan("t", 0, 200, 201, ("msgId", "physicalOffset"))).to_pylist()[0]
         assert with_key(store, ids["msgId"]) == [(200, 201)]
         offset_id = "7F00000100002A9F" + f"{ids['physicalOffset']:016X}"
@@ -140,7 +142,7 @@ def test_what_an_index_that_was_deleted_had_stays_whole(tmp_path: Path) -> None:
         put(store, *["b"] * 100, "a")
         assert with_key(store, "a") == [(0, 100), (200, 201)]
     shutil.rmtree(tmp_path / "index")
-    with opened(tmp_path) as store:  # which makes it anew
+    with opened(tmp_path) as store:  # rebuilds the index
         assert with_key(store, "b") == [(100, 200)]
         assert with_key(store, "none") == []
 
@@ -161,7 +163,7 @@ def test_records_that_retention_took_are_for_the_reader_to_miss(tmp_path: Path) 
         assert store.min_offset("t", 0) > 0
         assert store.with_keys(wanted, ["k0"]) == store.stored_between(wanted, 0, 1) == wanted
         assert with_key(store, "k249") == [(249, 250)]
-        just_gone = [QueueRange(Queue("t", 0), store.min_offset("t", 0) - 1, 250)]  # its entry is there still
+        just_gone = [QueueRange(Queue("t", 0), store.min_offset("t", 0) - 1, 250)]  # its queue entry still exists
         assert store.with_keys(just_gone, ["none"]) == just_gone
 
 
@@ -176,12 +178,12 @@ def test_a_brokers_directory_stays_whole(tmp_path: Path) -> None:
 def test_of_a_brokers_directory_that_is_taken_over_the_times_are_looked_at(tmp_path: Path, clock: list[int]) -> None:
     with opened(tmp_path) as store:
         at_times(store, clock, *range(100))
-    (tmp_path / "watermark").unlink()  # as in theirs
+    (tmp_path / "watermark").unlink()  # as in a broker's directory
     clock[0] = NOW + 200
     with opened(tmp_path) as store:
         put(store, "new")
         assert spans(store.stored_between(everything(store), NOW + 50, NOW + 50)) == [(50, 51)]
-        assert with_key(store, "k5") == [(0, 100)]  # who knows what is in their index
+        assert with_key(store, "k5") == [(0, 100)]  # the broker's index is not trusted
 
 
 def set_time(path: Path, number: int, time: int) -> None:
@@ -218,7 +220,7 @@ def test_where_the_times_step_back_that_a_broker_appended_all_before_stays_whole
     with opened(tmp_path) as store:
         at_times(store, clock, *range(100, 200))
     set_time(tmp_path, 150, NOW)
-    (tmp_path / "watermark").write_bytes(ours)  # which theirs leave as it is
+    (tmp_path / "watermark").write_bytes(ours)  # a broker does not change this file
     with opened(tmp_path) as store:
         assert store.max_offset("t", 0) == 200
         assert spans(store.stored_between(everything(store), NOW + 1001, NOW + 1001)) == [(0, 150)]

@@ -22,7 +22,7 @@ LOG_SIZE, QUEUE_SIZE = 4096, 200
 
 @pytest.fixture
 def published(tmp_path: Path) -> PublishedQueues:
-    """Of 40 messages of topic "t" in queue 1 of two those in the oldest segments are deleted."""
+    """Queue 1 of two queues had 40 messages; retention deleted those in the oldest segments."""
     sizes = StoreConfig(mappedFileSizeCommitLog=LOG_SIZE, mappedFileSizeConsumeQueue=QUEUE_SIZE)
     with MessageStore.open(tmp_path, config=sizes) as store:
         store.create_topic("t", 2)
@@ -41,7 +41,7 @@ def test_bounds(published: PublishedQueues) -> None:
 
 @pytest.mark.parametrize("read_only", [True, False])
 def test_what_was_appended_together_is_seen_together(tmp_path: Path, read_only: bool) -> None:
-    """An append to all queues comes while somebody looks at one after the other."""
+    """Each queue that the reader looks at is followed by an append to both queues."""
     queues = [Queue("t", 0), Queue("t", 1)]
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 2)
@@ -119,7 +119,7 @@ def test_topic_deleted_amid_a_scan(tmp_path: Path, recreated: int | None, tags: 
 def test_a_topic_that_is_deleted_amid_a_get(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_anew: int | None
 ) -> None:
-    """It is answered as what is there by then says: nothing is damaged, or lost."""
+    """The reply reflects the topic's new state, and reports no damage or loss."""
     sizes = StoreConfig(mappedFileSizeCommitLog=LOG_SIZE, mappedFileSizeConsumeQueue=QUEUE_SIZE)
     min_offset = ConsumeQueue.min_offset
     with MessageStore.open(tmp_path, config=sizes) as store, MessageStore.open(tmp_path, read_only=True) as reader:
@@ -144,7 +144,7 @@ def test_a_topic_that_is_deleted_amid_a_get(
 def test_who_chooses_a_queue_while_the_topic_goes_hears_of_that_and_of_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It knows how many entries the queue had when it came."""
+    """The writer still has the queue's number of entries from before the deletion."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         store.put(Message("t", b"old"))

@@ -32,7 +32,7 @@ INDEXES = {"hosts-5.3": (100, 400), "index-5.3": (20, 30), "index-4.9": (20, 30)
 
 @dataclass(frozen=True)
 class Golden:
-    """One directory, opened room by room, and its messages as RocketMQ sees them."""
+    """One golden directory, its log and index, and its messages as RocketMQ prints them."""
 
     root: Path
     log: CommitLog
@@ -41,7 +41,7 @@ class Golden:
 
     @property
     def end(self) -> int:
-        """A confirm offset that lets everything pass."""
+        """Return a confirm offset behind all messages."""
         return self.rows[-1]["physicalOffset"] + SEGMENT
 
     def with_key(self, row: seen.Row, key: str, **limits: int) -> list[int]:
@@ -76,7 +76,7 @@ def test_by_key(golden: Golden) -> None:
 
 
 def test_no_message_has_an_empty_key(tmp_path: Path) -> None:
-    """Also where the hash of a key that it has is that of an empty one."""
+    """Holds even if the hash of a real key equals the hash of the empty key."""
     assert key_hash("t", "elkfp2B") == key_hash("t", "")
     with MessageStore.open(tmp_path / "mq") as store:
         store.create_topic("t", 1)
@@ -104,7 +104,7 @@ def test_what_retention_takes_while_it_is_looked_for_is_found(tmp_path: Path) ->
 def test_what_retention_takes_of_a_deleted_topic_while_it_is_looked_for_is_not_found(
     tmp_path: Path, is_open: bool
 ) -> None:
-    """Of the one that has its name nothing is left where that was, either; or only the entry."""
+    """The recreated topic has no message at the old one's offset either, or only a leftover queue entry."""
     path = tmp_path / "mq"
     filled = Filled(path, {"t": 1})
     with filled.store as store:
@@ -162,7 +162,7 @@ def test_the_newest_are_those_of_the_log_whatever_a_broker_called_the_files_of_i
         for _ in range(30):
             store.put(Message("t", b"", keys=("k",)))
     names = sorted((tmp_path / "index").iterdir())
-    names[1].rename(names[0].with_name("20000101000000000"))  # its clock was set back
+    names[1].rename(names[0].with_name("20000101000000000"))  # as if the clock had been set back
     (tmp_path / "watermark").unlink()
     with MessageStore.open(tmp_path, read_only=True) as store:
         assert [message.queue_offset for message in store.query("t", "k", 12)] == list(range(18, 30))
@@ -240,7 +240,7 @@ def test_by_time_when_retention_overtakes_the_search(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("meanwhile", [False, True])
 def test_by_key_when_retention_was_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: bool) -> None:
-    """What it took is not found: of that the reader found what it had open still, with gaps up to what is left."""
+    """Queries do not find deleted messages, although the reader may still have some of their files open."""
     config, look = StoreConfig(mappedFileSizeCommitLog=8192, mappedFileSizeConsumeQueue=200), query.message_at
 
     def overtaken(log: CommitLog, physical_offset: int, confirm_offset: int) -> StoredMessage:
@@ -262,7 +262,7 @@ def test_by_key_when_retention_was_at_work(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_search_by_time_over_a_lost_segment_ends(tmp_path: Path) -> None:
-    """Retention takes segments from the head only: trying again would not help."""
+    """Retention deletes segments only from the head, so the search must not retry."""
     config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
     with MessageStore.open(tmp_path / "mq", config=config) as store:
         store.create_topic("t", 1)

@@ -1,4 +1,4 @@
-"""How a range is cut into batches."""
+"""Splitting a range into batches, and the checks of a scan."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 @pytest.mark.parametrize("kind", [np.int8, np.int16])
 def test_offsets_of_numpys_kinds(store: MessageStore, kind: Callable[[int], int]) -> None:
-    """Reckoned with as they came, small ones were too narrow."""
+    """Small integer types would overflow if used in arithmetic as passed."""
     start, end, was = kind(20), kind(50), store.fingerprint("t", 0, 20)
     assert was is not None
     for batches in (store.scan("t", 0, start, end), store.to_arrow("t", queues={kind(0): (start, end)})):
@@ -131,7 +131,7 @@ def test_any_filter(store: MessageStore, columns: tuple[str, ...], check_crc: bo
 
 
 def damage(store: MessageStore, queue_offset: int, at: int) -> None:
-    """Change byte `at` of a record of queue 0; below 0 it counts from the record's end."""
+    """Change byte `at` of a record of queue 0. A negative `at` counts from the record's end."""
     entries = np.frombuffer((store.path / "consumequeue/t/0" / segment_name(0)).read_bytes(), CQ_ENTRY)
     begin, size, _ = entries[queue_offset].tolist()
     file = store.path / "commitlog" / segment_name(0)
@@ -141,7 +141,7 @@ def damage(store: MessageStore, queue_offset: int, at: int) -> None:
 
 
 def test_what_is_filtered_out_is_not_read(store: MessageStore) -> None:
-    """Damage in messages that nobody asked for is nobody's concern."""
+    """Damage in messages that the filter drops raises no error."""
     damage(store, 2, 0)
     assert sum(batch.num_rows for batch in store.scan("t", 0, 0, 60, tags="Aa || BB")) == 40
     with pytest.raises(CorruptRecord, match="topic t, queue 0, offset 2 "):
@@ -156,7 +156,7 @@ def test_headers_are_always_compared_with_the_queue(store: MessageStore, name: s
 
 
 def test_nobody_looks_behind_bodies_for_nothing(store: MessageStore) -> None:
-    """Without CRC, topic and properties are looked at where a column or a filter needs them."""
+    """Without the CRC check, the topic and properties are only read if a column or a filter needs them."""
     whole = pa.Table.from_batches(store.scan("t", 0, 0, 60, ("queueOffset", "body")))
     properties = len(b"TAGS\x01Aa\x02")
     damage(store, 3, -properties - PROPERTIES_LENGTH_BYTES - len("t"))
@@ -199,7 +199,7 @@ def test_a_tags_code_that_is_not_the_tags(store: MessageStore, code: int) -> Non
 
 @pytest.mark.parametrize("expression", [None, "Aa", "none"])
 def test_an_empty_entry_is_told_of_whatever_is_asked_for(store: MessageStore, expression: str | None) -> None:
-    """Its tags code, which would be that of a message without a tag, says nothing."""
+    """An empty entry's tags code equals the code of a message without a tag, so a filter must not use it."""
     change_entry(store, 5, "size", 0)
     change_entry(store, 5, "tags_code", 0)
     accept = message_filter(expression)
@@ -220,7 +220,7 @@ def test_the_error_names_what_the_record_says(store: MessageStore) -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("queue_offset", 9), ("tags_code", 5)])
 def test_entries_of_light_queues_are_compared(tmp_path: Path, field: str, value: int) -> None:
-    """`queue_offset`: by way of another entry's place."""
+    """queue_offset: damaged by swapping two entries."""
     shutil.copytree(GOLDEN / "multi-dispatch-5.3", tmp_path / "mq")
     with MessageStore.open(tmp_path / "mq", read_only=True) as reader:
         topic = next(topic for topic in reader.topics() if topic.startswith("%LMQ%"))
@@ -287,7 +287,9 @@ def test_a_range_of_time(filled: Filled) -> None:
 
 
 def test_a_range_of_time_begins_where_times_are_known(filled: Filled, tmp_path: Path) -> None:
-    """What only the archive has was left out, as if it were older than `begin`, or came along, whatever `end` was."""
+    """Messages that only the archive has must neither be skipped as older than `begin` nor included regardless of
+    `end`.
+    """
     store = filled.store
     filled.put("orders", 0, 300, size=1000)
     filled.put("orders", 0, 1)

@@ -1,4 +1,4 @@
-"""Records as they stand in the log are those of the messages that `get_message` gives otherwise."""
+"""`get_message` with as_records=True returns the raw records of the same messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDTH = RECORD_HEADER["total_size"].itemsize
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[MessageStore]:
-    """100 messages, tags A to E in turn: of topic t in runs of different lengths, and others between them."""
+    """A store with 100 messages of topic t, tags A to E in turn, in runs between messages of another topic."""
     with MessageStore.open(tmp_path, config=SMALL) as it:
         it.create_topic("t", 1)
         it.create_topic("other", 1)
@@ -61,7 +61,7 @@ def test_neighbours_are_one_piece(store: MessageStore) -> None:
 
 
 def test_the_hash_decides(store: MessageStore) -> None:
-    """ "Aa" and "BB" have one hash: the client compares the tags."""
+    """ "Aa" and "BB" have the same hash, so the client must compare the tags."""
     store.create_topic("alike", 1)
     store.put_many([Message("alike", b"", tags=tag) for tag in ("Aa", "BB", "C")])
     raw = store.get_message("g", "alike", 0, 0, 32, TagFilter.parse("Aa"), as_records=True)

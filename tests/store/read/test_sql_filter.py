@@ -30,7 +30,7 @@ def test_one_message_is_matched_as_many_are(seed: int, count: int) -> None:
     matches = accept.match_batch(batch)
     assert matches.type == pa.bool_()
     assert matches.to_pylist() == [accept.match(properties.get("TAGS"), properties) for properties in sets]
-    # A batch may be a part of another.
+    # A batch may be a slice with an offset.
     assert accept.match_batch(batch.slice(count // 2)).to_pylist() == matches.to_pylist()[count // 2 :]
 
 
@@ -48,7 +48,7 @@ def test_conditions_on_no_property(expression: str, expected: bool) -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([[], [], []], MAP)], ["properties"])
     assert accept.match_batch(batch).to_pylist() == [expected] * 3
     assert accept.match("paid", {"a": "5"}) is expected
-    assert accept.columns == ("properties",)  # a filter of no columns keeps everything
+    assert accept.columns == ("properties",)  # without columns the filter would keep everything
 
 
 def test_any_entry_of_a_queue_may_match() -> None:
