@@ -1,4 +1,4 @@
-"""An archive as a log (see `log_protocol`): read only, without groups. It waits by polling."""
+"""`ArchiveLog`: an archive as a read-only `Log` without consumer groups. It polls for new messages."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ from store.read.getting import RecordPieces
 from store.read.query import KeyQuery, offset_by_time
 from store.read.scan import CheckedBlock, Decoding, checked_blocks, scan_queue
 
-POLL_SECONDS = 0.5  # between two looks
+POLL_SECONDS = 0.5
 
 
 class PolledHeld:
-    """A `Held` that polls. It gives all arrivals, whether or not they match."""
+    """A `Held` that polls. It returns all new messages and ignores the message filter."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class PolledHeld:
         deadline: float,
         idle: float,
     ) -> None:
-        """bounds, begin, deadline, idle: as `Log` has them."""
+        """bounds: `Log.bounds`. begin, deadline, idle: as in `Log.hold`."""
         self._bounds = bounds
         self._held = dict(begin)
         self._deadline = deadline
@@ -90,7 +90,7 @@ class PolledHeld:
                 return None
             if self._ready:
                 return self._ready.pop(0)
-            is_last = time.monotonic() >= self._deadline  # what was there until then is given still
+            is_last = time.monotonic() >= self._deadline  # look once more: return messages that arrived before it
             for queue, has in self._bounds(list(self._held)).items():
                 if has.max_offset > self._held[queue]:
                     self._ready.append(QueueRange(queue, self._held.pop(queue), has.max_offset))
@@ -124,7 +124,7 @@ _MAX_BODY_BYTES = StoreConfig().maxDecompressedMessageSize
 
 @dataclass(frozen=True)
 class ArchiveAddress:
-    """The archive at an fsspec URL, or in a directory. options: its storage options, as JSON; no error shows them."""
+    """The archive at an fsspec URL or in a directory. options: storage options as JSON. Error messages omit them."""
 
     url: str
     options: str = field(default="", repr=False)
@@ -144,8 +144,10 @@ class ArchiveAddress:
         return ArchiveLog(ArchivePlace.at(self.url, storage_options(self.options)))
 
     def open_still(self) -> ArchiveLog:
-        """Open the archive as it is at the first look. What is deleted later is `OffsetLost`, even if other messages
-        have its queue offsets by then."""
+        """Open a snapshot of the archive, taken by the first read.
+
+        Reading messages deleted later raises `OffsetLost`, even if a recreated topic has the same queue offsets.
+        """
         return ArchiveLog(StillPlace(ArchivePlace.at(self.url, storage_options(self.options))))
 
     def open_writer(self) -> NoReturn:
@@ -153,16 +155,15 @@ class ArchiveAddress:
 
 
 class ArchiveLog:
-    """A `Log`. Each call goes by the metadata as they are then."""
+    """A `Log`. Each call uses the current metadata."""
 
     is_ordered = False  # each queue has a log of its own
 
     def __init__(self, place: ArchivePlace) -> None:
         self._place = place
         self._known: ArchivedQueues | None = None
-        self._read_at = -math.inf  # time.monotonic() at the last look at the metadata
-        # Looks that follow each other at once are one request to a remote archive: such as one that ends a wait, and
-        # the next one's first.
+        self._read_at = -math.inf  # time.monotonic() of the last read of the metadata
+        # Calls in quick succession share one request to a remote archive, such as the end of a wait and the next look.
         self._recent = _RECENT_SECONDS if place.objects.ahead else 0.0
 
     def topics(self, wanted: NameFilter | None = None, oldest: float = 0.0) -> Mapping[str, tuple[Queue, ...]]:
@@ -193,14 +194,14 @@ class ArchiveLog:
         ranges = list(ranges)
         try:
             return self._steady(lambda queues: KeySearch(queues).narrowed(ranges, keys))
-        except (OffsetLost, CorruptSegment):  # of the index; reading a range tells whether that is damaged, too
+        except (OffsetLost, CorruptSegment):  # the index is damaged or lost: read all records instead
             return ranges
 
     def query(self, wanted: KeyQuery, before: Positions | None = None) -> list[StoredMessage]:
-        """Return the messages that match, oldest first. It reads all messages that the index lacks.
+        """Return the messages that match, oldest first. Messages that the index lacks are all read.
 
-        before: queue offsets from which on no message of a queue is wanted. Raises `UnknownTopic`, `CorruptRecord`,
-        `UnreadableBody`, `CorruptSegment`, `ObjectsUnavailable`.
+        before: for each queue, the offset at which to stop. Raises `UnknownTopic`, `CorruptRecord`, `UnreadableBody`,
+        `CorruptSegment`, `ObjectsUnavailable`.
         """
 
         def newest(queues: ArchivedQueues) -> list[StoredMessage]:
@@ -213,9 +214,10 @@ class ArchiveLog:
         return self._steady(newest)
 
     def with_id(self, topic: str, msg_id: str) -> list[StoredMessage]:
-        """Return the messages of a topic that have this id, as the column `msgId` shows it.
+        """Return the messages of a topic with this id, as shown in the column `msgId`.
 
-        They may be several if their producer gave no id: then it is a place in their queues' own logs.
+        Several may match if their producer gave no id: then the id is an offset in a queue's log, and each queue has
+        its own log.
         """
         there = [QueueRange(queue, *bounds) for queue, bounds in self.bounds(self.topics().get(topic, ())).items()]
         pieces = self.with_keys(there, [msg_id])
@@ -223,27 +225,27 @@ class ArchiveLog:
         return [message for message in found if message.msg_id == msg_id]
 
     def _steady(self, look: Callable[[ArchivedQueues], Found], oldest: float = 0.0) -> Found:
-        """Return what `look` returns for the catalog as it was at most `oldest` seconds ago. Raises as `look`.
+        """Call `look` with a catalog that is at most `oldest` seconds old, and return its result. Raises as `look`.
 
-        An object that the catalog names may be deleted concurrently: then look again, by a newer catalog.
+        If an object that the catalog names is deleted concurrently, retry with a newer catalog.
         """
         queues = self._queues(oldest)
         while True:
             try:
                 return look(queues)
-            except (OffsetLost, CorruptSegment):  # or another object has its name now, and is shorter
+            except (OffsetLost, CorruptSegment):  # CorruptSegment: the object was replaced by a shorter one
                 self.look_again()
                 if self._queues() is queues:
                     raise
                 queues = self._queues()
 
     def look_again(self) -> None:
-        """Read the metadata again the next time, however young the known ones are."""
+        """Discard the cached metadata, so that the next call reads them."""
         self._read_at = -math.inf
         self._place.look_again()
 
     def reaches(self, queue: Queue, kin: Kin) -> bool:
-        """As `Kin.reaches`; of a queue that is not archived, too."""
+        """Return `Kin.reaches` of a queue, False if the queue is not archived."""
         return self._steady(lambda queues: any(kin.reaches(it) for it in queues.archived([queue])))
 
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
@@ -292,8 +294,11 @@ class ArchiveLog:
                 yield from checked_blocks(log, queue, wanted.start, wanted.end, max_bytes)
 
     def messages(self, wanted: QueueRange, *, raw: bool = False) -> Iterator[StoredMessage]:
-        """Yield the messages of a range, with bodies as their producers had them. Raises as `scan`; if one message is
-        damaged, after those before it. raw: yield unreadable bodies, as `inflated_or_raw` does."""
+        """Yield the messages of a range with decompressed bodies.
+
+        Raises as `scan`. The messages before a damaged one are yielded first. raw: yield a body that cannot be
+        decompressed as it is stored, see `inflated_or_raw`.
+        """
         rest, where = wanted, self._queues().where(wanted.queue)
         try:
             for checked in self.checked(wanted, BATCH_BYTES):
@@ -309,10 +314,10 @@ class ArchiveLog:
             yield from self.messages(rest._replace(start=middle), raw=raw)
 
     def records(self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int) -> RecordPieces:
-        """Return the first records of a range that match, at most `most` and `max_bytes`, and the first always.
+        """Return the first records of a range that match, as a server sends them, see `archive.served_records`.
 
-        They are as clients of a server get them, see `archive.served_records`. Raises as `scan`; if one is damaged,
-        some of those before it are returned.
+        most, max_bytes: limits of the result, which has at least the first match. Raises as `scan`. If a record is
+        damaged, return only records before it; raise if it is the first.
         """
 
         def first(queues: ArchivedQueues) -> RecordPieces:
@@ -328,8 +333,7 @@ class ArchiveLog:
         return self.records(wanted._replace(end=(wanted.start + wanted.end) // 2), message_filter, most, max_bytes)
 
     def named(self, physical_offset: int) -> QueueRange:
-        """Return the range of the one message that a client of a server names so, see `served_records`. Raises
-        `OffsetLost`."""
+        """Return the range of the one message with this name, see `served_records`. Raises `OffsetLost`."""
         what = named(physical_offset)
         topics = {number: topic for topic, number in self._queues().catalog.topics.items()}
         if what is None or what.topic_number not in topics:
@@ -346,14 +350,14 @@ class ArchiveLog:
         while all(bounds.max_offset == seen[queue] for queue, bounds in self.look(seen).bounds.items()):
             left = deadline - time.monotonic()
             time.sleep(max(0.0, min(left, POLL_SECONDS)))
-            if left <= POLL_SECONDS:  # the caller looks
+            if left <= POLL_SECONDS:  # the caller looks after the timeout
                 return
 
     def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> PolledHeld:
         return PolledHeld(self.bounds, begin, deadline, idle)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: an archive has no open files."""
 
     def __enter__(self) -> Self:
         return self
@@ -364,7 +368,7 @@ class ArchiveLog:
         self.close()
 
     def _queues(self, oldest: float = 0.0) -> ArchivedQueues:
-        """Return the queues as the metadata said at most `oldest` seconds ago; the same object while it is the same."""
+        """Return the queues from metadata at most `oldest` seconds old; the same object if nothing changed."""
         known = self._known
         if known is not None and time.monotonic() < self._read_at + oldest:
             return known
@@ -382,7 +386,7 @@ def _bounds(archived: ArchivedQueues, queues: Iterable[Queue]) -> dict[Queue, Bo
 
 
 def _fingerprints(archived: ArchivedQueues, positions: Positions) -> Fingerprints:
-    """Return which message is before each position; not if it is deleted."""
+    """Return the fingerprint of the message before each position. Deleted messages are left out."""
     found = {}
     for it in archived.archived(positions):
         last = positions[it.queue] - 1
@@ -399,7 +403,7 @@ def _scan(it: FlatQueue, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.Reco
 
 
 def _is_strange(it: FlatQueue, position: int, was: Fingerprint) -> bool:
-    """Return whether there is another message, or the queue ends before it and its log goes on behind it."""
+    """Return whether the archive has another message before `position`, or ends before it with a log that goes on."""
     if position <= it.min_offset():
         return False
     if position <= it.archived.max_offset:

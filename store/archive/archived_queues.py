@@ -15,7 +15,7 @@ from store.model.log_protocol import Queue, QueueRange
 
 
 class ArchivedQueues:
-    """The queues of one catalog. Each is made when it is first asked for, and keeps what it has read of its begin."""
+    """The queues of one catalog. Queue objects are cached, because they cache their first offset."""
 
     def __init__(self, place: ArchivePlace, catalog: Catalog) -> None:
         self.url = place.url
@@ -30,13 +30,16 @@ class ArchivedQueues:
         return it
 
     def archived(self, queues: Iterable[Queue]) -> Iterator[FlatQueue]:
-        """Yield those of `queues` that are archived."""
+        """Yield the queues that are archived, and skip the others."""
         for queue in queues:
             if (it := self.queue(queue)) is not None:
                 yield it
 
     def holding(self, wanted: QueueRange) -> FlatQueue:
-        """Return a queue that has the whole range. Raises `UnknownTopic`, `OffsetLost`, `OffsetNotYet`."""
+        """Return the queue of a range that is entirely archived.
+
+        Raises `UnknownTopic`, `OffsetLost`, `OffsetNotYet`.
+        """
         it = self.queue(wanted.queue)
         where = self.where(wanted.queue)
         if it is None:
@@ -54,8 +57,8 @@ class ArchivedQueues:
     def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
         """Return the pieces of ranges that may have messages stored in [begin, end], ms since 1970.
 
-        It goes by the times of whole segments, if they are those of all their messages. Offsets that are not archived
-        stay in, so that reading them raises the right error.
+        A sealed segment is skipped if its times are outside. Offsets that are not archived stay in the result, so that
+        reading them raises the right error.
         """
         found: list[QueueRange] = []
         for wanted in ranges:
@@ -78,5 +81,5 @@ class ArchivedQueues:
         return self._place.index(self.catalog)
 
     def where(self, queue: Queue) -> str:
-        """Return how errors name a queue."""
+        """Return a queue's name for error messages."""
         return f"{self.url}: topic {queue.topic!r}, queue {queue.queue_id}"

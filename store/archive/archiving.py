@@ -1,10 +1,11 @@
-"""Archiving: copy messages of a store's queues into segments of the archive, which count once the metadata name them.
+"""Archiving: copy messages of a store's queues into segments of the archive.
 
-A piece of a queue is written whole, its log before its entries, and read back. Then its keys go into the index, and
-then the metadata name it. A killed process leaves objects that the metadata do not name; the next run overwrites them
-with the same bytes, and more. A small last segment is replaced by a longer one that begins with the same bytes.
+A piece of a queue is one segment of its log and one of its entries. Writing a piece has three steps: write both
+segments and read them back, add the keys to the index, write metadata that name the segments. Readers ignore objects
+that the metadata do not name. A killed process leaves such objects; the next run overwrites them with the same bytes
+and possibly more. A small last segment is replaced by a longer one that begins with the same bytes.
 
-If a queue cannot be archived, the run goes on with the others and raises an error at its end.
+If a queue cannot be archived, the run continues with the other queues and raises an error at its end.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from store.read.fingerprint import can_have
 from store.read.published import PublishedQueues
 from store.read.scan import CheckedBlock, checked_blocks
 
-PIECE_BYTES = 64 << 20  # of a queue's log: one object
-_SMALL = 4  # a last segment of less than a piece by that is written anew
-_PIECES_AT_ONCE = 4  # until the metadata is written
+PIECE_BYTES = 64 << 20  # size at which a segment of a queue's log is complete
+_SMALL = 4  # a last segment smaller than a piece divided by this number is replaced by a longer one
+_PIECES_AT_ONCE = 4  # pieces between two writes of the metadata
 _BLOCK_BYTES = 8 << 20
 
 Result = TypeVar("Result")
@@ -52,8 +53,11 @@ Progress = Callable[[int, int], None]  # messages archived so far, and in all
 
 
 class Archived(NamedTuple):
-    """What one run did. messages, bytes: archived. deleted: objects that were too old. forgotten: messages of deleted
-    topics that were deleted from the archive."""
+    """Result of a run.
+
+    messages, bytes: archived. deleted: number of expired objects. forgotten: messages of deleted topics that were
+    deleted from the archive.
+    """
 
     messages: int = 0
     bytes: int = 0
@@ -62,7 +66,7 @@ class Archived(NamedTuple):
 
 
 class Piece:
-    """A part of a queue on its way into one segment of its log and one of its entries."""
+    """A part of a queue, to be written as one segment of its log and one of its entries."""
 
     def __init__(self, archived: ArchivedQueue, offset: int, old: tuple[bytes, bytes] | None = None) -> None:
         """offset: queue offset of the first message. old: log and entries of the last segments, to continue."""
@@ -78,10 +82,10 @@ class Piece:
         self.size = sum(map(len, self._log))
         self.added = Archived()
         self.filing = Filing()
-        self.stretch = (LONG_MAX, 0)  # of the store's log, from which the records are
+        self.stretch = (LONG_MAX, 0)  # range of the store's log from which the records were copied
 
     def add(self, checked: CheckedBlock, queue: Queue, topic_id: int) -> None:
-        """Add messages behind the others. topic_id: the topic's number in the archive."""
+        """Append messages. topic_id: the topic's number in the archive."""
         self.last = fingerprint_of(checked, -1)
         block, (_, _, sizes, codes) = checked
         begin, end = self.stretch
@@ -97,13 +101,13 @@ class Piece:
         self._entries.append(entries.tobytes())
         self.size += int(ends[-1])
         self.added = Archived(self.added.messages + len(block), self.added.bytes + int(ends[-1]))
-        times = np.maximum(block.field("store_timestamp"), 0)  # no checksum covers them
+        times = np.maximum(block.field("store_timestamp"), 0)  # no checksum covers them, so they may be negative
         known = self.end != NO_TIME
         self.begin = min(self.begin, int(times.min()))
         self.end = max(self.end, int(times.max())) if known else int(times.max())
 
     def write(self, place: ArchivePlace, queue: str, *, sealed: bool) -> tuple[Segment, Segment, Fingerprint]:
-        """Write both segments, read them back, and return them and the last message for the metadata."""
+        """Write both segments and read them back. Return them (log, entries) and the last message's fingerprint."""
         log, entries = b"".join(self._log), b"".join(self._entries)
         for kind, base, data in ((COMMIT_LOG, self.base, log), (CONSUME_QUEUE, self.entries_base, entries)):
             place.write(segment_path(queue, kind, base), data)
@@ -117,7 +121,7 @@ def fingerprint_of(checked: CheckedBlock, row: int) -> Fingerprint:
 
 
 class Archiving:
-    """One run over one store. Call under the archive's lock, see `of_store`."""
+    """One run over one store. The caller must hold the lock `of_store.alone`."""
 
     def __init__(self, published: PublishedQueues, place: ArchivePlace, broker: str, piece_bytes: int) -> None:
         self._log = published.log
@@ -140,13 +144,13 @@ class Archiving:
         *,
         is_remembered: bool,
     ) -> Archived:
-        """Archive each queue up to its end, which must be published. queues: all queues of each of their topics.
+        """Archive each queue up to its end.
 
-        is_remembered: the store's settings name this archive. progress: called at 0, and then whenever the metadata
-        name more.
+        queues: all queues of each topic. end_of: returns a queue's end, at most its published end. progress: called at
+        the beginning and after each piece. is_remembered: the store's settings name this archive.
 
-        Raises `ArchiveOfAnother` if nothing is archived, `QueuesPassedOver` if some queues are not, and
-        `ObjectsUnavailable`.
+        Raises `ArchiveOfAnother` before writing anything if the archive seems to be another store's, `QueuesPassedOver`
+        at the end if some queues could not be archived, and `ObjectsUnavailable`.
         """
         standing = Standing.of(self._kin, self._place, self._catalog, queues)
         there = self._kin, self._place, self._catalog
@@ -181,35 +185,34 @@ class Archiving:
         return Archived(done, taken)
 
     def _passing(self, queue: Queue, passed: dict[Queue, StoreError], work: Callable[[], Result]) -> Result | None:
-        """Return what `work` returns, None if the queue cannot be archived or was deleted."""
+        """Return the result of `work`. Return None if the topic was deleted, or if an error was added to `passed`."""
         try:
             return work()
-        except UnknownTopic:  # deleted meanwhile
+        except UnknownTopic:  # deleted concurrently
             return None
         except (ArchiveOfAnother, OffsetLost, CorruptStore) as error:
             passed[queue] = error
             return None
 
     def _part(self, queue: Queue, begin: int | None, end_of: Callable[[Queue], int]) -> tuple[int, int]:
-        """Return the range of a queue to archive. begin: its start, None for the first message."""
         return self._published.offsets(queue.topic, queue.queue_id)[0] if begin is None else begin, end_of(queue)
 
     def _save(self) -> None:
-        """Name in the metadata what is written.
+        """Write the index, then metadata that name all written segments.
 
-        The store's log is flushed before: if a crash of the machine lost there what the archive has, the archive would
+        Flush the store's log first. If a machine crash lost archived records from the store's log, the archive would
         look like another store's.
         """
         begin, end = self._stretch
         if begin < end:
             segments = self._log.opened_again().segments
-            flush_log(segments.directory.parent)  # from the begin: recovery ends at the first hole
+            flush_log(segments.directory.parent)  # the whole log, because recovery stops at the first hole
             with flushing(segments.directory.parent):
-                with suppress(OffsetLost):  # to retention
+                with suppress(OffsetLost):  # retention deleted records of this range
                     segments.flush(begin, end)
                 segments.flush_names()
             self._stretch = (LONG_MAX, 0)
-        # An index that expired as a whole begins under a new name: a reader may still use the old one.
+        # If all index segments expired, begin at a new offset: a reader may still use the old object names.
         first = int(time.time() * 1000) if self.is_begun and not self._catalog.index else 0
         try:
             index, replaced = self._filed(first)
@@ -225,9 +228,9 @@ class Archiving:
         return self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write, first)
 
     def _begin_index_anew(self, error: StoreError) -> int:
-        """Drop the last segment, which is lost, and return where the next one begins.
+        """Drop the last index segment, which is lost, and return the offset at which the next one begins.
 
-        Until then a search by key reads all that was archived.
+        A search by key then reads all messages archived so far.
         """
         warnings.warn(
             f"{error}. The index goes on without it: a search by key reads all that was archived until now",
@@ -244,7 +247,7 @@ class Archiving:
         return lost.stop
 
     def _queue(self, queue: Queue, start: int, end: int) -> Iterator[Archived]:
-        """Raises `ArchiveOfAnother` if the store has another message by now."""
+        """Raise `ArchiveOfAnother` if the topic was recreated concurrently."""
         piece: Piece | None = None
         limit = min(_BLOCK_BYTES, self._piece_bytes)
         of_store = self._published.of(queue.topic, queue.queue_id)

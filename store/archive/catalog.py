@@ -1,15 +1,15 @@
-"""`Catalog`: what an archive has, in RocketMQ's metadata (DefaultMetadataStore). An object that they do not name does
-not count.
+"""`Catalog`: the topics, queues and segments of an archive, in RocketMQ's metadata format (DefaultMetadataStore).
 
-Paths and names are those of RocketMQ's tiered store (PosixFileSegment):
+Readers ignore objects that the metadata do not name. Paths and names follow RocketMQ's tiered store
+(PosixFileSegment):
 
     <hash>_<cluster>/<broker>/<topic>/<queue id>/COMMIT_LOG/<hash><begin offset>      records, contiguous
     <hash>_<cluster>/<broker>/<topic>/<queue id>/CONSUME_QUEUE/<hash><begin offset>   entries, as in a consume queue
     <hash>_<cluster>/<broker>/rmq_sys_INDEX/0/INDEX/<hash><begin offset>              keys of messages of all queues
-    config/tieredStoreMetadata.json                                                   which of them count, and how far
+    config/tieredStoreMetadata.json                                                   the segments and their sizes
 
-A record is the one of the commit log (`store.format.layout`), but its physical offset is the one in its queue's own
-log; its entry has that offset, too. All offsets are bytes.
+Records have the format of the commit log (`store.format.layout`). The physical offset in a record and in its entry is
+the offset in the queue's own log. All offsets are bytes.
 """
 
 from __future__ import annotations
@@ -30,35 +30,36 @@ from store.model.errors import CorruptStore
 from store.model.integers import LONG_MAX
 from store.model.log_protocol import Fingerprint, Queue
 
-HASH_DIGITS: Final = 8  # of the MD5 of what follows: so neighbours are spread over an object store
+HASH_DIGITS: Final = 8  # of the MD5 of the name after it: spreads adjacent names over an object store
 COMMIT_LOG: Final = "COMMIT_LOG"
 CONSUME_QUEUE: Final = "CONSUME_QUEUE"
 INDEX: Final = "INDEX"
 SEGMENT_TYPES: Final = {COMMIT_LOG: 0, CONSUME_QUEUE: 1, INDEX: 2}  # FileSegmentType
-INDEX_TOPIC: Final = "rmq_sys_INDEX"  # in whose queue 0 the index stands
-INDEX_SLOTS: Final = 1 << 17  # of an index that this project writes; RocketMQ's tieredStoreIndexFileMaxHashSlotNum
+INDEX_TOPIC: Final = "rmq_sys_INDEX"  # the index is stored as its queue 0
+INDEX_SLOTS: Final = 1 << 17  # in indexes that this project writes; RocketMQ's tieredStoreIndexFileMaxHashSlotNum
 METADATA: Final = "config/tieredStoreMetadata.json"
 DEFAULT_CLUSTER: Final = "DefaultCluster"
 
-TOPICS: Final = "topicMetadataTable"  # topic to its number and its name
-QUEUES: Final = "queueMetadataTable"  # topic to queue id to its offsets
-INDEXED_FROM: Final = "indexedOffset"  # of a queue, this project's: the index has all keys from this offset on
-LAST_AT: Final = "lastLogOffset"  # of a queue, this project's: of the last message, in the log of the store it is from
+TOPICS: Final = "topicMetadataTable"  # topic to number and name
+QUEUES: Final = "queueMetadataTable"  # topic to queue id to offsets
+# Fields of a queue that RocketMQ does not have:
+INDEXED_FROM: Final = "indexedOffset"  # the index has the keys of all messages from this queue offset on
+LAST_AT: Final = "lastLogOffset"  # offset of the last message in the store's commit log
 LAST_STORED: Final = "lastStoreTimestamp"  # of the same message, ms
 SEGMENTS: Final = {
     COMMIT_LOG: "commitLogFileSegmentTable",
     CONSUME_QUEUE: "consumeQueueFileSegmentTable",
     INDEX: "indexFileSegmentTable",
 }
-TOPIC_NUMBER: Final = "topicSerialNumber"  # the last one given to a topic
+TOPIC_NUMBER: Final = "topicSerialNumber"  # the highest number of a topic
 NO_OFFSET: Final = -1  # of a queue without messages
 NO_TIME: Final = (1 << 63) - 1  # of a segment without messages, ms
-GROWING: Final = 0  # a segment's status: more may be written behind its end
+GROWING: Final = 0  # status of a segment to which more may be appended
 SEALED: Final = 1
 
 
 def hashed(name: str) -> str:
-    """Return the digits that precede a name in a path."""
+    """Return the hash digits that precede a name in a path."""
     return hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()[:HASH_DIGITS]
 
 
@@ -72,39 +73,38 @@ def is_cluster_folder(name: str) -> bool:
 
 
 def is_folder(name: str) -> bool:
-    """Return whether a topic or a broker of this name has a folder of its own."""
+    """Return whether a topic or broker name can be the name of a folder."""
     return name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
 def queue_path(broker: str, queue: Queue) -> str:
-    """Return a queue's path below the cluster's folder, as the metadata have it."""
+    """Return a queue's path below the cluster's folder, its key in the metadata."""
     return f"{broker}/{queue.topic}/{queue.queue_id}"
 
 
 def index_path(broker: str) -> str:
-    """Return the path of the index, which looks like a queue."""
     return queue_path(broker, Queue(INDEX_TOPIC, 0))
 
 
 def segment_path(queue: str, kind: str, base: int) -> str:
-    """Return a segment's path below the cluster's folder. queue: its `queue_path`. kind: of SEGMENT_TYPES."""
+    """Return a segment's path below the cluster's folder. queue: its `queue_path`. kind: a key of SEGMENT_TYPES."""
     return f"{queue}/{kind}/{hashed(str(base))}{segment_name(base)}"
 
 
 assert len(segment_path("", COMMIT_LOG, 0)) == len(f"/{COMMIT_LOG}/") + HASH_DIGITS + SEGMENT_NAME_DIGITS
 
 
-_CRC = b',"metadata.crc32":'  # of all bytes before it; behind it a number and "}". No topic has such a name
-_MOST_BYTES = 1 << 60  # of a file, and of a segment: what comes behind has an offset, too
-_MOST_TOPICS = 1 << 30  # as many numbers as the index has, and more to give
+_CRC = b',"metadata.crc32":'  # last field: CRC of all bytes before it. The dot keeps it distinct from topic names
+_MOST_BYTES = 1 << 60  # of a file or segment, so that the offset of the next one fits int64
+_MOST_TOPICS = 1 << 30  # half of the index's int32 range, so that there are numbers left to assign
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One object of a file: bytes [base, base + size) of it.
+    """One object of a file: its bytes [base, base + size).
 
-    begin, end: store times of the first and the last message, ms. sealed: nothing is written behind its end, and its
-    times are those of all its messages.
+    begin, end: earliest and latest store time, ms. sealed: nothing is appended any more, so that begin and end cover
+    all its messages.
     """
 
     base: int
@@ -123,11 +123,11 @@ Segments = tuple[Segment, ...]
 
 @dataclass(frozen=True)
 class ArchivedQueue:
-    """The archived part of one queue: its log and its entries, each contiguous.
+    """The archived part of one queue. Its log and its entries are each contiguous.
 
-    next_offset: the queue offset that is archived next if there are no entries. indexed_from: the index has the keys of
-    all messages from that queue offset on; None if that is unknown, as in a broker's archive. last: the last message as
-    it stands in the store's log; None likewise.
+    next_offset: the next queue offset to archive if there are no entries. indexed_from: the index has the keys of all
+    messages from this queue offset on. last: fingerprint of the last message in the store's log. Both are None if
+    unknown, as in an archive that a broker wrote.
     """
 
     log: Segments = ()
@@ -138,7 +138,7 @@ class ArchivedQueue:
 
     @property
     def first_entry(self) -> int:
-        """Queue offset of the first entry; its record may be missing."""
+        """Queue offset of the first entry. Its record may be deleted already."""
         return self.entries[0].base // CQ_ENTRY.itemsize if self.entries else self.next_offset
 
     @property
@@ -147,11 +147,11 @@ class ArchivedQueue:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether it was archived, and deleted from the archive."""
+        """Whether the queue's messages were deleted from the archive."""
         return not self.entries and self.indexed_from is None and bool(self.log) and self.log[-1].base > 0
 
     def written(self, log: Segment, entries: Segment, last: Fingerprint) -> ArchivedQueue:
-        """Return it with two more segments, or with longer ones in the place of the last."""
+        """Return a copy with these segments appended. A segment with the same base is replaced."""
 
         def behind(segments: Segments, added: Segment) -> Segments:
             return (*(each for each in segments if each.base != added.base), added)
@@ -161,8 +161,11 @@ class ArchivedQueue:
 
 @dataclass(frozen=True)
 class Catalog:
-    """What one broker has archived. topics: topic to its number in the archive. index: segments that are each complete;
-    they need not be contiguous."""
+    """The archive of one broker.
+
+    topics: topic to its number in the archive. index: segments of the key index, each a complete index. They need not
+    be contiguous.
+    """
 
     broker: str
     topics: Mapping[str, int] = field(default_factory=dict)
@@ -170,27 +173,29 @@ class Catalog:
     index: Segments = ()
 
     def of_topics(self) -> dict[str, tuple[Queue, ...]]:
-        """Return each topic and its queues, both in order. A missing queue between others is empty."""
+        """Return topics and their queues, sorted. Queue ids have no gaps: a queue that is not archived is included."""
         counts: dict[str, int] = dict.fromkeys(sorted(self.topics), 0)
         for queue in (queue for queue, archived in self.queues.items() if not archived.is_forgotten):
             counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
         return {topic: tuple(Queue(topic, each) for each in range(count)) for topic, count in counts.items() if count}
 
     def queue(self, queue: Queue) -> ArchivedQueue | None:
-        """Return one queue, None if it is not archived. A missing queue between others is empty."""
+        """Return one queue, None if it is not in `of_topics`."""
         found = self.queues.get(queue)
         if found is None and queue in self.of_topics().get(queue.topic, ()):
             return ArchivedQueue()
         return found
 
     def having(self, queue: Queue, archived: ArchivedQueue) -> Catalog:
-        """Return the catalog with this queue as it is now."""
+        """Return a copy in which this queue is added or replaced."""
         numbered = self if queue.topic in self.topics else self.numbered(queue.topic)
         return replace(numbered, queues={**self.queues, queue: archived})
 
     def without(self, queue: Queue) -> Catalog:
-        """Return the catalog without what is archived of this queue. What is archived next begins behind it in the
-        queue's log, so that no reader with older metadata, and no key in the index, takes the new records for the old.
+        """Return a copy without the archived messages of this queue.
+
+        The queue's log continues after the deleted records. So a reader with stale metadata and a stale key in the
+        index cannot mistake new records for deleted ones.
         """
         queues, archived = dict(self.queues), self.queues[queue]
         if archived.log:
@@ -200,17 +205,19 @@ class Catalog:
         return replace(self, queues=queues)
 
     def numbered(self, topic: str) -> Catalog:
-        """Return the catalog with a new number for this topic. Keys that the index has under its old number no longer
-        count."""
+        """Return a copy with a new number for this topic. This invalidates the keys indexed under the old number."""
         return replace(self, topics={**self.topics, topic: max(self.topics.values(), default=-1) + 1})
 
     # --- as JSON ---------------------------------------------------------------------------------------
 
     @staticmethod
     def parse(where: str, data: bytes) -> Catalog | None:
-        """Return the metadata of one broker, None if nothing was ever archived. Raises `CorruptStore`."""
+        """Parse the metadata of one broker. Return None if they name no broker, and so no queue and no segment.
+
+        where: the path for error messages. Raises `CorruptStore`.
+        """
         path = Path(where)
-        text, found, crc = data.rpartition(_CRC)  # RocketMQ writes none, nor did a version before
+        text, found, crc = data.rpartition(_CRC)  # absent in metadata by RocketMQ and by older versions
         if found and crc != b"%d}" % zlib.crc32(text):
             raise CorruptStore(f"{where}: damaged, for its checksum does not fit; restore it from a copy")
         try:
@@ -298,7 +305,6 @@ class Catalog:
         return b"%b%b%d}" % (text, _CRC, zlib.crc32(text))
 
     def _files(self) -> Iterator[tuple[str, str, Segments]]:
-        """Yield kind, path and segments of each file."""
         for queue, archived in self.queues.items():
             path = queue_path(self.broker, queue)
             yield COMMIT_LOG, path, archived.log
@@ -321,7 +327,7 @@ def _as_json(path: str, kind: str, segment: Segment, now: int) -> dict[str, Any]
 
 
 def _segments(path: Path, listed: dict[str, Any], name: str) -> Segments:
-    """Return the segments in order, without empty ones; a lone empty one stays: it says where a queue begins."""
+    """Return the segments in order, without empty ones. A lone empty one stays: it has the queue's first log offset."""
 
     def segment(base: str, said: Mapping[str, Any]) -> Segment:
         def of(key: str, maximum: int = LONG_MAX) -> int:

@@ -1,4 +1,4 @@
-"""One archived queue, as `store.read` takes it: its own log and its entries."""
+"""`FlatQueue`: the log and the entries of one archived queue, with the interfaces that `store.read` uses."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from store.model.log_protocol import Fingerprint, Queue
 from store.objects.any_objects import ByteReader
 from store.read.fingerprint import fingerprint
 
-_PIECE_BYTES = 4 << 20  # of the log, a request
+_PIECE_BYTES = 4 << 20  # of the log, per request
 _ENTRIES_PIECE_BYTES = (1 << 16) * CQ_ENTRY.itemsize
-_BLOCK_ENTRIES = 1 << 11  # of a few that are looked up one by one, near each other
+_BLOCK_ENTRIES = 1 << 11  # requested and cached when a single entry is read
 _ENDLESS = 1 << 62
 MAX_STRETCH = 4 * _PIECE_BYTES
 
@@ -27,10 +27,10 @@ Read = Callable[[int, int], bytes]  # bytes [begin, end)
 
 
 class FlatFile:
-    """A file in segments, each an object."""
+    """A file stored as segments. Each segment is one object."""
 
     def __init__(self, objects: ByteReader, folder: str, queue: str, kind: str, segments: Segments) -> None:
-        """folder: the cluster's. queue: its `queue_path`."""
+        """folder: the cluster's folder. queue: a `queue_path`."""
         self._objects = objects
         self._segments = segments
         self.where = f"{objects.url}/{folder}/{queue}/{kind}"
@@ -48,7 +48,7 @@ class FlatFile:
         return b"".join(parts)
 
     def view(self, begin: int, end: int) -> Bytes:
-        """`read`, as uint8."""
+        """As `read`, but as a uint8 array."""
         return np.frombuffer(self.read(begin, end), np.uint8)
 
     def _of_segment(self, path: str, begin: int, end: int) -> bytes:
@@ -67,12 +67,12 @@ class FlatFile:
 
 
 class FlatLog:
-    """A queue's own log: one segment without an end. A `RecordLog`, and the `Stretches` of it."""
+    """A queue's own log, as one endless segment. Implements `RecordLog` and `Stretches`."""
 
     size = _ENDLESS
 
     def __init__(self, file: FlatFile, begin: int, view: Callable[[int, int], Bytes] | None = None) -> None:
-        """view: gives bytes by offset and length, instead of the file."""
+        """view: returns bytes by offset and length; if None, the file is read."""
         self._file = file
         self._begin = begin
         self._view = view
@@ -97,7 +97,7 @@ class FlatLog:
 
 
 class FlatConsumeQueue:
-    """A queue's entries, an `EntryQueue`."""
+    """A queue's entries. Implements `EntryQueue`."""
 
     def __init__(self, queue: Queue, read: Read, max_offset: int) -> None:
         self.topic, self.queue_id = queue.topic, queue.queue_id
@@ -112,7 +112,7 @@ class FlatConsumeQueue:
         return np.frombuffer(self._read(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize), CQ_ENTRY)
 
     def _one(self, offset: int) -> Entries:
-        """Read one entry, and in the same request those behind it, which will be asked for, too."""
+        """Return one entry. A cache miss reads the entries after it in the same request: callers read nearby ones."""
         begin, block = self._block
         if not begin <= offset < begin + len(block):
             begin, block = offset, self._many(offset, min(max(self._max_offset, offset + 1), offset + _BLOCK_ENTRIES))
@@ -121,8 +121,10 @@ class FlatConsumeQueue:
 
 
 class ReadAhead:
-    """Bytes [begin, end) of a file for a reader that reads them in order. `ahead` pieces of `piece` bytes are requested
-    before they are needed, and no more are held than those and the piece that is read. One thread uses it."""
+    """Prefetches bytes [begin, end) of a file for a sequential reader. Not thread-safe.
+
+    It requests `ahead` pieces of `piece` bytes in advance. Pieces before the current one are dropped.
+    """
 
     def __init__(self, read: Read, begin: int, end: int, piece: int, ahead: int, pool: ThreadPoolExecutor) -> None:
         self._read = read
@@ -152,10 +154,10 @@ class ReadAhead:
 
 
 class FlatQueue:
-    """The archived part of one queue. begin: offset of its log from which on records are there."""
+    """The archived part of one queue. begin: the first offset of its log that is not deleted."""
 
     def __init__(self, objects: ByteReader, folder: str, path: str, queue: Queue, archived: ArchivedQueue) -> None:
-        """folder: the cluster's; path: the queue's `queue_path`."""
+        """folder: the cluster's folder. path: the `queue_path`."""
         self.queue = queue
         self.archived = archived
         self._log_file = FlatFile(objects, folder, path, COMMIT_LOG, archived.log)
@@ -164,13 +166,16 @@ class FlatQueue:
         self._end = archived.log[-1].stop if archived.log else 0
         self._ahead = objects.ahead
         self._min_offset: int | None = None
-        self._fingerprint: tuple[int, Fingerprint | None] = (0, None)  # the last one that was asked for
+        self._fingerprint: tuple[int, Fingerprint | None] = (0, None)  # queue offset and fingerprint, cached
         self.log = FlatLog(self._log_file, self.begin)
         self.entries = FlatConsumeQueue(queue, self._read_entries, archived.max_offset)
 
     def min_offset(self) -> int:
-        """Return the queue offset of the first message whose record is there: a broker deletes segments of log and
-        entries independently. The records do not tell it: in a light queue they have other offsets."""
+        """Return the queue offset of the first message whose record is not deleted.
+
+        A broker deletes segments of log and entries independently, so the first entries may have no record. The offset
+        is found in the entries, because records of a light queue have the offsets of other queues.
+        """
         if self._min_offset is None:
             first, end = self.archived.first_entry, self.archived.max_offset
             if self.begin and self.archived.log[0].size and first < end:
@@ -179,15 +184,17 @@ class FlatQueue:
         return self._min_offset
 
     def _read_entries(self, begin: int, end: int) -> bytes:
-        """Return bytes [begin, end) of the entries. Raises `OffsetLost`, also if they are those of a recreated topic:
-        their objects have the same names, but their log begins behind this one's."""
+        """Return bytes [begin, end) of the entries. Raises `OffsetLost`.
+
+        A recreated topic's objects may have the same names. Its log begins after this log's end, which reveals them.
+        """
         data = self._entries_file.read(begin, end)
         if (np.frombuffer(data[: CQ_ENTRY.itemsize], CQ_ENTRY)["physical_offset"] >= self._end).any():
             raise OffsetLost(f"{self._entries_file.where}: bytes {begin} to {end} are not archived any more")
         return data
 
     def _first_with_record(self, first: int, end: int) -> int:
-        middle = first  # where it is as a rule
+        middle = first  # usually the answer
         while first < end:
             if self.entries.entries(middle, middle + 1)[0]["physical_offset"] < self.begin:
                 first = middle + 1
@@ -197,7 +204,7 @@ class FlatQueue:
         return end
 
     def fingerprint(self, offset: int) -> Fingerprint:
-        """Return which message is at an offset. It is read once: a reader that waits asks for the same at each look."""
+        """Return the fingerprint of the message at an offset. Cached, because a waiting reader polls one offset."""
         known, found = self._fingerprint
         if found is None or known != offset:
             found = fingerprint(self.log, self.entries, offset)
@@ -205,7 +212,7 @@ class FlatQueue:
         return found
 
     def offset_of(self, physical_offset: int) -> int | None:
-        """Return the queue offset of the message whose record begins at this offset of the log, None if none does."""
+        """Return the queue offset of the message whose record begins at a log offset, None if no record does."""
         at = physical_offset + field_offset(RECORD_HEADER, "queue_offset")
         width = RECORD_HEADER["queue_offset"].itemsize
         if not self.begin <= physical_offset <= at + width <= self._end:
@@ -217,13 +224,15 @@ class FlatQueue:
         return offset if entry["physical_offset"] == physical_offset else None
 
     def offsets(self) -> tuple[int, int]:
-        """Return the queue offsets of the first message, and after the last."""
+        """Return the first queue offset and the end offset."""
         return self.min_offset(), self.archived.max_offset
 
     @contextmanager
     def ahead(self, start: int, end: int) -> Iterator[tuple[FlatLog, FlatConsumeQueue]]:
-        """Give log and entries for reading messages [start, end), at least one, in order. Leaving it cancels its
-        requests."""
+        """Yield log and entries with prefetching, for reading messages [start, end) in order.
+
+        The range must not be empty. Leaving the context cancels the requests that are not yet sent.
+        """
         if not self._ahead:
             yield self.log, self.entries
             return

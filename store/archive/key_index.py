@@ -1,8 +1,10 @@
-"""The index by key of an archive, RocketMQ's compacted one: written once, whole, and read two pieces a look-up.
+"""The key index of an archive, in the format of RocketMQ's compacted index files.
 
-An item names a record by its queue and its place in that queue's own log; of the key it has the hash only, so what is
-found are candidates. No object is ever written over: a segment that is small is written anew under another name, with
-more, and goes when the metadata names the new one.
+An item has the hash of a key, and the queue and log offset of a record. Different keys may have the same hash, so a
+lookup returns candidates. A lookup reads a slot and then its items.
+
+Objects are never overwritten. A small last segment is rewritten with more items under a new name. The old object is
+deleted once the metadata name the new one.
 """
 
 from __future__ import annotations
@@ -32,15 +34,18 @@ from store.read.scan import CheckedBlock
 
 Items = npt.NDArray[Any]  # dtype ARCHIVE_INDEX_ITEM
 
-_MOST_ITEMS = 1 << 21  # of one segment: 56 MiB
-_SMALL = 1 << 19  # one of less is written anew, with more
+_MOST_ITEMS = 1 << 21  # in one segment: 56 MiB
+_SMALL = 1 << 19  # a last segment with fewer items is rewritten with more
 _MS = 1000
 _WRONG = "it was changed or cut; restore it from a copy"
 
 
 def segment_bytes(items: Items, begin: int, end: int, slots: int = INDEX_SLOTS) -> bytes:
-    """Return a segment of these items. begin: the time (ms) that their seconds count from. end: when the newest was
-    stored (ms). The items of a queue are in its order."""
+    """Encode a segment.
+
+    items: ordered by offset in each queue. begin: the time that their seconds are relative to, ms. end: the latest
+    store time, ms.
+    """
     items = items[::-1]
     slot = items["key_hash"].astype(np.int64) % slots
     order = np.lexsort((-items["seconds"].astype(np.int64), slot))
@@ -60,7 +65,7 @@ class Filing:
         self._times: list[Int64s] = []
 
     def add(self, queue: Queue, topic_id: int, checked: CheckedBlock, at: int) -> None:
-        """Add messages of a queue. topic_id: its topic's number. at: offset of their first record in its log."""
+        """Add the keys of messages. topic_id: the topic's number. at: offset of the first record in the queue's log."""
         block, sizes = checked.block, checked.entries.sizes
         hashes, rows = key_hashes(queue.topic, block.value(PROPERTY_UNIQ_KEY), block.value(PROPERTY_KEYS))
         if not len(hashes):
@@ -72,17 +77,18 @@ class Filing:
         self._times.append(np.maximum(block.field("store_timestamp")[rows], 0))
 
     def take(self, other: Filing) -> None:
-        """Add the keys of another."""
+        """Add all keys of another `Filing`."""
         self._items += other._items
         self._times += other._times
 
     def write(
         self, catalog: Catalog, existing: KeyIndex, write: Callable[[str, bytes], None], first: int = 0
     ) -> tuple[Segments, list[str]]:
-        """Write the added keys. Return the index as the metadata are to name it, and the objects to delete afterwards.
+        """Write the added keys to new segments.
 
-        existing: the catalog's. first: where the next segment begins at the earliest. Raises as `write`, and
-        `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
+        Return the segments to name in the metadata, and the objects to delete after the metadata are written. existing:
+        the catalog's index. first: the lowest offset for a new segment. Raises as `write`, and `OffsetLost`,
+        `CorruptSegment`, `ObjectsUnavailable`.
         """
         if not self._items:
             return catalog.index, []
@@ -101,7 +107,7 @@ class Filing:
             part, stored = items[row : row + _MOST_ITEMS], times[row : row + _MOST_ITEMS]
             if begin is None:
                 before = index[-1].begin if index else 0
-                begin = max(int(stored.min()), before + 1)  # RocketMQ tells them by it
+                begin = max(int(stored.min()), before + 1)  # RocketMQ identifies segments by it, so it must be unique
             end = max(end, int(stored.max()))
             part["seconds"] = (stored - begin) // _MS
             data = segment_bytes(part, begin, end)
@@ -112,18 +118,18 @@ class Filing:
 
 
 class KeyIndex:
-    """Reads the index as one catalog names it."""
+    """Reads the index segments that a catalog names."""
 
     def __init__(self, objects: ByteReader, folder: str, path: str, segments: Segments) -> None:
-        """folder: the cluster's. path: its `index_path`."""
+        """folder: the cluster's folder. path: an `index_path`."""
         self._segments = [_Segment(FlatFile(objects, folder, path, INDEX, (each,)), each) for each in segments]
         self._at_once = 1 + objects.ahead
 
     def candidates(self, hashes: Sequence[int], begin: int = 0) -> list[tuple[Items, Int64s]]:
-        """Return the items of some hashes and the store time of each (ms, within a second), the newest segment first.
+        """Return items with these hashes and their store times (ms, rounded to seconds), the newest segment first.
 
-        begin: leave out messages stored before (ms), if that saves reading. Raises `OffsetLost` if a segment is
-        missing, because there is another catalog by now; `CorruptSegment`, `ObjectsUnavailable`.
+        begin: skip segments in which all messages were stored before (ms). Raises `OffsetLost` if a segment is missing,
+        as it may be if the catalog is stale; `CorruptSegment`, `ObjectsUnavailable`.
         """
         asked = [each for each in reversed(self._segments) if each.named.end >= begin]
         if self._at_once == 1 or len(asked) == 1:
@@ -132,7 +138,7 @@ class KeyIndex:
             return list(pool.map(lambda each: each.candidates(hashes), asked))
 
     def all_items(self, segment: Segment) -> Items:
-        """Return the items of one of its segments, in the order of slots."""
+        """Return the items of one segment, ordered by slot."""
         return next(each for each in self._segments if each.named == segment).all_items()
 
 
@@ -170,7 +176,7 @@ class _Segment:
         return items["key_hash"].astype(np.int64) % self._slot_count()
 
     def _must_be(self, is_sound: bool) -> None:
-        """Raises `CorruptSegment`. Zeros would look like a key that is missing."""
+        """Raise `CorruptSegment` unless sound. Without this check, a zeroed segment would look like a missing key."""
         if not is_sound:
             raise CorruptSegment(f"{self._file.where}: keys in another slot than theirs; {_WRONG}")
 
@@ -180,7 +186,7 @@ class _Segment:
         return np.frombuffer(self._read(at, length), ARCHIVE_INDEX_ITEM) if length else np.empty(0, ARCHIVE_INDEX_ITEM)
 
     def _slot_count(self) -> int:
-        """Return the number of slots: the items of the first slot begin right after the slots."""
+        """Return the number of slots. It follows from the position of the first slot's items, right after the slots."""
         if not self._slots:
             head = self._read(0, ARCHIVE_INDEX_HEADER.itemsize + ARCHIVE_INDEX_SLOT.itemsize)
             header = np.frombuffer(head, ARCHIVE_INDEX_HEADER, 1)[0]
@@ -198,6 +204,6 @@ class _Segment:
 
 
 def _bytes_of(items: int) -> int:
-    """Return the maximal length of a segment."""
+    """Return the size of a segment with this many items."""
     slots = INDEX_SLOTS * ARCHIVE_INDEX_SLOT.itemsize
     return ARCHIVE_INDEX_HEADER.itemsize + slots + items * ARCHIVE_INDEX_ITEM.itemsize

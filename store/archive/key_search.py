@@ -1,4 +1,4 @@
-"""Searching an archive by key and by id: through its index, as far as that goes."""
+"""`KeySearch`: search an archive by key and by message id. It reads messages that the key index lacks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from store.read.narrowing import joined
 from store.read.query import KeyQuery, offset_of_id
 from store.read.scan import Decoding, scan_queue
 
-_MOST_FOUND = 1000  # a key that is so common is read sooner than looked up
+_MOST_FOUND = 1000  # with more candidates, reading the whole range is faster
 _AT_ONCE = 8
 _MS = 1000
 _NO_ITEMS = np.empty(0, ARCHIVE_INDEX_ITEM)
@@ -35,7 +35,7 @@ _KEYS = ReadSpec(("msgId", "keys"), EVERYTHING)
 
 
 class KeySearch:
-    """Searches the archived queues of one catalog. A broker's archive has an index, too, but it may lack keys."""
+    """Searches the archived queues of one catalog. An index that a broker wrote may lack keys."""
 
     def __init__(self, queues: ArchivedQueues) -> None:
         self._queues = queues
@@ -43,7 +43,7 @@ class KeySearch:
         self._index = queues.index()
 
     def narrowed(self, ranges: Sequence[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
-        """Return the pieces of published ranges that can hold messages with one of `keys`, or with one as their id.
+        """Return the pieces of published ranges that may have messages with one of `keys` as a key or as their id.
 
         See `Log.with_keys`. Raises `OffsetLost` if a segment of the index is missing.
         """
@@ -65,30 +65,31 @@ class KeySearch:
             yield items[of_topic], times[of_topic]
 
     def _pieces(self, wanted: QueueRange, filed: Int64s, ids: list[int]) -> list[QueueRange]:
-        """filed, ids: offsets of the queue's log at which a record begins, or may begin."""
+        """filed: log offsets of records, from the index. ids: log offsets of possible records, from message ids."""
         it = self._queues.queue(wanted.queue)
         is_light = wanted.queue.topic.startswith(LIGHT_PREFIX)  # its records have the offsets of other queues
         if it is None or it.archived.indexed_from is None or is_light:
             return [wanted]
-        # Offsets that are not archived (any more) stay, so that reading them raises the right error.
+        # Keep offsets that are not archived, so that reading them raises the right error.
         known = min(max(wanted.start, it.archived.indexed_from, it.min_offset()), wanted.end)
         behind = max(known, min(wanted.end, it.archived.max_offset))
-        filed = filed[filed >= it.begin]  # and not deleted by now
+        filed = filed[filed >= it.begin]  # drop deleted records
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             offsets = list(pool.map(it.offset_of, [*filed.tolist(), *ids]))
         if None in offsets[: len(filed)]:
-            return [wanted]  # reading it raises the right error
+            return [wanted]  # the index is wrong: reading the range raises the right error
         there = sorted({each for each in offsets if each is not None and known <= each < behind})
         pieces = (wanted._replace(start=each, end=each + 1) for each in there)
         return joined([wanted._replace(end=known), *pieces, wanted._replace(start=behind)])
 
     def newest(self, queues: Iterable[Queue], wanted: KeyQuery, before: Mapping[Queue, int]) -> list[StoredMessage]:
-        """Return the messages of a topic's queues that match, oldest first.
+        """Return the newest matching messages of a topic's queues, oldest first.
 
-        before: of some queues the offset up to which they are searched. Raises as `narrowed`, `CorruptRecord`.
+        queues: of one topic. before: for some queues, the offset at which the search ends. Raises as `narrowed`, and
+        `CorruptRecord`.
         """
         there = {queue: it for queue in queues if (it := self._queues.queue(queue)) is not None}
-        found: dict[tuple[str, int, int], StoredMessage] = {}  # in a light queue they are of several topics
+        found: dict[tuple[str, int, int], StoredMessage] = {}  # by topic, too: a light queue has several
         for message in self._messages(there, wanted):
             is_before = message.queue_offset < before.get(Queue(message.topic, message.queue_id), LONG_MAX)
             if is_before and wanted.matches(message):
@@ -103,15 +104,18 @@ class KeySearch:
         return ordered[-wanted.max_messages :]
 
     def _messages(self, there: Mapping[Queue, FlatQueue], wanted: KeyQuery) -> Iterator[StoredMessage]:
-        """Yield the messages that the index names, newest first. The index knows their time to the second only, so the
-        next candidate of each queue is read if it may be the newest."""
+        """Yield the candidates of the index, newest first.
+
+        A heap has the next candidate of each queue. The index has store times in seconds only, so a candidate is read
+        if it may be the newest, and pushed again with its exact time.
+        """
         topic = next(iter(there)).topic if there else ""
         found = list(self._of_topic(topic, [key_hash(topic, wanted.key)], wanted.begin))
         items = np.concatenate([_NO_ITEMS, *(each for each, _ in found)])
         times = np.concatenate([_NO_OFFSETS, *(each for _, each in found)])
         is_in_time = (times <= wanted.end) & (times + _MS > wanted.begin)
-        left: dict[Queue, list[int]] = {}  # rows, in the order of the queue
-        heads: list[tuple[int, int, Queue, StoredMessage | None]] = []  # of each queue the next; None: not read yet
+        left: dict[Queue, list[int]] = {}  # rows, ordered by offset
+        heads: list[tuple[int, int, Queue, StoredMessage | None]] = []  # the next of each queue; None if not read yet
 
         def step(queue: Queue) -> None:
             if left[queue]:
@@ -135,15 +139,14 @@ class KeySearch:
 
 
 def _unindexed_until(it: FlatQueue, catalog: Catalog) -> int:
-    """Return the queue offset before which the index may lack keys. A broker's index counts as complete, as for the
-    broker."""
+    """Return the queue offset before which the index may lack keys. A broker's index is assumed to be complete."""
     if it.archived.indexed_from is not None:
         return min(it.archived.indexed_from, it.archived.max_offset)
     return 0 if catalog.index else it.archived.max_offset
 
 
 def _with_key(it: FlatQueue, start: int, stop: int, wanted: KeyQuery) -> Iterator[StoredMessage]:
-    """Read all messages [start, stop), and yield those that match."""
+    """Read messages [start, stop) without the index, and yield the matching ones."""
     if start >= stop:
         return
     with it.ahead(start, stop) as (log, entries):

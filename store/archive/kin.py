@@ -1,7 +1,7 @@
-"""Whether an archive is the archive of this store, and where each queue goes on.
+"""Checks that an archive belongs to this store, and finds the offset at which archiving of each queue continues.
 
-The metadata say of each queue where its last archived message stands in the store's log (`ArchivedQueue.last`). If they
-do not, the records are compared.
+For each queue, the metadata have the fingerprint of the last archived message (`ArchivedQueue.last`). It is compared
+with the store's message at that offset. If it is missing or differs, the records themselves are compared.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Kin:
         self._published = published
 
     def last(self, it: FlatQueue) -> Fingerprint | None:
-        """Return the last archived message as the store has it; if the store has deleted it, as the metadata remember
-        it.
+        """Return the fingerprint of the last archived message, after checking that the store has the same message.
 
-        Raises `ArchiveOfAnother`, `OffsetLost` if the store begins behind the archive's end, and `UnknownTopic`.
+        If the store has deleted that message, return the fingerprint in the metadata. Raises `ArchiveOfAnother`,
+        `OffsetLost` if the store's first message is after the archive's end, and `UnknownTopic`.
         """
         queue, end, was = it.queue, it.archived.max_offset, it.archived.last
         while True:
@@ -64,15 +64,15 @@ class Kin:
                 if found != was and not self._is_same(it, end - 1):
                     raise ArchiveOfAnother(f"another message is archived at offset {end - 1} than the store has")
             except OffsetLost:
-                if self._published.offsets(queue.topic, queue.queue_id)[0] == minimum:  # not by retention
+                if self._published.offsets(queue.topic, queue.queue_id)[0] == minimum:  # not deleted by retention
                     raise
             else:
                 return found
 
     def reaches(self, it: FlatQueue) -> bool:
-        """Return whether the archive has the messages before the store's first one, without a hole between.
+        """Return whether the archive has the messages directly before the store's first one.
 
-        Messages of a deleted topic do not count. Raises `ArchiveOfAnother`.
+        Messages of a deleted topic with the same name do not count. Raises `ArchiveOfAnother`.
         """
         end = it.archived.max_offset
         while True:
@@ -99,13 +99,16 @@ class Kin:
             return True
 
     def begin(self, queue: Queue) -> int:
-        """Return the queue offset before which messages are a deleted topic's. Raises `UnknownTopic`, `UnknownQueue`"""
+        """Return the first offset of the topic as it exists now; lower offsets belong to a deleted topic.
+
+        Raises `UnknownTopic`, `UnknownQueue`.
+        """
         return self._published.of(queue.topic, queue.queue_id).begin
 
     def has_in_log(self, it: FlatQueue, last: Fingerprint | None) -> bool:
-        """Return whether the store's log has the last archived message; it stays there when its topic is deleted.
+        """Return whether the store's log has the last archived message. Deleting a topic does not remove its records.
 
-        last: where it is; None for the place that the archive remembers.
+        last: the message's fingerprint; None for the one in the metadata.
         """
         if (last := last or it.archived.last) is None:
             return False
@@ -117,12 +120,14 @@ class Kin:
         return _without_place(here) == _without_place(archived)
 
     def may_be_gone(self, it: FlatQueue) -> bool:
-        """Return whether the store may have deleted the last archived message."""
+        """Return whether retention may have deleted the last archived message."""
         return it.archived.last is None or it.archived.last.physical_offset < self._log.min_offset()
 
     def _may_follow(self, it: FlatQueue) -> bool:
-        """Return whether the store's queue can follow the archive's, which ends where it begins: whether the entry
-        before that, if the queue still has it, is that of the last archived message."""
+        """Return whether the store's queue can continue the archive, whose end is the store's first offset.
+
+        The queue may still have the entry before its first offset. If so, it must name the last archived message.
+        """
         if (last := it.archived.last) is None:
             return True
         with suppress(OffsetLost):
@@ -132,7 +137,7 @@ class Kin:
         return True
 
     def _is_same(self, it: FlatQueue, offset: int) -> bool:
-        """Return whether both have the same message at an offset that both have."""
+        """Return whether store and archive have the same message at an offset."""
         physical, size, _ = self._published.of(it.queue.topic, it.queue.queue_id).entries(offset, offset + 1)[0].item()
         here = self._log.segments.read(physical, size)
         return _without_place(here) == _without_place(self._archived(it, offset))
@@ -143,7 +148,7 @@ class Kin:
 
 
 def _without_place(record: bytes) -> bytes:
-    """Return a record without the fields that depend on its place in a log."""
+    """Return a record without the fields that depend on its log offset."""
     view = RecordView(np.frombuffer(record, np.uint8), np.zeros(1, np.int64), np.array([len(record)]))
     data = bytearray(record)
     for name in ("physical_offset", "prepared_transaction_offset"):
@@ -153,8 +158,12 @@ def _without_place(record: bytes) -> bytes:
 
 
 class Standing(NamedTuple):
-    """How far each queue is archived. begins: the queue offset at which archiving goes on. last: the message before it,
-    if it is known. passed: why the other queues cannot be archived; of a topic that is another one, all queues."""
+    """How far each queue is archived.
+
+    begins: the queue offset at which archiving continues. last: fingerprint of the message before it, None if unknown.
+    passed: the errors of queues that cannot be archived. If one queue is another store's, or its topic was recreated,
+    all queues of the topic are in it.
+    """
 
     begins: dict[Queue, int]
     last: dict[Queue, Fingerprint | None]
@@ -162,7 +171,7 @@ class Standing(NamedTuple):
 
     @staticmethod
     def of(kin: Kin, place: ArchivePlace, catalog: Catalog, queues: Sequence[Queue]) -> Standing:
-        """queues: all queues of each of their topics. Raises `ObjectsUnavailable`."""
+        """Compare the catalog with the store. queues: all queues of each topic. Raises `ObjectsUnavailable`."""
         last: dict[Queue, Fingerprint | None] = {}
         passed: dict[Queue, StoreError] = {}
         others: dict[str, StoreError] = {}
@@ -178,7 +187,7 @@ class Standing(NamedTuple):
                 others.setdefault(it.queue.topic, error)
             except (OffsetLost, CorruptStore) as error:
                 passed[it.queue] = error
-            except UnknownTopic:  # deleted meanwhile
+            except UnknownTopic:  # deleted concurrently
                 continue
         named = {*queues, *(it.queue for it in there)}
         passed |= {queue: others[queue.topic] for queue in sorted(named) if queue.topic in others}
@@ -186,24 +195,23 @@ class Standing(NamedTuple):
         return Standing(begins, last, passed)
 
     def is_cut_off(self, queue: Queue) -> bool:
-        """Return whether archiving can never go on behind what is archived of a queue. Damage may be repaired."""
+        """Return whether archiving of a queue can never continue. Damage does not count, because it may be repaired."""
         others = {other.topic for other, reason in self.passed.items() if isinstance(reason, ArchiveOfAnother)}
         return queue.topic in others or isinstance(self.passed.get(queue), OffsetLost)
 
     def is_doubtful(self, *, is_remembered: bool) -> bool:
-        """Return whether the archive may be another store's: a queue cannot be archived, or no queue goes on.
+        """Return whether the archive may be another store's: some queue cannot be archived, or no queue continues.
 
-        is_remembered: the store's settings name this archive. Such a store may have lost messages, and has no others
-        then.
+        is_remembered: the store's settings name this archive. Then lost or damaged messages alone raise no doubt.
         """
         has_others = any(isinstance(reason, ArchiveOfAnother) for reason in self.passed.values())
         return has_others or not (self.begins or self.passed) or (bool(self.passed) and not is_remembered)
 
     def shows_ours(self, kin: Kin, place: ArchivePlace, catalog: Catalog, *, is_remembered: bool = False) -> bool:
-        """Return whether anything shows that this is the store's archive, or it is empty.
+        """Return whether the archive is empty, or the store's log has the last archived message of any queue.
 
-        is_remembered: the store's settings name this archive. Then it is also true if all topics are others and
-        retention may have deleted the proof. Raises `ObjectsUnavailable`.
+        is_remembered: the store's settings name this archive. Then return True, too, if no queue has an error and
+        retention may have deleted all those messages. Raises `ObjectsUnavailable`.
         """
         there = list(_archived(place, catalog))
         if not there or any(kin.has_in_log(it, self.last.get(it.queue)) for it in there):
@@ -218,7 +226,7 @@ def _archived(place: ArchivePlace, catalog: Catalog) -> Iterator[FlatQueue]:
 
 
 def told(reasons: Mapping[Queue, StoreError]) -> str:
-    """Return each reason with its queues, as a text."""
+    """Return the reasons as text, each with the queues that it applies to."""
     queues: dict[str, list[str]] = {}
     for queue, reason in reasons.items():
         queues.setdefault(str(reason), []).append(str(queue))

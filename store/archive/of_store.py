@@ -1,4 +1,4 @@
-"""The archive of a store: where the store's settings say, and who may write it."""
+"""`StoreArchive`: the archive that a store's settings name, and the lock that its writer holds."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ _LOCK_FILE = f"{CONFIG_DIR}/archive.lock"
 
 @dataclass(frozen=True)
 class ArchiveOrder:
-    """What one run copies to the archive, and what it deletes there.
+    """The messages that one run copies to the archive, and those that it deletes there.
 
-    queues: all queues of each of their topics. end_of: up to where each is archived, within what is published.
-    may_begin: begin a new archive if the URL has none, unless the store's settings name that URL. reserved_hours:
-    delete what was stored longer ago; None keeps all. forgetting: topics, and their queues in the store: first delete
-    what is archived of them and not the beginning of those queues.
+    queues: all queues of each topic. end_of: returns the offset up to which a queue is archived, at most its published
+    end. may_begin: begin a new archive if the URL has none, unless the store's settings name that URL. reserved_hours:
+    delete messages stored longer ago; None keeps all. forgetting: topics and their queues in the store. The run first
+    deletes archived messages of these topics that do not continue into those queues.
     """
 
     queues: Sequence[Queue]
@@ -65,7 +65,10 @@ class ArchiveOrder:
 
 
 class StoreArchive:
-    """Where one store archives which topics. url: "" if it does not. names: topics; all but the system's if empty."""
+    """The archive of one store.
+
+    url: "" if the store is not archived. names: the topics to archive; if empty, all except system topics.
+    """
 
     def __init__(
         self, root: Path, url: str, broker: str, names: Sequence[str] = (), options: Mapping[str, Any] | None = None
@@ -78,13 +81,13 @@ class StoreArchive:
 
     @staticmethod
     def remembered(root: Path, config: StoreConfig, options: Mapping[str, Any] | None = None) -> StoreArchive:
-        """Return the archive that the settings name now; other processes may have archived recently."""
+        """Return the archive that the settings file names. It is read again: another process may have changed it."""
         own = settings_there(root / CONF_FILE)
         broker, url, names = (own.get(name, getattr(config, name)) for name in REMEMBERED)
         return StoreArchive(root, url, broker, _listed(names), options)
 
     def must_be_there(self, topics: Topics) -> None:
-        """Raises `UnknownTopic` if a named topic does not exist."""
+        """Raise `UnknownTopic` if a named topic does not exist."""
         counts = topics.queue_counts()
         missing = [name for name in self._names if name not in counts]
         if missing:
@@ -93,11 +96,11 @@ class StoreArchive:
 
     @property
     def name(self) -> str:
-        """A name that identifies the archive; "" without one."""
+        """URL and broker name, "" if the store is not archived."""
         return f"{self.url}/{self._broker}" if self.url else ""
 
     def changed(self, url: str | None, names: Sequence[str] | None) -> StoreArchive:
-        """Return it with another URL or other topics, if they are given."""
+        """Return a copy with another URL or other topics. None keeps a value."""
         url, names = self.url if url is None else url, self._names if names is None else names
         return StoreArchive(self._root, url, self._broker, names, self._options)
 
@@ -106,11 +109,10 @@ class StoreArchive:
         return ArchivePlace.of_broker(self.url, self._options, DEFAULT_CLUSTER, self._broker)
 
     def is_remembered(self) -> bool:
-        """Return whether the store's settings name it."""
         return is_same_place(self.url, remembered(self._root).url)
 
     def queues(self, topics: Topics) -> list[Queue]:
-        """Return the queues to archive, without those of topics that were deleted since they were named."""
+        """Return the queues to archive. Topics that were deleted are left out."""
         return queues_of(topics, self._names or [name for name in topics.queue_counts() if not _is_system(name)])
 
     def run(
@@ -120,9 +122,9 @@ class StoreArchive:
         progress: Progress,
         piece_bytes: int = PIECE_BYTES,
     ) -> Archived:
-        """Carry out an order, and remember the archive in the store's settings.
+        """Execute an order and write the archive into the store's settings.
 
-        Raises as `Archiving.run`, and `NoArchive`, `StoreLocked`, `UnknownTopic`.
+        Raises the errors of `Archiving.run`, and `NoArchive`, `StoreLocked`, `UnknownTopic`, `InvalidArgument`.
         """
         hours = order.reserved_hours
         kept_since = None if hours is None else _ago(3600 * seconds("reserved_hours", hours))
@@ -131,7 +133,7 @@ class StoreArchive:
         _must_be_outside_stores(self.url)
 
         def remembering(done: int, total: int) -> None:
-            if done:  # from the first piece on: a concurrent `clean` must keep what is not archived yet
+            if done:  # a concurrent `clean` reads the settings and then keeps messages that are not archived yet
                 self._remember()
             progress(done, total)
 
@@ -149,7 +151,7 @@ class StoreArchive:
                 archived = archiving.run(order.queues, order.end_of, remembering, is_remembered=self.is_remembered())
             except QueuesPassedOver as error:
                 passed = error
-            if archiving.is_begun:  # not if there were no queues
+            if archiving.is_begun:  # false if there were no queues
                 self._remember()
             deleted = 0 if kept_since is None else expire(place, kept_since)
             if passed is not None:
@@ -176,22 +178,21 @@ class StoreArchive:
         *,
         is_brokers: bool = False,
     ) -> int | None:
-        """Return the log offset from which on records may still have to be archived, None if the store archives
-        nowhere.
+        """Return the first log offset whose record may not be archived yet, None if the store is not archived.
 
-        Nothing of a recreated topic is archived yet, whatever is archived of the first one. confirm_offset: read before
-        this call; messages published since do not count. is_brokers: its queues may be behind the log. Raises
-        `ObjectsUnavailable`, and `CorruptSegment` if a queue is damaged.
+        A recreated topic counts as not archived, even if the deleted topic of the same name was. confirm_offset: the
+        published end, read before this call; later messages are ignored. is_brokers: a broker writes the store, so that
+        queues may lag behind the log. Raises `ObjectsUnavailable`, and `CorruptSegment` if a queue is damaged.
         """
         if not self.url:
             return None
         place, queues, offsets, maxima = self.place(), self.queues(topics), [confirm_offset], dict[Queue, int]()
         catalog = place.load() or Catalog(self._broker)
         standing, log = Standing.of(Kin(published), place, catalog, queues), published.log
-        # Read before the queues, which may grow; later without the topics that were deleted until then.
+        # Read the ends before the queues, because queues grow. Topics deleted concurrently are dropped below.
         ends = QueueEnds(confirm_offset, {}) if is_brokers else QueueEnds.known(self._root, log, confirm_offset)
         for queue in queues:
-            with suppress(UnknownTopic):  # deleted meanwhile
+            with suppress(UnknownTopic):  # deleted concurrently
                 minimum, maximum = published.offsets(queue.topic, queue.queue_id)
                 maxima[queue] = maximum
                 first = max(minimum, standing.begins.get(queue, minimum))
@@ -201,21 +202,24 @@ class StoreArchive:
                     is_there = published.log.segments.exists(at) and is_message(
                         published.log, queue.topic, queue.queue_id, first, at, size
                     )
-                    if not is_there and at >= log.min_offset():  # by what it says others would go unarchived
+                    # A damaged entry has a wrong log offset: retention would delete records that are not archived.
+                    if not is_there and at >= log.min_offset():
                         raise CorruptSegment(f"{entries}: entry {first} is damaged; {MAKE_ANEW}")
                     offsets.append(at)
         ends.forget(topics.deletions())
         for queue, maximum in maxima.items():
             end = ends.of.get((queue.topic, queue.queue_id), 0)
-            if maximum < end:  # what is missing would be neither archived, nor made anew from the log once that is gone
+            if maximum < end:  # missing entries are not archived, and cannot be rebuilt once the log is deleted
                 raise CorruptSegment(
                     f"{published.of(queue.topic, queue.queue_id)}: entry {end - 1}, which it had, is gone; {MAKE_ANEW}"
                 )
         return min(offsets)
 
     def _remember(self) -> None:
-        """Write the archive into the store's settings, without the secrets of its URL. If they name another URL, this
-        one is a copy, and they stay."""
+        """Write the archive into the store's settings, without the secrets of its URL.
+
+        If the settings name another URL, this archive is a copy, and the settings stay unchanged.
+        """
         path = self._root / CONF_FILE
         own = settings_there(path)
         if own.get("archive") and not self.is_remembered():
@@ -226,7 +230,7 @@ class StoreArchive:
 
 
 def _must_be_outside_stores(url: str) -> None:
-    """Raises `InvalidArgument`: an archive in a store's directory would be taken for the store, or deleted with it."""
+    """Raise `InvalidArgument` if a URL is inside a store: the archive would be deleted with that store."""
     path = local_path(url)
     for folder in () if path is None else (Path(path), *Path(path).parents):
         if (folder / COMMIT_LOG_DIR).is_dir():
@@ -234,31 +238,29 @@ def _must_be_outside_stores(url: str) -> None:
 
 
 def _plain(url: str) -> str:
-    """Return the URL without secrets, or the path of a directory."""
     path = local_path(url) if url else ""
     return re.sub("(?<=[^:/])/+$", "", without_secrets(url)) if path is None else path
 
 
 def queues_of(topics: Topics, names: Iterable[str]) -> list[Queue]:
-    """Return the queues of those topics that exist."""
+    """Return the queues of the named topics. Topics that do not exist are left out."""
     counts = topics.queue_counts()
     return [Queue(name, queue_id) for name in dict.fromkeys(names) for queue_id in range(counts.get(name, 0))]
 
 
 class Remembered(NamedTuple):
-    """url: "" for none. topics: all but the system's if empty."""
+    """url: "" if the store is not archived. topics: if empty, all except system topics."""
 
     url: str = ""
     topics: tuple[str, ...] = ()
 
     @property
     def shown(self) -> str:
-        """The URL without secrets."""
         return without_secrets(self.url)
 
 
 def remembered(root: Path) -> Remembered:
-    """Return where the store in a directory archives which topics; without a URL if it does not, or is no store.
+    """Return the archive that a store's settings name. Its URL is empty if they name none, or if there is no store.
 
     Raises `ConfigError`.
     """
@@ -271,13 +273,13 @@ def _listed(names: str) -> tuple[str, ...]:
 
 
 def is_same_place(url: str, other: str) -> bool:
-    """Return whether two URLs are the same, and not empty."""
+    """Return whether two URLs are equal without their secrets, and not empty."""
     return url != "" and _plain(url) == _plain(other)
 
 
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
-    """Hold the archive's lock: one process archives a store at a time. Raises `StoreLocked`."""
+    """Lock a store's archive: one process at a time may write it. Raises `StoreLocked`."""
     make_directory(root / CONFIG_DIR)
     with closing(Descriptor(root / _LOCK_FILE, open_file)) as file:
         try:
@@ -290,7 +292,7 @@ def alone(root: Path) -> Iterator[None]:
 def ends(
     published: PublishedQueues, older_than: float, offset_by_time: Callable[[str, int, int], int]
 ) -> Callable[[Queue], int]:
-    """Return a function that says up to where a queue has messages stored more than `older_than` seconds ago."""
+    """Return a function that returns the first offset of a queue stored at most `older_than` seconds ago."""
     if older_than <= 0:
         return lambda queue: published.max_offset(queue.topic, queue.queue_id)
     until = _ago(older_than)
@@ -298,7 +300,7 @@ def ends(
 
 
 def _ago(seconds_ago: float) -> int:
-    """ms since 1970."""
+    """Return a time in the past, ms since 1970."""
     return int((time.time() - seconds_ago) * 1000)
 
 

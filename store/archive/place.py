@@ -1,4 +1,4 @@
-"""`ArchivePlace`: the archive of one broker and its metadata, the object that names all others."""
+"""`ArchivePlace`: reads and writes the objects of one broker's archive, and the metadata that name them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REMEDY = "archive a store there ('pyspark-mq archive STORE --to URL')"
 
 
 class _SeenMetadata(NamedTuple):
-    """The metadata as it was read or written. mark: of the object, taken before; see `Objects.mark`."""
+    """The metadata as last read or written. mark: the object's `Objects.mark`, taken before it was read."""
 
     data: bytes = b""
     catalog: Catalog | None = None
@@ -37,7 +37,11 @@ class _SeenMetadata(NamedTuple):
 
 
 class ArchivePlace:
-    """url: for errors. folder: the cluster's. metadata: the path of that object. Both are below the URL."""
+    """The archive of one broker.
+
+    url: for error messages, without secrets. folder: the cluster's folder. metadata: path of the metadata object. Both
+    paths are relative to the URL.
+    """
 
     def __init__(self, url: str, objects: Objects, folder: str, metadata: str) -> None:
         self.url = url
@@ -57,9 +61,9 @@ class ArchivePlace:
 
     @staticmethod
     def at(url: str, options: Mapping[str, Any]) -> ArchivePlace:
-        """Return the only archive below a URL, or that of the broker whose folder the URL names.
+        """Return the archive at a URL. The URL names a broker's folder, or a folder with only one archive below it.
 
-        Raises `NoArchive`, `UnsupportedStore` where there are several, `ObjectsUnavailable`.
+        Raises `NoArchive`, `UnsupportedStore` if there are several archives, `ObjectsUnavailable`.
         """
         url = url.rstrip("/")
         above, _, broker = url.rpartition("/")
@@ -79,10 +83,13 @@ class ArchivePlace:
         return found[0]
 
     def look_again(self) -> None:
-        """Read the metadata anew the next time, if this place remembers it."""
+        """Discard cached metadata, so that the next `load` reads them. This class caches only unchanged metadata."""
 
     def load(self) -> Catalog | None:
-        """Return what is archived now, None if nothing ever was. Raises `CorruptStore`, `ObjectsUnavailable`."""
+        """Return the current catalog, None if there are no metadata. Raises `CorruptStore`, `ObjectsUnavailable`.
+
+        The object is the same as in the previous call if the metadata are unchanged.
+        """
         seen, mark = self._seen, self.objects.mark(self.metadata)
         if mark is None or mark != seen.mark:
             try:
@@ -97,7 +104,7 @@ class ArchivePlace:
         return seen.catalog
 
     def save(self, catalog: Catalog) -> None:
-        """Write the metadata. Raises `ObjectsUnavailable`, also if it has changed since this last read or wrote it."""
+        """Write the metadata. Raises `ObjectsUnavailable`, also when they were changed since the last `load`."""
         seen, text = self._seen.data, catalog.text()
         self.load()
         if self._seen.data != seen:
@@ -109,10 +116,7 @@ class ArchivePlace:
         self._seen = _SeenMetadata(text, catalog)
 
     def write(self, path: str, data: bytes) -> None:
-        """Write an object below the cluster's folder, read it back and compare.
-
-        Raises `ObjectsUnavailable`.
-        """
+        """Write an object below the cluster's folder, read it back and compare. Raises `ObjectsUnavailable`."""
         path = f"{self.folder}/{path}"
         self.objects.write(path, data)
         cuts = range(0, len(data), _COMPARED_AT_ONCE)
@@ -128,7 +132,7 @@ class ArchivePlace:
             )
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects below the cluster's folder, which the metadata no longer names."""
+        """Delete objects below the cluster's folder. The metadata must not name them any more."""
         for path in paths:
             self.objects.delete(f"{self.folder}/{path}")
 
@@ -144,7 +148,7 @@ class ArchivePlace:
 
 
 class StillPlace(ArchivePlace):
-    """The archive as the first look finds it. Later messages are not in it, and deleted ones are missing."""
+    """A snapshot: it reads the metadata once. Messages deleted later are lost, and new ones are not visible."""
 
     def __init__(self, place: ArchivePlace) -> None:
         super().__init__(place.url, place.objects, place.folder, place.metadata)
@@ -154,7 +158,7 @@ class StillPlace(ArchivePlace):
 
 
 def is_archive(directory: str) -> bool:
-    """Return whether a directory holds an archive, or a part of one."""
+    """Return whether a directory is an archive or a broker's folder in one."""
     objects = objects_at(directory, {})
     above, _, _ = directory.rstrip("/").rpartition("/")
     inside = is_cluster_folder(above.rpartition("/")[2]) and bool(objects.names(METADATA.partition("/")[0]))
@@ -179,13 +183,15 @@ def _places(url: str, objects: Objects) -> Iterator[ArchivePlace]:
 
 
 _LOOK_SECONDS = 1.0
-_BLOCK_BYTES = 1 << 20  # a request
-_BLOCKS = 64  # that are kept
+_BLOCK_BYTES = 1 << 20  # per request
+_BLOCKS = 64  # in the cache
 
 
 class RecentPlace(ArchivePlace):
-    """The archive for callers that read it often and a little at a time: it keeps the metadata for a second, unless
-    `look_again` is called, and the bytes it read last. Threads may share it."""
+    """An archive with caches for callers that make many small reads. Thread-safe.
+
+    It caches the metadata for a second, or until `look_again` is called. keeps_blocks: cache blocks of remote objects.
+    """
 
     def __init__(self, place: ArchivePlace, *, keeps_blocks: bool) -> None:
         super().__init__(place.url, place.objects, place.folder, place.metadata)
@@ -196,7 +202,7 @@ class RecentPlace(ArchivePlace):
         self._asked: Future[Catalog | None] | None = None
 
     def load(self) -> Catalog | None:
-        """One thread asks; the others wait for its answer."""
+        """As `ArchivePlace.load`. Concurrent calls share one request."""
         with self._lock:
             if (asked := self._asked) is not None and (not asked.done() or time.monotonic() < self._until):
                 mine = None
@@ -228,18 +234,18 @@ class RecentPlace(ArchivePlace):
 
 
 class RecentBlocks:
-    """Reads objects in blocks, and keeps those that were asked for last. Threads may share it."""
+    """Reads objects in blocks, through an LRU cache. Thread-safe."""
 
-    ahead = 0  # a block is requested as a whole
+    ahead = 0  # no prefetching: blocks are large
 
     def __init__(self, objects: ByteReader) -> None:
         self.url = objects.url
         self._objects = objects
         self._lock = threading.Lock()
-        self._kept: dict[tuple[str, int], Future[bytes]] = {}  # in the order in which they were asked for
+        self._kept: dict[tuple[str, int], Future[bytes]] = {}  # least recently used first
 
     def forget(self) -> None:
-        """Forget all blocks: other objects may have their names now."""
+        """Drop all blocks. Call this when the metadata change, because object names may be reused."""
         with self._lock:
             self._kept = {}
 
@@ -251,7 +257,7 @@ class RecentBlocks:
         return b"".join(parts)
 
     def _block(self, path: str, number: int) -> bytes:
-        """One thread requests a block; the others wait for it."""
+        """Return a block. Concurrent calls share one request."""
         name, asked = (path, number), Future[bytes]()
         with self._lock:
             kept = self._kept

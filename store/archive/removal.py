@@ -1,5 +1,7 @@
-"""Deleting from an archive: the oldest segments, and what is archived of deleted topics. The metadata drop their names
-first."""
+"""Delete from an archive: expired segments, and messages of deleted topics.
+
+The metadata are written before the objects are deleted, so that they never name a missing object.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,9 @@ from store.model.log_protocol import Queue
 
 
 def expire(place: ArchivePlace, before: int) -> int:
-    """Delete the segments whose messages were all stored before a time (ms since 1970), and return their number.
+    """Delete segments whose messages were all stored before a time (ms since 1970). Return the number of objects.
 
-    The last segment of a queue stays. Call under the archive's lock, see `of_store`. A killed process leaves objects
+    The last segment of a queue stays. The caller must hold the lock `of_store.alone`. A killed process leaves objects
     that the metadata do not name. Raises `ObjectsUnavailable`, `CorruptStore`.
     """
     catalog = place.load()
@@ -54,9 +56,9 @@ def expire(place: ArchivePlace, before: int) -> int:
 
 
 def _without_old_index(catalog: Catalog, before: int) -> tuple[Catalog, list[str]]:
-    """Return the catalog without the index segments whose messages are all that old, and the paths of those segments.
+    """Return the catalog without expired index segments, and the paths of their objects.
 
-    Some of their messages may still be archived, at the end of their queues: the index no longer has their keys.
+    Some of their messages may still be archived. `indexed_from` is raised, because the index no longer has their keys.
     """
     old = [each for each in catalog.index if _is_old(each, before)]
     if not old:
@@ -77,11 +79,11 @@ def _is_old(segment: Segment, before: int) -> bool:
 
 
 def forget(place: ArchivePlace, catalog: Catalog, standing: Standing, topics: Mapping[str, Sequence[Queue]]) -> int:
-    """Delete what is archived and not the beginning of the store's queues, and return the number of messages.
+    """Delete archived queues that the store's queues do not continue. Return the number of deleted messages.
 
-    standing: of the queues that the topics have in the store. A topic without queues is deleted as a whole. Call under
-    the archive's lock, see `of_store`. Call it again if a process was killed here. Raises `UnknownTopic`,
-    `ObjectsUnavailable`.
+    standing: compares the queues of `topics` in archive and store. topics: topic to its queues in the store; a topic
+    without queues is deleted from the archive. The caller must hold the lock `of_store.alone`. If the process is
+    killed, call this again to delete the remaining objects. Raises `UnknownTopic`, `ObjectsUnavailable`.
     """
     unknown = [topic for topic, queues in topics.items() if not queues and topic not in catalog.topics]
     if unknown:

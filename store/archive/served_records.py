@@ -1,8 +1,8 @@
-"""Archived records as a server gives them to its clients: those that match, checked, and with offsets as names.
+"""Archived records as a server sends them to its clients: filtered, checked, and with synthetic physical offsets.
 
-An archived record has the offset that it has in its queue's own log, so many records have the same. A client names a
-message by its offset alone, when it sends it back and in ids. So it gets an offset that no log of a store ever reaches
-and that says which message it is:
+A client identifies a message by its physical offset alone, in ids and when it sends the message back. In the archive,
+each queue has its own log, so physical offsets are not unique. The server replaces them by numbers, called names here,
+which no commit log reaches:
 
     bit 62 | number of the topic in the archive | queue | queue offset
 """
@@ -23,21 +23,21 @@ from store.read.getting import RecordPieces
 from store.read.scan import EntryColumns, batch_bounds, checked_block, may_match
 
 _BY_TAG = {"tags"}
-_STRETCH_BYTES = 1 << 20  # of the log, read at once
-_MOST_BYTES = 16 << 20  # read for one pull, if a condition on properties decides
+_STRETCH_BYTES = 1 << 20  # of the log, per read
+_MOST_BYTES = 16 << 20  # limit of the bytes read for one pull with a filter on properties
 
 _BITS: Final = 63
 _TOPIC_BITS: Final = 12
 _QUEUE_BITS: Final = 10
 _OFFSET_BITS: Final = 40
 _ARCHIVED: Final = 1 << (_BITS - 1)
-NAMELESS: Final = (1 << _BITS) - 1  # of a message whose numbers are too large
+NAMELESS: Final = (1 << _BITS) - 1  # of a message whose topic number, queue or offset needs more bits
 
 assert 1 + _TOPIC_BITS + _QUEUE_BITS + _OFFSET_BITS == _BITS
 
 
 class NamedMessage(NamedTuple):
-    """The message that a name means. topic_number: in the archive, see `Catalog.topics`."""
+    """A decoded name. topic_number: the topic's number in the archive, see `Catalog.topics`."""
 
     topic_number: int
     queue_id: int
@@ -45,7 +45,7 @@ class NamedMessage(NamedTuple):
 
 
 def names(topic_number: int, queue_id: int, queue_offsets: Int64s) -> Int64s:
-    """Return the names of messages of a queue, shape of `queue_offsets`."""
+    """Return the names of a queue's messages, int64 with the shape of `queue_offsets`."""
     if topic_number >= (1 << _TOPIC_BITS) - 1 or queue_id >= 1 << _QUEUE_BITS:
         return np.full(queue_offsets.shape, NAMELESS, np.int64)
     of_queue = _ARCHIVED | topic_number << (_QUEUE_BITS + _OFFSET_BITS) | queue_id << _OFFSET_BITS
@@ -53,12 +53,12 @@ def names(topic_number: int, queue_id: int, queue_offsets: Int64s) -> Int64s:
 
 
 def is_name(physical_offset: int) -> bool:
-    """Return whether an offset names an archived message."""
+    """Return whether a physical offset is a name, including `NAMELESS`."""
     return physical_offset >= _ARCHIVED
 
 
 def named(physical_offset: int) -> NamedMessage | None:
-    """Return the message with this name, None if it is none."""
+    """Decode a name. Return None if the offset is not a name, or is `NAMELESS`."""
     if not is_name(physical_offset) or physical_offset >= NAMELESS:
         return None
     rest, queue_offset = divmod(physical_offset - _ARCHIVED, 1 << _OFFSET_BITS)
@@ -68,10 +68,11 @@ def named(physical_offset: int) -> NamedMessage | None:
 def records_of(
     it: FlatQueue, topic_number: int, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int
 ) -> RecordPieces:
-    """Return the records of a range that match: at most `most` and `max_bytes`, and the first always.
+    """Return the matching records of a range, and the offset at which the next call continues.
 
-    wanted: one message at least. topic_number: see `names`. Tags are compared by their hashes, as by a broker; the
-    client compares the tags. Raises `CorruptRecord`, `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
+    wanted: must not be empty. most, max_bytes: limits of the result, which has at least the first match. Only tag
+    hashes are compared, as in a broker; the client compares the tags. Raises `CorruptRecord`, `OffsetLost`,
+    `CorruptSegment`, `ObjectsUnavailable`.
     """
     start, end = wanted.start, wanted.end
     found = it.entries.entries(start, end)
@@ -92,7 +93,7 @@ def records_of(
 
 
 def _blocks(it: FlatQueue, entries: EntryColumns) -> Iterator[tuple[int, int, Block]]:
-    """Yield rows [first, last) and their records, checked, some at a time."""
+    """Yield `(first, last, block)`: the checked records of rows [first, last)."""
     count = len(entries.sizes)
     where = entries.physical_offsets, entries.sizes, it.log.size, count, _STRETCH_BYTES
     for first, last in batch_bounds(*where, max_stretch=_STRETCH_BYTES):
@@ -102,9 +103,9 @@ def _blocks(it: FlatQueue, entries: EntryColumns) -> Iterator[tuple[int, int, Bl
 def _matching(
     it: FlatQueue, entries: EntryColumns, rows: Int64s, message_filter: MessageFilter, most: int, end: int
 ) -> tuple[Int64s, int]:
-    """Return those of `rows` whose properties match, and the queue offset after the last examined entry, or `end`.
+    """Return the rows whose properties match, and the queue offset of the first row that was not examined, or `end`.
 
-    At least `most + 1` rows are returned, if so many match.
+    The scan stops once more than `most` rows match, or `_MOST_BYTES` are read.
     """
     matching, taken = [np.empty(0, np.int64)], 0
     some = entries.at(rows)

@@ -1,7 +1,7 @@
 """`TieredLog`: a store and its archive as one log. Messages that the store has deleted come from the archive.
 
-The store says which topics exist and where their queues end. A message that both have is read from the store, and the
-archive is not asked while the store has all messages.
+The store defines which topics exist and where their queues end. Messages that are in both are read from the store. The
+archive is read only if the store has deleted messages of the queue.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from store.read.query import KeyQuery
 
 
 class _Part(NamedTuple):
-    """Batches of one of the two, up to queue offset `end`."""
+    """Batches from the store or from the archive, up to queue offset `end`."""
 
     batches: Iterator[pa.RecordBatch]
     end: int
@@ -46,20 +46,21 @@ class _Part(NamedTuple):
 
 
 class TieredLog:
-    """Every method that asks the archive raises `ArchiveError` and `ObjectsUnavailable`. Threads may share it."""
+    """A store and its archive as one log. Thread-safe.
+
+    Every method that reads the archive raises `ArchiveError` and `ObjectsUnavailable`.
+    """
 
     def __init__(
         self, newer: PublishedQueues, config: StoreConfig, archive: StoreArchive, *, keeps_blocks: bool = False
     ) -> None:
-        """newer, config: of the store. keeps_blocks: keep the bytes last read from the archive, for callers that read a
-        few messages at a time.
-        """
+        """newer, config: the store's. keeps_blocks: cache blocks of the archive, for callers that make small reads."""
         self._newer = newer
         self._config = config
         self._kin = Kin(newer)
         self._archive = archive
         self._keeps_blocks = keeps_blocks
-        self._joined: set[Queue] = set()  # of which the archive has the older messages
+        self._joined: set[Queue] = set()  # queues whose older messages are archived
 
     @cached_property
     def older(self) -> ArchiveLog:
@@ -69,14 +70,15 @@ class TieredLog:
         """As `Log.bounds`."""
         found = {}
         for queue, own in self._newer.bounds(queues).items():
-            with suppress(UnknownTopic):  # deleted since
+            with suppress(UnknownTopic):  # deleted concurrently
                 found[queue] = own._replace(min_offset=self.first(queue, own))
         return found
 
     def first(self, queue: Queue, own: Bounds) -> int:
-        """Return where a queue begins in both. The archive counts if it goes as far as `own`, what the store has.
+        """Return the first offset of a queue in store and archive.
 
-        Raises `UnknownTopic`, `ArchiveOfAnother`.
+        own: the store's bounds. The archive is ignored unless it reaches them. Raises `UnknownTopic`,
+        `ArchiveOfAnother`.
         """
         first = self._first(queue, own)
         if first == own.min_offset > self._kin.begin(queue):  # the archive may have grown since the last look
@@ -93,7 +95,7 @@ class TieredLog:
         return {queue: max(bounds.min_offset, newer[queue] - 1) for queue, bounds in found.items()}
 
     def stored_at(self, queue: Queue, offset: int) -> int | None:
-        """Return the store time of a message (ms), None if neither has it."""
+        """Return the store time of a message (ms), None if neither store nor archive has the message."""
         own = self._newer.bounds([queue])[queue]
         found = self._newer.fingerprint(queue.topic, queue.queue_id, offset) if offset >= own.min_offset else None
         if found is None and self.first(queue, own) <= offset:
@@ -101,7 +103,7 @@ class TieredLog:
         return None if found is None else found.store_timestamp
 
     def split(self, wanted: QueueRange) -> tuple[QueueRange, QueueRange]:
-        """Return what the store has deleted of a range, and the rest."""
+        """Split a range into the part that the store has deleted, and the rest."""
         own = self._newer.bounds([wanted.queue]).get(wanted.queue)
         at = wanted.start if own is None else min(max(wanted.start, own.min_offset), wanted.end)
         return wanted._replace(end=at), wanted._replace(start=at)
@@ -113,9 +115,10 @@ class TieredLog:
         return self._batches(wanted, spec, self._part(wanted, spec))
 
     def get_message(self, queue: Queue, own: Bounds, request: GetRequest) -> GetResult:
-        """As `MessageStore.get_message`, from an offset before `own`, what the store has; none of that is in it.
+        """As `MessageStore.get_message`, but from the archive. The result ends before the store's first message.
 
-        Records have the names that clients of a server get, see `archive.served_records`.
+        own: the store's bounds; the requested offset must be before them. Physical offsets in records are replaced by
+        names, see `archive.served_records`.
         """
         config, first, accept = self._config, self.first(queue, own), request.message_filter
         if request.offset < first:
@@ -129,9 +132,9 @@ class TieredLog:
         return GetResult(status_of(messages), next_begin, first, own.max_offset, messages)
 
     def query(self, wanted: KeyQuery, found: Sequence[StoredMessage]) -> list[StoredMessage]:
-        """As `MessageStore.query`, from before what the store has in each queue of the topic.
+        """As `MessageStore.query`, but of archived messages before the store's first one in each queue.
 
-        found: the messages that the store has found, some of which it may have deleted since.
+        found: the store's results, which are left out here.
         """
         queues = self.older.topics().get(wanted.topic, ())
         before, begins = dict.fromkeys(queues, 0), dict[int, int]()
@@ -158,7 +161,7 @@ class TieredLog:
         return max(archived.min_offset, begin) if self._joins(queue) else own.min_offset
 
     def _joins(self, queue: Queue) -> bool:
-        """Whether the archive has what the store had of the queue before. Raises `UnknownTopic`, `ArchiveOfAnother`."""
+        """As `Kin.reaches`. True is cached. Raises `UnknownTopic`, `ArchiveOfAnother`."""
         if queue not in self._joined and self.older.reaches(queue, self._kin):
             self._joined.add(queue)
         return queue in self._joined
@@ -172,7 +175,10 @@ class TieredLog:
         return max(bounds.min_offset, min(found, archived))
 
     def _batches(self, rest: QueueRange, spec: ReadSpec, part: _Part) -> Iterator[pa.RecordBatch]:
-        """Give all batches, those of `part` first. What retention deletes before it is read comes from the archive."""
+        """Yield all batches, beginning with `part`.
+
+        If retention deletes messages of the store before they are read, continue with the archive.
+        """
         while True:
             batches, end, is_archived = part
             try:
@@ -181,7 +187,8 @@ class TieredLog:
                     yield batch.select(spec.columns)
                 rest = rest._replace(start=end)
             except OffsetLost:
-                is_light = rest.queue.topic.startswith(LIGHT_PREFIX)  # its batches have the offsets of other queues
+                # Records of a light queue have the offsets of other queues, so `rest` is not known.
+                is_light = rest.queue.topic.startswith(LIGHT_PREFIX)
                 if is_archived or is_light or not self.split(rest)[0].length:
                     raise
             if not rest.length:
@@ -189,7 +196,7 @@ class TieredLog:
             part = self._part(rest, spec)
 
     def _part(self, wanted: QueueRange, spec: ReadSpec) -> _Part:
-        """Return as much from the beginning of a range as one of the two has; its batches have their offsets."""
+        """Return the first part of a range that the store or the archive has. Its batches have column `queueOffset`."""
         if "queueOffset" not in spec.columns:
             check_columns(spec.columns)
             spec = replace(spec, columns=(*spec.columns, "queueOffset"))
@@ -220,6 +227,6 @@ def _matching(
             if message_filter.match(message.tags, message.properties):
                 found.append(message)
     except (CorruptRecord, UnreadableBody):
-        if next_begin == wanted.start:  # otherwise the next call raises it
+        if next_begin == wanted.start:  # otherwise return the messages before it, and raise in the next call
             raise
     return found, next_begin
