@@ -1,4 +1,4 @@
-"""Several tables and messages under one publication: all of it is seen, or none."""
+"""Several tables and messages in one append: readers see all of it or none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BODY = pa.schema([("body", pa.binary())])
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[MessageStore]:
-    """Topics "t" and "u" of two queues each, with a message in each queue of "t"."""
+    """A store with topics "t" and "u" of two queues each, and a message in each queue of "t"."""
     with MessageStore.open(tmp_path, config=SMALL) as it:
         for topic in ("t", "u"):
             it.create_topic(topic, 2)
@@ -90,7 +90,7 @@ def test_tables_and_messages_of_several_topics(store: MessageStore, reader: Mess
 
 @pytest.mark.parametrize("flush", [False, True])
 def test_nothing_is_seen_until_all_is_published(store: MessageStore, reader: MessageStore, flush: bool) -> None:
-    """It goes over a dozen segments, some of them of one record, and is made of 50 pieces."""
+    """The append has 50 pieces over a dozen segments, some of which hold one record."""
     before, seen = everything(reader), []
 
     def pieces(first: int) -> Iterator[pa.Table]:
@@ -160,7 +160,9 @@ def test_one_that_fails_late_leaves_nothing(
 
 
 def test_segments_of_one_that_failed_go_with_the_last_writer(store: MessageStore, reader: MessageStore) -> None:
-    """RocketMQ 4.9 begins three segments before the last: with more empty ones behind, its log would go on there."""
+    """RocketMQ 4.9 starts recovery three segments before the last, so empty segments at the end would hide the real
+    end.
+    """
 
     def append(to: MessageStore, *, last: object) -> None:
         append = to.begin()
@@ -170,7 +172,7 @@ def test_segments_of_one_that_failed_go_with_the_last_writer(store: MessageStore
         append.publish()
 
     def stop() -> Iterator[pa.Table]:
-        assert reader.wait(0, 0) == reader.confirm_offset  # it looks at what is there of the append
+        assert reader.wait(0, 0) == reader.confirm_offset  # the reader looks at the unpublished append
         raise Stop
         yield
 
@@ -205,7 +207,7 @@ def test_what_is_wrong_is_said_when_it_is_added(store: MessageStore) -> None:
 
 
 def test_unless_it_was_done_already(store: MessageStore, reader: MessageStore) -> None:
-    """By many at the same time, in turns: each batch is appended once."""
+    """Forty threads append five batches concurrently. Each batch is appended once."""
 
     def batch(number: int) -> None:
         append, key = store.begin(), f"query-{number}"
@@ -288,7 +290,7 @@ def test_the_topic_of_commits_is_nobody_elses() -> None:
 
 
 def test_a_stream_is_never_there_as_a_whole(tmp_path: Path) -> None:
-    """256 MiB go through, of which a few pieces are in memory at a time."""
+    """Append 256 MiB, of which only a few pieces are in memory at a time."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         most, block = 0, bytes(1 << 20)
@@ -307,7 +309,7 @@ def test_a_stream_is_never_there_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_was_read_is_refused_and_not_what_is_left_of_it_taken_for_all(tmp_path: Path) -> None:
-    """As where an append raised, and is repeated with the same stream."""
+    """For example, a caller retries a failed append with the same stream."""
     table = pa.table({"body": [b"x"] * 100_000}, BODY)
     config = StoreConfig(lockTimeoutMillis=0)
     with MessageStore.open(tmp_path, config=config) as store, MessageStore.open(tmp_path) as other:

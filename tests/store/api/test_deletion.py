@@ -1,4 +1,4 @@
-"""A topic is deleted: what goes, what stays, who may look on, and what a topic of the same name begins with."""
+"""Deleting a topic: its data, open readers, and the first offset of a recreated topic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from store.format.layout import (
 from store.upkeep.verify import repair, verify
 from tests.takeover import broker
 
-ENTRIES = 5  # of a queue's file
+ENTRIES = 5  # in a queue file
 CONFIG = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=ENTRIES * 20)
 
 
@@ -75,7 +75,7 @@ def test_what_goes_and_what_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["watermark gone", "abort", "queue ends gone", "repair", "broker"])
 @pytest.mark.parametrize("is_created_again", [False, True])
 def test_no_recovery_brings_it_back(tmp_path: Path, how: str, others: int, is_created_again: bool) -> None:
-    """Also where it was the only topic."""
+    """Holds even if it was the only topic."""
     path = filled(tmp_path / "mq", other=others)
     if not others:
         delete_topic(path, "other")
@@ -103,7 +103,7 @@ def test_no_recovery_brings_it_back(tmp_path: Path, how: str, others: int, is_cr
 
 @pytest.mark.parametrize("gone", [[], [PUBLISHED_END_FILE], [QUEUE_ENDS_FILE, PUBLISHED_END_FILE]])
 def test_queues_that_a_broker_made_anew_do_not_come_into_the_next_topic(tmp_path: Path, gone: list[str]) -> None:
-    """As it does when it starts after a kill, of what the log has."""
+    """A broker that restarts after a kill rebuilds such queues from the log."""
     path = filled(tmp_path / "mq")
     queues = shutil.copytree(path / CONSUME_QUEUE_DIR / "t", tmp_path / "queues")
     delete_topic(path, "t")
@@ -120,7 +120,7 @@ def test_queues_that_a_broker_made_anew_do_not_come_into_the_next_topic(tmp_path
 
 
 def test_a_table_from_before_the_next_topic_takes_nothing_of_it(tmp_path: Path) -> None:
-    """It learns of it; and may be put back."""
+    """With an older table, opening finds the recreated topic in the log. Restoring the newer table is safe, too."""
     path = filled(tmp_path / "mq")
     delete_topic(path, "t")
     older = (path / TOPICS_FILE).read_bytes()
@@ -157,7 +157,7 @@ def test_a_damaged_offset_of_a_deletion_takes_nothing_of_the_next_topic(tmp_path
 
 @pytest.mark.parametrize("topic", ["BenchmarkTest", "%LMQ%device"])
 def test_what_a_broker_makes_again_without_listing_it_is_there(tmp_path: Path, topic: str) -> None:
-    """System topics that it has in memory, and light queues, which it never lists; both may be deleted again."""
+    """A broker lists neither system topics, which it has in memory, nor light queues. Both can be deleted again."""
     path = filled(tmp_path / "mq")
 
     def put_into_it(store: MessageStore, count: int) -> None:
@@ -210,7 +210,7 @@ def test_recreated_topic_begins_at_the_old_end(tmp_path: Path, before: int, afte
             assert reader.max_offset("t", 0) == before + after + 1
             assert len(store.query("t", "k", 64)) == after + 1
     assert verify(path).findings == []
-    (path / PUBLISHED_END_FILE).unlink()  # so that all is made anew from the log
+    (path / PUBLISHED_END_FILE).unlink()  # forces a rebuild from the log
     with MessageStore.open(path) as store:
         assert bodies(store) == [*new(after), b"more 0"]
 
@@ -300,7 +300,7 @@ def test_a_topic_without_messages(tmp_path: Path) -> None:
 @settings(max_examples=15)
 @given(lives=st.lists(st.tuples(st.integers(0, 17), st.booleans()), min_size=1, max_size=5))
 def test_many_lives(tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[int, bool]]) -> None:
-    """The last life counts, wherever the directory was recovered from its log in between."""
+    """Only the last recreated topic counts, whenever the directory was recovered from its log."""
     path = filled(tmp_path_factory.mktemp("lives") / "mq")
     expected, begin, end = 0, 0, 12
     for count, is_recovered in lives:

@@ -1,4 +1,4 @@
-"""Descriptors: a store needs few of them, and keeps none of a deleted file."""
+"""A store needs few descriptors and keeps none of a deleted file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = StoreConfig(
 
 
 def deleted(root: Path) -> list[str]:
-    """The deleted files of `root` that this process has open, or mapped."""
+    """Return the deleted files of `root` that this process still has open or mapped."""
     gc.collect()
     open_files = []
     for link in Path("/proc/self/fd").iterdir():
@@ -83,10 +83,10 @@ def test_few_descriptors_suffice_for_many_queues(tmp_path: Path) -> None:
 
 
 def test_an_append_without_a_descriptor_makes_room_for_the_next(tmp_path: Path) -> None:
-    config = replace(SMALL, flushIntervalCommitLog=1_000_000)  # no error in the background, whose traceback keeps files
+    config = replace(SMALL, flushIntervalCommitLog=1_000_000)  # avoids background errors, whose tracebacks keep files
     with MessageStore.open(tmp_path / "mq", config=config) as store:
         store.create_topic("t", 30)
-        for number in (*range(20), *range(20)):  # the second time it opens the queue's file
+        for number in (*range(20), *range(20)):  # the second put opens
             store.put(Message("t", b"x", queue_id=number))
         highest = max(map(int, os.listdir("/proc/self/fd")))
         with ExitStack() as others, allowed(highest + 1):
@@ -100,7 +100,7 @@ def test_an_append_without_a_descriptor_makes_room_for_the_next(tmp_path: Path) 
                 try:
                     store.put(Message("t", b"x", queue_id=left[-1]))
                     left.pop()
-                except StoreUnavailable:  # each one makes more room
+                except StoreUnavailable:  # each failure frees descriptors
                     failed += 1
                     assert failed < 10
             store.flush()

@@ -1,4 +1,6 @@
-"""The public verbs: against plain lists, with small files, from two stores on one directory; and their refusals."""
+"""The public methods, compared with plain lists, on small files and from two stores on one directory; and their
+errors.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ Row = tuple[bytes, str | None]
 
 
 class Machine(RuleBasedStateMachine):
-    """Two stores that write and one that reads, on one directory; the model is a list a queue."""
+    """Two writing stores and a reader on one directory. The model has one list for each queue."""
 
     @initialize()
     def open(self) -> None:
@@ -277,7 +279,7 @@ def test_all_columns_of_what_was_put(orders: MessageStore) -> None:
 
 
 def test_a_reader_that_was_there_before_the_first_file_learns_its_size(tmp_path: Path) -> None:
-    """RocketMQ makes the folders when it starts, and files of whatever size when the first message comes."""
+    """RocketMQ creates the folders at its start, and files of any size for the first message."""
     path = tmp_path / "mq"
     (path / "commitlog").mkdir(parents=True)
     with MessageStore.open(path, read_only=True) as early:
@@ -310,7 +312,7 @@ def test_sizes_are_those_of_the_records(orders: MessageStore) -> None:
 
 
 def test_tables_go_round_trip(orders: MessageStore) -> None:
-    """What a scan gives is what an append takes; the properties hold tags and keys once more."""
+    """An append accepts the result of a scan. The properties repeat tags and keys."""
     orders.put(Message("orders", b"x", tags="paid", keys=("k",), properties={"p": "q"}, queue_id=0))
     names = ("body", "tags", "keys", "properties", "queueId", "flag", "bornTimestamp")
     first = pa.Table.from_batches(orders.scan("orders", 0, 0, 1, columns=names))
@@ -328,7 +330,7 @@ def test_waiting(orders: MessageStore) -> None:
 
 
 def test_several_threads_wait_on_one_store(orders: MessageStore) -> None:
-    """Each sees every publication, with nothing but the notification to wake it."""
+    """Each thread sees every publication, woken only by its notification."""
     waiting, rounds = 4, 50
     steps = threading.Barrier(waiting + 1)
 
@@ -367,9 +369,10 @@ def test_processes_that_put_one_message_each_take_turns(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks at open files where Linux shows them")
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_closed_store_has_no_file_open(tmp_path: Path, read_only: bool) -> None:
-    """Not only some day, when Python collects garbage: an open file keeps its space after it was deleted.
+    """`close` itself closes the files, without garbage collection, because an open deleted file keeps its disk
+    space.
 
-    But the page of the watermark.
+    Only the page of the published end stays mapped.
     """
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
@@ -390,6 +393,6 @@ def test_a_closed_store_has_no_file_open(tmp_path: Path, read_only: bool) -> Non
 
 
 def open_files() -> list[str]:
-    """Names of what this process has open or mapped."""
+    """Return the names of files that this process has open or mapped."""
     links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     return [os.readlink(link) for link in links] + Path("/proc/self/maps").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The tables of topics and groups, and how a store shows itself."""
+"""The tables of topics and groups, and the store's repr."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRIPT = "<script>alert(1)</script>"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[MessageStore]:
-    """Topic t has messages in one of its two queues, u has none."""
+    """A store whose topic t has messages in one of two queues, and topic u has none."""
     with MessageStore.open(tmp_path / "mq", config=SMALL) as store:
         store.create_topic("t", 2)
         store.create_topic("u", 1)
@@ -119,7 +119,7 @@ def test_notebook_shows_errors(store: MessageStore) -> None:
         path.write_text("{")
     assert str(store.path / TOPICS_FILE) in store._repr_html_()
     assert repr(store) == f"<MessageStore.open('{store.path}'): open, CorruptStore>"
-    for path, content in zip(files, sound, strict=True):  # so that the store can be closed
+    for path, content in zip(files, sound, strict=True):  # lets the store close
         path.write_bytes(content)
 
 

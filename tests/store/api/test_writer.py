@@ -1,4 +1,4 @@
-"""Leaving a directory: by closing, by dropping the store, by the end of the process."""
+"""A store leaves its directory by `close`, when it is dropped, or when the process exits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEVER_BUSY = StoreConfig(flushIntervalCommitLog=3_600_000, lockTimeoutMillis=3_6
 
 
 def descriptors(path: Path) -> list[str]:
-    """What of `path`, and of those that belong to no file, this process has open."""
+    """Return the files of `path` and the inotify instances that this process has open."""
     gc.collect()
     links = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
     return [link for link in links if link.startswith((str(path), "anon_inode:inotify"))]
@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_closed_store_leaves_no_cycle_behind(path: Path) -> None:
-    """Its files close with the last reference to it, not when the garbage collector runs."""
+    """The last reference closes the files, without the garbage collector."""
     gc.collect()
     gc.disable()
     try:
@@ -62,7 +62,7 @@ def test_a_closed_store_leaves_no_cycle_behind(path: Path) -> None:
 
 @pytest.mark.parametrize("step", [Deliverer.stop, Flusher.stop])
 def test_a_close_that_is_interrupted_leaves_no_thread_behind(path: Path, step: FunctionType) -> None:
-    """Which would go on in a directory that others may have by then."""
+    """A leftover thread would write to a directory that other stores may own by then."""
     store, tracing, threads = MessageStore.open(path), sys.gettrace(), threading.active_count()
     store.put(Message("t", b"later", delay_level=18))
 
@@ -83,7 +83,9 @@ def test_a_close_that_is_interrupted_leaves_no_thread_behind(path: Path, step: F
 
 
 def test_closing_in_the_middle_of_an_append_in_the_same_thread(path: Path) -> None:
-    """As a signal handler may: the append would go on without the lock, and others over it."""
+    """A signal handler may do this. Otherwise the append would continue without the lock and other stores would
+    overwrite it.
+    """
     store, other = MessageStore.open(path), MessageStore.open(path, config=NEVER_FLUSHED)
 
     def bodies() -> Iterator[pa.RecordBatch]:
@@ -138,7 +140,7 @@ if sys.argv[2] == "drop":
 
 @pytest.mark.parametrize("how", ["drop", "keep"])
 def test_dropped_store_warns_and_is_recovered(path: Path, how: str) -> None:
-    """The end of the process frees its locks, as a kill does."""
+    """The kernel releases the locks of a process that exits, as of one that is killed."""
     command = [sys.executable, "-W", "always", "-c", DROPS, str(path), how]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0
@@ -159,7 +161,7 @@ store.close()
 
 
 def test_closing_while_a_stopped_process_holds_the_lock(path: Path) -> None:
-    """It leaves after `lockTimeoutMillis`, says so, and `abort` stays for the other one."""
+    """`close` gives up after `lockTimeoutMillis` and raises StoreBusy. The `abort` file stays for the other process."""
     before = descriptors(path)
     store = MessageStore.open(path, config=NEVER_FLUSHED)
     store.put(Message("t", b"x"))

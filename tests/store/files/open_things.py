@@ -1,4 +1,4 @@
-"""Everything of the store that is open, and its verbs, each as a test calls it."""
+"""Every kind of open object of the store, and calls of all its public methods."""
 
 from __future__ import annotations
 

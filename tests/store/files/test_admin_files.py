@@ -52,8 +52,9 @@ def test_the_backup_stands_in(tmp_path: Path, damage: str) -> None:
 def test_the_backup_of_one_that_is_lost_stands_in_too(
     tmp_path: Path, written: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a word for the moment in which each is replaced. It has one from its first time on: a group that
-    committed once would begin where new ones do.
+    """A lost file is read from its backup. No warning comes within the time that a replacement takes.
+
+    The first write makes a backup, too. Otherwise a group that committed once would start as a new group.
     """
     path, now = tmp_path / "topics.json", time.time
     for value in (1, 2)[:written]:
@@ -178,13 +179,13 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(S
 
 
 def places(content: object) -> list[tuple[str, ...]]:
-    """Paths to all values of a file, itself included."""
+    """Return the paths of all values in a JSON file, including the root."""
     below = content.items() if isinstance(content, dict) else ()
     return [(), *((key, *path) for key, value in below for path in places(value))]
 
 
 def replaced(content: Any, path: tuple[str, ...], value: object, *, key: bool) -> Any:
-    """`content` with another value at `path`; key: under another key."""
+    """Return `content` with `value` at `path`, or with `path`'s last key renamed to `value` if `key` is true."""
     if not path:
         return value
     name, *rest = path
@@ -194,7 +195,7 @@ def replaced(content: Any, path: tuple[str, ...], value: object, *, key: bool) -
 
 
 def use_all(root: Path) -> None:
-    """Everything that reads or writes the files; each succeeds or raises an error of the store's own."""
+    """Call everything that reads or writes the files. Each call succeeds or raises a StoreError."""
     groups = ConsumerOffsets(root)
     for act in (
         groups.names,

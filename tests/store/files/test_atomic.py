@@ -1,4 +1,6 @@
-"""Small files are old or new, whole, whenever somebody looks, and on the device when the call returns."""
+"""A reader sees a small file's old or new content, never a mix, and a replacement is on the device when the call
+returns.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from store.model.errors import CorruptStore, StoreUnavailable
 
 ROOT = Path(__file__).parents[3]
 OLD, NEW = b"old" * 10_000, b"new" * 20_000
-# Ends like a killed process at the n-th call to the system that changes a name or syncs.
+# Exits, as if killed, at the n-th system call that renames, links or syncs.
 DYING = """
 import os, sys
 from pathlib import Path
@@ -60,7 +62,7 @@ def child(program: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def read(*paths: Path) -> bytes | None:
-    """The first of `paths` that is there, as whoever reads RocketMQ's files looks."""
+    """Return the content of the first existing path, as RocketMQ reads its files."""
     return next((path.read_bytes() for path in paths if path.exists()), None)
 
 
@@ -82,7 +84,7 @@ def test_a_death_at_any_step(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_death_while_an_empty_file_is_replaced(tmp_path: Path) -> None:
-    """What its backup has is nowhere else."""
+    """The backup is the only copy of the content and must survive."""
     step, ended = 0, 9
     while ended:
         step += 1
@@ -112,7 +114,7 @@ def test_a_kill_at_any_moment(tmp_path: Path) -> None:
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> list[tuple[str, str]]:
-    """What `act` asks of the system, in order: the call and the file's name, "temporary" for a strange one."""
+    """Return the system calls of `act` in order: call and file name, where any temporary file is "temporary"."""
     calls: list[tuple[str, str]] = []
 
     def named(path: str) -> str:
@@ -238,7 +240,7 @@ def test_a_file_that_cannot_get_its_rights_is_an_error_and_not_left_open(
 
 
 def test_a_small_file_is_read_in_little_address_space(tmp_path: Path) -> None:
-    """Whatever it may have at most."""
+    """The size limit must not determine how much memory is allocated."""
     (tmp_path / "small").write_bytes(b"small")
     code = """
 import resource, sys

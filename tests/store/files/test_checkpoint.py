@@ -1,4 +1,4 @@
-"""RocketMQ's `checkpoint`, its own and ours; what it decides is in test_recovery.py."""
+"""Reading RocketMQ's `checkpoint` and ours. Its effect on recovery is in test_recovery.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.store.read.test_golden import GOLDEN
 
 
 def test_of_rocketmq() -> None:
-    assert read_checkpoint(GOLDEN / "clean") is None  # it had no thorough flush: the first time is 0
+    assert read_checkpoint(GOLDEN / "clean") is None  # without a thorough flush the first time is 0
     assert read_checkpoint(GOLDEN / "batch-5.3") == 1795215767235
 
 

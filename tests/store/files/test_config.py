@@ -64,7 +64,7 @@ def test_a_java_properties_file(tmp_path: Path) -> None:
     )
 
 
-# What RocketMQ distributes, and what its users add; those of the last lines are almost ours.
+# RocketMQ's default broker.conf with common additions. The last lines resemble our own keys.
 BROKER_CONF = """
 brokerClusterName = DefaultCluster
 brokerName = broker-a

@@ -29,7 +29,7 @@ def read(path: Path, name: str) -> dict[str, object]:
 
 
 def counter(path: Path, name: str) -> object:
-    """How often the file was written."""
+    """Return how often the file was written."""
     return json.loads((path / "config" / name).read_text())["dataVersion"]["counter"]
 
 
@@ -134,7 +134,7 @@ def test_settings_of_a_group(tmp_path: Path) -> None:
 
 
 def test_a_group_that_is_deleted(tmp_path: Path) -> None:
-    """Its offsets stay unless they are to go, too; those of others do."""
+    """Deleting a group keeps its offsets unless asked, and always keeps other groups' offsets."""
     groups = ConsumerOffsets(tmp_path)
     for group in ("grp", "other"):
         groups.settings.create(group)

@@ -1,4 +1,4 @@
-"""Figures of processes, as other processes see them."""
+"""A process's figures, read by other processes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_process_with_a_reused_number_is_another_one(tmp_path: Path) -> None:
 
 def test_a_forked_child_leaves_them_to_its_parent(tmp_path: Path) -> None:
     figures = counted(tmp_path)
-    figures._turn.acquire()  # in another thread, which the child does not have
+    figures._turn.acquire()  # held by a thread that the child does not have
     child = os.fork()
     if child == 0:
         signal.alarm(30)

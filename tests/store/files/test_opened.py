@@ -1,4 +1,4 @@
-"""What is open is of use until it is closed."""
+"""Every method of a closed object raises StoreClosed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_closing_ends_a_wait(store: MessageStore) -> None:
         store.close()
         with pytest.raises(StoreClosed):
             waiting.result(60)
-        watch.wait(600.0)  # interrupted, too
+        watch.wait(600.0)  # was interrupted, so returns at once
 
 
 def test_closing_a_watch_ends_its_wait(store: MessageStore) -> None:
@@ -98,7 +98,7 @@ def test_batches_of_a_closed_store_come_to_their_end(store: MessageStore) -> Non
 
 
 def test_a_closed_store_touches_no_descriptor_of_somebody_else(tmp_path: Path) -> None:
-    """What is opened next gets the numbers of what was closed."""
+    """The kernel reuses the numbers of closed descriptors for the next files."""
     store = MessageStore.open(tmp_path / "mq")
     store.create_topic("t", 1)
     watch = store.watch()
@@ -115,7 +115,7 @@ def test_a_closed_store_touches_no_descriptor_of_somebody_else(tmp_path: Path) -
 
 
 def test_closing_while_others_append(tmp_path: Path) -> None:
-    """Every put is acknowledged, and there; or an error of the tree. What is closed says that all is well."""
+    """Every acknowledged put is in the store; any other put raises a StoreError. The closed store is clean."""
     for _ in range(10):
         with ThreadPoolExecutor(4) as others, MessageStore.open(tmp_path) as store:
             store.create_topic("t", 1)

@@ -1,4 +1,4 @@
-"""What is open is of use to the process that opened it, to no copy and to no child."""
+"""An open store works only in the process that opened it, not in a pickled copy or a forked child."""
 
 from __future__ import annotations
 
@@ -108,7 +108,9 @@ def test_a_child_opens_the_directory_anew(store: MessageStore) -> None:
 
 
 def test_a_child_shares_no_segment(tmp_path: Path) -> None:
-    """The system tells of a flush that failed once: to parent or child. What a thread of the parent had stays."""
+    """fsync reports a failure once per open file: to the parent or the child. The parent's threads keep their
+    segments.
+    """
     (tmp_path / segment_name(0)).write_bytes(bytes(100))
     parents = OpenFiles(1).get(tmp_path, 0, 100, writable=False)
     assert OpenFiles(1).get(tmp_path, 0, 100, writable=False) is parents

@@ -1,4 +1,4 @@
-"""What is open is of use while its directory is where it was opened."""
+"""Open objects raise after their directory was moved or replaced."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_directory_that_is_no_longer_there_is_not_written_to(tmp_path: Path, h
     store.create_topic("t", 1)
     store.put(Message("t", b"x"))
     REPLACED[how](path)
-    store._writer._flusher._stop.set()  # type: ignore[union-attr]  # or it may still flush what was put
+    store._writer._flusher._stop.set()  # type: ignore[union-attr]  # otherwise it may still flush its appends
     before = files(path)
     for verb in WRITING:
         with pytest.raises(StoreReplaced, match=rf"{path}(/lock)?: .* since the store was opened"):

@@ -72,7 +72,7 @@ def test_what_a_dead_creator_left_is_no_part_of_a_new_segment(tmp_path: Path) ->
 def test_a_segment_is_never_there_without_what_was_written_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RocketMQ counts the first entry of a queue's last file, though it be empty, as a machine's crash may leave it."""
+    """RocketMQ counts the first entry of a queue's last file even if it is zero, as a machine crash may leave it."""
     sync, rename, steps = os.fdatasync, os.rename, list[tuple[str, bytes]]()
 
     def record(name: str, path: Path) -> None:
@@ -150,7 +150,7 @@ def test_an_empty_last_file_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "log" / segment_name(100)).touch()
     assert log.check() == [0]
     assert not log.exists(100)
-    log.write(100, b"y")  # and is replaced when its turn comes
+    log.write(100, b"y")  # a write replaces the file
     assert log.check() == [0, 100]
     assert log.read(100, 1) == b"y"
 
@@ -244,7 +244,7 @@ def test_a_segment_in_use_outlives_its_deletion(tmp_path: Path) -> None:
     log.write(0, b"abc")
     view = log.view(0, 3)
     (tmp_path / "log" / segment_name(0)).unlink()
-    for start in range(100, 2000, 100):  # pushes it out of the open files
+    for start in range(100, 2000, 100):  # evicts it from the open files
         log.write(start, b"x")
         log.view(start, 1)
     assert view.tobytes() == b"abc"
@@ -287,7 +287,7 @@ def test_the_first_byte_follows_another_process_that_deletes(tmp_path: Path) -> 
 def test_who_opens_a_file_while_another_thread_drops_it_gets_an_open_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the last reference and the close another thread may run: here it opens the same file just then."""
+    """Another thread may run between the last release and the close. Here it opens the same file then."""
     first, second, close = segments(tmp_path), segments(tmp_path), os.close
     segments(tmp_path).write(0, b"x")
     gc.collect()
@@ -300,12 +300,12 @@ def test_who_opens_a_file_while_another_thread_drops_it_gets_an_open_one(
 
     monkeypatch.setattr(os, "close", close_while_another_opens)
     assert first.read(0, 1) == b"x"
-    first.starts()  # looked at for the first time, the directory is another one than before: open files are dropped
+    first.starts()  # sees the directory for the first time, so drops open files
     assert read == [b"x"]
 
 
 def test_a_listing_closes_the_files_that_are_gone(tmp_path: Path) -> None:
-    """An open file keeps its space."""
+    """An open file keeps its disk space after deletion."""
     log, reader = segments(tmp_path), segments(tmp_path, writable=False)
     for start in (0, 100):
         log.write(start, b"x")
@@ -318,7 +318,7 @@ def test_a_listing_closes_the_files_that_are_gone(tmp_path: Path) -> None:
 
 
 def test_a_segment_that_shrinks_while_it_is_open_is_an_error(tmp_path: Path) -> None:
-    """A touch of the missing pages would kill the process."""
+    """Reading the missing pages of a mapping would kill the process."""
     log = segments(tmp_path, size=3 * 4096)
     log.write(0, b"x" * 3 * 4096)
     assert log.view(0, 3 * 4096)[-1] == ord("x")
@@ -341,7 +341,7 @@ def test_the_first_byte_that_is_not_zero(tmp_path: Path, at: int) -> None:
 
 
 def test_an_end_that_cannot_be_costs_a_look_at_the_files_that_there_are(tmp_path: Path) -> None:
-    """An announced end has a check of one byte: one in 256 damaged ones passes."""
+    """An announced end has a checksum of one byte, so one in 256 damaged ends passes."""
     log = segments(tmp_path)
     for start in (0, 100, 300):
         log.write(start, b"x")

@@ -133,7 +133,9 @@ def test_a_name_in_the_file_that_is_none(tmp_path: Path) -> None:
 
 
 def test_a_name_of_a_deleted_topic_that_leads_elsewhere(tmp_path: Path) -> None:
-    """What lies there was removed, as what a broker makes again of a topic that is deleted."""
+    """The store removes folders of deleted topics that a broker recreates. It must not follow a name out of the
+    store.
+    """
     elsewhere, path = tmp_path / "elsewhere/t", tmp_path / "mq"
     (elsewhere / "0").mkdir(parents=True)
     (elsewhere / "0/precious").write_bytes(b"")
@@ -143,7 +145,7 @@ def test_a_name_of_a_deleted_topic_that_leads_elsewhere(tmp_path: Path) -> None:
     for name in ("../../elsewhere/t", str(elsewhere), "", ".", ".."):
         file = path / "config/topics.json"
         content = json.loads(file.read_text()) | {"deletedTopics": {name: 1, "t": 1}}
-        file.write_text(json.dumps(content))  # without a checksum, as a version before wrote it
+        file.write_text(json.dumps(content))  # without a checksum, as an older version wrote it
         with pytest.raises(CorruptStore, match=r"topics\.json: .* in deletedTopics is no topic's name; correct"):
             MessageStore.open(path)
         assert (elsewhere / "0/precious").exists()
@@ -184,7 +186,7 @@ def test_queues_that_a_topic_has(tmp_path: Path) -> None:
 
 def test_what_is_known_of_a_topic_that_was_deleted(tmp_path: Path) -> None:
     topics, other = Topics(tmp_path), Topics(tmp_path)
-    topics.must_not_be_deleted("t")  # it never was there
+    topics.must_not_be_deleted("t")  # never created
     topics.create("t", 2)
     assert topics.begin("t", 1) == 0
     topics.must_not_be_deleted("t")
@@ -216,7 +218,7 @@ def test_queues_that_a_broker_makes_are_seen_though_its_table_is_the_same(tmp_pa
         (tmp_path / "consumequeue" / name / "0").mkdir(parents=True)
         assert ask(name) == answer
     assert len(changes) == 1, "at the first look"
-    other.delete("b", Tombstone(120))  # its folder is there for a moment more
+    other.delete("b", Tombstone(120))  # its folder still exists
     assert (topics.table().deleted, topics.queue_count("b"), sorted(topics.table().on_disk)) == (
         {"b"},
         0,
@@ -242,7 +244,7 @@ def test_a_log_that_ends_before_a_deletion(tmp_path: Path) -> None:
     ("said", "damaged"), [("2415", "2515"), ("2415", "99999999"), ('"t": {', '"u": {'), ("7", "8")]
 )
 def test_damaged_offsets_of_deleted_topics(tmp_path: Path, said: str, damaged: str) -> None:
-    """Messages that are there would count as deleted."""
+    """Otherwise existing messages would count as deleted."""
     topics, file = Topics(tmp_path), tmp_path / "config/topics.json"
     topics.create("t", 1)
     topics.delete("t", Tombstone(2415, (7,)))
@@ -283,7 +285,7 @@ def test_a_topic_to_which_a_broker_gave_fewer_queues_to_write(tmp_path: Path) ->
 
 
 def test_a_thread_goes_by_what_it_saw_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another one read the table before it was changed, and is done in the moment between its look and its answer."""
+    """Another thread read the table before the change and finishes between this thread's check and its answer."""
     topics, read, done = Topics(tmp_path), threading.Event(), threading.Event()
     topics.create("t", 1)
 
@@ -319,7 +321,7 @@ def test_a_change_is_seen_even_within_one_tick(tmp_path: Path) -> None:
         other.create("t", queues)
         assert mine.queue_count("t") == queues
     os.remove(tmp_path / "config/topics.json")
-    assert mine.queue_count("t") == 48  # its backup
+    assert mine.queue_count("t") == 48  # from the backup
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Directories of kinds that are not read, or not written: refused by name, and left as they are."""
+"""Unsupported directories are refused by name and left unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def unpacked(name: str, to: Path) -> Path:
 
 
 def digests(root: Path) -> dict[str, str]:
-    """Every name below a directory, with what it holds."""
+    """Return the hash of each file below a directory, or "folder"."""
     return {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
         for path in root.rglob("*")
@@ -47,7 +47,7 @@ def write_without_making(path: Path) -> object:
 
 
 def ours(path: Path) -> Path:
-    """A store of ours, closed in good order."""
+    """Create a cleanly closed store."""
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("orders", 1)
         store.put(Message("orders", b"first"))
@@ -142,7 +142,7 @@ def test_what_is_only_not_written_is_read(make: Make, tmp_path: Path) -> None:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[Path]:
-    """A folder on another file system than `tmp_path`."""
+    """Yield a folder on another file system than `tmp_path`."""
     others = [place for place in ("/dev/shm", "/var/tmp", "/tmp") if os.stat(place).st_dev != tmp_path.stat().st_dev]
     if not others:
         pytest.skip("this machine has one file system for all")
@@ -200,7 +200,7 @@ def test_static_topics_are_warned_of(tmp_path: Path) -> None:
 def test_a_store_that_another_process_is_just_making_is_no_log_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two looks it gets its first segment, and then its first queue file."""
+    """Between two checks the other process creates the first segment, then the first queue file."""
     find_a_queue = unsupported._queue_file
 
     def meanwhile(root: Path) -> Path | None:

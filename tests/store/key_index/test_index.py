@@ -1,4 +1,4 @@
-"""The index by key: RocketMQ's bytes both ways, queries against a plain list, and appends that died."""
+"""The key index: reading and writing RocketMQ's bytes, queries compared with a plain list, and dead appends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from store.key_index.index_file import file_bytes
 from store.model.errors import ConfigError, ReadOnlyStore
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-# directory: slots, entries of its index files
+# directory: (slots, entries) of
 GOLDEN_INDEXES = {
     "hosts-5.3": (100, 400),
     "batch-4.9": (100, 400),
@@ -32,7 +32,7 @@ START = 1_700_000_000_000
 
 @dataclass(frozen=True)
 class Filed:
-    """One record as the index sees it."""
+    """The fields of a record that the index uses."""
 
     topic: str
     keys: tuple[str, ...]
@@ -96,7 +96,7 @@ def test_finds_every_key_in_rocketmqs_files(name: str) -> None:
     assert index.end_offset() == max(record.offset for record in records if record.keys)
 
 
-# --- appending and asking -------------------------------------------------------------------------------
+# --- appends and queries --------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -104,7 +104,7 @@ def test_finds_every_key_in_rocketmqs_files(name: str) -> None:
 def test_pieces_make_the_same_files_as_one_append(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], processes: int
 ) -> None:
-    """Whichever process files them: the others may have filled the file that one used last."""
+    """Holds for any order of writing processes: another process may have filled the file that one used last."""
     whole, pieces = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("pieces")
     records = made_records(60)
     append(Index(whole, 13, 40, writable=True), records)
@@ -182,13 +182,13 @@ def test_any_bytes_end_in_an_answer(tmp_path_factory: pytest.TempPathFactory, da
     assert len(list(Index(root, 5, 8, writable=False).candidates("orders", "k1"))) <= 8
 
 
-# --- appends that died, machines that died, retention ---------------------------------------------------
+# --- dead appends, crashed machines, retention ----------------------------------------------------------
 
 SLOTS, ENTRIES = 13, 400
 
 
 def died_in_between(before: bytes, after: bytes, step: str) -> bytes:
-    """A file as it is when the writer dies: it writes entries, then the header, then slots."""
+    """Return a file whose writer died after `step`. It writes entries, then the header, then slots."""
     header, entries = INDEX_HEADER.itemsize, file_bytes(SLOTS, 0)
     half = header + (entries - header) // 8 * 4
     return {
@@ -240,7 +240,7 @@ def test_after_a_machine_crash_the_last_file_is_filed_again(tmp_path: Path) -> N
     records = made_records(60)
     append(index, records)
     intact = files(tmp_path)
-    (tmp_path / "index" / index.names()[-1]).write_bytes(b"")  # its length never reached the device
+    (tmp_path / "index" / index.names()[-1]).write_bytes(b"")  # the length never reached
     index.keep(index.trusted())
     again = index.end_offset()
     assert 0 < again < records[-1].offset
@@ -287,7 +287,7 @@ def test_goes_on_where_another_process_dropped_the_newest_files(tmp_path: Path) 
 
 
 def test_a_file_that_another_process_made_anew_under_its_name(tmp_path: Path) -> None:
-    """Names follow each other while the clock is behind them, as in the hour that local time goes back."""
+    """File names increase even while the clock is behind them, as when local time is set back."""
     ours, others = (Index(tmp_path, SLOTS, 30, writable=True) for _ in range(2))
     append(ours, made_records(10))
     (tmp_path / "index" / ours.names()[0]).rename(tmp_path / "index/29990101000000000")

@@ -1,4 +1,4 @@
-"""One file of the index: what an append and its undoing leave in the header, one key or many at a time."""
+"""One index file: its header after appends and truncation, by one key or many at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OFFSETS = np.arange(60) * 100
 
 
 def made(path: Path, count: int, *, at_a_time: int = 100, ms_each: int = 300) -> IndexFile:
-    """A file with the first `count` keys."""
+    """Create a file with the first `count` keys."""
     path.write_bytes(bytes(file_bytes(SLOTS, ENTRIES)))
     file = IndexFile(path, SLOTS, ENTRIES, writable=True)
     times = START + np.arange(60) * ms_each
@@ -44,14 +44,14 @@ def test_after_truncate_the_header_is_that_of_a_file_which_never_had_more(tmp_pa
 
 @pytest.mark.parametrize("ms_each", [-300, 0, 300])
 def test_one_key_at_a_time_makes_the_same_file(tmp_path: Path, ms_each: int) -> None:
-    """Also where the clock steps back: nothing is stored before a file's begin."""
+    """Holds even if the clock steps back: no stored time is before the file's begin."""
     one, many = made(tmp_path / "one", 40, at_a_time=1, ms_each=ms_each), made(tmp_path / "many", 40, ms_each=ms_each)
     assert one.path.read_bytes() == many.path.read_bytes()
     assert (many.entries(1, 41)["seconds"] >= 0).all()
 
 
 def test_a_search_that_stands_on_an_append_which_is_undone_meanwhile(tmp_path: Path) -> None:
-    """Another one's entry stands in its place then, of another slot: the older entries of the key were missed."""
+    """Another slot's entry replaces the undone one. The search must still find older entries of its key."""
     path = tmp_path / "file"
     path.write_bytes(bytes(file_bytes(SLOTS, ENTRIES)))
     file, ours, theirs = IndexFile(path, SLOTS, ENTRIES, writable=True), [7], [8]
@@ -69,13 +69,13 @@ def test_a_wrong_entry_in_a_chain_ends_no_search_in_a_circle(tmp_path: Path) -> 
     file = made(tmp_path / "file", 3)
     content = bytearray(file.path.read_bytes())
     slot = int(HASHES[0]) % SLOTS
-    content[file_bytes(slot, 0) : file_bytes(slot + 1, 0)] = (2).to_bytes(4, "big")  # which is another slot's
+    content[file_bytes(slot, 0) : file_bytes(slot + 1, 0)] = (2).to_bytes(4, "big")  # an entry of another slot
     file.path.write_bytes(content)
     assert list(file.candidates(int(HASHES[0]), 0, START + 10_000)) == []
 
 
 def test_a_file_that_begins_late_and_is_cut_to_its_first_key(tmp_path: Path) -> None:
-    """That one's seconds count from the file before."""
+    """The first key's seconds count from the previous file."""
     path = tmp_path / "file"
     path.write_bytes(bytes(file_bytes(SLOTS, ENTRIES)))
     file = IndexFile(path, SLOTS, ENTRIES, writable=True)

@@ -1,4 +1,4 @@
-"""The tree of errors is the one that is drawn, and nothing that is raised on purpose stands outside it."""
+"""The documented tree of errors equals the classes, and every deliberate error belongs to it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LINE = re.compile(r"^ {4}(?P<indent>[ │├└─]*)(?P<name>[\w.]+)(?: {2,}\S|
 
 
 def drawn(module: ModuleType) -> dict[str, str | None]:
-    """Class name to that of the class above it, as the docstring of `module` draws them."""
+    """Map each class name in the tree in `module`'s docstring to the name of its parent."""
     above: dict[str, str | None] = {}
     path: list[str] = []
     for line in (module.__doc__ or "").splitlines():
@@ -49,7 +49,7 @@ def drawn(module: ModuleType) -> dict[str, str | None]:
 
 
 def defined(module: ModuleType) -> dict[str, str | None]:
-    """The same of the classes themselves, those that `module` defines."""
+    """Map the exceptions that `module` defines to their parents."""
     own = [kind for _, kind in inspect.getmembers(module, inspect.isclass) if kind.__module__ == module.__name__]
     return {
         kind.__name__: next((base.__name__ for base in kind.__bases__ if issubclass(base, StoreError)), None)
@@ -75,7 +75,7 @@ def test_no_error_stands_outside_the_tree() -> None:
                 and kind.__module__.partition(".")[0] == package.__name__
                 and kind.__module__ not in ("store.model.errors", "pyspark_mq.errors")
                 and not issubclass(kind, Warning)
-                and not name.startswith("_")  # caught where it is raised
+                and not name.startswith("_")  # private errors are caught within their module
             }
     assert outside == set()
 
@@ -86,7 +86,7 @@ def test_every_error_of_the_store_is_public() -> None:
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, messageIndexEnable=False)
 ROOT = Path(__file__).parents[3]
-# Does something with the store, and says which error came, and what it came from.
+# Calls the store in a process without permissions and prints the error and its cause.
 PROGRAM = """
 import errno, os, resource, sys
 from store import Message, MessageStore, StoreError
@@ -158,7 +158,7 @@ def test_no_permission(path: Path, what: str, mode: int) -> None:
     path.chmod(mode)
     said = run(path, what)
     assert re.match(rf"StoreUnavailable EACCES {path}.*: Permission denied; ask its owner", said)
-    assert ("read_only=True" in said) == (what == "write")  # the other one passed it
+    assert ("read_only=True" in said) == (what == "write")  # the other call has read_only=True
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="mounting needs root on Linux")
@@ -243,7 +243,7 @@ def test_a_store_does_not_wait_for_what_is_no_file(path: Path, kind: str) -> Non
         if kind == "pipe":
             os.mkfifo(copy / name)
         elif kind == "socket":
-            with socket.socket(socket.AF_UNIX) as listening, contextlib.chdir(copy):  # such a path must be short
+            with socket.socket(socket.AF_UNIX) as listening, contextlib.chdir(copy):  # socket paths must be short
                 listening.bind(name)
         else:
             copy.joinpath(name).symlink_to("/dev/zero" if kind == "device" else "/nowhere/at/all")
