@@ -1,4 +1,4 @@
-"""Arrow arrays made without pyarrow's own conversions are those that it would make."""
+"""Arrow arrays built from buffers equal those that pyarrow's conversions build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many records at once against one at a time: `Block` and `RecordView` against `decode_record`."""
+"""Decoding many records (`Block`, `RecordView`) equals decoding one at a time (`decode_record`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONG_TOPIC = "%RETRY%" + "g" * 140
 def in_a_log(
     rows: list[Message], base: int, *, with_crc: bool = False
 ) -> tuple[bytes, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Records as they stand in the log from offset `base`: bytes, physical offsets, sizes."""
+    """Encode records for the log at offset `base`. Returns bytes, physical offsets and sizes."""
     records = encode(*rows, with_crc=with_crc)
     physical = base + np.cumsum(records.sizes) - records.sizes
     records.stamp(np.arange(len(rows)), physical, 1_700_000_000_123)
@@ -51,7 +51,7 @@ def rows_of(block: Block) -> list[dict[str, Any]]:
 
 
 def one_by_one(data: bytes, physical: Any, sizes: Any, base: int) -> list[dict[str, Any]]:
-    """Bodies as they are stored; the column sysFlag says what it is once they are inflated."""
+    """Decode record by record, with compressed bodies left as stored. The flags describe an inflated body."""
     starts = (physical - base).tolist()
     messages = (
         decode_record(data[start : start + size], "here") for start, size in zip(starts, sizes.tolist(), strict=True)
@@ -86,7 +86,7 @@ def test_a_changed_byte_gives_the_same_message_or_the_same_refusal(data: st.Data
         raise AssertionError("an error of Arrow's, not ours") from error
     else:
         expected = one_by_one(bytes(changed), physical, sizes, 500)
-        for row in rows_found + expected:  # no CRC covers them, and few of 64 bits of ms fit 64 bits of us
+        for row in rows_found + expected:  # no CRC covers times, and large ms overflow int64 us
             del row["bornTimestamp"], row["storeTimestamp"]
         assert rows_found == expected
 
@@ -118,7 +118,7 @@ def test_records_of_rocketmq_one_of_them_with_an_ipv6_host() -> None:
 
 @pytest.mark.parametrize("families", [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_hosts_of_both_families_side_by_side(families: tuple[int, int]) -> None:
-    """Three records: IPv4, the given families, IPv4 again."""
+    """Three records with hosts of IPv4, the given families, and IPv4 again."""
     (plain,) = (in_a_log([Message("t", b"b", queue_id=3)], 0)[0],)
     dtype = RECORD_HEADERS[families[0]][families[1]]
     header = np.zeros(1, dtype)
@@ -155,7 +155,7 @@ def test_a_wrong_crc_is_named() -> None:
 
 
 def test_an_empty_body_needs_no_crc() -> None:
-    """RocketMQ stores 0 there, whatever the CRC of nothing is; others may not."""
+    """RocketMQ stores 0 as the CRC of an empty body; other writers may store another value."""
     content, physical, sizes = in_a_log([Message("t", b"", queue_id=3)], 0)
     changed = bytearray(content)
     changed[8:12] = BODY_CRC_MASK.to_bytes(4, "big")
@@ -174,11 +174,11 @@ def test_column_names() -> None:
 
 
 def test_times_that_no_timestamp_can_be_are_null() -> None:
-    first, last = -62_135_596_800_000, 253_402_300_799_999  # of the years 1 and 9999
+    first, last = -62_135_596_800_000, 253_402_300_799_999  # in the years 1 and 9999
     times = [first - 1, first, -1, 0, last, last + 1, (1 << 63) - 1, -(1 << 63)]
     data, physical, sizes = in_a_log([Message("t", b"x", queue_id=3)] * len(times), 0)
     log = bytearray(data)
-    for at, time in zip(physical.tolist(), times, strict=True):  # as clients of a broker may have it
+    for at, time in zip(physical.tolist(), times, strict=True):  # a broker's client may set any time
         np.frombuffer(log, RECORD_HEADERS[0][0], 1, at)["born_timestamp"] = time
     column = block_of(bytes(log), 0, "t", physical, sizes).column("bornTimestamp")
     years = [None if instant is None else instant.year for instant in column.to_pylist()]
@@ -189,7 +189,7 @@ def test_times_that_no_timestamp_can_be_are_null() -> None:
 
 
 def test_any_changed_byte_of_records_with_property_crcs_is_noticed() -> None:
-    """Every byte of the second of three; one of another kind stands among them."""
+    """Change each byte of the second of three records, except in the name of its CRC property."""
     rows = [Message("orders", b"body", "tag", ("key",), {"p": "q"}, 3) for _ in range(3)]
     content, physical, sizes = in_a_log(rows, 0, with_crc=True)
     begin, end = int(physical[1]), int(physical[1] + sizes[1])
@@ -212,14 +212,14 @@ def test_records_with_and_without_a_property_crc_in_one_block() -> None:
     assert [row["properties"] for row in rows_of(block_of(data, 0, "orders", physical, sizes))] == [{"TAGS": "tag"}] * 4
     for n in range(4):
         changed = bytearray(data)
-        changed[int(physical[n]) + RECORD_HEADERS[0][0].itemsize] ^= 1  # its body
+        changed[int(physical[n]) + RECORD_HEADERS[0][0].itemsize] ^= 1  # damages the body
         what = "record" if n % 2 else "body"
         with pytest.raises(CorruptRecord, match=rf"offset {n} .*: its {what} does not match its CRC; restore"):
             block_of(bytes(changed), 0, "orders", physical, sizes)
 
 
 def test_keys_column_has_no_blank_at_its_end() -> None:
-    """RocketMQ's Go client ends the property with one; the key has none."""
+    """RocketMQ's Go client appends a blank to the KEYS property, which belongs to no key."""
     rows = [Message("t", b"", properties={"KEYS": keys}, queue_id=3) for keys in ("k1 ", "k1 k2", "k1 k2 ")]
     data, physical, sizes = in_a_log(rows, 0)
     found = rows_of(block_of(data, 0, "t", physical, sizes))

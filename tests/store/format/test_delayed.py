@@ -1,4 +1,4 @@
-"""Messages that wait: where, until when, and what is refused."""
+"""Delayed messages: their queues, delivery times and refusals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def all_of(store: MessageStore, topic: str) -> list[StoredMessage]:
 
 @pytest.mark.parametrize("count", [1, 100])  # one by one, and by columns
 def test_a_list_of_messages(tmp_path: Path, count: int) -> None:
-    """Some wait, others do not; each place is answered as it is."""
+    """Only some messages are delayed. Each result has the message's actual place."""
     rows = [
         Message("orders", b"%d" % n, "A", f"k{n}", {"region": "eu"}, n % 4, flag=n, delay_level=n % (LEVELS + 1) or 0)
         for n in range(18, 18 + count)
@@ -86,7 +86,9 @@ def test_a_table(tmp_path: Path) -> None:
 
 
 def test_levels_are_what_rocketmq_makes_of_them(tmp_path: Path) -> None:
-    """18 for higher ones (a client's 16th send-back asks for 19), none below 0, and no time beside a level."""
+    """Levels above 18 become 18 (a client's 16th send-back asks for 19), those below 0 mean none, and a level
+    overrides a time.
+    """
     far = NOW * 1000
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 1)
@@ -102,7 +104,7 @@ def test_levels_are_what_rocketmq_makes_of_them(tmp_path: Path) -> None:
 
 
 def test_the_queues_are_made_anew_as_they_were(tmp_path: Path) -> None:
-    """Delivery times are in the entries only, and can be worked out again."""
+    """Only the queue entries hold delivery times, and a rebuild recomputes them."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 1)
         store.put_many([Message("orders", b"", delay_level=level) for level in range(5, LEVELS + 1)])
@@ -141,6 +143,6 @@ def test_what_is_due_already_does_not_wait(tmp_path: Path) -> None:
 
 @given(st.integers(1, 1 << 45))
 def test_slots_are_rocketmqs(at: int) -> None:
-    """HookUtils.transformTimerMessage: the second that is over when the message is due."""
+    """As HookUtils.transformTimerMessage: the last second that is over when the message is due."""
     expected = at - 1000 if at % 1000 == 0 else at // 1000 * 1000
     assert timer_slots(np.array([at])).tolist() == [expected]

@@ -1,4 +1,4 @@
-"""What a table of messages may look like; that its records are right is in test_message.py."""
+"""Which tables of messages are accepted. test_message.py tests the resulting records."""
 
 from __future__ import annotations
 
@@ -257,12 +257,12 @@ class Tag(StrEnum):
 
 
 def many(rows: list[Message]) -> list[Message]:
-    """As many as go through columns: the same ones over and over."""
+    """Repeat `rows` until there are enough for the encoder by columns."""
     return rows * -(-MANY // len(rows))
 
 
 def outcome(encode: Any, rows: list[Message], encoding: Encoding) -> Any:
-    """All that an append sees of the records, or the refusal."""
+    """Return every part of the records that an append uses, or the refusal."""
     try:
         records = as_columns(encode(rows, [row.queue_id or 0 for row in rows], encoding, NOW))
     except MessageRefused as refusal:
@@ -298,7 +298,7 @@ ODD = {
 
 @st.composite
 def odd_messages(draw: st.DrawFn) -> Message:
-    """Messages with an odd field or two."""
+    """Draw a message with one or two odd fields."""
     fields = {"topic": draw(st.sampled_from(["a", "b"])), "body": b"body"}
     for name in draw(st.sets(st.sampled_from(sorted(ODD)), min_size=1, max_size=2)):
         fields[name] = draw(ODD[name])

@@ -1,4 +1,4 @@
-"""What is accepted enters what recovery will find it in; what would not is refused."""
+"""Accepted messages enter exactly the queues and index that recovery rebuilds. Others are refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REFUSED_TOPICS = (
     *("SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC", "rmq_sys_wheel_timer"),
     "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
 )
-# What RocketMQ's clients and brokers put into messages (MessageConst), and what looks like it.
+# Property names that RocketMQ's clients and brokers use (MessageConst), and similar names.
 NAMES = (
     *RESERVED_NAMES,
     *(
@@ -128,7 +128,7 @@ def table(message: Message) -> pa.Table:
 
 
 def state(path: Path, keys: set[tuple[str, str]]) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """All entries of all queues, and what the index answers to `keys`."""
+    """Return all entries of all queues, and the index's results for `keys`."""
     queues = {}
     with MessageStore.open(path, read_only=True) as store:
         for topic, count in store.topics().items():
@@ -141,7 +141,7 @@ def state(path: Path, keys: set[tuple[str, str]]) -> tuple[dict[Any, Any], dict[
     return queues, found
 
 
-# Arrow itself refuses to make a table of lone surrogates.
+# Arrow cannot build a table of lone surrogates.
 REFUSALS: tuple[tuple[type[Exception], ...], ...] = ((MessageRefused,), (StoreError, UnicodeEncodeError))
 
 
@@ -249,7 +249,7 @@ def test_light_queues_of_a_brokers_record(topic: str, queues: str, offsets: str,
 @given(st.lists(st.tuples(LIGHT_NAMES, LIGHT_OFFSETS, st.integers(0, 3)), min_size=1, max_size=6))
 @example([("%LMQ%b,%LMQ%a", "5,00", 0), ("%LMQ%a", "\u0661", 1), ("%LMQ%a", "02", 1)])
 def test_records_of_a_light_queue_all_at_once(rows: list[tuple[str | None, str | None, int]]) -> None:
-    """As one by one."""
+    """The result equals a check of each record."""
     names = ("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET")
     texts = [
         "".join(f"{name}\x01{value}\x02" for name, value in zip(names, row, strict=False) if value) for row in rows

@@ -1,4 +1,4 @@
-"""Hashes of keys are RocketMQ's, for one and for many."""
+"""Hashes of one key and of many keys equal RocketMQ's."""
 
 from __future__ import annotations
 

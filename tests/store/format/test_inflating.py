@@ -1,4 +1,4 @@
-"""Bodies that inflate: as their producers had them, and no further than the bound."""
+"""Compressed bodies inflate to the producer's bytes, up to a size limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def compressed(body: bytes, sys_flag: int) -> bytes:
 
 
 def mark(store: MessageStore, physical_offset: int, sys_flag: int) -> None:
-    """As a record is whose producer compressed the body."""
+    """Set a record's flags as if its producer had compressed the body."""
     path = store.path / "commitlog" / segment_name(0)
     with path.open("r+b") as file:
         file.seek(physical_offset + field_offset(RECORD_HEADER, "sys_flag"))
@@ -70,7 +70,7 @@ def test_an_unknown_compression() -> None:
 
 @pytest.mark.parametrize("sys_flag", [0x1, 0x101, 0x201, 0x301, 0x501])
 def test_an_empty_body_stays_empty(sys_flag: int) -> None:
-    """RocketMQ's decoder looks at no flag of a message without a body."""
+    """RocketMQ's decoder ignores the flags of a message without a body."""
     assert decompress(b"", sys_flag, 0) == b""
 
 
@@ -216,7 +216,7 @@ print(rows)
 
 
 def test_128_kib_that_become_4_gib(tmp_path: Path) -> None:
-    """Also 37 messages that are small enough each, and together become more than the memory there is."""
+    """The limit also holds for 37 messages that are small one by one but exceed the memory together."""
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, "zstd") as stream:
         for _ in range(256):

@@ -1,4 +1,4 @@
-"""The index as a store keeps it: whatever way a message came in and whatever happened since, its keys find it."""
+"""The store's index finds a message by its keys, however it was appended, and after crashes, recovery and retention."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = StoreConfig(**SIZES, maxHashSlotNum=100, maxIndexNum=40, flushIntervalCo
 
 
 def filled(path: Path, config: StoreConfig = SMALL) -> MessageStore:
-    """100 messages: key `k0` to `k99`, each tenth also `ten`."""
+    """Create a store of 100 messages with keys `k0` to `k99`; each tenth also has the key `ten`."""
     store = MessageStore.open(path, config=config)
     store.create_topic("t", 2)
     store.put_many([message(n) for n in range(100)])
@@ -118,7 +118,7 @@ def repair_with_index(path: Path) -> None:
 
 @pytest.mark.parametrize("crash", ["machine", "boot", "no watermark", "no queues", "index lost"])
 def test_recovery(tmp_path: Path, crash: str) -> None:
-    """The copy of a directory whose writer lives is what a crash leaves; of the last index file nothing may be left."""
+    """A copy of a live writer's directory is the state after a crash. The last index file may be lost completely."""
     store = filled(tmp_path / "live")
     for n in range(100, 120):
         store.put(message(n))
@@ -160,7 +160,7 @@ def another_boot(path: Path) -> None:
 
 
 def test_what_was_cut_off_the_log_is_no_longer_filed(tmp_path: Path) -> None:
-    """Full files reached the device, records that they name did not."""
+    """Full index files reached the device, but some of the records that they name did not."""
     store = filled(tmp_path / "live")
     store.flush()
     for n in range(100, 300):
@@ -182,7 +182,7 @@ def test_what_was_cut_off_the_log_is_no_longer_filed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("repairs", [False, True])
 def test_a_lost_one_is_made_anew(tmp_path: Path, repairs: bool) -> None:
-    """By opening for writing, too."""
+    """Either `repair` or opening for writing rebuilds the index."""
     filled(tmp_path).close()
     for file in (tmp_path / "index").iterdir():
         file.write_bytes(bytes(file.stat().st_size))

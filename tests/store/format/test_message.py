@@ -1,4 +1,4 @@
-"""One message to its record and back, against RocketMQ's bytes and against the vectorised encoder."""
+"""Encoding and decoding one message, compared with RocketMQ's bytes and the vectorised encoder."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_record_of_rocketmq_is_read_and_written_alike() -> None:
     records.stamp(np.array([0]), np.array([0]), stored.store_timestamp)
     ours = bytearray(records.encoded(0, 1))
     born = field_offset(RECORD_HEADER, "born_ip")
-    ours[born : born + 8] = V1[born : born + 8]  # our born host is the store itself
+    ours[born : born + 8] = V1[born : born + 8]  # our host is the store
     assert bytes(ours) == V1
 
 
@@ -149,7 +149,7 @@ def test_a_property_crc_as_rocketmq_makes_it() -> None:
     records.stamp(np.array([0]), np.array([0]), stored.store_timestamp)
     born = field_offset(RECORD_HEADER, "born_ip")
     header = records.headers.view(np.uint8)
-    header[born : born + 8] = np.frombuffer(PROPERTY_CRC, np.uint8)[born : born + 8]  # ours is the store itself
+    header[born : born + 8] = np.frombuffer(PROPERTY_CRC, np.uint8)[born : born + 8]  # our host is the store
     assert bytes(records.encoded(0, 1)) == PROPERTY_CRC
 
 

@@ -28,7 +28,7 @@ def test_bytes_of_rocketmq() -> None:
     [
         (b"", {}),
         (b"\x02\x02", {}),
-        (b"a\x01b", {"a": "b"}),  # 4.9 leaves the last separator out
+        (b"a\x01b", {"a": "b"}),  # RocketMQ 4.9 omits the last separator
         (b"a\x01b\x02c\x01d", {"a": "b", "c": "d"}),
         (b"a\x01\x02c\x01d\x02", {"c": "d"}),  # no value
         (b"\x01b\x02c\x01d\x02", {"c": "d"}),  # no name
@@ -63,7 +63,7 @@ def test_32767_bytes_fit_and_one_more_does_not() -> None:
 
 
 NAMES = ("TAGS", "KEYS", "a", "ab", "é")
-# every separator, letters of the names, half a character, a byte that is never UTF-8
+# each separator, letters of the names, half a character, a byte that is never UTF-8
 PIECES = st.sampled_from(
     [b"\x01", b"\x02", b"a", b"b", b"ab", b"TAGS", b"KEYS", "é".encode(), b"\xc3", b"\xff", b"\xe6\xbc", "漢".encode()]
 )

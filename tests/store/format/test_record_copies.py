@@ -1,4 +1,4 @@
-"""Records made of records: all is kept but what is to be changed."""
+"""Copying records to another topic keeps every field that the copy need not change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def copies_of(*records: bytes) -> RecordCopies:
 
 
 def stored(pieces: list[EncodedRecords], places: list[int]) -> list[StoredMessage]:
-    """The messages, as they are read once they stand in a log from offset 0 on; places: their queue offsets."""
+    """Stamp the records for a log from offset 0 and decode them. places: their queue offsets."""
     found = []
     at = 0
     for piece in pieces:
@@ -70,7 +70,7 @@ def test_all_is_kept_but_the_place(rows: list[Message], was_crc: bool, with_crc:
 @settings(deadline=None)
 @given(st.lists(messages(), min_size=1, max_size=6))
 def test_what_was_read_is_as_good_as_the_records(rows: list[Message]) -> None:
-    """Whoever was born on IPv6, too; bodies are as they were read."""
+    """Copies of decoded messages equal copies of their records, also with an IPv6 born host."""
     content, physical, sizes = in_a_log([replace(row, topic="waiting", queue_id=3) for row in rows], 0)
     records = [content[start : start + size] for start, size in zip(physical.tolist(), sizes.tolist(), strict=True)]
     records += [V1_BORN_V6, PROPERTY_CRC]
@@ -84,7 +84,7 @@ def test_what_was_read_is_as_good_as_the_records(rows: list[Message]) -> None:
 
 
 def test_what_is_filed_is_that_of_the_message() -> None:
-    """Tags codes and keys, under the new topic: as if it had been put there."""
+    """A put to the new topic would give the same tags codes and keys."""
     row = Message("orders", b"", "paid", ("a", "b"), {"UNIQ_KEY": "U"})
     content, _, _ = in_a_log([replace(row, topic="waiting", queue_id=3)], 0)
     made = next(copies_of(content).records(Places("orders", np.array([0])), ENCODING))
@@ -109,7 +109,7 @@ def test_properties_are_changed_added_and_taken_out() -> None:
 
 
 def test_rocketmqs_records_with_ipv6_hosts_and_checksums() -> None:
-    """In pieces, for the headers are of two lengths; in order."""
+    """The copies keep their order, in one piece for each run of equal header lengths."""
     copies = copies_of(V1, V1_BORN_V6, PROPERTY_CRC, V1_BORN_V6)
     made = list(copies.records(Places("real", np.arange(4)), ENCODING))
     assert [len(piece) for piece in made] == [1, 1, 1, 1]
@@ -136,14 +136,14 @@ def test_what_was_taken_without_a_checksum_is_copied_without_where_there_is_no_r
 
 
 def with_properties(encoded: bytes) -> bytes:
-    """A record whose properties are these, at least three bytes."""
+    """Return a record with the property bytes `encoded` (at least 3 bytes)."""
     content, _, _ = in_a_log([Message("t", b"1", properties={"p": "x" * (len(encoded) - 3)})], 0)
     return content[: -len(encoded)] + encoded
 
 
 @pytest.mark.parametrize("end", [b"\2", b"", b"\0"])
 def test_what_looks_like_a_lost_sector_ends_with_a_checksum(end: bytes) -> None:
-    """And nothing else, by default; also of a client that leaves out the last separator, behind which none follows."""
+    """Only such records get a checksum by default, even if a client omitted the last separator."""
     zeros, text = b"p\1" + bytes(SECTOR_BYTES) + end, b"p\1value\2"
     records = [with_properties(each) for each in (text, zeros, zeros, b"p\1v\0\0", text, b"p\1v\0v")]
     copies = copies_of(*records)
@@ -165,7 +165,7 @@ def test_a_checksum_can_follow_properties_without_their_last_separator() -> None
 
 
 def test_what_was_read_is_put_again_whatever_only_a_broker_takes() -> None:
-    """Or who fails to process it keeps it for ever."""
+    """Otherwise a message that a consumer fails to process could never be sent back."""
     was = decode_record(with_properties(b"p\1a\1b\2zeros\1" + bytes(2 * SECTOR_BYTES) + b"\2"), "t")
     (made,) = RecordCopies.of_messages([was]).records(Places("here", np.array([0])), ENCODING)
     (copy,) = stored([made], [0])

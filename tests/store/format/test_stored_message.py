@@ -1,5 +1,3 @@
-"""One message from its record."""
-
 from __future__ import annotations
 
 import copy
@@ -31,7 +29,7 @@ def test_an_ipv6_born_host_and_an_appended_property_crc() -> None:
 
 @given(st.integers(0, len(PROPERTY_CRC) - 1), st.integers(1, 255))
 def test_any_changed_byte_is_noticed_by_a_property_crc(position: int, change: int) -> None:
-    """But for those that make it another property: then the body's CRC counts, and the rest has none."""
+    """A change in the CRC property's name leaves the record without that CRC. Then only the body's CRC is checked."""
     changed = bytearray(PROPERTY_CRC)
     changed[position] ^= change
     named = len(PROPERTY_CRC) - PROPERTY_CRC_BYTES - 1
@@ -93,7 +91,7 @@ ENTRY = QueueEntry("TopicA", 0, 0, 0, len(V1), java_hash_code("TagA"))
 def test_an_entry_is_that_of_its_message() -> None:
     message = decode_record(V1, "here")
     must_be_entered(message, ENTRY)
-    must_be_entered(message, ENTRY._replace(tags_code=-(1 << 31) - 1))  # in a queue extension
+    must_be_entered(message, ENTRY._replace(tags_code=-(1 << 31) - 1))  # an address in a queue extension
     with_place = message._replace(properties={"INNER_MULTI_DISPATCH": "x,%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "1,5"})
     light = QueueEntry("%LMQ%a", 0, 5, 0, len(V1), 0)
     must_be_entered(with_place, light)

@@ -1,4 +1,4 @@
-"""Strict JSON: what it refuses, and that it does so at once."""
+"""Strict JSON refuses invalid documents, and does so quickly."""
 
 from __future__ import annotations
 
