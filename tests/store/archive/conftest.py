@@ -1,4 +1,4 @@
-"""A store that archives, with two topics and small segments; and where to."""
+"""A store with two topics and small segments, and an archive directory."""
 
 from __future__ import annotations
 

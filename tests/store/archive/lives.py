@@ -1,4 +1,4 @@
-"""A topic that is deleted and made again, and what is archived of it."""
+"""Recreate a topic, and read what is archived of it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def named(body: str, count: int) -> list[str]:
 
 
 def restarted(store: MessageStore, queues: int = 1, topic: str = "orders") -> None:
-    """As by a RocketMQ broker: the queues of a recreated topic begin at 0, and no tombstone tells of the old one."""
+    """Recreate a topic as a RocketMQ broker does: queues begin at 0, and no tombstone records the old topic."""
     store.delete_topic(topic)
     path = store.path / TOPICS_FILE
     content = json.loads(path.read_text())
@@ -45,12 +45,12 @@ def restarted(store: MessageStore, queues: int = 1, topic: str = "orders") -> No
 
 
 def forgets_archive(store: MessageStore) -> None:
-    """So that retention takes what is not archived."""
+    """Delete the archive setting, so that retention also deletes messages that are not archived."""
     (store.path / "config" / "store.conf").unlink()
 
 
 def begin_at(store: MessageStore, count: int) -> None:
-    """Put new orders, and let retention take the first `count` of them, so that the queue begins there."""
+    """Put new orders, then let retention delete the first `count`, so that the queue begins after them."""
     put(store, "orders", "new", count)
     first = store.confirm_offset
     while store.confirm_offset // 4096 == first // 4096:

@@ -1,4 +1,4 @@
-"""What is archived is what the store has, whoever is killed and whatever is asked again."""
+"""The archive equals the store, despite kills and repeated runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def same(store: MessageStore, url: Path) -> None:
-    """The archive has all that the store has."""
+    """Check that the archive has everything that the store has."""
     with ArchiveAddress(str(url)).open() as log:
         assert {topic: len(queues) for topic, queues in log.topics().items()} == store.topics()
         for queue in [queue for queues in log.topics().values() for queue in queues]:
@@ -83,7 +83,7 @@ def test_more_topics_and_queues_come_with_the_next_time(filled: Filled, tmp_path
 
 @pytest.mark.parametrize("count", [1, 60, 61, 200])
 def test_recreated_topic_goes_on_in_the_archive(tmp_path: Path, count: int) -> None:
-    """Retention keeps what is not archived yet; readers of the store get nothing of the deleted topic."""
+    """Retention keeps messages that are not archived yet; readers of the store get nothing of the deleted topic."""
     with MessageStore.open(tmp_path / "mq", config=StoreConfig(mappedFileSizeCommitLog=4096)) as store:
         for topic in ("orders", "other"):
             store.create_topic(topic, 1)
@@ -130,7 +130,7 @@ def test_what_is_too_old_is_deleted_from_the_archive(filled: Filled, tmp_path: P
         assert rows(log, queue, *bounds) == rows(store, queue, *bounds)
         with pytest.raises(OffsetLost, match="not archived"):
             rows(log, queue, 0, 1)
-        wanted = QueueRange(queue, 0, bounds.max_offset)  # whoever reads it has to be told
+        wanted = QueueRange(queue, 0, bounds.max_offset)  # the missing range is kept, so that reading it raises
         for narrowed in (log.stored_between([wanted], 0, 1), log.with_keys([wanted], ["k0"])):
             assert narrowed[0] == QueueRange(queue, 0, bounds.min_offset)
     assert archive(reserved_hours=0) == 0
@@ -146,7 +146,7 @@ def test_records_with_a_checksum_of_all_of_them_get_one_that_fits(tmp_path: Path
 
 
 def test_from_the_first_piece_on_whoever_cleans_waits_for_the_rest(filled: Filled, tmp_path: Path) -> None:
-    """Also where the first time takes long, or is killed."""
+    """Also if the first archive run is slow or killed."""
     for _ in range(4):
         filled.put("orders", 0, 50, 1000)
         filled.put("orders", 1, 50, 1000)
@@ -215,7 +215,7 @@ def test_another_store_of_that_name_is_refused(filled: Filled, tmp_path: Path) -
 def test_another_store_of_that_name_with_other_topics_is_refused(
     filled: Filled, tmp_path: Path, topics: dict[str, int]
 ) -> None:
-    """What it did to the archive it would do to what is archived of the first one, too, as to what is too old."""
+    """It would change the archived messages of the first store too, for example by expiring them."""
     filled.store.archive(str(tmp_path / "archive"))
     before = contents(tmp_path / "archive")
     other = Filled(tmp_path / "other" / "mq", topics)
@@ -229,7 +229,7 @@ def test_another_store_of_that_name_with_other_topics_is_refused(
 
 
 def test_two_stores_of_one_name_do_not_meet_in_an_archive_that_was_empty(tmp_path: Path) -> None:
-    """Nobody can tell then whose it is; so the one that archives later is refused."""
+    """The empty archive does not show its owner, so the store that archives later is refused."""
     one, other = (Filled(tmp_path / each / "mq", {each: 1}) for each in ("one", "other"))
     url = str(tmp_path / "archive")
     with one.store, other.store:
@@ -246,7 +246,7 @@ def test_two_stores_of_one_name_do_not_meet_in_an_archive_that_was_empty(tmp_pat
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_store_whose_archived_topics_were_all_deleted_goes_on(tmp_path: Path, *, taken: bool) -> None:
-    """Their messages are in the log still; or retention took them, and nothing shows it any more."""
+    """Their messages are still in the log, or retention deleted them and nothing shows their topics."""
     filled = Filled(tmp_path / "mq", {"orders": 1, "more": 1})
     with filled.store as store:
         filled.put("orders", 0, 3)
@@ -274,7 +274,7 @@ def test_an_object_that_was_cut_is_named(filled: Filled, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("before", [0, 3])
 def test_a_queue_that_lost_a_file_keeps_no_other_from_the_archive(tmp_path: Path, before: int) -> None:
-    """Whether some of it is archived or nothing yet."""
+    """Whether or not some of the queue is already archived."""
     filled = Filled(tmp_path / "mq", {"a": 1, "b": 1, "c": 1})
     filled.put("a", 0, 1)
     filled.put("b", 0, before)
@@ -337,9 +337,9 @@ with address_at(sys.argv[1]).open() as log:
 
 
 def test_killed_at_any_moment_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
-    """While it archives and cleans, and others read all of it; what is written meanwhile comes with the next time.
+    """Processes archive and clean while others read everything; messages written during a run are in the next one.
 
-    Readers are killed, too, every now and then; one that fails says so.
+    Readers are killed now and then, too. A reader that fails prints the error.
     """
     filled, moments, url = Filled(tmp_path / "mq", {"orders": 2}), random.Random(SEED), tmp_path / "archive"
     read = [sys.executable, "-c", READER, filled.path]
@@ -385,7 +385,7 @@ def test_killed_at_any_moment_nothing_is_lost_or_doubled(tmp_path: Path) -> None
 
 
 def ended(reader: subprocess.Popen[bytes]) -> None:
-    """Kill one that has read everything once at least, and found nothing wrong until then."""
+    """Kill a reader that has read everything at least once, and check that it found no error."""
     assert reader.stdout is not None
     lines = [reader.stdout.readline(), reader.stdout.readline()]
     reader.send_signal(signal.SIGKILL)
@@ -397,7 +397,7 @@ def ended(reader: subprocess.Popen[bytes]) -> None:
 def test_segments_that_go_while_somebody_asks_where_queues_begin(
     filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """He has the metadata of before, and looks again."""
+    """The reader holds stale metadata and loads it again."""
     url, queue, store = tmp_path / "archive", Queue("orders", 0), filled.store
     of_store, load, rounds = StoreArchive(store.path, str(url), ""), ArchivePlace.load, iter(range(12))
 

@@ -1,4 +1,4 @@
-"""What metadata may say that is damaged, or hostile: an error of ours, or it is read; no memory is taken for it."""
+"""Damaged or hostile metadata is read, or raises a StoreError; it never causes large allocations."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ def test_whatever_the_metadata_says_is_an_error_of_ours_or_read(filled: Filled, 
 
 
 def test_a_damaged_byte_of_the_metadata_hides_nothing(filled: Filled, tmp_path: Path) -> None:
-    """As one in the name of a queue, or of a table, hid all that was archived there; and the next 'archive' wrote that
-    down."""
+    """A damaged queue or table name hid all that was archived under it, and the next `archive` saved that state."""
     filled.store.archive(str(tmp_path / "archive"))
     (metadata,) = tmp_path.rglob(METADATA.rpartition("/")[2])
     whole, moments = metadata.read_bytes(), random.Random(SEED)
@@ -66,7 +65,7 @@ def test_a_damaged_byte_of_the_metadata_hides_nothing(filled: Filled, tmp_path: 
             assert Catalog.parse("here", bytes(data)) == sound
         except CorruptStore:
             refused += 1
-    assert refused > len(whole) - 40  # all but the checksum's own name
+    assert refused > len(whole) - 40  # only damage to the checksum's own key passes
     metadata.write_bytes(whole.replace(b'"mq/orders/0"', b'"mq/orders/8"'))
     for verb in (filled.store.archive, filled.store.clean):
         with pytest.raises(CorruptStore, match=r"Metadata.json: damaged, for its checksum does not fit"):

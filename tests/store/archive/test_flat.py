@@ -1,4 +1,4 @@
-"""Where an archived queue begins, whichever segments of its log and of its entries are gone."""
+"""Where an archived queue begins, for any missing segments of its log and of its entries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_light_queues_whose_records_have_other_queues_offsets(tmp_path: Path) ->
             here = [body for batch in batches for body in batch["body"]]
             for number in range(len(archived.log)):
                 first = archived.entries[number].base // 20
-                for left in (number, 0):  # the oldest entries are gone as well, or not yet
+                for left in (number, 0):  # the oldest entries are deleted as well, or not yet
                     cut = replace(archived, log=archived.log[number:], entries=archived.entries[left:])
                     it = place.queue(catalog.having(queue, cut), queue)
                     assert isinstance(it, FlatQueue)
@@ -53,7 +53,7 @@ def test_light_queues_whose_records_have_other_queues_offsets(tmp_path: Path) ->
 
 
 def test_what_goes_while_it_is_read_ends_no_process(tmp_path: Path) -> None:
-    """A mapped page that is gone would: on a bad disk, or where a network's file system deleted it."""
+    """A missing page of a mapping kills the process: on a bad disk, or if a network file system deleted the file."""
     objects = objects_at(str(tmp_path), {})
     objects.write(f"folder/{segment_path('mq/t/0', COMMIT_LOG, 0)}", bytes([1]) * 9000)
     read = FlatFile(objects, "folder", "mq/t/0", COMMIT_LOG, (Segment(0, 9000),)).view(0, 9000)

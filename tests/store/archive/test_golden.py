@@ -1,4 +1,4 @@
-"""A directory that RocketMQ's tiered store wrote, and what it reads in it itself."""
+"""A directory that RocketMQ's tiered store wrote, compared with what RocketMQ reads from it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_its_messages_are_read_as_it_reads_them() -> None:
         for queue, bounds in log.bounds([queue for queues in log.topics().values() for queue in queues]).items():
             for batch in log.scan(QueueRange(queue, *bounds), ReadSpec(COLUMNS, EVERYTHING)):
                 ours += batch.to_pylist()
-    # its reader gives bodies as they are stored, in this case: the mixes of other directories compare them
+    # RocketMQ's reader returns bodies as stored here; the mixes of other directories compare them.
     theirs = [
         (each["topic"], each["queueId"], each["queueOffset"], each["physicalOffset"], each["bodyCRC"])
         for each in lines("message")
@@ -57,7 +57,7 @@ def test_its_messages_are_read_as_it_reads_them() -> None:
 
 
 def test_its_index_names_what_it_finds_there_itself(tmp_path: Path) -> None:
-    """A compacted one, with several keys in each slot; what it does not name is not looked for elsewhere."""
+    """A compacted index with several keys in each slot. Unindexed messages are not searched elsewhere."""
     said = [json.loads(line) for line in (GOLDEN / "tiered" / "5.5-index.jsonl").read_text("utf-8").splitlines()]
     theirs = {(each["key"], each["queueId"], each["queueOffset"]) for each in said if "queueId" in each}
     keys = [each["key"] for each in said if "queueId" not in each]
@@ -69,7 +69,7 @@ def test_its_index_names_what_it_finds_there_itself(tmp_path: Path) -> None:
         (index,) = copy.rglob(f"{INDEX}/*")
         (queues,) = (copy / cluster_folder("DefaultCluster") / "broker-a").glob("keyed")
         queues.rename(tmp_path / "away")
-        assert log.query(KeyQuery("keyed", "none")) == []  # so no message was read for it
+        assert log.query(KeyQuery("keyed", "none")) == []  # the index rules it out, so no message is read
         os.truncate(index, 100)
         with pytest.raises(CorruptSegment, match="it ends before byte"):
             log.query(KeyQuery("keyed", "none"))
@@ -82,7 +82,7 @@ def test_its_metadata_survives_our_writing() -> None:
 
 
 def test_where_the_log_begins_later_than_its_entries_so_does_the_queue(tmp_path: Path) -> None:
-    """A broker deletes the oldest segments of both, each by its own times."""
+    """A broker deletes the oldest segments of log and entries independently, each by its own times."""
     copy = shutil.copytree(ARCHIVE, tmp_path / "archive")
     read = Catalog.parse("its metadata", (copy / METADATA).read_bytes())
     assert read is not None

@@ -1,4 +1,4 @@
-"""What a reader that waits for new messages of an archive asks its server."""
+"""Requests that a reader waiting for new archived messages sends to its server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUEUES = 8
 
 
 def test_a_look_is_one_request_while_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive_log, "_RECENT_SECONDS", 60.0)  # a look takes no longer
+    monkeypatch.setattr(archive_log, "_RECENT_SECONDS", 60.0)  # no check takes longer
     asked: Counter[str] = Counter()
 
     def counting(app: WSGI) -> WSGI:

@@ -1,4 +1,4 @@
-"""What the index of an archive finds is what reading all of it finds, however it grew and whatever of it is gone."""
+"""The archive's index finds the same messages as a full read, however it grew and whatever files are missing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def it(tmp_path: Path) -> Iterator[ArchivedStore]:
 
 
 def fill(store: MessageStore, count: int, seed: int = 0) -> None:
-    """Some without a key, others with several; ids of their producers' for some."""
+    """Put messages without keys, with several keys, and some with producers' ids."""
     some = random.Random(seed)
     for _ in range(count):
         topic = some.choice(list(TOPICS))
@@ -59,7 +59,7 @@ def index_files(root: Path) -> list[Path]:
 
 
 def holds(log: ArchiveLog, store: MessageStore, keys: list[str]) -> int:
-    """The same is found as in the store, also where that is in ranges; how many messages those have."""
+    """Check that lookups and range queries find the same as the store; return the number of messages."""
     count = 0
     for key in keys:
         expected = {
@@ -109,7 +109,7 @@ def test_what_is_found_is_what_is_there(it: ArchivedStore, tmp_path: Path) -> No
 
 
 def test_the_newest_of_several_queues(it: ArchivedStore) -> None:
-    """Also of those that were stored within one second, which the index does not tell apart."""
+    """Also of messages stored within one second, which the index cannot order."""
     some = random.Random(1)
     for n in range(60):
         another_millisecond()
@@ -188,7 +188,7 @@ def test_what_is_deleted_is_found_no_longer_and_the_rest_is(
 def test_an_index_that_begins_anew_is_not_taken_for_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By who looks something up meanwhile: the messages are there still, and it found none of their keys."""
+    """A lookup that began before the new index must not return no message for keys of messages that still exist."""
     monkeypatch.setattr(key_index, "_SMALL", 1)
     address = ArchiveAddress(str(tmp_path / "archive"))
     with MessageStore.open(tmp_path / "mq") as store:
@@ -283,7 +283,7 @@ def test_an_index_that_lost_a_sector_does_not_hide_its_keys(it: ArchivedStore, t
 
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_an_index_that_is_lost_begins_anew(it: ArchivedStore, tmp_path: Path, *, is_cut: bool) -> None:
-    """Or nothing more could be archived, and nothing cleaned away: it is made of what is archived next."""
+    """The index is rebuilt from the next archived messages. Otherwise archiving and cleaning would stop."""
     fill(it.store, 100)
     it.archive()
     (file,) = index_files(tmp_path / "archive")
@@ -301,7 +301,7 @@ def test_an_index_that_is_lost_begins_anew(it: ArchivedStore, tmp_path: Path, *,
 
 
 def test_by_a_key_or_an_id_of_a_light_queue_whose_messages_were_sent_to_several_topics(tmp_path: Path) -> None:
-    """To queue 0 of each, at the same offsets."""
+    """The messages are in queue 0 of each topic, at the same offsets."""
     config = StoreConfig(
         mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=20, maxIndexNum=50
     )

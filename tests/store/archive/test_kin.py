@@ -1,4 +1,4 @@
-"""An archive that is of another store, or of another topic of that name, is never joined with what a store has."""
+"""An archive of another store, or of an older topic with the same name, is never joined with a store's messages."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_two_lives_are_not_joined_where_one_begins_as_the_other_ends(store: Mess
     with pytest.raises((QueuesPassedOver, ArchiveOfAnother), match="orders/0: "):
         store.archive(url)
     assert archived(url) == named("old", 40)
-    with suppress(ArchiveOfAnother):  # where nothing shows whose archive it is
+    with suppress(ArchiveOfAnother):  # if nothing shows whose archive it is
         store.archive(url, forget=["orders"])
         assert archived(url) == named("newer", 5)
 
 
 def test_who_reads_through_gets_nothing_of_the_old_one(store: MessageStore, url: str) -> None:
-    """By the store itself: in a range, by offset, by key."""
+    """Reads by range, by offset and by key through the store."""
     put(store, "orders", "old", 60)
     store.archive(url)
     settings = (store.path / "config" / "store.conf").read_bytes()
@@ -66,7 +66,7 @@ def test_who_reads_through_gets_nothing_of_the_old_one(store: MessageStore, url:
 
 
 def test_what_has_nothing_before_where_it_begins_goes_on(store: MessageStore, url: str) -> None:
-    """All that is archived is gone from the store: as two lives look, and it is one."""
+    """Retention deleted every archived message: this looks like a recreated topic, and is not."""
     begin_at(store, 0)
     put(store, "orders", "old", 35)
     store.archive(url)
@@ -117,7 +117,7 @@ def test_two_that_archive_to_one_place_under_one_name(store: MessageStore, url: 
 
 
 def test_a_store_that_was_restored_goes_on_in_the_same_place(store: MessageStore, url: str, tmp_path: Path) -> None:
-    """And the one that it was made of is told."""
+    """The original store then gets an error."""
     put(store, "orders", "old", 100)
     store.archive(url)
     restore(ArchiveAddress(url), tmp_path / "again" / "mq")

@@ -1,4 +1,4 @@
-"""What goes wrong where an archive lies is told with its URL, and what was not written well does not count."""
+"""Errors of the archive's file system name its URL, and failed writes do not count."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.filled import Filled
 
 
 class Bad(MemoryFileSystem):  # type: ignore[misc]
-    """A file system whose puts go wrong as `wrong` says, as often as it says so."""
+    """A file system whose writes fail as often as `wrong` says."""
 
     protocol = "bad"
     store: dict[str, Any] = {}  # noqa: RUF012
@@ -52,7 +52,7 @@ def wrong() -> Iterator[list[Exception | None]]:
 
 
 class ReadTimeoutError(OSError):
-    """As botocore has it."""
+    """Mimics the class of botocore."""
 
 
 def test_no_permission_is_told_with_the_url(filled: Filled, wrong: list[Exception | None]) -> None:
@@ -64,7 +64,7 @@ def test_no_permission_is_told_with_the_url(filled: Filled, wrong: list[Exceptio
 
 
 class NoCredentialsError(Exception):
-    """As botocore has it."""
+    """Mimics the class of botocore."""
 
 
 def test_missing_credentials_are_told_with_where_to_give_them(filled: Filled, wrong: list[Exception | None]) -> None:
@@ -95,7 +95,7 @@ def test_what_was_torn_does_not_count(filled: Filled, wrong: list[Exception | No
 
 
 class Tagged(MemoryFileSystem):  # type: ignore[misc]
-    """As an object store tells what changed. read: what was, whole."""
+    """Reports changes of objects as an object store does. read: the objects that were read as a whole."""
 
     protocol = "tagged"
     store: dict[str, Any] = {}  # noqa: RUF012
@@ -154,7 +154,7 @@ def test_a_url_of_one_slash_is_no_directory(filled: Filled, tmp_path: Path, monk
 
 @pytest.mark.parametrize("cache", ["simplecache", "filecache", "blockcache"])
 def test_what_keeps_copies_is_no_place(cache: str) -> None:
-    """Of the metadata, too: an old one would be gone on from, and what it does not name be lost."""
+    """Stale cached metadata would be continued, and the objects that it does not list would be lost."""
     for url, options in ((f"{cache}::memory://x", {}), (f"{cache}://x", {"target_protocol": "memory"})):
         with pytest.raises(ObjectsUnavailable, match="a cache may give an old copy"):
             objects_at(url, options)

@@ -1,4 +1,4 @@
-"""The archive of a store: where, of which topics, what of that is remembered; and what stays until it is there."""
+"""A store's archive settings, and which messages stay until they are archived."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_some_topics(filled: Filled, tmp_path: Path) -> None:
 
 
 def test_what_is_remembered_of_topics_and_urls(filled: Filled, tmp_path: Path) -> None:
-    """Topics that are given replace those of before; another URL replaces nothing, and `clean` does not ask it."""
+    """Given topics replace the remembered ones; another URL is not remembered, and `clean` does not ask it."""
     url, copy, root = str(tmp_path / "archive"), str(tmp_path / "copy"), Path(filled.path)
     filled.store.create_topic("more", 1)
     filled.store.archive(url)
@@ -66,7 +66,7 @@ def test_what_is_remembered_of_topics_and_urls(filled: Filled, tmp_path: Path) -
 
 
 def test_topics_may_be_listed_with_blanks(filled: Filled, tmp_path: Path) -> None:
-    """One behind a blank was neither archived any more, nor kept."""
+    """A topic after a blank was neither archived nor kept by retention."""
     filled.store.create_topic("more", 1)
     filled.store.archive(str(tmp_path / "archive"), topics=["orders", "more"])
     path = Path(filled.path) / CONF_FILE
@@ -115,7 +115,7 @@ def test_nothing_is_cleaned_away_that_is_to_be_archived(filled: Filled, tmp_path
 
 @pytest.mark.parametrize("at", [1 << 40, 200 << 10, 1])
 def test_no_damaged_entry_says_what_is_to_be_archived(filled: Filled, tmp_path: Path, at: int) -> None:
-    """The first one that is not archived, of a record elsewhere in the log, or far behind it."""
+    """It is the first entry that is not archived; its record is elsewhere in the log, or far past the end."""
     filled.store.archive(str(tmp_path / "archive"))
     filled.put("orders", 0, 300, 1000)
     segments = list((Path(filled.path) / "commitlog").iterdir())
@@ -134,7 +134,7 @@ def test_no_damaged_entry_says_what_is_to_be_archived(filled: Filled, tmp_path: 
 
 @pytest.mark.parametrize("lost", ["folder", "file"])
 def test_what_a_queue_that_lost_its_end_had_is_not_cleaned_away(tmp_path: Path, lost: str) -> None:
-    """While the store is open: `archive` cannot see it, but the log has it still, and the queue is made anew."""
+    """`archive` cannot read the damaged queue, but the log still has the messages and the queue can be rebuilt."""
     filled, folder = Filled(tmp_path / "mq", {"orders": 1, "others": 1}), tmp_path / "mq/consumequeue/orders/0"
     filled.put("others", 0, 1)
     filled.store.archive(str(tmp_path / "archive"))
@@ -154,7 +154,7 @@ def test_what_a_queue_that_lost_its_end_had_is_not_cleaned_away(tmp_path: Path, 
 
 
 def test_who_reads_while_it_is_archived_for_the_first_time(tmp_path: Path) -> None:
-    """What the settings remember from then on is there to be asked."""
+    """The settings name the archive before it is complete, and readers use it from then on."""
     config, seen = StoreConfig(mappedFileSizeCommitLog=16 << 10), list[tuple[int, list[int]]]()
     with MessageStore.open(tmp_path / "mq", config=config) as store:
         for topic in ("orders", "others"):
@@ -188,7 +188,7 @@ def test_a_child_that_is_forked_meanwhile_archives_nothing(filled: Filled, tmp_p
         child = os.fork()
         if child == 0:
             os.close(write)
-            os.read(read, 1)  # lives for as long as this test
+            os.read(read, 1)  # blocks until the test ends
             os._exit(0)
     os.close(read)
     filled.store.archive(str(tmp_path / "archive"))
@@ -197,8 +197,9 @@ def test_a_child_that_is_forked_meanwhile_archives_nothing(filled: Filled, tmp_p
 
 
 def test_an_archive_that_is_gone_is_begun_anew_when_it_is_remembered_no_more(filled: Filled, tmp_path: Path) -> None:
-    """As where nothing is mounted: `clean` would go by what is archived into the folder below, and readers begin where
-    the store does."""
+    """As with an unmounted disk: `clean` would trust an empty folder below the mount point, and readers would begin
+    where the store does.
+    """
     root, url, mounted = Path(filled.path), tmp_path / "archive", tmp_path / "mounted"
     filled.put("orders", 0, 3)
     filled.store.archive(str(url))
@@ -231,7 +232,7 @@ def test_a_comment_in_any_encoding_outlives_what_is_remembered(tmp_path: Path) -
         store.create_topic("t", 1)
         store.put(Message("t", b"x"))
     conf = tmp_path / "store/config/store.conf"
-    before = "# 存入\n".encode() + conf.read_bytes()  # a byte of it is a line end in Latin-1
+    before = "# 存入\n".encode() + conf.read_bytes()  # the UTF-8 text has a byte that is a line end in Latin-1
     conf.write_bytes(before)
     with MessageStore.open(tmp_path / "store") as store:
         store.archive(str(tmp_path / "Archiv für 存入"))
@@ -241,7 +242,7 @@ def test_a_comment_in_any_encoding_outlives_what_is_remembered(tmp_path: Path) -
 
 
 def test_a_store_is_no_place_for_an_archive(filled: Filled, tmp_path: Path) -> None:
-    """Its directory would be taken for an archive from then on."""
+    """Its directory would be read as an archive from then on."""
     for url in (filled.path, f"file://{filled.path}", f"{filled.path}/archive", f"{filled.path}/commitlog/x"):
         with pytest.raises(InvalidArgument, match="is a store; archive to a directory outside of it"):
             filled.store.archive(url)

@@ -1,4 +1,4 @@
-"""A topic that was deleted and made again: what was archived of the first can be taken out of the archive."""
+"""Remove the archived messages of a deleted topic after the topic was recreated."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.store.archive.lives import (
 
 
 def test_who_filters_is_told_of_what_is_archived_in_the_place_of_a_topic(store: MessageStore, url: str) -> None:
-    """By its queue entries none of it matched, so no record was looked at: what was asked for was not there."""
+    """By the queue entries no message matches, so no record is read that would reveal the older topic."""
     store.put_many(Message("orders", b"old", tags="A") for _ in range(40))
     store.archive(url)
     with ArchiveAddress(url).open() as log:
@@ -53,7 +53,7 @@ def test_who_filters_is_told_of_what_is_archived_in_the_place_of_a_topic(store: 
 
 
 def test_nothing_is_looked_at_where_no_queue_is_asked_about(store: MessageStore, url: str) -> None:
-    """Behind a URL each look takes a request, and each task asks once a range."""
+    """Each look at a remote archive is a request, and each task asks once a range."""
     store.put_many(Message("orders", b"") for _ in range(40))
     store.archive(url)
     with ArchiveAddress(url).open() as log:
@@ -67,7 +67,7 @@ def test_nothing_is_looked_at_where_no_queue_is_asked_about(store: MessageStore,
 
 
 def test_who_looks_while_a_topic_is_forgotten_sees_what_is_there_then(store: MessageStore, url: str) -> None:
-    """And is not told that an object was cut."""
+    """And gets no error about a truncated object."""
 
     class Swapping(dict[Queue, int]):
         def __getitem__(self, queue: Queue) -> int:
@@ -99,7 +99,7 @@ def test_the_others_are_archived_and_then_the_new_one(store: MessageStore, url: 
     assert (done.forgotten, done.messages) == (30, count)
     assert archived(url) == named("new", count)
     put(store, "orders", "more", 4)
-    assert store.archive(forget=["orders"])[:1] == (4,)  # of which nothing is forgotten
+    assert store.archive(forget=["orders"])[:1] == (4,)  # these runs forget nothing
     assert archived(url) == named("new", count) + named("more", 4)
     with ArchiveAddress(url).open() as log:
         for key in ("old7", "new7", "more3"):
@@ -150,7 +150,7 @@ class Killed(BaseException):
 def test_who_is_killed_while_it_forgets_is_called_again(
     store: MessageStore, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before each object that it writes or deletes; and whoever has the metadata of before sees no message of after."""
+    """It is killed before each object that it writes or deletes. Readers with stale metadata see no new message."""
     put(store, "orders", "old", 30)
     store.archive(url)
     restarted(store)
@@ -239,7 +239,7 @@ def test_who_reads_the_archive_alone_is_told_that_it_is_another_topic(store: Mes
 
 
 def test_a_copy_that_is_made_meanwhile_is_of_one_of_the_two(store: MessageStore, url: str, tmp_path: Path) -> None:
-    """Or is not made."""
+    """The copy is of the old or the new archive, or it fails."""
     store.create_topic("orders", 2)
     for queue_id in range(2):
         put(store, "orders", "first", 5, queue_id)

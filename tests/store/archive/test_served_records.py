@@ -1,4 +1,4 @@
-"""What clients of a server call an archived message."""
+"""Ids of archived messages as a server's clients see them."""
 
 from __future__ import annotations
 

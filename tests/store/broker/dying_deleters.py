@@ -1,10 +1,10 @@
-"""Processes that delete a topic that others put into all the while, and those others. Programs, for they are killed.
+"""Programs that delete a topic while others put into it, run as processes so that they can be killed.
 
-python -m tests.store.broker.dying_deleters STORE delete
-    For each number read from standard input: a child deletes the topic and is killed before that step of it that the
-    file system sees, of those from the first that leaves a trace; says how the child ended.
-python -m tests.store.broker.dying_deleters STORE put NAME
-    Puts until standard input ends; makes the topic where it is not there; says what was acknowledged.
+python -m tests.store.broker.dying_deleters STORE delete: for each number N read from standard input, a child deletes
+the topic and is killed before its N-th visible file system call. Prints how the child ended.
+
+python -m tests.store.broker.dying_deleters STORE put NAME: puts until standard input ends, and creates the topic if it
+is missing. Prints the acknowledged messages.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def put(path: Path, name: str) -> None:
             except UnknownTopic:
                 store.create_topic(TOPIC, QUEUES)
             sys.stdout.flush()
-            time.sleep(0.003)  # the deleter needs its turns, too
+            time.sleep(0.003)  # leave the lock to the deleter now and then
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Against what RocketMQ 5.3.3's AllocateMessageQueueAveragely gave.
+"""Compare allocations with those of RocketMQ 5.3.3's AllocateMessageQueueAveragely.
 
-`tests/resources/allocations-5.3.txt`: a number of queues, of members, then the queues of each member, "-" for none.
+A line of `tests/resources/allocations-5.3.txt`: number of queues, number of members, then the queues of each member,
+"-" for none.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def test_an_expired_queue_is_not_had_again_at_once() -> None:
 
 
 class LockManager:
-    """RocketMQ's RebalanceLockManager, of one group: queue to its owner, and when that asked last."""
+    """RocketMQ's RebalanceLockManager for one group: maps a queue to its owner and the time of the owner's last
+    request.
+    """
 
     def __init__(self) -> None:
         self.table: dict[Queue, tuple[int, float]] = {}

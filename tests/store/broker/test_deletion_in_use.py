@@ -1,4 +1,4 @@
-"""A topic is deleted while other stores, here and in other processes, put into it and read it."""
+"""Delete a topic while other stores in this and other processes put into it and read it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from store.log.queue_ends import QueueEnds
 from store.upkeep import deletion
 from store.upkeep.verify import verify
 
-ENTRIES = 5  # of a queue's file
+ENTRIES = 5  # per queue file
 CONFIG = StoreConfig(
     mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=ENTRIES * 20, maxHashSlotNum=50, maxIndexNum=400
 )
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stores(path: Path) -> Iterator[tuple[MessageStore, MessageStore]]:
-    """Two that are open for writing, as two processes have them."""
+    """Two stores open for writing, as in two processes."""
     with MessageStore.open(path, config=CONFIG) as one, MessageStore.open(path) as other:
         one.create_topic("t", 1)
         one.create_topic("other", 1)
@@ -87,7 +87,7 @@ def test_writers_go_on_at_the_old_end(
     assert ends.of == {("t", 0): 2 * before + after + 2, ("other", 0): 1}
     assert verify(path).findings == []
     for file in (PUBLISHED_END_FILE, "nothing"):
-        (path / file).unlink(missing_ok=True)  # so that all is made anew from the log; or not
+        (path / file).unlink(missing_ok=True)  # optionally force a rebuild from the log
         with MessageStore.open(path) as store:
             assert bodies(store) == [*new(after), b"more 0", b"more 0"]
 
@@ -120,7 +120,7 @@ def test_what_is_being_put_goes_nowhere_or_into_the_new_one(
 def test_what_is_being_put_into_a_queue_that_the_new_one_has_not_goes_nowhere(
     path: Path, stores: tuple[MessageStore, MessageStore]
 ) -> None:
-    """Whoever knows how many queues there are would not look there."""
+    """Readers that know the number of queues would not look there."""
     store, other = stores
     store.create_topic("t", 2)
     append = store.begin()
@@ -133,7 +133,7 @@ def test_what_is_being_put_into_a_queue_that_the_new_one_has_not_goes_nowhere(
 
 
 def test_a_writer_that_joins_and_one_that_was_idle(path: Path, stores: tuple[MessageStore, MessageStore]) -> None:
-    """What they know of ends is older than the deletion, or younger."""
+    """Their cached ends are older or newer than the deletion."""
     store, idle = stores
     for round_ in range(3):
         put(store, "old", 12 - round_)
@@ -152,7 +152,7 @@ def test_a_writer_that_joins_and_one_that_was_idle(path: Path, stores: tuple[Mes
 
 
 def test_a_dead_one_is_finished_by_the_next_that_appends_or_opens(tmp_path: Path) -> None:
-    """What a process left that died right after the topic was deleted: all but its entry in the table."""
+    """A process died right after deleting the topic; only the entry in the table was written."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=CONFIG) as store:
         store.create_topic("t", 1)
@@ -213,7 +213,9 @@ def test_who_joins_where_all_topics_were_deleted(path: Path, stores: tuple[Messa
 
 
 def test_a_deletion_touches_nothing_of_those_before(path: Path, stores: tuple[MessageStore, MessageStore]) -> None:
-    """Or the thousandth cost as much as a thousand; and a folder may be there again that no table lists."""
+    """Otherwise the cost would grow with the number of deletions; and such a folder may exist again without a table
+    entry.
+    """
     delete_topic(path, "t")
     again = path / "consumequeue" / "t" / "0"
     again.mkdir(parents=True)
@@ -223,7 +225,7 @@ def test_a_deletion_touches_nothing_of_those_before(path: Path, stores: tuple[Me
 
 
 def test_a_table_of_topics_that_is_older_than_what_was_put_since(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One from a copy: it says that the topic was deleted, and not that it is there again."""
+    """The table was restored from a copy: it lists the topic as deleted, and not as recreated."""
     with MessageStore.open(path, config=CONFIG) as store:
         for topic in ("t", "other"):
             store.create_topic(topic, 1)
@@ -254,7 +256,7 @@ def test_a_table_of_topics_that_is_older_than_what_was_put_since(path: Path, cap
 def test_where_a_file_cannot_be_read_nothing_is_deleted(
     path: Path, stores: tuple[MessageStore, MessageStore], file: str
 ) -> None:
-    """Whoever appended next would have had to end the deletion, and could not."""
+    """Otherwise the next append would have to finish the deletion, and could not."""
     put(stores[0], "old", 3)
     (path / file).parent.mkdir(parents=True, exist_ok=True)
     (path / file).write_text("{x")
@@ -265,7 +267,7 @@ def test_where_a_file_cannot_be_read_nothing_is_deleted(
 
 
 def test_ends_that_were_noted_before_a_deletion_that_retention_overtook(path: Path, tmp_path: Path) -> None:
-    """The topic that came in its place begins at the old end, also after a crash."""
+    """The recreated topic begins at the old end, even after a crash."""
     with MessageStore.open(path, config=CONFIG) as store:
         store.create_topic("t", 1)
         store.create_topic("other", 1)

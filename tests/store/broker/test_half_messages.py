@@ -1,4 +1,4 @@
-"""How far half messages are done, and those that cannot be read."""
+"""Progress of half messages, and unreadable half messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16)
 
 @pytest.mark.parametrize("outcome", [Outcome.UNKNOWN, Outcome.COMMIT])
 def test_what_is_said_to_be_done_is_on_the_device(tmp_path: Path, outcome: Outcome) -> None:
-    """How far half messages are done is: a crash must not take what ended them."""
+    """The progress of half messages is saved only after a flush: a crash must not lose the messages that ended them."""
     with MessageStore.open(tmp_path, config=StoreConfig(flushIntervalCommitLog=3_600_000)) as store:
         store.create_topic("orders", 2)
         transactions = Transactions(store, "sellers")
@@ -37,7 +37,7 @@ def test_what_is_said_to_be_done_is_on_the_device(tmp_path: Path, outcome: Outco
 
 
 def test_nobody_else_says_that_transactions_are_over(tmp_path: Path) -> None:
-    """Those that are open were hidden."""
+    """Otherwise open transactions would be hidden."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 2)
         transactions = Transactions(store, "sellers")
@@ -52,7 +52,7 @@ def test_nobody_else_says_that_transactions_are_over(tmp_path: Path) -> None:
 
 
 def test_one_that_is_damaged_does_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It stays open till it is rolled back; and the log tells of it once."""
+    """It stays open until it is rolled back, and is logged once."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("orders", 2)
         halves = Transactions(store, "sellers").prepare(orders(1, 2, 3, 4))
@@ -82,7 +82,7 @@ def test_one_that_is_damaged_does_not_keep_the_others(tmp_path: Path, caplog: py
 def test_one_whose_properties_are_damaged_is_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, part: bytes
 ) -> None:
-    """Nobody else's transaction is asked about in its place, and rolled back."""
+    """No other transaction is checked and rolled back in its place."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("orders", 2)
         halves = Transactions(store, "sellers").prepare(orders(1, 2))
@@ -103,7 +103,7 @@ def test_one_whose_properties_are_damaged_is_told_of(
 
 @pytest.mark.parametrize("files", ["consumerOffset.json", "consumerOffset*"])
 def test_what_is_ended_stays_so_where_the_note_of_it_is_lost(tmp_path: Path, files: str) -> None:
-    """Or where its backup stands in, which is older."""
+    """Or if its older backup is used."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 2)
         checks, forgets = Transactions(store, "sellers"), Transactions(store, "sellers")
@@ -120,7 +120,7 @@ def test_what_is_ended_stays_so_where_the_note_of_it_is_lost(tmp_path: Path, fil
 
 
 def test_how_far_the_topics_are_done_never_goes_back(tmp_path: Path) -> None:
-    """Or op messages that are done would say nothing any more of half messages that are not."""
+    """Otherwise processed op messages would no longer end the half messages that are still open."""
     over = threading.Event()
 
     def sell(store: MessageStore) -> None:

@@ -1,4 +1,4 @@
-"""The hold service: who is woken, why, and what wakes nobody. Real stores, real processes, no sleeps that hope."""
+"""The hold service: which requests it wakes, why, and which events wake none. Uses real stores and processes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.takeover import broker
 from tests.waiting import until
 
 LONG = 60.0
-NO_MORE = 3  # descriptors: those of input, output and errors; below, the kernel refuses to wait for two at once
+NO_MORE = 3  # file descriptors: stdin, stdout and stderr; with a lower limit the kernel refuses to poll two at once
 
 Events = SimpleQueue[tuple[HeldRequest, Wake]]
 
@@ -49,7 +49,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 class Holding:
-    """A service, and what it woke, in order."""
+    """A service, and the requests it woke, in order."""
 
     def __init__(self, store: MessageStore) -> None:
         self.service = PullRequestHoldService(store)
@@ -140,7 +140,7 @@ def test_the_timeout_answers(holding: Holding) -> None:
 def test_a_timeout_is_kept_behind_a_request_that_was_woken_at_once(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hold, "CHECK_SECONDS", 3600.0)  # or the periodic check would find it
+    monkeypatch.setattr(hold, "CHECK_SECONDS", 3600.0)  # otherwise the periodic check would find it
     holding = Holding(store)
     with holding.service:
         put(store, 0)
@@ -152,7 +152,7 @@ def test_a_timeout_is_kept_behind_a_request_that_was_woken_at_once(
 
 def test_a_message_that_is_there_counts_more_than_a_timeout_that_is_over(store: MessageStore, holding: Holding) -> None:
     put(store, 0)
-    holding.hold(1, 0)  # the thread runs, and wakes up for each of these
+    holding.hold(1, 0)  # the thread runs, and wakes up for each request
     for _ in range(200):
         request = holding.hold(0, 0, timeout=0.0)
         assert holding.woken() == (request, Wake.ARRIVED)
@@ -181,7 +181,7 @@ def test_the_check_wakes_who_lies_behind(store: MessageStore, monkeypatch: pytes
 
 
 def test_one_look_at_many_appends_finds_who_waited(store: MessageStore, holding: Holding) -> None:
-    """Also where more was appended than is read from the log."""
+    """Also if more was appended than one read of the log returns."""
     unmatched, matched, other = holding.hold(0, 0, "none"), holding.hold(1, 0, "t7"), holding.hold(2, 0)
     store.put_many([Message("orders", b"x" * 5000, tags=f"t{n}", queue_id=n % 2) for n in range(100)])
     assert holding.woken() == (matched, Wake.ARRIVED)
@@ -201,7 +201,7 @@ def test_a_request_from_beyond_the_end_waits_for_its_offset(store: MessageStore,
 
 
 def test_a_delivery_time_is_no_tag(tmp_path: Path) -> None:
-    """In such an entry the tags code says nothing of the tag: whoever reads has to see."""
+    """The tags code of such an entry is a time, not a tag's hash, so the reader must check the record."""
     golden = Path(__file__).parents[2] / "golden" / "delayed-5.3"
     with MessageStore.open(golden, read_only=True) as broker, PullRequestHoldService(broker) as service:
         events: Events = SimpleQueue()
@@ -212,7 +212,7 @@ def test_a_delivery_time_is_no_tag(tmp_path: Path) -> None:
 
 
 def test_no_wake_is_lost_between_holding_and_arriving(store: MessageStore, holding: Holding) -> None:
-    """Requests are held while another thread appends: whichever of the two is first, every message wakes once."""
+    """Requests are held while another thread appends: whichever is first, every message wakes one request."""
     count = 2000
     thread = threading.Thread(target=lambda: [put(store, 0, "ab"[n % 2]) for n in range(count)])
     thread.start()
@@ -319,7 +319,7 @@ def test_a_moment_without_descriptors_is_told_to_who_reads_and_ends_nothing(stor
 def test_a_look_without_descriptors_does_not_end_the_service(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.0)  # each look opens files
+    monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.0)  # each check opens files
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with MessageStore.open(store.path, read_only=True) as reader:
         holding = Holding(reader)
@@ -331,7 +331,7 @@ def test_a_look_without_descriptors_does_not_end_the_service(
                 with pytest.raises(StoreUnavailable, match="Too many open files"):
                     assert reader.confirm_offset
                 assert thread is not None
-                thread.join(0.3)  # it looks again and again
+                thread.join(0.3)  # it keeps checking
                 assert thread.is_alive()
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -375,7 +375,7 @@ def test_a_directory_without_a_watermark_is_polled(tmp_path: Path) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory with two messages in each of 2 queues, that no process has open."""
+    """A closed store with two messages in each of 2 queues."""
     monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.05)
     path = tmp_path / "mq"
     with MessageStore.open(path) as it:
@@ -397,7 +397,7 @@ def test_requests_are_stopped_when_the_directory_changes_owner(path: Path) -> No
 
 
 def test_a_queue_entry_that_a_recovery_restores_wakes(path: Path) -> None:
-    """The machine crashed, and the record came to the device, but not its queue entry."""
+    """The machine crashed: the record reached the device, but its queue entry did not."""
     ConsumeQueue.at(path, "orders", 0, StoreConfig().mappedFileSizeConsumeQueue, writable=True).truncate(1)
     with closing(PublishedEnd(path, writable=True)) as published:
         published._file._fields["boot_id"][...] = b"another"

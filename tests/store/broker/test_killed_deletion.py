@@ -1,4 +1,4 @@
-"""A process that deletes a topic is killed at any place, while others put into it, or a RocketMQ broker comes then."""
+"""Kill a process at any step of deleting a topic, while others put into it or a RocketMQ broker starts next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from tests.end_to_end.test_kill import ROOT
 from tests.store.broker.dying_deleters import QUEUES, TOPIC
 
 CONFIG = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=100)
-PLACES = int(os.environ.get("MQ_DELETION_KILLS", "1000"))  # at which a deletion is killed, at most: until it survives
+# The steps at which a deletion is killed, at most; it stops when the deletion survives.
+PLACES = int(os.environ.get("MQ_DELETION_KILLS", "1000"))
 WRITERS = 2
 
 
@@ -29,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def said(path: Path) -> dict[int, tuple[int, int, bytes]]:
-    """Log offset to queue, queue offset, and body of what was acknowledged."""
+    """Map log offset to queue, queue offset and body of each acknowledged message."""
     lines = [line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
     return {int(at): (int(queue), int(offset), body.encode()) for at, queue, offset, body in lines}
 
@@ -79,7 +80,7 @@ def test_killed_at_any_place_while_others_put(
     left = {(queue, offset): body for at, (queue, offset, body) in acknowledged.items() if at >= deleted}
     assert len(left) == len({at for at in acknowledged if at >= deleted})
     for file in (PUBLISHED_END_FILE, "nothing"):
-        (path / file).unlink(missing_ok=True)  # so that all is made anew from the log; or not
+        (path / file).unlink(missing_ok=True)  # optionally force a rebuild from the log
         with MessageStore.open(path) as store:
             found = dict[tuple[int, int], bytes]()
             if TOPIC in store.topics():

@@ -1,4 +1,4 @@
-"""Members, as files: what they survive. How they behave: `tests/logs/group_conformance.py`."""
+"""Members as files: the failures they survive. Their behaviour: `tests/logs/group_conformance.py`."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_is_no_entry(text: str) -> None:
 
 @pytest.mark.parametrize("odd", [None, "x", 3, [], {}, [["t", None, 1.0], ["t", 0, 1.0]], {"t": [3, None]}])
 def test_an_entry_of_which_a_field_is_of_another_kind(odd: object) -> None:
-    """It is none, or one that others can go by."""
+    """The entry is ignored, or still usable."""
     entry = MemberEntry("host@x", EVERYTHING, MessageModel.CLUSTERING, orderly=False)
     for name in vars(entry):
         text = json.dumps(json.loads(entry.to_json()) | {name: odd}).encode()
@@ -129,7 +129,7 @@ def test_one_that_was_killed_while_it_wrote_is_buried(group: DirectoryGroup, tmp
 
 
 def test_parts_of_two_entries_are_not_inherited_from(tmp_path: Path) -> None:
-    """They may be JSON: each queue would be inherited as far as another one had been read."""
+    """Merged entries may be valid JSON: a queue would be inherited at the offset of another."""
     queues = [Queue("t", number) for number in range(100, 300)]
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 300)
@@ -148,9 +148,12 @@ def test_parts_of_two_entries_are_not_inherited_from(tmp_path: Path) -> None:
 
 
 def test_what_a_full_disk_cut_and_a_pipe_keep_nobody(group: DirectoryGroup, tmp_path: Path) -> None:
-    """What a dead one had noted before counts; whoever deletes a topic looks at all of them, and has the turn."""
+    """Offsets that the dead member wrote before still count.
+
+    A process that deletes a topic reads all of these files under the lock.
+    """
     folder = tmp_path / "consumers/g"
-    signal.alarm(30)  # nothing but this would end who waits for it
+    signal.alarm(30)  # only this signal ends a read that blocks
     try:
         with group.join(EVERYTHING) as one:
             one.lock([Queue("t", 0)])
@@ -166,7 +169,7 @@ def test_what_a_full_disk_cut_and_a_pipe_keep_nobody(group: DirectoryGroup, tmp_
 
 
 def test_who_leaves_while_another_thread_commits(group: DirectoryGroup, tmp_path: Path) -> None:
-    """The commit is refused, and nothing of it goes to a file that has the descriptor by then."""
+    """The commit is refused, and is not written to another file that reuses the descriptor."""
     (tmp_path / "other").write_bytes(b"another file's bytes")
     member, queue, tracing, opened = group.join(EVERYTHING), Queue("t", 0), sys.gettrace(), []
     member.lock([queue])
@@ -190,7 +193,7 @@ def test_who_leaves_while_another_thread_commits(group: DirectoryGroup, tmp_path
 def test_where_the_device_failed_what_a_dead_one_had_done_is_done_again(
     group: DirectoryGroup, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """For what it sent back may be lost; and nobody is kept from the group."""
+    """The messages that it sent back may be lost. The group stays usable."""
     with MessageStore.open(tmp_path, config=StoreConfig(flushIntervalCommitLog=3_600_000)) as store:
         store.put(Message("t", b"x", queue_id=0))
         dies = group.join(EVERYTHING)
@@ -206,7 +209,7 @@ def test_where_the_device_failed_what_a_dead_one_had_done_is_done_again(
 
 
 def test_who_cannot_join_leaves_nothing_open(group: DirectoryGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where there is one descriptor left."""
+    """As if only one file descriptor is left."""
     opened: list[int] = []
 
     def one(path: Path, flags: int = 0) -> int:
@@ -261,7 +264,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def broker(group: DirectoryGroup) -> Iterator[None]:
-    """A process that holds the directory as a broker does."""
+    """Run a process that holds the directory's lock as a broker does."""
     command = [sys.executable, "-c", BROKER, str(group.path / "lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

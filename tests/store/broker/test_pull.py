@@ -1,4 +1,4 @@
-"""One pull answered: RocketMQ's codes, corrected offsets."""
+"""Answers to single pulls: RocketMQ's codes and corrected offsets."""
 
 from __future__ import annotations
 
@@ -70,5 +70,5 @@ def test_an_unknown_topic(store: MessageStore) -> None:
 def test_only_what_matches(store: MessageStore) -> None:
     response = answer(store, request(0, tags="B"))
     assert [m.body for m in response.messages] == [b"1", b"3", b"5", b"7", b"9"]
-    nothing = answer(store, request(0, tags="C"))  # not to be held: there are messages to go past
+    nothing = answer(store, request(0, tags="C"))  # not to be held: the pull can skip messages
     assert (nothing.code, nothing.next_begin_offset) == (ResponseCode.PULL_RETRY_IMMEDIATELY, 10)

@@ -1,4 +1,4 @@
-"""A topic that is deleted and recreated goes on at the offsets at which the old one ended."""
+"""A recreated topic continues at the offsets where the old one ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def put(store: MessageStore, body: str, count: int, queue_id: int = 0) -> list[int]:
-    """Put messages into a queue; their offsets."""
+    """Put messages into a queue and return their offsets."""
     messages = [Message("t", f"{body} {n}", queue_id=queue_id, keys=(body,)) for n in range(count)]
     return [result.queue_offset for result in store.put_many(messages)]
 
@@ -120,7 +120,7 @@ def test_stale_offsets_are_expired(path: Path) -> None:
 
 
 def test_broker_that_restarted_the_queue_is_believed(path: Path) -> None:
-    """It begins a recreated topic without messages at 0, and need not write the table of topics."""
+    """A broker starts a recreated topic without messages at 0, and may not write the table of topics."""
     filled(path)
     delete_topic(path, "t")
     with MessageStore.open(path) as store:
@@ -144,7 +144,7 @@ def test_broker_that_restarted_the_queue_is_believed(path: Path) -> None:
 
 
 def test_table_of_an_earlier_version(path: Path) -> None:
-    """Its tombstones have no ends: what it recreated keeps its offsets."""
+    """Its tombstones have no ends, so its recreated topics keep their offsets."""
     filled(path)
     delete_topic(path, "t")
     content = json.loads((path / TOPICS_FILE).read_text())
@@ -165,7 +165,7 @@ def test_table_of_an_earlier_version(path: Path) -> None:
 
 
 def test_noted_ends_are_of_topics_with_messages(path: Path) -> None:
-    """Or the next opening would miss the files of a topic that has none yet, and rebuild all queues."""
+    """Otherwise the next open would miss the files of a topic without messages, and rebuild all queues."""
     filled(path)
     with MessageStore.open(path) as store:
         store.put(Message("other", b"x"))

@@ -1,4 +1,4 @@
-"""Messages that failed: they come again by way of the delay levels, or end among the dead letters."""
+"""Failed messages are retried through the delay levels, or become dead letters."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_first_time_they_wait_at_level_three(store: MessageStore) -> None:
 
 @pytest.mark.parametrize(("times", "level", "queue"), [(1, 0, 3), (14, 0, 16), (15, 0, 17), (1, 5, 4), (1, 99, 17)])
 def test_later_times_take_longer(store: MessageStore, times: int, level: int, queue: int) -> None:
-    """Sent back `times` times before; a level that is asked for counts instead, at most the last."""
+    """Sent back `times` times before. A requested level takes precedence, up to the last one."""
     failed = messages(store, "orders")[:1]
     for number in range(times):
         send_back(store, "workers", failed, level=1, max_reconsume_times=100)
@@ -83,7 +83,7 @@ def test_later_times_take_longer(store: MessageStore, times: int, level: int, qu
 
 
 def test_after_the_last_time_it_is_dead(store: MessageStore) -> None:
-    """Some of them may be, others not: places are answered in the order of the messages."""
+    """Only some of a batch may be dead letters; the answers keep the order of the messages."""
     fresh, other, again = messages(store, "orders")
     send_back(store, "workers", [again], level=1)
     again = messages(store, SCHEDULE_TOPIC, 0)[0]
@@ -115,7 +115,7 @@ def test_a_groups_own_settings_count(store: MessageStore) -> None:
 
 
 def test_what_was_read_from_an_archive(store: MessageStore, tmp_path: Path) -> None:
-    """Its places are the archive's own: here others stand there, or nothing does."""
+    """Its log offsets belong to the archive: in this log other records are there, or none."""
     archive = str(tmp_path / "archive")
     store.archive(archive)
     with ArchiveAddress(archive).open() as log:
@@ -123,7 +123,7 @@ def test_what_was_read_from_an_archive(store: MessageStore, tmp_path: Path) -> N
     there = {each.physical_offset for queue_id in (0, 1) for each in messages(store, "orders", queue_id)}
     assert {each.physical_offset for each in failed} <= there
     failed.append(failed[2]._replace(physical_offset=1 << 40, queue_offset=3))
-    failed[4:4] = messages(store, "orders")[1:2]  # which stands where it says
+    failed[4:4] = messages(store, "orders")[1:2]  # this one's record is where its offset says
     for level, topic, queue_id in ((2, SCHEDULE_TOPIC, 1), (-1, DEAD, 0)):
         placed = send_back(store, "workers", failed, level=level)
         came = messages(store, topic, queue_id)
@@ -145,7 +145,7 @@ def test_what_retention_took_meanwhile(tmp_path: Path) -> None:
 
 
 def test_the_record_that_stands_there_is_copied(store: MessageStore) -> None:
-    """As its producer compressed it, and so on; consumers see what comes again under its first topic."""
+    """Compressed as its producer sent it; consumers see the retry under its original topic."""
     send_back(store, "workers", messages(store, "orders")[:1], level=1)
     until(lambda: RETRY in store.topics() and bool(messages(store, RETRY)))
     (again,) = messages(store, RETRY)

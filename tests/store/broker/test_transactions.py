@@ -1,4 +1,4 @@
-"""Transactions: half messages nobody sees, ended once, whoever dies; those left open are asked for."""
+"""Transactions: half messages are invisible, end once despite kills, and are checked while open."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_nobody_sees_what_is_not_committed(store: MessageStore) -> None:
 @pytest.mark.parametrize("again", ["commit", "roll_back"])
 @pytest.mark.parametrize("first", ["commit", "roll_back"])
 def test_who_is_first_has_ended_it(store: MessageStore, first: str, again: str) -> None:
-    """Two of a group, each of which believes the transaction to be open; nothing of the second call is done."""
+    """Two producers of a group both believe that the transaction is open; the second call changes nothing."""
     one, other = Transactions(store, "sellers"), Transactions(store, "sellers")
     halves = one.prepare(orders(1, 2))
     getattr(one, first)(halves[:1])
@@ -121,7 +121,7 @@ def test_one_ends_once_also_where_it_is_given_twice(store: MessageStore, verb: s
 
 
 def test_as_many_are_asked_for_as_fit_into_memory(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others in the next steps."""
+    """The next checks read the others."""
     monkeypatch.setattr("store.broker.transactions._MOST_BYTES", 2)
     transactions, asked = Transactions(store, "sellers"), list[bytes]()
 
@@ -146,7 +146,7 @@ def test_those_left_open_are_asked_for(store: MessageStore) -> None:
     transactions = Transactions(store, "sellers")
     halves = transactions.prepare(orders(*range(7)))
     transactions.commit(halves[6:])
-    assert transactions.check(decide) == 0  # they are young
+    assert transactions.check(decide) == 0  # they are too young to be checked
     assert Transactions(store, "sellers").check(decide, immunity=-1) == 6
     assert asked == [b"0", b"1", b"2", b"3", b"4", b"5"]
     assert bodies(store) == [b"0", b"3", b"6"]
@@ -154,7 +154,7 @@ def test_those_left_open_are_asked_for(store: MessageStore) -> None:
     assert transactions.check(decide, immunity=-1) == 2
     assert asked == [b"2", b"5"]
     assert [each.properties["TRANSACTION_CHECK_TIMES"] for _, each in transactions.open(-1)] == ["2", "2"]
-    assert store.consumer_offset(TRANSACTIONS_GROUP, HALF_TOPIC, 0) in (None, 0)  # the others' is first
+    assert store.consumer_offset(TRANSACTIONS_GROUP, HALF_TOPIC, 0) in (None, 0)  # the other group's queue comes first
     assert Transactions(store, "others").check(decide=lambda message: Outcome.ROLL_BACK, immunity=-1) == 1
     assert transactions.check(decide, immunity=-1, max_checks=3) == 2
     assert bodies(store, UNDECIDED_TOPIC) == [b"2", b"5"]
@@ -174,7 +174,7 @@ def test_each_may_say_how_long_it_is_not_asked_for(store: MessageStore) -> None:
 
 
 def test_one_that_was_begun_while_the_clock_was_ahead(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked for when the clock is right again; not one whose producer's clock is fast."""
+    """It is checked when the clock is right again. A producer's own clock does not matter."""
     clock, ahead = time.time, 86_400.0
     transactions = Transactions(store, "sellers")
     transactions.prepare([Message("orders", b"fast", born_timestamp=int((clock() + 86_400) * 1000))])
@@ -251,7 +251,7 @@ def test_one_that_waits_elsewhere_is_no_other_of_its_id(store: MessageStore) -> 
 
 
 def test_one_begins_while_another_notes_what_is_ended(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is ended is not asked about, whenever that is noted."""
+    """Ended transactions are not checked, whenever their progress is saved."""
     first = Transactions(store, "sellers")
     first.commit(first.prepare(orders(1)))
     asked_for = MessageStore.consumer_offset
@@ -315,8 +315,8 @@ def test_it_does_not_wait_for_a_topic_to_come_back(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_ended_does_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of a topic that is gone, without room for one more property, or with a count that is none; and as nobody here
-    would write them: one that names no queue, and an op message that is none.
+    """Half messages of a deleted topic, without room for one more property, with an invalid count, or that name no
+    queue; and an invalid op message.
     """
     properties = [{}, {"x": "y" * 32_600}, {"TRANSACTION_CHECK_TIMES": "many"}, {}]
     with MessageStore.open(tmp_path) as store:
@@ -366,7 +366,7 @@ with MessageStore.open(path) as store:
 
 
 def test_each_is_ended_once_however_many_are_killed(tmp_path: Path) -> None:
-    """Two that sell, and decide about each other's transactions, are killed in the middle of it."""
+    """Two sellers decide about each other's transactions and are killed in the middle."""
     path = tmp_path / "mq"
     with MessageStore.open(path) as store:
         store.create_topic("orders", 2)

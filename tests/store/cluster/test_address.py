@@ -1,4 +1,4 @@
-"""Signatures, and what accounts may do."""
+"""Signatures and permissions of accounts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ accounts:
 
 
 def test_a_cluster_with_accounts(tmp_path: Path) -> None:
-    """Which serve, too, signs for as RocketMQ's own clients do."""
+    """It accepts RocketMQ's clients, and signs requests as they do."""
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
     access = Access.load(tmp_path / "plain_acl.yml")
     with MessageStore.open(tmp_path / "mq") as store, serve(store, "127.0.0.1:0", access=access) as serving:

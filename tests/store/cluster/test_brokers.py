@@ -1,4 +1,4 @@
-"""What a copy of a broker says while its master is away: it may be behind."""
+"""Answers of a slave while its master is down: the slave may be behind."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def copy(tmp_path: Path) -> Iterator[Serving]:
 
 
 def test_where_a_group_is_only_a_master_knows_not_to_know(store: MessageStore, names: Moody, copy: Serving) -> None:
-    """Or the group would begin anew, behind what it has not read."""
+    """Otherwise the group would start over, and skip messages that it has not read."""
     address = ClusterAddress((names.server.address,), patience=0.0, broker_timeout=0.0)
     with serve(store, "127.0.0.1:0") as master:
         names.addresses = {"0": master.address, "1": copy.address}
@@ -88,7 +88,7 @@ def test_a_queue_is_not_shorter_because_its_copy_is(store: MessageStore, names: 
 def test_a_queue_begins_no_later_because_its_copy_does(
     tmp_path: Path, names: Moody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """RocketMQ's slaves begin with the last file of the log, as it is when they are made."""
+    """A new RocketMQ slave begins with the last file of the log."""
     monkeypatch.setattr("store.cluster.pulls._PAUSE_SECONDS", 0.05)
     monkeypatch.setattr("store.cluster.held_pulls._AGAIN_SECONDS", 0.05)
     address = ClusterAddress((names.server.address,), patience=30.0, broker_timeout=30.0)

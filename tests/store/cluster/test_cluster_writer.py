@@ -1,4 +1,4 @@
-"""When a write to a cluster is done, and when it is not."""
+"""When a write to a cluster succeeds, and when it fails."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_broker_that_goes_when_it_has_taken_messages_and_showed_them_to_nobody
 
 
 def test_a_broker_that_does_not_show_what_it_took() -> None:
-    """It need not where a queue can only be written."""
+    """A write-only queue cannot be read to verify a write."""
     more = {RequestCode.SEND_BATCH_MESSAGE: lambda request: TAKEN}
     with closing(Moody(others=more)) as moody:
         with pytest.raises(StoreUnavailable, match="took messages of orders/b:0, and does not show them"):

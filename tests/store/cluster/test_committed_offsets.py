@@ -1,5 +1,3 @@
-"""Offsets of groups, as brokers keep them."""
-
 from __future__ import annotations
 
 from contextlib import closing
@@ -14,7 +12,7 @@ QUEUE = Queue("orders", 0, broker="b")
 
 
 def test_a_reset_that_was_told_on_a_connection_that_broke() -> None:
-    """A broker tells it once to whoever pulls, and all pulls after that are as any."""
+    """A broker announces a reset only once, to one pull; later pulls look normal."""
     with (
         closing(Moody()) as moody,
         closing(Brokers(ClusterAddress((moody.server.address,)))) as brokers,

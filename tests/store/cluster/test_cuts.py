@@ -1,4 +1,4 @@
-"""A connection to a broker that breaks behind any byte, of a request or of an answer."""
+"""Cut the connection to a broker after any byte of a request or of an answer."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from store.remoting.request import Request, Response, of_json
 from store.remoting.serving import serve
 from tests.store.cluster.test_pulls import Moody
 
-ROUNDS = int(os.environ.get("CLUSTER_CUTS", "3"))  # of each verb, in each direction
+ROUNDS = int(os.environ.get("CLUSTER_CUTS", "3"))  # for each call and each direction
 QUEUE = Queue("orders", 0, broker="b")
 SPEC = ReadSpec(("body",), EVERYTHING)
 UP, DOWN = 0, 1
 
 
 class Cutting:
-    """Passes on what comes, until `left` bytes went in one direction: then it cuts that connection, and no other."""
+    """A proxy that cuts a connection after `left` bytes in one direction, and leaves its other connections open."""
 
     def __init__(self, target: str) -> None:
         host, port = target.split(":")
@@ -79,7 +79,7 @@ class Cutting:
 
 
 class Cluster:
-    """Its verbs, each of which says itself what may not have become of it."""
+    """The cluster's calls; each checks its own outcome after a cut."""
 
     def __init__(self, store: MessageStore, cutting: Cutting, address: ClusterAddress) -> None:
         self.cutting = cutting
@@ -112,7 +112,7 @@ class Cluster:
             assert log.committed("g", [QUEUE]) == {QUEUE: position}
 
     def lock(self) -> None:
-        """A member that cannot lock says so, and so does one that cannot say what was done."""
+        """A member raises an error if it cannot lock or cannot commit."""
         group = self._address.group(f"g{next(self._numbers)}")
         with suppress(Unreachable):
             with group.join({"orders": Subscription()}, orderly=True) as member:

@@ -1,4 +1,4 @@
-"""Queues that are waited for, while their brokers come and go."""
+"""Held pulls while their brokers stop and restart."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_broker_that_is_in_no_route_keeps_no_other_queue_waiting(tmp_path: Pat
         asked = count()
 
         def route(request: Request) -> Response:
-            """Of one broker alone, at first when it gets a message, and for some seconds."""
+            """Omit broker b in the first TIMES routes after it stopped; put a message before the first."""
             there = {name: broker.address for name, broker in zip("ab", brokers, strict=True)}
             if gone.is_set() and (number := next(asked)) < TIMES:
                 if number == 0:
@@ -57,7 +57,7 @@ def test_a_broker_that_is_in_no_route_keeps_no_other_queue_waiting(tmp_path: Pat
 
 
 def test_each_pull_that_failed_is_begun_again(tmp_path: Path) -> None:
-    """However close together they failed: one that is not waits for nothing any more, and nobody is told."""
+    """Even if they failed within microseconds. A pull that is not restarted would wait forever."""
     with (
         MessageStore.open(tmp_path) as store,
         serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="b")) as serving,
@@ -73,7 +73,7 @@ def test_each_pull_that_failed_is_begun_again(tmp_path: Path) -> None:
 
 
 def test_what_was_held_before_does_not_come(tmp_path: Path) -> None:
-    """Neither its answer, which may be late, nor that it is gone."""
+    """Neither a late answer to the replaced pull nor its report of a missing topic."""
     with (
         MessageStore.open(tmp_path) as store,
         serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="b")) as serving,

@@ -1,4 +1,4 @@
-"""Pulls while brokers refuse, go, come again, or give less than they were asked for."""
+"""Pulls while brokers refuse, stop, restart, or return less than was requested."""
 
 from __future__ import annotations
 
@@ -115,9 +115,9 @@ _STATS = b'{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"orders"}:{"min
 
 
 class Moody:
-    """A name server and broker that has one queue, with three messages, and answers as `moods` say, one after another.
+    """A name server and broker of one queue with three messages, which answers as `moods` say, in order.
 
-    None: as it should.
+    None: a normal answer.
     """
 
     def __init__(
@@ -127,13 +127,13 @@ class Moody:
     ) -> None:
         self.thread = LoopThread("moody")
         self.moods: list[ResponseCode | None] = []
-        self.is_gone = False  # the topic, from the route
+        self.is_gone = False  # the topic is missing from the route
         self.is_listed = True
         self.perm = 6
         self.next_begin = 0
         self.pulled = ResponseCode.SUCCESS
         self.said: str | None = None
-        self.addresses: dict[str, str] | None = None  # its own
+        self.addresses: dict[str, str] | None = None  # None: its own address
         handlers = {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_TOPIC_STATS_INFO: lambda request: self._answer(_STATS),
@@ -201,7 +201,7 @@ def test_a_slave_is_read_where_its_master_does_not_answer(moody: Moody, store: M
 
 
 def test_a_slave_that_does_not_know_the_topic_is_no_loss(moody: Moody, tmp_path: Path) -> None:
-    """As one that was made just now: its master has the messages, and is waited for."""
+    """As with a slave that was just started: its master has the messages, so the reader waits for the master."""
     with (
         MessageStore.open(tmp_path / "copy") as empty,
         serve(empty, "127.0.0.1:0") as copy,
@@ -230,14 +230,13 @@ def test_what_a_held_pull_brought_is_read_without_another_request(store: Message
 
 @pytest.mark.parametrize("next_begin", [0, -1, -(1 << 63)])
 def test_a_broker_that_gets_no_further_is_told(moody: Moody, next_begin: int) -> None:
-    """Whoever believes it asks for ever."""
+    """A reader that trusts it would pull forever."""
     moody.moods, moody.next_begin = [None, None], next_begin
     with ClusterAddress((moody.server.address,)).open() as log, pytest.raises(BadFrame, match="the next would be"):
         read(log, everything(log))
 
 
 def test_a_reader_is_told_where_to_go_on(moody: Moody) -> None:
-    """Nothing else is wrong with where it is."""
     moody.pulled, moody.next_begin = ResponseCode.PULL_OFFSET_MOVED, 1
     with ClusterAddress((moody.server.address,)).open() as log:
         (queue,) = log.topics()["orders"]

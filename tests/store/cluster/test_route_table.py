@@ -1,4 +1,4 @@
-"""Brokers that go, and are waited for."""
+"""Brokers that stop, and readers that wait for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.store.cluster.test_pulls import Moody
 
 
 class Clock:
-    """Time, in which nothing but sleep takes any, and meanwhile others do `meanwhile`."""
+    """A clock that only `sleep` advances; each sleep calls `meanwhile`."""
 
     def __init__(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         self._now = 0.0
@@ -35,14 +35,14 @@ class Clock:
 
 
 def said(brokers: Mapping[str, str]) -> Response:
-    """The route of a topic that these have, by name, with their addresses."""
+    """Return the route of a topic on brokers given as name to address."""
     datas = [{"brokerName": name, "brokerAddrs": {"0": address}} for name, address in brokers.items()]
     queues = [{"brokerName": name, "perm": 6, "readQueueNums": 1, "writeQueueNums": 1} for name in brokers]
     return of_json({"brokerDatas": datas, "queueDatas": queues})
 
 
 def nowhere(brokers: Iterable[str]) -> Mapping[str, str]:
-    """Some that nobody asks for anything."""
+    """Return an unused address for each broker."""
     return dict.fromkeys(sorted(brokers), "127.0.0.1:1")
 
 
@@ -79,7 +79,7 @@ def test_last_route_counts_while_no_name_server_answers(monkeypatch: pytest.Monk
 
 
 def test_name_servers_that_do_not_answer_are_asked_once_for_all_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is silent, and no connection fails, kept what is held waiting once for each topic."""
+    """With a silent name server, held pulls waited through one timeout for each topic."""
     monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
     asked: list[Request] = []
 
@@ -99,7 +99,7 @@ def test_name_servers_that_do_not_answer_are_asked_once_for_all_topics(monkeypat
 
 
 def test_broker_that_no_name_server_lists_is_missing_with_its_last_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its queues are deleted only if it is listed, and not in the route that was asked for later."""
+    """Its queues count as deleted only if a name server lists the broker and the topic's route lacks it."""
     monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
     routed, listed = ["a", "b"], ["a", "b"]
 
@@ -136,7 +136,7 @@ def test_broker_that_no_name_server_lists_is_missing_with_its_last_address(monke
     ],
 )
 def test_another_name_server_is_asked_where_one_leaves_or_is_not_ready(code: ResponseCode, remark: str) -> None:
-    """Another one is; where there is none it is asked again, and did not answer at last."""
+    """The client asks the next name server. With only one it retries until its timeout."""
 
     def refuse(request: Request) -> Response:
         return Response(code, remark)
@@ -157,7 +157,7 @@ def test_another_name_server_is_asked_where_one_leaves_or_is_not_ready(code: Res
 
 
 def test_a_name_server_that_lists_no_topics_is_asked_for_them_once() -> None:
-    """With enableAllTopicList=false. It was asked for half a minute, and then it was said not to answer."""
+    """With enableAllTopicList=false. The client retried for 30 seconds and then reported no answer."""
     asked: list[Request] = []
 
     def refuse(request: Request) -> Response:
@@ -213,7 +213,7 @@ def test_queues_of_brokers_have_an_order_and_names_of_their_own() -> None:
 
 
 def test_what_a_reset_brings() -> None:
-    """As fastjson writes it: keys are objects."""
+    """fastjson writes the map's keys as objects."""
     one = b'{"brokerName":"a","queueId":1,"topic":"t"}:17'
     other = b'{"topic":"t", "brokerName":"b", "queueId":0} : 0'
     expected = {Queue("t", 1, broker="a"): 17, Queue("t", 0, broker="b"): 0}

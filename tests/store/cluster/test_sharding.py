@@ -1,4 +1,4 @@
-"""Which queue a sharding key means while a broker is missing."""
+"""Which queue a sharding key maps to while a broker is missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def send(address: ClusterAddress) -> None:
 
 
 def stored(pair: Pair, name: str) -> list[tuple[str, int]]:
-    """Each message's key and queue at a broker."""
+    """Return key and queue of each message at a broker."""
     table = pair.stores[name].to_arrow("t", ["body", "queueId"]).read_all()
     return sorted((row["body"].decode(), row["queueId"]) for row in table.to_pylist())
 
@@ -76,7 +76,7 @@ def test_message_without_key_goes_to_other_broker(pair: Pair) -> None:
 
 
 def test_order_configuration_names_queues_of_missing_broker() -> None:
-    """As `mqadmin updateTopic -o true` leaves it at the name servers."""
+    """As `mqadmin updateTopic -o true` stores it at the name servers."""
 
     def order(request: Request) -> Response:
         assert request.command.fields == {"namespace": "ORDER_TOPIC_CONFIG", "key": "orders"}

@@ -1,4 +1,4 @@
-"""A cluster that is asked by TLS: whose certificates count, and what is told of those that do not."""
+"""A cluster over TLS: which certificates are accepted, and the errors for the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests ask a served store."""
+"""Requests that tests send to a served store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Broker(NamedTuple):
         return self.serving.address
 
     def ask(self, code: int, header: Header | None = None, body: bytes = b"") -> Command:
-        """The answer, whatever its code."""
+        """Return the answer, whatever its code."""
         return self.begin(code, header, body).result()
 
     def begin(self, code: int, header: Header | None = None, body: bytes = b"") -> Future[Command]:
@@ -44,7 +44,7 @@ class Broker(NamedTuple):
 
 
 def send(kind: type[SendMessage] = SendMessageV2, **fields: object) -> SendMessage:
-    """The header of a message to queue 0 of topic orders."""
+    """Return the header of a message to queue 0 of topic orders."""
     usual: dict[str, object] = {
         "producer_group": "producers",
         "topic": "orders",
@@ -59,7 +59,7 @@ def send(kind: type[SendMessage] = SendMessageV2, **fields: object) -> SendMessa
 
 
 def encode_batch(messages: Iterable[Batched]) -> bytes:
-    """The body of SEND_BATCH_MESSAGE."""
+    """Return the body of SEND_BATCH_MESSAGE."""
     pieces = []
     for flag, body, properties in messages:
         pieces += [struct.pack(">iiiii", 22 + len(body) + len(properties), 0, 0, flag, len(body)), body]

@@ -1,4 +1,4 @@
-"""A store that is served, and a client of it."""
+"""A served store and a client of it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def broker(store: MessageStore, client: Client) -> Iterator[Broker]:
 
 @pytest.fixture
 def no_thread_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system has no thread for the next one that is begun."""
+    """The next start of a thread fails."""
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:

@@ -1,4 +1,4 @@
-"""Frames that RocketMQ 5.3's own code encoded, and the numbers of its codes."""
+"""Frames that RocketMQ 5.3's own code encoded, and its request and response codes."""
 
 from __future__ import annotations
 

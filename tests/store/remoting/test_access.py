@@ -1,4 +1,4 @@
-"""Accounts: whose signature is right, and what they may do with it."""
+"""Accounts: signature checks and permissions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def broker(store: MessageStore, client: Client, tmp_path: Path) -> Iterator[Brok
 
 
 def ask(broker: Broker, key: str, secret: str, code: int, header: Header | None, body: bytes = b"") -> Command:
-    """The answer to a request that is signed."""
+    """Return the answer to a signed request."""
     command = Command(code, {**({} if header is None else header.texts()), "AccessKey": key}, body)
     signed = replace(command, fields={**command.fields, "Signature": signature(command, secret.encode())})
     return broker.client.ask(broker.address, code, signed.fields, body).result()
@@ -145,14 +145,14 @@ def test_what_an_account_may_do(broker: Broker, code: int, header: Header, body:
 
 
 def test_every_code_is_judged(broker: Broker) -> None:
-    """A code without a rule needs an admin, so that a new one is not open by oversight."""
+    """A code without a rule requires an admin, so that a new code is never open by oversight."""
     strict = {code for code in RequestCode if needs_of(Command(code, {}, LOCKS_AND_BEATS)) is None}
     assert strict == {
         *(RequestCode.GET_BROKER_CONFIG, RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.GET_BROKER_CONSUME_STATS),
         *(RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.DELETE_TOPIC_IN_NAMESRV),
         *(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, RequestCode.DELETE_SUBSCRIPTIONGROUP),
         *(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET),
-        # to clients
+        # sent to clients
         *(RequestCode.CHECK_TRANSACTION_STATE, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED),
         RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
     }
@@ -160,7 +160,7 @@ def test_every_code_is_judged(broker: Broker) -> None:
 
 @pytest.mark.parametrize("topic", ["secrets", "SCHEDULE_TOPIC_XXXX"])
 def test_messages_by_offset_need_their_topic(broker: Broker, store: MessageStore, topic: str) -> None:
-    """Such as by an id, or by sending a foreign message back, whose copy the group would read."""
+    """For example by message id, or by sending back a message of another topic, whose copy the group could read."""
     store.create_topic("secrets", 1)
     store.put(Message("secrets", b"secret", delay_level=18 if topic != "secrets" else 0))
     at = int(next(iter(store.scan(topic, 17 if topic != "secrets" else 0, 0, 1, ("physicalOffset",))))[0][0].as_py())
@@ -174,7 +174,7 @@ def test_messages_by_offset_need_their_topic(broker: Broker, store: MessageStore
 
 
 def test_half_message_takes_its_topic(broker: Broker, store: MessageStore) -> None:
-    """Its producer's group alone is not enough: the id of a half message is a number that can be guessed."""
+    """The permission for the producer group is not enough: a half message's id can be guessed."""
     store.create_topic("secrets", 1)
     half = Transactions(store, "readers").prepare([Message("secrets", b"x")])[0]
     end = EndTransaction("readers", half.queue_offset, half.physical_offset, 8, half.transaction_id)
@@ -185,7 +185,7 @@ def test_half_message_takes_its_topic(broker: Broker, store: MessageStore) -> No
 
 
 def test_producer_of_a_foreign_group_is_not_registered(broker: Broker) -> None:
-    """Or it were asked about the group's transactions. The other groups of its heart-beat count."""
+    """Otherwise it would be asked about the group's transactions. The other groups of its heartbeat are accepted."""
     for group, there in (("others", False), ("readers", True)):
         assert ask(broker, "clerk", "secret", RequestCode.HEART_BEAT, None, produces(group)).code == 0
         code, header = RequestCode.GET_PRODUCER_CONNECTION_LIST, ProducerGroup(group)
@@ -205,7 +205,7 @@ def test_lists_have_what_the_account_may_name(broker: Broker, store: MessageStor
 
 
 def test_client_id_of_another_account_stays_its_own(broker: Broker) -> None:
-    """Whatever the other one may do with the group: it cannot take the client's place, nor end it."""
+    """Even with permission for the group, it can neither replace nor unregister that client."""
     body = beat("readers", "bills")
     assert ask(broker, "clerk", "secret", RequestCode.HEART_BEAT, None, body).code == ResponseCode.SUCCESS
     with Client(timeout=60) as other:
@@ -230,7 +230,7 @@ def test_who_is_not_who_he_says(broker: Broker, store: MessageStore) -> None:
 
 
 def test_what_was_changed_on_the_way(broker: Broker) -> None:
-    """A field, the body, or a field that was added."""
+    """A changed field, a changed body, or an added field."""
     command = Command(RequestCode.SEND_MESSAGE_V2, {**send().texts(), "AccessKey": "clerk"}, b"body")
     fields = {**command.fields, "Signature": signature(command, b"secret")}
     changes: list[tuple[dict[str, str], bytes]] = [({}, b"bodY"), ({"e": "1"}, b"body"), ({"more": "x"}, b"body")]

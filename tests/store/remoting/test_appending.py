@@ -1,4 +1,4 @@
-"""Messages of many clients in one append after the other."""
+"""Messages of many clients, appended in batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.waiting import PATIENCE
 
 
 def test_a_system_without_a_thread_for_a_moment(store: MessageStore, no_thread_once: None) -> None:
-    """Who sends just then is told, and what is sent later is appended."""
+    """The current sender gets an error; later messages are appended."""
     appending = Appending(store)
     with pytest.raises(RuntimeError, match="new thread"):
         appending.append([Message("orders", b"refused", queue_id=0)], {}, 0)

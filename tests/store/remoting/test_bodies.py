@@ -1,4 +1,4 @@
-"""Batches: what RocketMQ's client made is read, and made the same; what is none is refused."""
+"""Batches of RocketMQ's client are decoded and encoded alike; malformed ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's end: many requests at a time on one connection, and what it says when there is no answer."""
+"""The client: many concurrent requests on one connection, and its errors without an answer."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_connection_that_was_lost_is_made_again(broker: Broker) -> None:
 
 
 def answered(connection: socket.socket) -> Command:
-    """The next request on a connection, once it has got an answer."""
+    """Return the next request of a connection that has already answered one."""
     (length,) = LENGTH.unpack(connection.recv(LENGTH.size, socket.MSG_WAITALL))
     request = decode(connection.recv(length, socket.MSG_WAITALL))
     connection.sendall(encode(Command(ResponseCode.SUCCESS, opaque=request.opaque, flag=CommandFlag.RESPONSE)))
@@ -76,7 +76,7 @@ def answered(connection: socket.socket) -> Command:
 
 
 def test_a_connection_on_which_nothing_comes_any_more_is_given_up(client: Client) -> None:
-    """As behind a machine that forgot it: both ends take it for alive, and what is sent goes nowhere."""
+    """As after a router dropped its state: both ends consider the connection alive, and packets get lost."""
     with socket.create_server(("127.0.0.1", 0)) as there:
         there.settimeout(30)
         address = f"127.0.0.1:{there.getsockname()[1]}"

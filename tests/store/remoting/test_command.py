@@ -1,4 +1,4 @@
-"""Commands to bytes and back: what RocketMQ wrote, what Hypothesis thinks of, and what nobody should send."""
+"""Encode and decode commands: RocketMQ's own, generated, and malformed ones."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_frame_that_was_changed_is_a_command_or_refused(command: Command, data
         changed = decode(frame)
     except BadFrame:
         return
-    changed.serialization = Serialization.JSON  # which has room for every code
+    changed.serialization = Serialization.JSON  # JSON can hold every code
     assert decode(encode(changed)[4:]) == changed
 
 

@@ -1,5 +1,3 @@
-"""What goes out on a connection."""
-
 from __future__ import annotations
 
 import asyncio
@@ -29,7 +27,7 @@ class Written(asyncio.Transport):
 
 
 def test_nothing_empty_is_written() -> None:
-    """From Python 3.12 on asyncio tries that for ever: its loop would spin, and the connection never end."""
+    """Since Python 3.12 asyncio retries an empty write forever: the loop would spin and the connection never close."""
     written = Written()
 
     async def send() -> None:

@@ -1,4 +1,4 @@
-"""Frames come out whole, in whatever pieces the stream comes."""
+"""Frames are reassembled, however the stream is split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers are what RocketMQ's own code makes of them; what is missing or no number is refused in its words."""
+"""Headers equal those of RocketMQ's code; missing or invalid fields are refused with its messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_codes_are_rocketmqs() -> None:
 def test_headers_that_rocketmq_wrote(line: dict[str, Any]) -> None:
     header = OF_CODE[line["code"]].of(line["fields"])
     assert line["fields"].items() <= header.texts().items()
-    further = header.texts().keys() - line["fields"].keys()  # which have a default
+    further = header.texts().keys() - line["fields"].keys()  # these have a default
     assert further <= {"acceptStandardJsonOnly"}
 
 

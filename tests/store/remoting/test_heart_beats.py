@@ -1,4 +1,4 @@
-"""Who is in a group, as its members' heart-beats say; and who is told when that changes."""
+"""Group membership by heartbeats, and notifications about its changes."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def lost_connection(beats: HeartBeats) -> Connection:
 
 
 def test_client_of_a_lost_connection_is_no_member(beats: HeartBeats) -> None:
-    """Nothing would remove it, and nothing would read its share of the queues."""
+    """Otherwise no event would remove it, and its share of the queues would not be read."""
     request = Request(Command(RequestCode.HEART_BEAT, body=MADE), lost_connection(beats))
     assert beats.handlers()[RequestCode.HEART_BEAT](request).code == ResponseCode.SUCCESS
     assert (beats.clients.consumers("group"), beats.clients.producers("producers")) == ({}, {})
@@ -130,7 +130,7 @@ def test_a_group_that_cannot_be_is_none_of_the_others_business(broker: Broker, s
 
 
 def test_lost_connection_leaves_no_group_locked(beats: HeartBeats, store: MessageStore) -> None:
-    """Also if another group of the same heart-beat is refused."""
+    """Also if another group of the same heartbeat is refused."""
     with pytest.raises(InvalidGroup):
         beats.handlers()[RequestCode.HEART_BEAT](Request(beat("group", "a/b"), lost_connection(beats)))
     assert not is_served(store.path, "group")
@@ -143,7 +143,7 @@ def test_who_begins_to_share_queues_is_told_of(broker: Broker, store: MessageSto
 
 
 def test_what_one_connection_says_of_its_clients_is_bounded(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under whatever names. Who says it again says no more, and who is gone makes room."""
+    """Under any client names. Repeating a heartbeat uses no more memory, and leaving clients free theirs."""
     monkeypatch.setattr("store.remoting.clients.MAX_CONNECTION_BYTES", 160_000)
 
     def fits(broker: Broker, id: str, size: int = 2800, group: str = "group", kind: str = "consumer") -> bool:
@@ -163,7 +163,7 @@ def test_what_one_connection_says_of_its_clients_is_bounded(broker: Broker, monk
     with Client() as client:
         other = Broker(broker.serving, client)
         assert fits(other, "a", 6000)
-        assert fits(broker, "e")  # for a came on another one
+        assert fits(broker, "e")  # a moved to another connection
         assert not fits(other, "c", 6000)
     until(lambda: members(broker) == ["c", "d", "e"])
     for id in "cde":
@@ -175,7 +175,7 @@ def test_members_are_told_of_each_other(broker: Broker) -> None:
     host, _, port = broker.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=60) as member:
         member.sendall(encode(Command(RequestCode.HEART_BEAT, body=heartbeat("told"))))
-        first = [read(member), read(member)]  # of itself, too, as RocketMQ's broker tells
+        first = [read(member), read(member)]  # it is told of itself, too, as by RocketMQ's broker
         assert {command.is_response for command in first} == {True, False}
         broker.ask(RequestCode.HEART_BEAT, body=heartbeat("other"))
         told = read(member)
@@ -184,7 +184,7 @@ def test_members_are_told_of_each_other(broker: Broker) -> None:
 
 
 def test_a_connection_is_told_once_however_many_clients_it_has(broker: Broker) -> None:
-    """Three thousand on one, each told of each, kept everybody else waiting for minutes."""
+    """With 3,000 clients on one connection, a notification for each pair blocked other clients for minutes."""
     host, _, port = broker.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=60) as many:
         for name in ("a", "b", "c"):
@@ -242,7 +242,7 @@ def test_nobody_joins_a_group_that_is_served(store: MessageStore, broker: Broker
 
 
 def test_no_client_is_taken_into_a_group_of_others(store: MessageStore, broker: Broker) -> None:
-    """It is told why, at each heart-beat; its other groups are none the worse; and it may come when they left."""
+    """Each heartbeat is refused with a reason. The client's other groups still work; it can join once they left."""
     beat = json.loads(heartbeat("a"))
     beat["consumerDataSet"].append({**beat["consumerDataSet"][0], "groupName": "own"})
     beats = json.dumps(beat).encode()
@@ -275,7 +275,7 @@ def test_who_come_at_the_same_moment_are_never_both_in(store: MessageStore, brok
 
 
 def test_clients_of_two_servers_do_not_share_a_group(store: MessageStore, broker: Broker) -> None:
-    """Neither server knows the clients of the other: both would give them all queues."""
+    """Neither server knows the other's clients: both would assign all queues."""
     with MessageStore.open(store.path) as another, serve(another, "127.0.0.1:0") as serving:
         other = Broker(serving, broker.client)
         for name in ("a", "b"):
@@ -291,7 +291,7 @@ def test_clients_of_two_servers_do_not_share_a_group(store: MessageStore, broker
 
 
 def test_a_group_that_is_served_is_reset_by_its_server_alone(store: MessageStore, broker: Broker) -> None:
-    """Its clients would hear of no other reset, and say soon how far they are."""
+    """Its clients would not learn of any other reset, and would soon commit their old offsets again."""
     group, there = DirectoryGroup(store.path, "group"), {Queue("orders", 0): 0, Queue("orders", 1): 0}
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
     with pytest.raises(GroupConflict, match=r"clients consume in it through a server .*mqadmin resetOffsetByTime"):
@@ -311,13 +311,14 @@ def test_client_is_ended_by_its_own_connection_only(broker: Broker) -> None:
         answer = Broker(broker.serving, client).ask(RequestCode.UNREGISTER_CLIENT, leaving)
         assert (answer.code, "another connection" in (answer.remark or "")) == (ResponseCode.NO_PERMISSION, True)
         assert broker.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup("group")).code == ResponseCode.SUCCESS
-        Broker(broker.serving, client).ask(RequestCode.HEART_BEAT, body=heartbeat("a"))  # it took another connection
+        # The client is on another connection now.
+        Broker(broker.serving, client).ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
         assert Broker(broker.serving, client).ask(RequestCode.UNREGISTER_CLIENT, leaving).code == ResponseCode.SUCCESS
     assert broker.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerGroup("group")).code != ResponseCode.SUCCESS
 
 
 def test_a_server_does_not_reset_a_group_of_another_one(store: MessageStore, broker: Broker) -> None:
-    """Whose clients would not hear of it."""
+    """That server's clients would not learn of it."""
     store.put_many([Message("orders", b"x", queue_id=0)] * 7)
     group, queue = DirectoryGroup(store.path, "group"), Queue("orders", 0)
     reset = ResetOffset("group", "orders", 0, True)
@@ -339,7 +340,9 @@ def test_a_server_does_not_reset_a_group_of_another_one(store: MessageStore, bro
 def test_who_joins_beside_the_server_goes_on_where_its_clients_were(
     store: MessageStore, broker: Broker, how: str
 ) -> None:
-    """It goes by the files, which hear of a server's clients every 5 s otherwise: it began behind what is there."""
+    """A member reads offsets from files, which a server updates only every 5 s: it started behind what clients had
+    read.
+    """
     store.put_many([Message("orders", b"x", queue_id=0)] * 7)
     queue = Queue("orders", 0)
     with Client() as client:
@@ -357,7 +360,7 @@ def test_who_joins_beside_the_server_goes_on_where_its_clients_were(
 def test_what_a_client_says_as_it_leaves_comes_before_that(
     store: MessageStore, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or it would count more than a reset of the group that it has left."""
+    """Otherwise its last commit would override a later reset of the group."""
     store.put_many([Message("orders", b"x", queue_id=0)] * 7)
     queue, left, commit = Queue("orders", 0), threading.Event(), ServedOffsets.commit
 
@@ -377,7 +380,7 @@ def test_what_a_client_says_as_it_leaves_comes_before_that(
 
 
 def test_a_client_goes_on_where_a_member_was_that_died(store: MessageStore, broker: Broker) -> None:
-    """Also if it had not persisted yet, and the group had members here before."""
+    """Also if the member had not persisted yet, and the group had clients here before."""
     queue = Queue("orders", 0)
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
     broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))
@@ -391,7 +394,7 @@ def test_a_client_goes_on_where_a_member_was_that_died(store: MessageStore, brok
 
 
 def test_no_client_takes_back_what_members_beside_the_server_have_read(store: MessageStore, broker: Broker) -> None:
-    """As one whose server was started anew while it was in the group: it says where it was, and is not in it now."""
+    """As with a client whose server restarted: it commits its old offset but is no longer in the group."""
     store.put_many([Message("orders", b"x", queue_id=0)] * 7)
     queue = Queue("orders", 0)
     with DirectoryGroup(store.path, "group").join(ALL) as member:
@@ -409,7 +412,7 @@ def test_no_client_takes_back_what_members_beside_the_server_have_read(store: Me
 def test_who_comes_while_the_last_one_leaves_is_told_of(
     store: MessageStore, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a client is restarted: what the old one has read is brought to the files, which takes a while."""
+    """As when a client restarts: persisting the old client's offsets takes a while."""
     flush = store.flush
 
     def flush_late() -> None:

@@ -1,4 +1,4 @@
-"""Requests with every value that no client sends: each is answered, none is an error of the server's own."""
+"""Send requests with values that no client sends: each is answered, and none causes an internal error."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Frames as clients send them, changed: whatever comes, everybody else is served, and nothing of it is left.
+"""Send randomly changed frames: other clients are served, and no resources leak.
 
-HOSTILE_FRAMES=100000 runs as many; each run has a seed of its own, HOSTILE_SEED repeats one.
+HOSTILE_FRAMES=100000 runs so many. Each run has a new seed; HOSTILE_SEED repeats one.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from tests.waiting import until
 
 FRAMES = int(os.environ.get("HOSTILE_FRAMES", "400"))
 SEED = int(os.environ.get("HOSTILE_SEED", str(random.randrange(1 << 30))))
-SECONDS = 0.2  # without a word: then the server waits for the rest of a frame
-MEMORY_BYTES = 64 << 20  # that may come on top, whatever the number of frames
+SECONDS = 0.2  # without an answer: then the server is waiting for the rest of a frame
+MEMORY_BYTES = 64 << 20  # allowed growth, whatever the number of frames
 BEAT = (
     b'{"clientID":"me@1","consumerDataSet":[{"groupName":"g","subscriptionDataSet":[{"topic":"other","subString":"*",'
     b'"subVersion":1}],"consumeType":"CONSUME_PASSIVELY"}],"producerDataSet":[{"groupName":"p"}]}'
@@ -81,7 +81,7 @@ REQUESTS = [
 
 
 def changed(frame: bytes, chance: random.Random) -> bytes:
-    """The frame with some of it otherwise: half of the time it can still be read, as letters and digits go."""
+    """Change some of a frame; half of the time only letters and digits, so that it can still be decoded."""
     found = bytearray(frame)
     if chance.random() < 0.5:
         readable = [at for at in range(8, len(found)) if chr(found[at]).isalnum()]
@@ -117,20 +117,20 @@ def frames(number: int, chance: random.Random) -> Iterator[bytes]:
 
 def test_frames_that_were_changed(store: MessageStore, client: Client, caplog: pytest.LogCaptureFixture) -> None:
     chance, process = random.Random(SEED), psutil.Process()
-    caplog.set_level(logging.ERROR, "store.remoting")  # what is logged of each connection would be kept
+    caplog.set_level(logging.ERROR, "store.remoting")  # records of each connection would use memory
     store.create_topic("other", 2)
     with serve(store, "127.0.0.1:0", config=BrokerConfig(autoCreateTopicEnable=False)) as serving:
         broker = Broker(serving, client)
-        feed(broker, frames(min(FRAMES, 500), chance), chance)  # what is loaded and pooled once
+        feed(broker, frames(min(FRAMES, 500), chance), chance)  # load modules and fill pools first
         gc.collect()
         before, descriptors, threads = process.memory_info().rss, process.num_fds(), process.num_threads()
         heard = feed(broker, frames(FRAMES, chance), chance)
-        assert FRAMES / 5 < heard < FRAMES, f"HOSTILE_SEED={SEED}"  # or most are not even read
+        assert FRAMES / 5 < heard < FRAMES, f"HOSTILE_SEED={SEED}"  # otherwise most frames would not even be decoded
         until(lambda: serving.connections <= 1)
         until(lambda: serving.held == 0)
         gc.collect()
         assert process.memory_info().rss - before < MEMORY_BYTES, f"HOSTILE_SEED={SEED}"
-        assert process.num_fds() <= descriptors + 100  # files of queues
+        assert process.num_fds() <= descriptors + 100  # queue files
         assert process.num_threads() <= threads + 8
         assert broker.send(b"still here").code == ResponseCode.SUCCESS
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
@@ -139,7 +139,7 @@ def test_frames_that_were_changed(store: MessageStore, client: Client, caplog: p
 
 
 class Stranger:
-    """A connection that says anything, and then asks whether it is still heard."""
+    """A connection that sends any frame, and then checks whether it is still served."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -147,7 +147,7 @@ class Stranger:
         self._frames, self._opaques = Frames(), count(1 << 20)
 
     def says(self, frame: bytes) -> bool:
-        """Whether it was answered what it asked afterwards; every answer is a frame."""
+        """Return whether the next request was answered; every answer must be a frame."""
         asked = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("orders").texts(), opaque=next(self._opaques))
         try:
             self.socket.sendall(frame + encode(asked))
@@ -164,7 +164,7 @@ class Stranger:
 
 
 def feed(broker: Broker, found: Iterator[bytes], chance: random.Random) -> int:
-    """How many did not end their connection."""
+    """Return how many frames left their connection open."""
     stranger, heard = Stranger(broker.address), 0
     for frame in found:
         if stranger.says(frame):

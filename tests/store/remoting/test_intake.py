@@ -1,4 +1,4 @@
-"""Which connections give way when the memory for requests, or the room for connections, is used up."""
+"""Which connections are closed when the memory for requests or the connection limit is used up."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_address_with_most_connections_gives_way(store: MessageStore, client: Cl
 
 
 def test_large_frames_need_a_proof(store: MessageStore, tmp_path: Path) -> None:
-    """With accounts, until a request of the connection was signed."""
+    """With accounts, until the connection has sent a signed request."""
     path = tmp_path / "plain_acl.yml"
     path.write_text(ACCOUNTS)
     large = struct.pack(">i", 6 * MIB)
@@ -104,13 +104,13 @@ def test_large_frames_need_a_proof(store: MessageStore, tmp_path: Path) -> None:
 
 
 def test_header_with_many_fields_is_refused() -> None:
-    """Small ones take much more memory than their bytes."""
+    """Many small fields use much more memory than their bytes."""
     with pytest.raises(BadFrame, match="at most 256"):
         decode(encode(Command(RequestCode.HEART_BEAT, {str(number): "" for number in range(257)}))[4:])
 
 
 def test_refused_requests_leave_nothing_in_memory(broker: Broker) -> None:
-    """Without the help of the garbage collector, which may come late."""
+    """Memory is freed without the garbage collector, which may run late."""
     body = bytes(5 * MIB)
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Pulls: records of the log, RocketMQ's codes and offsets; and those that are held."""
+"""Pulls: the log's records, RocketMQ's codes and offsets; and held pulls."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_at_once(broker: Broker, store: MessageStore, offset: int, queue_id: int
 
 
 def test_a_condition_that_takes_long_keeps_nobody_waiting(broker: Broker, store: MessageStore) -> None:
-    """Whatever is asked for at once: what was not looked at yet is for the next pull."""
+    """However much is requested at once: the next pull continues with the rest."""
     for _ in range(4):
         store.put_many([Message("orders", b"", queue_id=0, properties={"a": "1"})] * 1000)
     flags, condition = SUBSCRIPTION, " OR ".join(["a = 2"] * 100)
@@ -151,7 +151,7 @@ def test_closing_answers_what_is_held(broker: Broker) -> None:
     [
         ({"topic": "nowhere"}, ResponseCode.TOPIC_NOT_EXIST),
         ({"subscription": "a >", "expression_type": "SQL92"}, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
-        ({"subscription": "||"}, ResponseCode.PULL_RETRY_IMMEDIATELY),  # no tag at all: RocketMQ's matches nothing
+        ({"subscription": "||"}, ResponseCode.PULL_RETRY_IMMEDIATELY),  # no tag at all: matches nothing in RocketMQ
         ({"sys_flag": SUSPEND}, ResponseCode.SUBSCRIPTION_NOT_EXIST),
         ({"max_msg_nums": 0}, ResponseCode.SUCCESS),
     ],
@@ -177,7 +177,7 @@ def test_other_answers(broker: Broker, store: MessageStore, fields: dict[str, ob
 @pytest.mark.parametrize("flags", [SUBSCRIPTION, SUBSCRIPTION | SUSPEND])
 @pytest.mark.parametrize("group", ["g" * 900_000, "", "a b"], ids=["long", "none", "words"])
 def test_a_name_that_no_group_has(broker: Broker, store: MessageStore, group: str, flags: int) -> None:
-    """What would be noted of it were there as long as the server."""
+    """State kept for such a name would stay as long as the server runs."""
     header = PullMessage(group, "orders", 0, 0, 32, flags, 0, 50, 0, "*")
     answer = broker.ask(RequestCode.PULL_MESSAGE, header)
     assert (answer.code, (answer.remark or "")[:7]) == (ResponseCode.INVALID_PARAMETER, "group '")

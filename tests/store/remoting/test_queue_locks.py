@@ -1,4 +1,4 @@
-"""Queues that clients lock, to read them in order: one client's at a time, free when it gives them back, or is gone."""
+"""Queue locks of clients: one client at a time, until it unlocks or disconnects."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_who_is_cut_off_keeps_what_it_has(broker: Broker, monkeypatch: pytest.Mo
 
 
 def test_who_is_gone_is_forgotten_when_it_has_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who was there all the time is told that another may have had its queue meanwhile."""
+    """A client that stayed connected learns that another may have owned its queue in between."""
     locks = Locks(lambda: TOPICS)
     gone, here = (Connection(lambda connection, command: None, lambda connection, error: None) for _ in range(2))
 
@@ -113,7 +113,7 @@ def lock(locks: Locks, on: Connection, client_id: str, *ids: int, group: str = "
 
 
 def test_only_queues_that_are_there_can_be_locked() -> None:
-    """Nothing is kept of a client that got none."""
+    """No state is kept for a client without a lock."""
     locks, on = Locks(lambda: TOPICS), connection()
     assert lock(locks, on, "a", -1, 0, 3, 4, 1 << 30) == [0, 3]
     for number in range(100):

@@ -1,4 +1,4 @@
-"""Requests that wait for an archive: what becomes of those that wait too long."""
+"""Requests that wait for an archive, and their timeouts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reads() -> Iterator[ArchiveReads]:
 
 
 class Archive:
-    """Answers when it is let to, and says in which order it was asked."""
+    """An archive that answers when the test lets it, and records the order of requests."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()

@@ -1,4 +1,4 @@
-"""Messages that are sent stand in the store as their producer said, and are answered as RocketMQ does."""
+"""Sent messages are stored as their producer sent them, and answered as RocketMQ does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def only(store: MessageStore, topic: str = "orders", queue_id: int = 0) -> Store
 
 
 def lock(broker: Broker, queue: Queue, group: str) -> None:
-    """As a client does that reads in order."""
+    """Lock a queue as a client that reads in order does."""
     asked = {"brokerName": "broker-a", "queueId": queue.queue_id, "topic": queue.topic}
     body = {"clientId": "a", "consumerGroup": group, "mqSet": [asked]}
     answer = broker.ask(RequestCode.LOCK_BATCH_MQ, body=json.dumps(body).encode())
@@ -63,7 +63,7 @@ def test_a_body_that_its_producer_compressed(broker: Broker, store: MessageStore
 @pytest.mark.parametrize("body", [b"plain", zlib.compress(bytes(65 << 20))], ids=["plain", "bomb"])
 @pytest.mark.parametrize("kind", [0x0, 0x100, 0x200, 0x400])
 def test_body_that_does_not_decompress_is_refused(broker: Broker, store: MessageStore, body: bytes, kind: int) -> None:
-    """RocketMQ's brokers take it, and its clients drop it and what is behind it."""
+    """RocketMQ's brokers accept it, and its clients drop it and the messages after it."""
     answer = broker.send(body, sys_flag=SYS_COMPRESSED | kind)
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
     batch = encode_batch([Batched(0, zlib.compress(b"good"), b""), Batched(0, body, b"")])
@@ -95,8 +95,7 @@ def test_a_message_that_failed_for_the_last_time_is_dead(
     most: int | None,
     is_dead: bool,
 ) -> None:
-    """Consumers that read in order give up what they send; others could not send it back, and it counts one try more
-    already."""
+    """Orderly consumers send a message to give it up; its count already includes the failed try."""
     is_dead |= orderly
     if orderly:
         lock(broker, Queue("orders", 0), "g")
@@ -121,7 +120,7 @@ def test_any_queue(broker: Broker, store: MessageStore) -> None:
 
 @pytest.mark.parametrize("count", [1, 50])
 def test_producers_may_have_any_clock(broker: Broker, store: MessageStore, count: int) -> None:
-    """As with RocketMQ: who reads has the time as it was sent, or null where no timestamp can be it."""
+    """As with RocketMQ: readers get the sent time, or null if it fits no timestamp."""
     body = encode_batch([Batched(0, b"each", b"")] * count)
     assert broker.send(body, born_timestamp=-1 << 63, batch=True).code == ResponseCode.SUCCESS
     assert {message.born_timestamp for message in store.get_message("g", "orders", 0, 0).messages} == {-1 << 63}
@@ -179,7 +178,7 @@ def test_a_batch_that_is_none(broker: Broker, store: MessageStore) -> None:
 def test_batch_is_bounded_before_it_is_multiplied(
     broker: Broker, store: MessageStore, parts: int, properties: str
 ) -> None:
-    """Each part has the properties of the request, and a record's header."""
+    """Each message repeats the request's properties and has a record header."""
     body = encode_batch([Batched(0, b"", b"")] * parts)
     answer = broker.ask(RequestCode.SEND_BATCH_MESSAGE, send(properties=properties), body)
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
@@ -236,7 +235,7 @@ def test_a_topic_that_is_deleted_and_not_made(store: MessageStore, client: Clien
 
 
 def test_no_topic_of_an_unknown_group_is_created(store: MessageStore, client: Client) -> None:
-    """A client can make up groups: each would get topics for its retries and dead letters."""
+    """A client can invent groups: each would get a retry topic and a dead letter topic."""
     at = int(store.put(Message("orders", b"x", queue_id=0)).physical_offset)
     with serve(store, "127.0.0.1:0", config=BrokerConfig(autoCreateTopicEnable=False)) as serving:
         broker, topics = Broker(serving, client), store.topics()
@@ -314,7 +313,7 @@ def test_delay_level_of_a_client(broker: Broker, store: MessageStore, properties
 
 
 def test_batch_of_one_is_a_batch(broker: Broker, store: MessageStore) -> None:
-    """RocketMQ's broker takes no message of a batch for a half message."""
+    """RocketMQ's broker does not treat a message in a batch as a half message."""
     half = "PGROUP\x01producers\x02"
     answer = broker.ask(
         RequestCode.SEND_BATCH_MESSAGE, send(properties=half), encode_batch([Batched(0, b"a", b"TRAN_MSG\x01true\x02")])

@@ -1,4 +1,4 @@
-"""Settings of groups and resets over the wire."""
+"""Group settings and resets over the wire."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_settings_that_are_named_count(broker: Broker, store: MessageStore) -> N
         ({}, "only letters"),
         ({"groupName": "g", "retryMaxTimes": "many"}, "give a whole number"),
         ({"groupName": "g", "retryQueueNums": None}, "give a whole number"),
-        # The file with these counted as damaged: nobody's messages of the group came again.
+        # A file with such a value counted as damaged, and no message of any group was retried.
         ({"groupName": "g", "retryMaxTimes": 1 << 31}, "must lie between"),
         ({"groupName": "g", "retryQueueNums": 1 << 17}, "must lie between"),
-        # Who read it with more on its stack than the server took it for no JSON, and its .bak instead.
+        # A reader with a deep stack could not parse the file and used its .bak.
         ({"groupName": "g", "attributes": nested(600)}, "objects and lists"),
         ({"groupName": "g", "attributes": "x" * (64 << 10)}, "65,536 bytes"),
         ({"groupName": "g", "consumeEnable": 0}, "true or false"),
@@ -76,7 +76,7 @@ def test_a_group_that_is_deleted(broker: Broker, store: MessageStore, *, with_of
 
 
 def reset(broker: Broker, **fields: object) -> dict[int, int]:
-    """Queue id to the offset that the group is to read next."""
+    """Reset the group; return the next offset by queue id."""
     usual = {"group": "g", "topic": "orders", "timestamp": 0, "is_force": True}
     answer = broker.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ResetOffset(**{**usual, **fields}))  # type: ignore[arg-type]
     assert answer.code == ResponseCode.SUCCESS, answer.remark
@@ -118,7 +118,7 @@ def test_what_cannot_be_reset(broker: Broker) -> None:
 
 
 def test_a_group_that_may_not_consume(broker: Broker, store: MessageStore) -> None:
-    """Until it may again, whoever says so."""
+    """Until it is allowed again, by any client."""
     broker.send(b"body")
     for enabled in (True, False, True):
         broker.ask(CONFIGURE, None, json.dumps({"groupName": "group", "consumeEnable": enabled}).encode())

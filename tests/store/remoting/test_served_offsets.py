@@ -1,4 +1,4 @@
-"""Offsets that clients commit: what was said last counts, unless the files say otherwise meanwhile."""
+"""Offsets that clients commit: the last commit counts, unless the files changed in between."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_in_memory_until_they_are_persisted(store: MessageStore, offsets: Served
     assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (7, None)
     offsets.persist()
     assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (7, 7)
-    offsets.commit("g", QUEUE, 5)  # a client that resets says a smaller one
+    offsets.commit("g", QUEUE, 5)  # a client commits a smaller offset to reset
     offsets.persist()
     assert (offsets.committed("g", QUEUE), store.consumer_offset("g", "orders", 1)) == (5, 5)
 
@@ -49,7 +49,7 @@ def test_in_memory_until_they_are_persisted(store: MessageStore, offsets: Served
 def test_what_the_system_refuses_is_told_and_tried_again(
     store: MessageStore, offsets: ServedOffsets, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where the disk is full for a while."""
+    """As when the disk is full for a while."""
     offsets.commit("g", QUEUE, 7)
     offsets.persist()
     in_the_way = Path(store.path, f"{CONSUMER_OFFSETS_FILE}.bak")
@@ -129,14 +129,14 @@ def test_what_was_said_last_counts_while_it_is_persisted(offsets: ServedOffsets)
 def test_what_is_persisted_last_was_said_last(
     store: MessageStore, offsets: ServedOffsets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every 5 s it is brought to the files, and when the last client leaves: by two threads at once."""
+    """Offsets are persisted every 5 s and when the last client leaves, so two threads may do it concurrently."""
     flush, leaving = store.flush, threading.Thread(target=offsets.persist)
 
     def flush_late() -> None:
         monkeypatch.undo()
         offsets.commit("g", QUEUE, 9)
         leaving.start()
-        leaving.join(0.2)  # or it waits for this one
+        leaving.join(0.2)  # or it waits for the first thread
         flush()
 
     offsets.commit("g", QUEUE, 7)
@@ -209,7 +209,7 @@ def test_of_groups(broker: Broker, store: MessageStore) -> None:
 
 
 def test_what_a_client_says_counts_in_its_order(broker: Broker, store: MessageStore) -> None:
-    """RocketMQ's asks for its offsets right after it set them back, as a reset wants it: it went on where it was."""
+    """After a reset RocketMQ's client commits, then queries its offset; the answer was the old one."""
     store.put_many([Message("orders", b"x", queue_id=1)] * 7)
     asked, ends = GroupQueue("group", "orders", 1), (7, 0)
     for number in range(200):

@@ -1,4 +1,4 @@
-"""What a name server says: this broker has every topic, at the address where the client came."""
+"""The built-in name server: this broker has every topic, at the address that the client connected to."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_cluster(store: MessageStore, client: Client) -> None:
 
 
 def test_topics_of_cluster_and_broker_have_routes(store: MessageStore, client: Client) -> None:
-    """Also if producers may not create topics; they exist once a message is sent to them."""
+    """Even if producers may not create topics; they are created with their first message."""
     config = BrokerConfig(brokerName="mine", brokerClusterName="ours", autoCreateTopicEnable=False)
     with serve(store, "127.0.0.1:0", config=config) as serving:
         broker = Broker(serving, client)

@@ -1,4 +1,4 @@
-"""Topics and single messages, as admin tools ask for them."""
+"""Topics and single messages, as admin tools request them."""
 
 from __future__ import annotations
 

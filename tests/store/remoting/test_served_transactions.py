@@ -1,4 +1,4 @@
-"""Half messages over the wire: what ends them, what cannot, and who is asked for those that nobody ended."""
+"""Half messages over the wire: how they end, refused attempts, and checks of open ones."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_it_is_ended_once(broker: Broker, store: MessageStore) -> None:
 
 
 def test_nothing_else_can_be_ended(broker: Broker, store: MessageStore) -> None:
-    """Neither another group's, nor another record, nor what is no record."""
+    """Another group's half message, another record, or no record."""
     sent = prepared(broker)
     plain = SendAnswer.of(broker.send(b"plain").fields)
     assert "no half message of group" in (end(broker, sent, COMMIT, "others").remark or "")
@@ -71,7 +71,7 @@ def test_a_delayed_one_is_refused(broker: Broker, delay: str) -> None:
 
 
 def test_what_was_committed_and_comes_again_is_no_half_message(broker: Broker, store: MessageStore) -> None:
-    """Old clients send it as a new one, with the properties that they saw."""
+    """Old clients send it as a new message, with the properties that they received."""
     end(broker, prepared(broker), COMMIT)
     (seen,) = store.get_message("g", "orders", 0, 0).messages
     properties = "".join(f"{name}\1{value}\2" for name, value in {**seen.properties, "DELAY": "1"}.items())
@@ -87,7 +87,7 @@ def test_its_topic_is_made(broker: Broker, store: MessageStore) -> None:
 
 
 def test_who_does_not_read_is_not_asked_again(store: MessageStore) -> None:
-    """All that it was asked were in memory. Others are asked all the while."""
+    """Unread checks would fill the memory. Other clients are still asked."""
     beat = b'{"clientID":"me@1","producerDataSet":[{"groupName":"%s"}]}'
     asked = threading.Semaphore(0)
     with (
@@ -106,7 +106,7 @@ def test_who_does_not_read_is_not_asked_again(store: MessageStore) -> None:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.connect((host, int(port)))
         deaf.sendall(encode(Command(RequestCode.HEART_BEAT, {}, beat % b"producers")))
-        until(lambda: store.max_offset(HALF_TOPIC, 0) >= 8)  # they were counted, and it is asked
+        until(lambda: store.max_offset(HALF_TOPIC, 0) >= 8)  # the checks are counted, and the client is asked
         broker.send(b"other", properties=HALF, producer_group="others")
         broker.ask(RequestCode.HEART_BEAT, body=beat % b"others")
         counted = []

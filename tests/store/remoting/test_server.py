@@ -1,4 +1,4 @@
-"""What a server does with clients that are hostile, slow, too many, or gone: all others are served."""
+"""Clients that are hostile, slow, too many, or disconnected do not affect others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def connected(address: str) -> Iterator[socket.socket]:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the other end closes it, instead of saying anything."""
+    """Return whether the other end closes it without an answer."""
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:
@@ -50,7 +50,7 @@ def is_well(broker: Broker) -> bool:
 
 
 def refused(store: MessageStore) -> dict[str, int]:
-    """How many connections its servers say they closed, by why."""
+    """Return the number of closed connections by reason."""
     return {name: figure.counts[0] for (name, *_), figure in store.figures._figures.items() if name in REFUSED}
 
 
@@ -74,7 +74,7 @@ def test_who_speaks_another_protocol_is_closed(broker: Broker, store: MessageSto
 
 
 def test_frames_that_were_changed(broker: Broker, store: MessageStore) -> None:
-    """Whatever comes, nobody else is answered wrongly, and nothing is left."""
+    """No other client gets a wrong answer, and no resources leak."""
     before, chance = broker.serving.connections, random.Random(7)
     frame = encode(Command(RequestCode.SEND_MESSAGE_V2, send(topic="other").texts(), b"body"))
     for _ in range(200):
@@ -145,7 +145,7 @@ def test_who_is_always_within_a_frame_and_goes_on_is_not_stuck(store: MessageSto
         until(lambda: len(serving._server._intake) == 1)
         (connection,) = serving._server._intake
         before = 0.0
-        for _ in range(3):  # what is waited for began later each time
+        for _ in range(3):  # each timeout starts later
             until(lambda: (connection.stuck_since or 0) > before)  # noqa: B023
             before = connection.stuck_since or 0
             busy.sendall(frame[-1:] + frame[:-1])
@@ -155,7 +155,7 @@ def test_who_is_always_within_a_frame_and_goes_on_is_not_stuck(store: MessageSto
 
 
 def test_what_waits_for_who_reads_nothing_takes_no_memory(store: MessageStore) -> None:
-    """Neither what was asked for at once, nor what was held and has come; and all of it comes when it is read."""
+    """Neither requested answers nor held pulls that were completed; all arrive once the client reads."""
     size, at_once, held = 200_000, 300, 50
     store.put(Message("orders", bytes(size), queue_id=0))
     pulls = [pull_frame(0, opaque) for opaque in range(at_once)]
@@ -214,7 +214,7 @@ with MessageStore.open(sys.argv[1]) as store, serve(store, "127.0.0.1:0", tls=tl
 
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_connections_leave_the_store_its_files(tmp_path: Path, is_tls: bool) -> None:
-    """Also those that never say a word of TLS."""
+    """Also connections that never start a TLS handshake."""
     path, own = tmp_path / "mq", certificate(tmp_path) if is_tls else None
     with MessageStore.open(path) as store:
         store.create_topic("orders", 60)
@@ -245,7 +245,7 @@ def test_a_handshake_that_does_not_end_is_closed(store: MessageStore, tmp_path: 
 
 
 def test_a_request_that_comes_with_the_end_of_the_handshake(store: MessageStore, tmp_path: Path) -> None:
-    """It counts; and nothing of it is there where it is cut off."""
+    """It is answered. If it is cut off, it leaves nothing in memory."""
     own = certificate(tmp_path)
     with serve(store, "127.0.0.1:0", tls=own.server()) as serving:
         for missing in (200, 1, 0):

@@ -1,4 +1,4 @@
-"""What a server does again and again."""
+"""Periodic work of a server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_is_done_every_now_and_then_is_done_again_whatever_it_raises(caplog
 
 
 def test_a_forked_child_closes_nothing_of_its_parents(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
-    """Nor does it say what the group had done by then: its parent knows of more."""
+    """Nor does it write the group's offsets at the fork: the parent has newer ones."""
     store.put(Message("orders", b"x", queue_id=1))
     queue = Queue("orders", 1, broker=BrokerConfig.brokerName)
     with serve(store, "127.0.0.1:0") as serving:

@@ -1,4 +1,4 @@
-"""Requests whose work grows with the store: others do not wait for them, and files are not written for each."""
+"""Requests whose cost grows with the store: they do not block others, and do not write files each."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ WIDE = 8192  # queues of one topic
 
 
 def test_surveys_do_not_keep_others_waiting(store: MessageStore, broker: Broker) -> None:
-    """Statistics of a wide topic, asked for by more connections than there are workers."""
+    """More connections than there are workers ask for the statistics of a wide topic."""
     store.create_topic("wide", WIDE)
     with ExitStack() as clients:
         others = [Broker(broker.serving, clients.enter_context(Client(timeout=60))) for _ in range(8)]
         asked = [other.begin(RequestCode.GET_TOPIC_STATS_INFO, Topic("wide")) for other in others]
-        wait(asked, return_when="FIRST_COMPLETED")  # so that all threads that may are at work
+        wait(asked, return_when="FIRST_COMPLETED")  # so that all worker threads are busy
         assert broker.ask(RequestCode.GET_MAX_OFFSET, TopicQueue("orders", 0)).code == ResponseCode.SUCCESS
         assert sum(each.done() for each in asked) < len(asked) - 2
         assert {each.result().code for each in asked} == {ResponseCode.SUCCESS}
 
 
 def test_commits_of_many_groups_share_writes(store: MessageStore, broker: Broker) -> None:
-    """None of them has a member, so each is in the file when it is answered."""
+    """These groups have no members, so each commit is in the file when it is answered."""
     store.put(Message("orders", b"x", queue_id=0))
     commits = [CommitOffset(f"group-{n}", "orders", 0, 1) for n in range(300)]
     answers = [broker.begin(RequestCode.UPDATE_CONSUMER_OFFSET, commit) for commit in commits]
@@ -40,7 +40,7 @@ def test_commits_of_many_groups_share_writes(store: MessageStore, broker: Broker
 
 
 def test_made_up_groups_are_bounded(store: MessageStore, client: Client) -> None:
-    """A group with settings has room whatever there is of others."""
+    """A group with settings always has room."""
     store.put(Message("orders", b"x", queue_id=0))
     path = store.path / "config/consumerOffset.json"
     path.parent.mkdir(exist_ok=True)
@@ -56,7 +56,7 @@ def test_made_up_groups_are_bounded(store: MessageStore, client: Client) -> None
 
 
 def test_new_groups_of_a_heart_beat_are_bounded(store: MessageStore, broker: Broker) -> None:
-    """The next heart-beats create the others."""
+    """Later heartbeats create the other groups."""
     groups = [f"group-{n}" for n in range(40)]
     subscription = {"topic": "orders", "subString": "*"}
     consumers = [{"groupName": group, "subscriptionDataSet": [subscription]} for group in groups]
@@ -69,7 +69,7 @@ def test_new_groups_of_a_heart_beat_are_bounded(store: MessageStore, broker: Bro
 
 
 def test_new_topics_do_not_keep_senders_waiting(store: MessageStore, broker: Broker) -> None:
-    """Each rewrites the file of all topics. A message to a topic that exists goes with the next append."""
+    """Each new topic rewrites the table of topics. A message to an existing topic goes with the next append."""
     made = [broker.begin(RequestCode.SEND_MESSAGE_V2, send(topic=f"made-{n}"), b"x") for n in range(400)]
     with Client(timeout=60) as other:
         assert Broker(broker.serving, other).send(b"x").code == ResponseCode.SUCCESS
@@ -79,7 +79,7 @@ def test_new_topics_do_not_keep_senders_waiting(store: MessageStore, broker: Bro
 
 
 def test_oldest_message_is_found_at_the_log(store: MessageStore, broker: Broker) -> None:
-    """And not by a look at every queue."""
+    """Without looking at every queue."""
 
     def earliest() -> int:
         answer = broker.ask(RequestCode.GET_BROKER_RUNTIME_INFO)

@@ -1,4 +1,4 @@
-"""Requests of several connections: whose turn it is."""
+"""Scheduling of requests from several connections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def connection() -> Connection:
 
 
 def test_one_with_many_requests_does_not_stop_the_others() -> None:
-    """While all waits that one may have begun, another one is answered."""
+    """Requests of another connection are answered while one connection has used up its share of threads."""
     gates, begun, thread = [threading.Event(), threading.Event()], [0, 0], LoopThread("test")
 
     def wait(request: Request) -> Response:
@@ -70,7 +70,7 @@ def test_one_with_many_requests_does_not_stop_the_others() -> None:
 
 
 def test_who_reads_nothing_is_asked_for_nothing(turns: Turns) -> None:
-    """What waits to be read by the other end would be in memory."""
+    """Answers to a client that does not read would stay in memory."""
     stuck, gone = connection(), connection()
     asked = []
     for each in (stuck, gone):
@@ -78,7 +78,7 @@ def test_who_reads_nothing_is_asked_for_nothing(turns: Turns) -> None:
         asked.append(turns.begin(each, lambda: 1))
     assert turns.begin(connection(), lambda: 2).result() == 2
     assert not any(each.done() for each in asked)
-    gone.is_over = True  # what it asked before it left, as where its group is, counts
+    gone.is_over = True  # requests sent before it disconnected, such as commits, still count
     turns.look()
     assert asked[1].result() == 1
     assert not asked[0].done()
@@ -102,7 +102,7 @@ def test_who_closes_does_what_was_asked(turns: Turns) -> None:
 
 
 def test_what_is_not_begun_in_time_is_refused() -> None:
-    """14,000 heart-beats of a client that was gone kept a server from its end for a minute."""
+    """14,000 heartbeats of a disconnected client delayed the end of a server for a minute."""
     turns, is_begun, gate = Turns(1, "test"), threading.Event(), threading.Event()
     begun = turns.begin(connection(), lambda: (is_begun.set(), gate.wait(PATIENCE)))
     late = turns.begin(connection(), lambda: True)
@@ -126,7 +126,7 @@ def is_closing(turns: Turns) -> bool:
 
 
 def test_a_system_without_a_thread_for_a_moment(no_thread_once: None) -> None:
-    """Who asks just then is told, and what is asked later is done."""
+    """The current request gets an error; later ones are answered."""
     turns = Turns(1, "test")
     with pytest.raises(RuntimeError, match="new thread"):
         turns.begin(connection(), lambda: False)
@@ -135,7 +135,7 @@ def test_a_system_without_a_thread_for_a_moment(no_thread_once: None) -> None:
 
 
 def test_what_comes_after_others_waits_for_what_was_asked_before(turns: Turns) -> None:
-    """Of its connection alone; and what that asks for later waits for it."""
+    """Only requests of its own connection; and later ones of that connection wait for it."""
     gate, its, another = threading.Event(), connection(), connection()
     before = turns.begin(its, lambda: gate.wait(PATIENCE))
     last = turns.begin(its, lambda: before.done(), after_others=True)
@@ -149,13 +149,13 @@ def test_what_comes_after_others_waits_for_what_was_asked_before(turns: Turns) -
 
 
 def test_who_closes_keeps_to_the_order(turns: Turns) -> None:
-    """What a client said last of its offsets is what counts, and is written as the server leaves."""
+    """A client's last commit must win, and is written when the server closes."""
     gate, its, said = threading.Event(), connection(), list[int]()
     turns.begin(its, lambda: gate.wait(PATIENCE))
 
     def say(number: int) -> None:
         if not number % 2:
-            threading.Event().wait(0.01)  # so that the next one would be before it
+            threading.Event().wait(0.01)  # otherwise the next one would overtake it
         said.append(number)
 
     for number in range(10):

@@ -1,4 +1,4 @@
-"""Clients of a served store see the log that readers of its directory see: with what is only in its archive."""
+"""Clients of a served store see the messages that are only in its archive, as readers of its directory do."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from tests.waiting import until
 
 ORDERS = Queue("orders", 0)
 COUNT = 300
-COMMIT = 1  # of a pull's sysFlag
+COMMIT = 1  # in a pull's sysFlag
 MOST = (1 << 31) - 1
 
 
@@ -67,7 +67,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(tmp_path: Path, url: str) -> Iterator[MessageStore]:
-    """The first messages only in the archive, the last ones only in the store."""
+    """The first messages are only in the archive, the last ones only in the store."""
     config = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=100 * 20)
     with MessageStore.open(tmp_path / "mq", config=config) as it:
         for topic in ("orders", "others"):
@@ -98,7 +98,7 @@ def records(data: bytes) -> list[StoredMessage]:
 def pulled(
     broker: Broker, offset: int, count: int = 32, expression: str = "*", kind: str = "TAG"
 ) -> tuple[list[StoredMessage], int]:
-    """What comes from there on, and where to go on."""
+    """Return the records from an offset on, and the next offset."""
     answer = broker.ask(RequestCode.PULL_MESSAGE, pull(broker, offset, count, expression, kind))
     assert answer.code in (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY), answer.remark
     return records(bytes(answer.body)), Pulled.of(answer.fields).next_begin_offset
@@ -176,7 +176,7 @@ def test_too_small_is_what_is_before_the_archive(broker: Broker, store: MessageS
 
 
 def test_what_is_archived_and_deleted_meanwhile_is_not_skipped(broker: Broker, store: MessageStore) -> None:
-    """However short the time between, in which what was seen of the archive counts."""
+    """Even within the short time in which cached archive metadata is used."""
     for _ in range(3):
         end = store.max_offset("orders", 0)
         assert number(archived(broker, 0)) == 0
@@ -195,7 +195,7 @@ def test_a_pull_says_how_far_its_group_is(broker: Broker) -> None:
 
 
 def test_what_is_deleted_while_a_pull_is_held_is_not_skipped(broker: Broker, store: MessageStore) -> None:
-    """It waits for a tag that none has of what comes, and goes."""
+    """The pull waits for a tag that no message has before the messages are deleted."""
     end = store.max_offset("orders", 0)
     held = broker.pull(end, seconds=1.5, tags="C")
     until(lambda: broker.serving.held == 1)
@@ -253,7 +253,7 @@ def test_single_messages(broker: Broker, store: MessageStore) -> None:
 
 
 def test_sent_back(broker: Broker, store: MessageStore) -> None:
-    """The very message, whatever stands in the log where the archive has it."""
+    """The same message is sent back, whatever record this log has at that offset."""
     for n in (0, 1, 50):
         message = archived(broker, n)
         back = SendBack(message.physical_offset, "group", -1, message.msg_id, "orders")
@@ -279,7 +279,7 @@ def test_sent_back(broker: Broker, store: MessageStore) -> None:
 def test_what_was_pulled_from_another_archive_is_not_taken_for_another_message(
     broker: Broker, store: MessageStore, tmp_path: Path
 ) -> None:
-    """Whose topics have other numbers: it would never come again, and another one would."""
+    """Topics have other numbers in another archive: the message would be lost and another one delivered again."""
     message = archived(broker, 3)
     assert "UNIQ_KEY" not in message.properties
     put(store, 6, 200, "others")
@@ -294,7 +294,7 @@ def test_what_was_pulled_from_another_archive_is_not_taken_for_another_message(
 
 
 def test_a_consumer_that_fails_once(broker: Broker, store: MessageStore) -> None:
-    """Of some archived messages, of which some have ids of their own, and of some of the store's."""
+    """Some archived messages, partly with ids of their own, and some of the store."""
     failing = {*range(0, 20, 2), *range(COUNT - 20, COUNT, 3)}
 
     def fail(message: ReceivedMessage) -> None:
@@ -315,7 +315,7 @@ def test_a_slow_archive_keeps_nobody_else_waiting(broker: Broker, store: Message
     with Client(timeout=60) as flooding:
         flood, other = [], Broker(broker.serving, flooding)
 
-        def is_stuck() -> bool:  # what was read last is kept for a while
+        def is_stuck() -> bool:  # recently read messages are cached
             flood.append(other.pull(len(flood) % 100))
             flood.append(other.begin(RequestCode.GET_MIN_OFFSET, TopicQueue("orders", 0)))
             return Gated.waiting > 0
@@ -336,7 +336,7 @@ def test_a_slow_archive_keeps_nobody_else_waiting(broker: Broker, store: Message
 
 @pytest.mark.parametrize("url", ["remote"], indirect=True)
 def test_who_was_told_to_ask_again_has_sent_nothing_back(broker: Broker, store: MessageStore) -> None:
-    """Its consumer sends that message as a new one, and it would come twice."""
+    """Its consumer then sends that message as a new one, so it would arrive twice."""
     reads = broker.serving._reads
     back = SendBack(int(names(0, ORDERS.queue_id, np.array([1]))[0]), "group", -1, "id-1", "orders")
     Gated.gate.clear()

@@ -1,5 +1,3 @@
-"""What several of these tests begin with."""
-
 from __future__ import annotations
 
 import shutil
@@ -23,7 +21,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def crashed(tmp_path: Path) -> Crashed:
-    """A directory as its files are while a writer lives: 40 messages flushed, 40 not; and the flushed ones."""
+    """The files of a live writer with 40 flushed and 40 unflushed messages; also returns the flushed ones."""
     store = MessageStore.open(tmp_path / "live", config=SMALL)
     store.create_topic("t", 3)
     put(store, 40)

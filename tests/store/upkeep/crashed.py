@@ -1,4 +1,4 @@
-"""Directories as crashes of the machine leave them."""
+"""Directories as machine crashes leave them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Crashed = tuple[Path, dict[tuple[int, int], bytes], int]
 
 
 def another_boot(path: Path) -> None:
-    """As if the machine had gone down since."""
+    """Simulate a reboot of the machine."""
     with (path / "watermark").open("r+b") as file:
         file.seek(field_offset(PUBLISHED_END, "boot_id"))
         file.write(b"an earlier boot".ljust(40, b"\0"))
@@ -36,7 +36,7 @@ def put(store: MessageStore, count: int, size: int = 300) -> None:
 
 
 def damage(path: Path, keep: int, chance: random.Random) -> None:
-    """What a page cache that died may leave of a file: blocks of its tail lost, cut or stale, in any mixture."""
+    """Damage a file's tail as a lost page cache may: blocks are lost, cut or stale, in any mixture."""
     content = bytearray(path.read_bytes())
     position = keep
     while position < len(content):
@@ -49,7 +49,7 @@ def damage(path: Path, keep: int, chance: random.Random) -> None:
 
 
 def records_before(content: bytes, end: int) -> list[int]:
-    """Where the records begin that end before `end`."""
+    """Return the positions of the records that end before `end`."""
     starts, at = [], 0
     while (following := at + int.from_bytes(content[at : at + 4], "big")) <= end:
         starts, at = [*starts, at], following

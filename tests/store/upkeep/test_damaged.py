@@ -1,6 +1,6 @@
-"""Damaged directories, opened for writing: recovered, or refused with an error of the tree and not one byte changed.
+"""Open damaged directories for writing: each is recovered, or refused with a StoreError and left unchanged.
 
-`DAMAGED` is the number of directories; each is a copy of one that RocketMQ or this store wrote, damaged by chance.
+`DAMAGED` is the number of directories. Each is a randomly damaged copy of one that RocketMQ or this store wrote.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Bodies = dict[tuple[str, int], list[bytes]]
 
 
 def digests(root: Path) -> dict[str, str]:
-    """Every name below a directory, with what it holds; all but the lock's, which is there to be taken."""
+    """Map every name below a directory to a digest of its content; without lock files, which opening creates."""
     return {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
         for path in sorted(root.rglob("*"))
@@ -47,7 +47,7 @@ def bodies(store: MessageStore) -> Bodies:
 
 
 def flip(file: Path, chance: random.Random) -> None:
-    """One bit, more likely of what is not empty."""
+    """Flip one bit, preferably in nonzero data."""
     content = bytearray(file.read_bytes())
     used = len(content.rstrip(b"\0")) if chance.random() < 0.9 else len(content)
     if used:
@@ -84,7 +84,7 @@ PARTS = ("commitlog", "consumequeue", "index", "config", "watermark", "checkpoin
 
 
 def damage(path: Path, chance: random.Random) -> list[str]:
-    """One to three damages; what they are."""
+    """Apply one to three damages and return their descriptions."""
     done = []
     for _ in range(chance.choice([1, 1, 2, 3])):
         part = path / chance.choice([part for part in PARTS if (path / part).exists()] or PARTS)
@@ -109,7 +109,7 @@ def ours(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, StoreConfig | None]]:
-    """By name: directories, and the settings to open them with."""
+    """Map names to directories and the settings to open them with."""
     made = tmp_path_factory.mktemp("ours") / "mq"
     ours(made)
     return {"ours": (made, None), **{name: (GOLDEN / name, index_config(name)) for name in NAMES}}
@@ -146,7 +146,7 @@ def use(path: Path, config: StoreConfig | None, expected: Bodies, work: Callable
     with MessageStore.open(path, config=config) as store, suppress(StoreError):
         found = bodies(store)
         for queue, these in found.items():
-            those = expected.get(queue, these)  # no checksum covers the name of a topic
+            those = expected.get(queue, these)  # no checksum covers a topic's name
             assert any(these == those[start : start + len(these)] for start in range(len(those) + 1)), queue
             if these:
                 offset = store.max_offset(*queue)

@@ -1,4 +1,4 @@
-"""Records whose headers are damaged, so that they say they stand elsewhere, or nowhere: only the queue knows better."""
+"""Records whose damaged headers name another position or none: only the queue shows the right one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = StoreConfig(mappedFileSizeCommitLog=SIZE, mappedFileSizeConsumeQueue=200
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Ten messages in each of two queues, of several segments; one in queue 2, which comes last."""
+    """Ten messages in each of two queues, in several segments, then one in queue 2."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 3)
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def entry(path: Path, queue_id: int, offset: int) -> tuple[int, int]:
-    """Log offset and size of a message."""
+    """Return log offset and size of a message."""
     file = path / f"consumequeue/t/{queue_id}" / f"{offset // 10 * 200:020d}"
     found: tuple[int, int, int] = np.frombuffer(file.read_bytes(), CQ_ENTRY)[offset % 10].item()
     return found[:2]
@@ -94,7 +94,7 @@ def test_a_record_that_is_elsewhere_than_it_says_is_not_thrown_away(path: Path, 
 
 
 def test_where_the_log_begins_with_it(path: Path) -> None:
-    """Any record may be the first of a queue then."""
+    """There any record may be the first of a queue."""
     with MessageStore.open(path) as store:
         store.clean(forced=True)
         first = store.min_offset("t", 1)
@@ -106,7 +106,7 @@ def test_where_the_log_begins_with_it(path: Path) -> None:
 
 
 def test_the_way_out(path: Path) -> None:
-    """Whoever knows that the queue is wrong moves it away."""
+    """An operator who knows that the queue is wrong moves it away."""
     rename(path, 1, 9)
     with pytest.raises(CorruptRecord, match="move consumequeue/t/1 out"):
         repair(path)
@@ -118,7 +118,7 @@ def test_the_way_out(path: Path) -> None:
 
 @pytest.mark.parametrize("of", [(0, 3), (1, 9), (2, 0)])
 def test_an_entry_too_many_is_no_record_that_is_wrong(path: Path, of: tuple[int, int]) -> None:
-    """The queue that its record names has it, too."""
+    """The queue that its record names has the entry, too."""
     file = path / "consumequeue/t/0" / f"{200:020d}"
     data = (path / f"consumequeue/t/{of[0]}" / f"{0:020d}").read_bytes()[of[1] * 20 :][:20]
     file.write_bytes((data + data).ljust(200, b"\0"))

@@ -1,4 +1,4 @@
-"""Directories that RocketMQ brokers wrote, opened for writing: `recovery` at work on the real thing."""
+"""Recover directories that RocketMQ brokers wrote."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from tests.store.read.test_golden import GOLDEN, NAMES
 
 
 def as_it_is(path: Path) -> None:
-    """Nothing is changed."""
+    """Change nothing."""
 
 
 def without_queues(path: Path) -> None:
-    """`consumequeue/` is gone."""
+    """Delete `consumequeue/`."""
     shutil.rmtree(path / "consumequeue", ignore_errors=True)
 
 
 def without_checkpoint(path: Path) -> None:
-    """`checkpoint` is gone."""
+    """Delete `checkpoint`."""
     (path / "checkpoint").unlink(missing_ok=True)
 
 
 def killed(path: Path) -> None:
-    """`abort` is there."""
+    """Create `abort`."""
     (path / "abort").write_text("1")
 
 
 def index_config(name: str) -> StoreConfig:
-    """Index files do not say what sizes they have."""
+    """Return the settings that match the index files, which do not record their sizes."""
     config = config_of(name)
     return StoreConfig(maxHashSlotNum=int(str(config["maxHashSlotNum"])), maxIndexNum=int(str(config["maxIndexNum"])))
 
@@ -67,7 +67,7 @@ def test_a_brokers_directory_is_opened_for_writing(tmp_path: Path, name: str, ch
     change(path)
     expected = seen.golden(GOLDEN / f"{name}.jsonl")
     turn = Turn(path / LOCK_FILE, DELIVERY_BYTE)
-    assert turn.take()  # or delayed messages, which are due by now, come among those
+    assert turn.take()  # otherwise delayed messages, which are due by now, would be delivered among them
     with closing(turn), MessageStore.open(path, config=index_config(name)) as store:
         seen.assert_same(seen.by_get_message(store), expected)
         for queue in expected.values():
@@ -86,7 +86,7 @@ def test_a_brokers_directory_is_opened_for_writing(tmp_path: Path, name: str, ch
 
 
 def codes(path: Path) -> list[int]:
-    """The tags codes of the delayed messages' entries."""
+    """Return the tags codes of the delayed messages' entries."""
     return [int(code) for file in delays(path) for code in entries(file)["tags_code"][entries(file)["size"] > 0]]
 
 
@@ -103,7 +103,7 @@ def entries(file: Path) -> Entries:
 def test_delivery_times_are_their_brokers(
     tmp_path: Path, change: Callable[[Path], None], use: Callable[[Path, StoreConfig], None]
 ) -> None:
-    """`messageDelayLevel` says which delay a level means; an entry that is not there gets RocketMQ's own."""
+    """`messageDelayLevel` maps levels to delays; a missing entry gets RocketMQ's default."""
     path, config = shutil.copytree(GOLDEN / "delayed-5.3", tmp_path / "mq"), index_config("delayed-5.3")
     usual = codes(path)
     assert len(usual) > 20

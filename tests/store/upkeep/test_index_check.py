@@ -1,4 +1,4 @@
-"""A right index has no findings, whoever wrote it; no byte of it that means something can be wrong without one."""
+"""A correct index has no findings, whether RocketMQ or this store wrote it; any damaged byte in use has one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def flip(file: Path, position: int, bit: int = 0) -> None:
 def test_times_behind_an_append_that_was_undone_when_the_clock_had_been_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The header of the file says then what its entries do, which know no time before its begin."""
+    """The file's header then agrees with its entries, which cannot store a time before its begin."""
     now = [1_800_000_000]
     monkeypatch.setattr(appender, "time", SimpleNamespace(time=lambda: now[0]))
     with MessageStore.open(tmp_path, config=SMALL) as store:
@@ -101,10 +101,10 @@ def test_each_byte_counts(path: Path) -> None:
     last = files(path)[-1]
     right = last.read_bytes()
     free = {
-        *range(14, 16),  # of the end's time, which counts to the second
+        *range(14, 16),  # part of the end time that is below a second
         field_offset(INDEX_HEADER, "slots_used") + 3,  # see below
         *range(file_bytes(SLOTS, 0), file_bytes(SLOTS, 1)),  # entry 0, never used
-        *range(entry(1, "seconds"), entry(1, "seconds") + 4),  # RocketMQ counts a file's first one from elsewhere
+        *range(entry(1, "seconds"), entry(1, "seconds") + 4),  # RocketMQ computes a file's first entry differently
     }
     used = set(range(entry(LAST + 1, "key_hash"))) - free
     for position in random.Random(0).sample(sorted(used), 60):
@@ -170,7 +170,7 @@ def count_slots(file: Path, count: int) -> None:
 
 
 def append_and_die(path: Path, numbers: range) -> None:
-    """All of it is written, and nothing published; then this process ends."""
+    """Write everything without publishing it, then exit the process."""
     store = MessageStore.open(path)
     confirmed = store.confirm_offset
     store.put_many([message(n) for n in numbers])
@@ -179,7 +179,7 @@ def append_and_die(path: Path, numbers: range) -> None:
 
 
 def test_slots_counted_once_for_each_entry_are_right_too(path: Path) -> None:
-    """As RocketMQ did before 4.7; in a file that another went on with, in part."""
+    """RocketMQ before 4.7 counted so; this store continues such a file."""
     last = files(path)[-1]
     used = slots_used(last)
     assert used < LAST - 1

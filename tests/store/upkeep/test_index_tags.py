@@ -1,4 +1,4 @@
-"""Tags in the index, as RocketMQ files them since 5.4: kept up where it has them, and nowhere else."""
+"""Tags in the index, as RocketMQ indexes them since 5.4: continued in an index that has them, and nowhere else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def theirs(tmp_path: Path) -> Path:
 
 
 def filed(path: Path, topic: str, tag: str) -> int:
-    """How many entries the index has under a tag's hash."""
+    """Return how many entries the index has under a tag's hash."""
     return sum(1 for _ in Index.of(path, SIZES, writable=False).candidates(topic, f"T#{tag}"))
 
 
@@ -39,7 +39,7 @@ def test_are_filed_where_a_broker_files_them(theirs: Path) -> None:
     assert StoreDirectory.at(theirs).configuration(SIZES).tagIndexEnable
     put(theirs, "Plain")
     assert filed(theirs, "Plain", "mine") == 3
-    put(theirs, "Plain")  # by our own settings now
+    put(theirs, "Plain")  # now with our own settings
     assert filed(theirs, "Plain", "mine") == 6
     assert verify(theirs, config=SIZES).findings == []
 
@@ -59,7 +59,7 @@ def test_are_filed_anew_by_a_repair(theirs: Path) -> None:
 def test_are_seen_behind_messages_of_many_keys_without_a_tag(
     tmp_path: Path, filed: bool, keys: int, entries: int
 ) -> None:
-    """As those of traces are. The tagged message stands at the end of what is looked at together, and across it."""
+    """As with trace messages. The tagged message is at the end of one batch of records, and across it."""
     config = StoreConfig(maxHashSlotNum=1000, maxIndexNum=entries, tagIndexEnable=filed)
     with MessageStore.open(tmp_path, config=config) as store:
         store.create_topic("orders", 1)

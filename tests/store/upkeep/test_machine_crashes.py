@@ -1,4 +1,4 @@
-"""What a recovery makes of directories as crashes of the machine leave them."""
+"""Recovery of directories as machine crashes leave them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.store.upkeep.crashed import SIZE, SMALL, Crashed, another_boot, damag
 
 @pytest.mark.parametrize("seed", range(50))
 def test_a_machine_crash(crashed: Crashed, seed: int) -> None:
-    """Nothing that was flushed is lost, nothing torn is served, and what is served was put."""
+    """No flushed message is lost, no torn one is served, and every served one was put."""
     path, flushed, end = crashed
     chance = random.Random(seed)
     with MessageStore.open(path.parent / "live", read_only=True) as live:
@@ -36,7 +36,7 @@ def test_a_machine_crash(crashed: Crashed, seed: int) -> None:
         count = sum(1 for q, _ in flushed if q == queue)
         for file in sorted((path / f"consumequeue/t/{queue}").iterdir()):
             damage(file, min(max(count * 20 - int(file.name), 0), 200), chance)
-    if chance.random() < 0.2:  # files that were created since
+    if chance.random() < 0.2:  # files created since the flush
         for file in sorted((path / "commitlog").iterdir()):
             if int(file.name) >= end:
                 file.unlink()
@@ -50,7 +50,7 @@ def test_a_machine_crash(crashed: Crashed, seed: int) -> None:
 
 @pytest.mark.parametrize("length", [20, 600])
 def test_a_message_whose_properties_lost_a_sector_is_none(tmp_path: Path, length: int) -> None:
-    """Its body's CRC holds, and so do all lengths."""
+    """Its body's CRC and all lengths are right."""
     live, path = tmp_path / "live", tmp_path / "mq"
     with MessageStore.open(live, config=SMALL) as store:
         store.create_topic("t", 1)
@@ -72,7 +72,7 @@ def test_a_message_whose_properties_lost_a_sector_is_none(tmp_path: Path, length
 
 @pytest.mark.parametrize("again", ["sent back", "committed"])
 def test_zeros_of_a_brokers_message_that_is_put_again_do_not_end_the_log(tmp_path: Path, again: str) -> None:
-    """Nor what was acknowledged behind them."""
+    """Nor do they hide the acknowledged messages after it."""
     live, path = tmp_path / "live", tmp_path / "mq"
     with MessageStore.open(live, config=replace(SMALL, mappedFileSizeCommitLog=4 * SIZE)) as store:
         store.create_topic("t", 1)
@@ -80,7 +80,7 @@ def test_zeros_of_a_brokers_message_that_is_put_again_do_not_end_the_log(tmp_pat
         halves = transactions.prepare([row]) if again == "committed" else []
         store.put_many([row] if not halves else [])
         file = live / "commitlog" / segment_name(0)
-        file.write_bytes(file.read_bytes().replace(b"x" * 1200, bytes(1200)))  # a broker takes them
+        file.write_bytes(file.read_bytes().replace(b"x" * 1200, bytes(1200)))  # a broker accepts such properties
         store.flush()
         if halves:
             transactions.commit(halves)
@@ -103,7 +103,7 @@ def test_a_crash_that_lost_nothing_loses_nothing(crashed: Crashed) -> None:
 
 
 def test_a_reader_before_the_recovery_and_after_it(crashed: Crashed) -> None:
-    """It goes by the log itself, and by the watermark as soon as a writer has recovered it."""
+    """The reader follows the log itself, and the watermark once a writer has recovered it."""
     path, flushed, end = crashed
     for file in (path / "commitlog").iterdir():
         damage(file, min(max(end - int(file.name), 0), SIZE), random.Random(1))
@@ -119,7 +119,7 @@ def test_a_reader_before_the_recovery_and_after_it(crashed: Crashed) -> None:
 def test_damage_below_the_flushed_offset_is_no_torn_end(
     crashed: Crashed,
 ) -> None:
-    """With its queues gone the log is walked from its first byte; a bad record there must not end it."""
+    """With its queues deleted the log is walked from its first byte; a bad record there must not end the log."""
     path, _, _ = crashed
     shutil.rmtree(path / "consumequeue")
     file = path / "commitlog" / segment_name(SIZE)
@@ -159,7 +159,9 @@ def test_a_damaged_store_timestamp_is_not_gone_on_from(path: Path) -> None:
 
 
 def test_a_device_that_was_mounted_again_under_the_same_boot(tmp_path: Path) -> None:
-    """What was not flushed is gone, and no boot says so: an error, not a shorter log, until its end is deleted."""
+    """Unflushed data is lost while the boot id is the same: opening raises an error, and does not shorten the log,
+    until its end file is deleted.
+    """
     path, left = tmp_path / "mq", tmp_path / "left"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 1)
@@ -184,7 +186,7 @@ def test_a_device_that_was_mounted_again_under_the_same_boot(tmp_path: Path) -> 
 @pytest.mark.parametrize("offset", range(27))
 @pytest.mark.parametrize("part", ["record", "entry"])
 def test_no_offset_is_given_twice_where_something_flushed_is_damaged(path: Path, part: str, offset: int) -> None:
-    """A search for the queue's end would end there, and what lies behind be cut off."""
+    """Otherwise a search for the queue's end would stop there, and later entries would be cut off."""
     file = path / "consumequeue/t/0" / segment_name(offset // 10 * 200)
     at = int(np.frombuffer(file.read_bytes(), CQ_ENTRY)["physical_offset"][offset % 10])
     place = offset % 10 * CQ_ENTRY.itemsize
@@ -204,7 +206,7 @@ def test_no_offset_is_given_twice_where_something_flushed_is_damaged(path: Path,
 
 @pytest.mark.parametrize("flushed", [5, 40, 63])
 def test_each_key_is_filed(tmp_path: Path, flushed: int) -> None:
-    """Of files that may not be on the device, of what was flushed, and of what comes behind that."""
+    """Keys of index files that may not be on the device, of flushed messages, and of later ones."""
     live, path = tmp_path / "live", tmp_path / "mq"
     config = replace(SMALL, maxHashSlotNum=20, maxIndexNum=50)
     messages = [Message("t", b"%d" % number, keys=(f"k{number}",)) for number in range(64)]
@@ -228,7 +230,7 @@ def test_each_key_is_filed(tmp_path: Path, flushed: int) -> None:
 @pytest.mark.parametrize("flushed", [30, 64])
 @pytest.mark.parametrize("index_files", [1, 2])
 def test_what_is_known_of_times_and_keys_afterwards(tmp_path: Path, flushed: int, index_files: int) -> None:
-    """All that was, where nothing came behind what is on the device; of what did a broker may have made the index."""
+    """Known in full if no message followed the flushed ones; otherwise a broker may have rebuilt the index."""
     live, path = tmp_path / "live", tmp_path / "mq"
     config = replace(SMALL, maxHashSlotNum=20, maxIndexNum=1000 if index_files == 1 else 40)
     messages = [Message("t", b"%d" % number, keys=(f"k{number}",)) for number in range(64)]

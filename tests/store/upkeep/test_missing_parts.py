@@ -1,4 +1,4 @@
-"""What a recovery makes of directories in which files, or parts of them, are missing."""
+"""Recovery of directories in which files or parts of files are missing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def test_queues_are_made_from_the_log_alone(path: Path, also: list[str]) -> None
 @pytest.mark.parametrize("abort", [False, True])
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_damaged_record_at_the_end_of_a_clean_directory_is_told(path: Path, damaged: bool, abort: bool) -> None:
-    """A broker's, which has no published end. Where it was killed a torn end is none to tell of, but what is lost."""
+    """A broker's directory has no published end.
+
+    If the broker was killed, a torn end is normal and only lost records are reported.
+    """
     with MessageStore.open(path, read_only=True) as reader:
         ends = [
             reader.get_message("g", "t", queue, reader.max_offset("t", queue) - 1).messages[0] for queue in range(3)
@@ -79,7 +82,7 @@ def test_one_lost_queue_is_made_anew_with_the_watermark_deleted(path: Path) -> N
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("use", [lambda path: MessageStore.open(path).close(), repair])
 def test_a_topic_that_its_broker_deleted_stays_deleted(path: Path, use: Callable[[Path], None], killed: bool) -> None:
-    """Its records stay in the log; neither its table nor a queue's folder names it. A light queue is in no table."""
+    """Its records stay in the log, but neither the table nor a queue folder names it. Light queues are in no table."""
     with MessageStore.open(path) as store:
         for topic in ("gone", "%LMQ%light"):
             store.create_topic(topic, 2)
@@ -95,7 +98,7 @@ def test_a_topic_that_its_broker_deleted_stays_deleted(path: Path, use: Callable
         (path / file).unlink()
     if killed:
         (path / "abort").touch()
-        (path / "consumequeue/gone").mkdir()  # 4.9 leaves it empty
+        (path / "consumequeue/gone").mkdir()  # RocketMQ 4.9 leaves an empty folder
     assert {finding.where for finding in verify(path).findings} == {
         f"topic %LMQ%light, queue {queue}, offset 0" for queue in (0, 1)
     }
@@ -113,7 +116,7 @@ def test_a_topic_that_its_broker_deleted_stays_deleted(path: Path, use: Callable
 
 
 def test_a_log_whose_head_was_deleted(path: Path) -> None:
-    """Queues begin where the log does, with pre-blank entries before, as RocketMQ makes them."""
+    """Queues begin where the log does, after pre-blank entries as RocketMQ writes them."""
     with MessageStore.open(path, read_only=True) as reader:
         before = bodies(reader)
     for start in (0, SIZE, 2 * SIZE):
@@ -157,7 +160,7 @@ def test_a_segment_missing_in_the_middle_is_named(path: Path) -> None:
 
 
 def test_queue_files_that_a_deletion_left_behind_go(tmp_path: Path) -> None:
-    """It died between the log and the queues; RocketMQ looks for a queue's head in its first file only."""
+    """Retention died between deleting log and queue files. RocketMQ searches only the first file for a queue's head."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 2)
         store.put_many([Message("t", bytes(500), queue_id=n % 2) for n in range(100)])
@@ -175,7 +178,7 @@ def test_queue_files_that_a_deletion_left_behind_go(tmp_path: Path) -> None:
 
 
 def test_a_lost_queue_brings_no_dead_append_back(tmp_path: Path) -> None:
-    """The log is walked from its first byte then, and has whole records of it behind the published end."""
+    """The log is walked from its first byte, and has whole records of the dead append after the published end."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"%d" % n) for n in range(3)])
@@ -195,7 +198,7 @@ def test_a_lost_queue_brings_no_dead_append_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("offset", [3, 26, 1 << 60, -1])
 def test_a_record_out_of_step_is_named(path: Path, offset: int) -> None:
-    """Queue 0 has 27 messages; this is its 13th, and no queue says otherwise."""
+    """Queue 0 has 27 messages; this is the 13th, and no queue entry contradicts it."""
     with MessageStore.open(path, read_only=True) as store:
         at = store.get_message("g", "t", 0, 12).messages[0].physical_offset
     with (path / "commitlog" / segment_name(at - at % SIZE)).open("r+b") as file:
@@ -212,7 +215,7 @@ def test_a_record_out_of_step_is_named(path: Path, offset: int) -> None:
 
 
 def zero_properties(path: Path, at: int) -> None:
-    """Of the record at a log offset, as a broker may have stored them: more than a sector of zeros."""
+    """Zero more than a sector of the properties of the record at a log offset, as a broker may have stored them."""
     file = path / "commitlog" / segment_name(at - at % SIZE)
     content = bytearray(file.read_bytes())
     first = content.index(b"x" * 1200, at % SIZE)
@@ -221,7 +224,7 @@ def zero_properties(path: Path, at: int) -> None:
 
 
 def test_zeros_of_a_sector_in_a_brokers_properties_are_no_loss(tmp_path: Path) -> None:
-    """Only where the machine went down, and behind what was flushed."""
+    """Zeros count as loss only after a machine crash, and only after the flushed offset."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"%d" % n, properties={"p": "x" * 1200}) for n in range(6)])
@@ -237,7 +240,7 @@ def test_zeros_of_a_sector_in_a_brokers_properties_are_no_loss(tmp_path: Path) -
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_zeros_of_a_sector_in_what_a_broker_appended_are_no_loss(tmp_path: Path, killed: bool) -> None:
-    """Behind what was flushed, but the machine did not go down."""
+    """They are after the flushed offset, but the machine did not crash."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 1)
@@ -251,7 +254,7 @@ def test_zeros_of_a_sector_in_what_a_broker_appended_are_no_loss(tmp_path: Path,
 
 
 def test_ends_that_know_of_more_than_the_log_take_nothing_away(path: Path) -> None:
-    """Only a queue of which the log has no record goes on where it is said to have ended."""
+    """Saved ends count only for a queue without any record in the log."""
     with MessageStore.open(path) as store:
         store.clean(forced=True, config=replace(store.config, deleteFileBatchMax=2))
         before = what_is_left(store)
@@ -266,7 +269,7 @@ def test_ends_that_know_of_more_than_the_log_take_nothing_away(path: Path) -> No
 
 
 def test_the_index_of_another_log_is_made_anew(tmp_path: Path) -> None:
-    """A log that was cut off and grew again: the index goes up to what is no record any more."""
+    """The log was truncated and grew again, so the index refers to positions that are no longer records."""
     for name, size in ("mq", 10), ("other", 20):
         with MessageStore.open(tmp_path / name, config=SMALL) as store:
             store.create_topic("t", 1)
@@ -281,7 +284,7 @@ def test_the_index_of_another_log_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_queues_that_are_older_than_what_retention_left(path: Path, tmp_path: Path) -> None:
-    """As from a backup: their first messages that are left have no entry, and what was between is gone for good."""
+    """As from a backup: the first remaining messages have no entry, and those before them are deleted."""
     shutil.copytree(path / "consumequeue", tmp_path / "older")
     with MessageStore.open(path, config=replace(SMALL, deleteFileBatchMax=100)) as store:
         store.put_many([Message("t", bytes(300), queue_id=n % 3) for n in range(60)])

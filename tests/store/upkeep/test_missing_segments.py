@@ -1,4 +1,4 @@
-"""Segments that are missing, and a published end that is older than the last retention."""
+"""Missing segments, and a published end that is older than the last retention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIG = StoreConfig(mappedFileSizeCommitLog=SIZE, mappedFileSizeConsumeQueue=20
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Five segments, of which retention took the first two."""
+    """Five segments, of which retention deleted the first two."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=CONFIG) as store:
         store.create_topic("t", 1)
@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def told(path: Path) -> list[str]:
-    """What opening for writing warns of."""
+    """Return the warnings of opening for writing."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         MessageStore.open(path).close()
@@ -45,7 +45,7 @@ def test_opening_warns_of_a_hole_in_the_log(path: Path) -> None:
 
 @pytest.mark.parametrize("use", [lambda path: MessageStore.open(path).close(), repair])
 def test_a_published_end_from_before_what_retention_took(path: Path, use: Callable[[Path], None]) -> None:
-    """One that was put back says nothing of the log that there is: it is walked, and no byte of it goes."""
+    """A restored end does not describe this log: the log is walked, and no byte is deleted."""
     before = (path / "watermark").read_bytes()
     with MessageStore.open(path) as store:
         store.put_many([Message("t", bytes(500)) for _ in range(32)])

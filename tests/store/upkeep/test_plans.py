@@ -1,4 +1,4 @@
-"""Each directory has its plan, and why."""
+"""The recovery plan of each kind of directory, and its reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a queue is found, and what helps puts it right."""
+"""Find damaged queues, and repair them."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ def test_queues_that_a_running_broker_has_not_filled_yet(path: Path, monkeypatch
     assert (finding.where, finding.what) == ("topic t, queue 0, offset 20", "10 messages have no entry in the queue")
 
     def fill(seconds: float) -> None:
-        with late.open("r+b") as file:  # as it is: threads of others sleep, too
+        with late.open("r+b") as file:  # in place of time.sleep, which other threads call too
             file.write(entries)
 
-    monkeypatch.setattr("store.upkeep.queues_check.time.sleep", fill)  # while it waits
+    monkeypatch.setattr("store.upkeep.queues_check.time.sleep", fill)  # runs while the check waits
     assert verify(path).findings == []
 
 
 def cleaned(path: Path) -> tuple[int, int]:
-    """The bounds of a queue in whose first file retention took a part of what it names."""
+    """Let retention delete some of the records of a queue's first file; return the queue's bounds."""
     config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
     with MessageStore.open(path, config=config) as store:
         store.create_topic("t", 1)
@@ -93,7 +93,7 @@ def cleaned(path: Path) -> tuple[int, int]:
 
 @pytest.mark.parametrize("which", ["one", "all"])
 def test_damaged_entries_of_records_that_retention_took(tmp_path: Path, which: str) -> None:
-    """Nothing compares them with records, and readers take them for what makes the first one that is left uncertain."""
+    """No record exists to compare them with, and readers would misjudge where the queue begins."""
     path = tmp_path / "mq"
     first, end = cleaned(path)
     file = path / QUEUE / segment_name(first // 10 * 200)

@@ -1,4 +1,4 @@
-"""Which files of the index a recovery keeps: it reads every record again to make them anew."""
+"""Which index files a recovery keeps. Rebuilding a file means reading all its records again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNT = 60
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Three files of the index, stored at different times, of records with tags, and some without keys."""
+    """Three index files with different store times, of records with tags, some without keys."""
     with MessageStore.open(tmp_path / "mq", config=CONFIG) as store:
         store.create_topic("t", 1)
         for first in range(0, COUNT, 20):
@@ -61,7 +61,7 @@ def leave_as_a_broker(path: Path) -> None:
 
 
 def kill_a_broker(path: Path) -> None:
-    """The second of three files is not known to be on the device, and is not: its slots are lost."""
+    """The second of three files is not known to be flushed, and its slots are lost."""
     leave_as_a_broker(path)
     (path / "abort").touch()
     first, second, _ = files(path)
@@ -87,9 +87,7 @@ def lose_a_file(path: Path) -> None:
 )
 def test_what_is_whole_is_kept(path: Path, change: Callable[[Path], None], kept: int) -> None:
     before = [(file.name, file.stat().st_ino) for file in files(path)]
-    held = [
-        os.open(path / "index" / name, os.O_RDONLY) for name, _ in before
-    ]  # or a new file may get an old one's number
+    held = [os.open(path / "index" / name, os.O_RDONLY) for name, _ in before]  # keeps inode numbers from being reused
     change(path)
     with MessageStore.open(path) as store:
         assert [(file.name, file.stat().st_ino) for file in files(path)][:kept] == before[:kept]
@@ -107,7 +105,7 @@ def test_what_is_whole_is_kept(path: Path, change: Callable[[Path], None], kept:
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("died_at", range(4))
 def test_who_dies_while_it_is_made_anew(path: Path, monkeypatch: pytest.MonkeyPatch, died_at: int, alone: bool) -> None:
-    """Keys that a file counts, and that no slot names yet, are filed again: nobody would find them."""
+    """Keys that the file counts but no slot points to are indexed again: otherwise no lookup would find them."""
     lose_queues(path)
     if alone:
         shutil.rmtree(path / "index")
@@ -129,7 +127,7 @@ def test_who_dies_while_it_is_made_anew(path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_file_that_ends_with_the_logs_first_record_is_kept(path: Path) -> None:
-    """What was before went with old segments."""
+    """Retention deleted the earlier records with old segments."""
     path = path.with_name("other")
     with MessageStore.open(path, config=replace(CONFIG, deleteFileBatchMax=2)) as store:
         store.create_topic("t", 1)
@@ -147,15 +145,15 @@ def test_a_file_that_ends_with_the_logs_first_record_is_kept(path: Path) -> None
 
 @pytest.mark.parametrize("zeros", [True, False], ids=["zeros", "without its name"])
 def test_a_newest_file_that_the_device_lost_costs_no_walk_of_the_whole_log(path: Path, zeros: bool) -> None:
-    """Its keys are filed again behind those of the files before it, though it is known what it had."""
-    (path / "abort").touch()  # it was killed, and the machine went down
+    """Its keys are indexed again after those of the earlier files, although the saved ends list the lost file."""
+    (path / "abort").touch()  # it was killed, and the machine crashed
     newest = files(path)[-1]
     assert newest.name in QueueEnds.read(path).index  # type: ignore[union-attr]
     another_boot(path)
     newest.write_bytes(bytes(newest.stat().st_size)) if zeros else newest.unlink()
     log = path / "commitlog" / segment_name(0)
     content = bytearray(log.read_bytes())
-    content[88] ^= 1  # of a body: whoever walks finds this
+    content[88] ^= 1  # in a body: a walk of the log would find it
     log.write_bytes(content)
     with MessageStore.open(path) as store:
         log.write_bytes(bytes([*content[:88], content[88] ^ 1, *content[89:]]))

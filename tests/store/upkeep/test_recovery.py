@@ -1,4 +1,4 @@
-"""When a recovery is carried out, and what it refuses; on directories: `test_machine_crashes` and others."""
+"""When recovery runs, and what it refuses. Its results: `test_machine_crashes` and others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_recovery_wants_to_be_alone(path: Path) -> None:
 
 
 def test_a_crash_in_the_middle_of_a_recovery(path: Path) -> None:
-    """It is idempotent: whatever part of the queues it had written, the next one ends the same."""
+    """Recovery is idempotent: after any partial write of the queues, the next run has the same result."""
     with MessageStore.open(path, read_only=True) as reader:
         expected = bodies(reader)
     for keep in range(0, 540, 45):
@@ -64,7 +64,7 @@ def test_a_table_of_topics_that_is_none_is_refused_before_anything_is_written(
 
 
 def test_a_damaged_body_where_the_last_segment_begins_is_no_missing_segment(path: Path) -> None:
-    """Whoever gets it is told; nobody walks for it who only opens the store."""
+    """Reading the message raises an error; opening the store does not walk the log to find it."""
     last = max((path / "commitlog").iterdir())
     content = bytearray(last.read_bytes())
     content[100] ^= 1

@@ -1,4 +1,4 @@
-"""What a recovery makes of directories where a RocketMQ broker was."""
+"""Recovery of directories that a RocketMQ broker used."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.takeover import broker
 
 
 def test_a_broker_that_appended_after_us(path: Path) -> None:
-    """It knows nothing of the watermark, which is left behind: its messages are found, and not written over."""
+    """A broker does not update the watermark. Its messages are found and not overwritten."""
     before = (path / "watermark").read_bytes()
     with MessageStore.open(path) as broker:
         put(broker, 7)
         expected = bodies(broker)
     (path / "watermark").write_bytes(before)
-    for queue in range(3):  # they may not even be in the queues yet
+    for queue in range(3):  # the queues may not have them yet
         for file in sorted((path / f"consumequeue/t/{queue}").iterdir())[-1:]:
             os.truncate(file, 160)
             os.truncate(file, 200)
@@ -43,7 +43,7 @@ def test_a_broker_that_appended_after_us(path: Path) -> None:
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_broker_that_appended_after_us_and_deleted_all_that_was_ours(tmp_path: Path, killed: bool) -> None:
-    """A queue of which no message is left goes on where the broker's files say so, not where it was when we left."""
+    """A queue without messages continues at the offset in the broker's files, not at our older one."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("quiet", 2)
@@ -78,7 +78,7 @@ def test_a_reader_of_a_directory_where_a_broker_appends_after_us(path: Path) -> 
 
 @pytest.mark.parametrize("puts", [0, 1])
 def test_a_part_of_a_record_that_a_killed_broker_left_goes(path: Path, puts: int) -> None:
-    """It stayed behind what came next, and who read the directory then heard that messages may be missing."""
+    """Otherwise it would stay before the next records, and readers would report possibly missing messages."""
     with MessageStore.open(path, read_only=True) as reader:
         expected = len(bodies(reader))
         end = reader.confirm_offset
@@ -113,7 +113,7 @@ def test_stale_entries_of_a_broker_do_not_count(path: Path) -> None:
 
 
 def test_the_checkpoint_decides_where_a_killed_brokers_log_may_be_torn(path: Path) -> None:
-    """Below the last segment that is older than the checkpoint a bad record is damage, behind it a torn end."""
+    """Before the last segment older than the checkpoint a bad record is damage; after it, a torn end."""
     assert plan_for(Evidence(False, False, True, True, True)) == Plan(
         Point.FIRST_BYTE, Point.CHECKPOINT, Filed.CHECKPOINT
     )
@@ -139,7 +139,7 @@ def test_the_checkpoint_decides_where_a_killed_brokers_log_may_be_torn(path: Pat
 def test_queues_know_of_more_than_the_log_of_a_broker_has(
     path: Path, lose: Callable[[Path], object], killed: bool, use: Callable[[Path], None]
 ) -> None:
-    """Nothing else tells that its last segment is gone; where it was killed a crash may have taken it."""
+    """Nothing else shows that the last segment is missing. If the broker was killed, a crash may have lost it."""
     (path / "watermark").unlink()
     if killed:
         (path / "abort").write_text("1")
@@ -160,7 +160,7 @@ def test_queues_know_of_more_than_the_log_of_a_broker_has(
 def test_a_broker_that_made_the_index_anew_after_a_killed_writer(
     tmp_path: Path, first_kept: int, appends: bool
 ) -> None:
-    """RocketMQ 5.5 does, from where it recovers: the keys before are missing, and are filed again."""
+    """RocketMQ 5.5 rebuilds it from where its recovery starts: the earlier keys are missing, and are indexed again."""
     live, path, copy = (tmp_path / name for name in ("live", "mq", "copy"))
     store = MessageStore.open(live, config=SMALL)
     store.create_topic("t", 1)
@@ -169,7 +169,7 @@ def test_a_broker_that_made_the_index_anew_after_a_killed_writer(
     store.close()
     ours = {name: (path / name).read_bytes() for name in ("watermark", "queueends")}
     count = 60
-    if appends:  # as a broker does, who knows neither
+    if appends:  # a broker updates neither file
         with MessageStore.open(path) as broker:
             broker.put_many([Message("t", b"%d" % n, keys=(f"k{n}",)) for n in range(60, 70)])
         count = 70

@@ -1,4 +1,4 @@
-"""What a repair needs, and leaves alone; what it repairs: `test_verify`, `test_queues_check`, `test_index_check`."""
+"""What a repair requires and leaves unchanged. Repairs: `test_verify`, `test_queues_check`, `test_index_check`."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SEGMENTS = [LogSegment(1000, NOW - 5 * DAYS), LogSegment(1100, NOW - 4 * DAYS), 
 SMALL = StoreConfig(
     mappedFileSizeCommitLog=4096,
     mappedFileSizeConsumeQueue=200,
-    # However full the disk of these tests is.
+    # Ignore how full the test machine's disk is.
     diskMaxUsedSpaceRatio=100,
     diskSpaceCleanForciblyRatio=100,
 )
@@ -37,7 +37,7 @@ SMALL = StoreConfig(
 @pytest.mark.parametrize(
     ("hour", "used", "asked", "forced", "reason", "starts"),
     [
-        # nothing calls for it
+        # no reason to delete
         (3, 10, False, False, Reason.NOT_NOW, []),
         (5, 75, False, False, Reason.NOT_NOW, []),
         # by age
@@ -46,7 +46,7 @@ SMALL = StoreConfig(
         (5, 10, True, False, Reason.ASKED, [1000, 1100]),
         (5, 76, False, False, Reason.DISK_FILLING, [1000, 1100]),
         (4, 85, True, False, Reason.DISK_FILLING, [1000, 1100]),
-        # whatever age
+        # regardless of age
         (5, 86, False, False, Reason.DISK_FULL, [1000, 1100, 1200]),
         (4, 95, True, True, Reason.DISK_FULL, [1000, 1100, 1200]),
         (5, 10, False, True, Reason.FORCED, [1000, 1100, 1200]),
@@ -85,7 +85,7 @@ def test_used_percent_is_what_df_says(tmp_path: Path) -> None:
 
 
 def age(path: Path, days: float, *numbers: int) -> None:
-    """Make the log's segments of these numbers, all without any, look as if last written so long ago."""
+    """Set the modification time of these log segments, or of all, to so many days ago."""
     for number, file in enumerate(sorted((path / "commitlog").iterdir())):
         if not numbers or number in numbers:
             os.utime(file, (time.time() - days * DAYS,) * 2)
@@ -97,7 +97,7 @@ def names(path: Path, folder: str) -> list[int]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Queue 0 has all of 30 records of 1 kB, three a segment; queue 1 one at the very beginning; queue 2 none."""
+    """Queue 0 has 30 records of 1 kB, three a segment; queue 1 has one at the very beginning; queue 2 is empty."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 3)
         store.put(Message("t", b"first", queue_id=1))
@@ -156,7 +156,7 @@ def test_the_last_segment_with_a_record_stays(path: Path) -> None:
 
 
 def test_a_segment_that_exists_already_does_not_cost_the_last_records(path: Path) -> None:
-    """A RocketMQ broker makes the next file ahead of time."""
+    """A RocketMQ broker creates the next file ahead of time."""
     with MessageStore.open(path) as store:
         (path / "commitlog" / segment_name(10 * 4096)).write_bytes(bytes(4096))
         store.clean(forced=True)
@@ -188,7 +188,7 @@ def test_a_dry_run_deletes_nothing_and_needs_no_writer(path: Path) -> None:
 
 
 def test_what_went_is_told(tmp_path: Path) -> None:
-    """Files of all three, and the bytes that they took on the device."""
+    """Files of log, queues and index, and the bytes that they used on the device."""
     with MessageStore.open(tmp_path, config=replace(SMALL, maxHashSlotNum=20, maxIndexNum=20)) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", bytes(1000), keys=(f"k{n}",)) for n in range(50)])
@@ -305,12 +305,15 @@ def test_readers_of_other_processes_lose_the_old_and_nothing_else(path: Path) ->
 
 
 def test_an_append_that_dies_while_segments_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It began a queue's next file. The one before is the last again, and stays: to say where the queue goes on would
-    need a whole file of space otherwise, which a full disk has not."""
+    """The append had begun the queue's next file.
+
+    The file before is the last again and stays: otherwise recording the queue's end would need space for a whole file,
+    which a full disk lacks.
+    """
     config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, flushIntervalCommitLog=3_600_000)
     with MessageStore.open(tmp_path, config=config) as store, MessageStore.open(tmp_path, config=config) as dying:
         store.create_topic("t", 2)
-        store.put_many([Message("t", b"x", queue_id=0) for _ in range(10)])  # a file full
+        store.put_many([Message("t", b"x", queue_id=0) for _ in range(10)])  # fills a file
         store.put_many([Message("t", bytes(500), queue_id=1) for _ in range(30)])
         unlink = Path.unlink
         died: list[int] = []
@@ -336,7 +339,7 @@ def test_an_append_that_dies_while_segments_go(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_last_published_record_stays_where_recovery_ended_behind_its_segment(tmp_path: Path) -> None:
-    """Of the next segment there is nothing but its file: then the log ends where a segment does."""
+    """The next segment is an empty file, so the log ends where a segment does."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 1)
@@ -351,7 +354,7 @@ def test_the_last_published_record_stays_where_recovery_ended_behind_its_segment
 
 
 def test_a_queue_of_which_the_log_has_nothing_goes_on_where_it_ended_though_it_is_lost(tmp_path: Path) -> None:
-    """Whoever cleaned was killed, and had noted what nothing tells any more."""
+    """The cleaning process was killed after it had saved the end, which nothing else records."""
     with MessageStore.open(tmp_path / "mq", config=SMALL) as store:
         store.create_topic("t", 1)
         store.create_topic("u", 1)
@@ -365,7 +368,7 @@ def test_a_queue_of_which_the_log_has_nothing_goes_on_where_it_ended_though_it_i
 
 
 def test_no_queue_file_goes_by_one_damaged_entry(tmp_path: Path) -> None:
-    """Its last one says that its record is gone; those before it have theirs."""
+    """The file's last entry names a deleted record, but earlier ones name existing records."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=replace(SMALL, deleteFileBatchMax=1)) as store:
         store.create_topic("t", 1)

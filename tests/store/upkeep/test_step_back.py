@@ -1,4 +1,4 @@
-"""After a crash of the machine, or from a backup, no file knows of more log than there is."""
+"""After a machine crash or a restored backup, no file refers to more log than exists."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ reboots = pytest.mark.parametrize("reboot", [True, False])
 def test_no_group_stands_behind_what_was_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, reboot: bool
 ) -> None:
-    """Or it would pass over what is put in its place."""
+    """Otherwise the group would skip the messages that replace the lost ones."""
     path, after = tmp_path / "mq", tmp_path / "after"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 3)
@@ -56,7 +56,7 @@ def test_no_group_stands_behind_what_was_lost(
 
 
 def test_nobody_inherits_of_a_dead_member_what_was_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A backup was taken while a member was alive, its files last."""
+    """The backup was taken while a member was alive, and its files were copied last."""
     path, after = tmp_path / "mq", tmp_path / "after"
     config = ConsumerConfig(consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     with MessageStore.open(path, config=SMALL) as store:
@@ -87,7 +87,7 @@ def test_nobody_inherits_of_a_dead_member_what_was_lost(tmp_path: Path, caplog: 
 
 
 def test_no_group_stands_behind_an_append_that_was_undone(tmp_path: Path) -> None:
-    """A broker takes what is left of a dead append for messages; it is killed, and what it served is not kept."""
+    """A broker serves the remains of a dead append as messages; after the broker is killed, they are dropped."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         store.put(Message("t", b"0"))
@@ -104,7 +104,7 @@ def test_no_group_stands_behind_an_append_that_was_undone(tmp_path: Path) -> Non
 
 
 def test_no_group_stands_in_a_queue_that_is_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It would pass over what comes when the queue is made anew; a broker keeps offsets of topics that it deleted."""
+    """The group would skip the first messages of the recreated queue. Brokers keep offsets of deleted topics."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         store.put(Message("t", b"x"))
@@ -120,7 +120,7 @@ def test_no_group_stands_in_a_queue_that_is_not_there(tmp_path: Path, caplog: py
 
 
 def test_no_group_goes_back_that_stands_before_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever is known of the queues: they are asked themselves, if there are any."""
+    """Regardless of the saved ends: existing queues are read themselves."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 2)
         store.put_many([Message("t", b"x", queue_id=0)] * 5)
@@ -139,7 +139,7 @@ def test_no_group_goes_back_that_stands_before_the_end(tmp_path: Path, caplog: p
 
 @reboots
 def test_a_transaction_that_was_ended_behind_the_end_is_open(tmp_path: Path, *, reboot: bool) -> None:
-    """Also where the log has an op message of one that was put later."""
+    """Also if the log has an op message of a later half message."""
     live, back = tmp_path / "live", tmp_path / "back"
     with MessageStore.open(live, config=SMALL) as store:
         store.create_topic("t", 1)
@@ -160,7 +160,7 @@ def test_a_transaction_that_was_ended_behind_the_end_is_open(tmp_path: Path, *, 
 
 
 def test_groups_of_any_name(crashed: Crashed) -> None:
-    """A broker takes them all; a key without a group is none's."""
+    """A broker accepts any group name; a key without a group is ignored."""
     path, _, _ = crashed
     file = path / "config/consumerOffset.json"
     file.write_text(json.dumps({"offsetTable": {"t@a.b": {"0": 99, "1": 5}, "t@": {"2": 99}, "t": {"0": 99}}}))
@@ -176,7 +176,7 @@ def test_groups_of_any_name(crashed: Crashed) -> None:
 def test_a_topic_that_was_deleted_behind_the_logs_end_is_there_when_it_is_made_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, *, reboot: bool, made_again: bool
 ) -> None:
-    """As where a backup has a newer table of topics, which says up to where messages do not count, than log."""
+    """As when a backup has a newer table of topics than log, which says up to where messages do not count."""
     live, device = tmp_path / "live", tmp_path / "mq"
     with MessageStore.open(live, config=SMALL) as store:
         store.create_topic("t", 1)
@@ -218,7 +218,7 @@ def test_what_was_deleted_before_the_end_stays_so(crashed: Crashed) -> None:
 
 
 def test_a_queue_that_lost_a_file_keeps_no_group_in_the_others(path: Path) -> None:
-    """Whoever reads that one is told; in the others what is put next would be passed over."""
+    """Reading that queue raises an error; in the other queues the group would skip the next messages."""
     with MessageStore.open(path) as store:
         store.create_topic("u", 1)
         store.put(Message("u", b"x"))

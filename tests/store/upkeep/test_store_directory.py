@@ -1,4 +1,4 @@
-"""What a path may hold, and what is said when it holds something else."""
+"""What a path may contain, and the errors for other contents."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_sizes_are_those_of_the_first_opening(tmp_path: Path) -> None:
 
 
 def test_two_that_make_a_store_at_the_same_moment_with_other_sizes(tmp_path: Path) -> None:
-    """The second looked for sizes before there were any."""
+    """The second store looked for existing sizes before the first had written any."""
     directory = StoreDirectory.at(tmp_path)
     directory.create()
     small = directory.configuration(SMALL)
@@ -84,7 +84,7 @@ def test_two_that_make_a_store_at_the_same_moment_with_other_sizes(tmp_path: Pat
 
 
 def test_a_store_that_another_process_makes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is faster than the look at what the directory holds."""
+    """It is created while this process checks the directory's contents."""
     listed = Path.iterdir
 
     def list_later(path: Path) -> Iterator[Path]:
@@ -101,7 +101,7 @@ def test_sizes_are_added_to_settings_that_lack_them(tmp_path: Path) -> None:
     conf = tmp_path / "config/store.conf"
     conf.write_text("# mine\nmappedFileSizeCommitLog=8192\nlistenPort=7")
     with MessageStore.open(tmp_path, config=replace(SMALL, maxIndexNum=50)) as store:
-        assert store.config.mappedFileSizeCommitLog == 8192  # the directory's own counts
+        assert store.config.mappedFileSizeCommitLog == 8192  # the settings in the directory win
     assert conf.read_text() == (
         "# mine\nmappedFileSizeCommitLog=8192\nlistenPort=7\n"
         "mappedFileSizeConsumeQueue=200\nmaxHashSlotNum=5000000\nmaxIndexNum=50\n"
@@ -114,7 +114,7 @@ def test_sizes_are_added_to_settings_that_lack_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", [b"", b"\0" * 700, b"\n", None])
 def test_settings_that_a_crash_left_empty_or_that_are_lost(three_segments: Path, left: bytes | None) -> None:
-    """`clean` would go by another fileReservedTime."""
+    """`clean` would use another fileReservedTime."""
     conf = three_segments / "config/store.conf"
     what = "lost" if left is None else "empty, as after a crash"
     conf.unlink() if left is None else conf.write_bytes(left)

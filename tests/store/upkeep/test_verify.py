@@ -36,7 +36,7 @@ def test_what_rocketmq_wrote_is_right(name: str) -> None:
 
 
 def filled(path: Path) -> Path:
-    """Queue 0 of 30 messages, three a segment; queue 1 of 15 small ones that lie between them."""
+    """Queue 0 has 30 messages, three a segment; queue 1 has 15 small ones between them."""
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 3)
         for number in range(30):
@@ -64,7 +64,7 @@ def patch(file: Path, position: int, data: bytes) -> None:
 
 
 def patch_log(path: Path, record: int, position: int, data: bytes) -> int:
-    """Write `data` at a position within a message of queue 0; the log offset of its record."""
+    """Write `data` within a message of queue 0; return the log offset of its record."""
     at = int(entry(path, record)["physical_offset"])
     patch(path / "commitlog" / segment_name(at - at % 4096), at % 4096 + position, data)
     return at
@@ -174,7 +174,7 @@ def test_something_behind_the_log(path: Path) -> None:
 )
 def test_files_that_are_not_what_their_names_say(path: Path, file: str, content: bytes, what: str) -> None:
     (path / file).write_bytes(content)
-    (path / f"{file}.bak").unlink(missing_ok=True)  # or it would stand in
+    (path / f"{file}.bak").unlink(missing_ok=True)  # otherwise the backup would be used
     findings = [finding.what for finding in verify(path).findings]
     assert what in findings[0]
     assert len(set(findings)) == len(findings)
@@ -205,7 +205,7 @@ def test_nothing_is_wrong_with_a_store_that_is_written_and_cleaned_meanwhile(pat
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_topic_that_is_deleted_meanwhile(path: Path, again: bool) -> None:
-    """Nothing is said of it, and of the others as ever."""
+    """The deleted topic is not reported; the other topics are checked as usual."""
     patch_log(path, 20, BODY + 5, b"!")
     expected = verify(path).findings
     shutil.copytree(path, copy := path.parent / "copy")
@@ -230,7 +230,7 @@ def test_a_topic_that_is_deleted_meanwhile(path: Path, again: bool) -> None:
 
 @pytest.mark.parametrize("abort", [False, True])
 def test_where_the_log_ends_with_damage_though_its_broker_left_in_good_order(path: Path, abort: bool) -> None:
-    """Or else its end may be torn: then it is where the log ends."""
+    """If the broker was killed, its end may be torn, and the log ends there."""
     (path / "watermark").unlink()
     if abort:
         (path / "abort").touch()
@@ -257,7 +257,7 @@ DAMAGED_BELOW: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("case", DAMAGED_BELOW)
 def test_damage_before_what_was_flushed_is_no_end_when_the_machine_came_up(path: Path, case: str) -> None:
-    """Neither here nor for those who read: they would be shown less, without a word."""
+    """Neither for this process nor for readers, which would silently see fewer messages."""
     (path / "abort").touch()
     another_boot(path)
     DAMAGED_BELOW[case](path)
