@@ -290,7 +290,6 @@ def test_the_topic_of_commits_is_nobody_elses() -> None:
 
 
 def test_a_stream_is_never_there_as_a_whole(tmp_path: Path) -> None:
-    """Append 256 MiB, of which only a few pieces are in memory at a time."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         most, block = 0, bytes(1 << 20)

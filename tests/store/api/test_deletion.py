@@ -75,7 +75,6 @@ def test_what_goes_and_what_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["watermark gone", "abort", "queue ends gone", "repair", "broker"])
 @pytest.mark.parametrize("is_created_again", [False, True])
 def test_no_recovery_brings_it_back(tmp_path: Path, how: str, others: int, is_created_again: bool) -> None:
-    """Holds even if it was the only topic."""
     path = filled(tmp_path / "mq", other=others)
     if not others:
         delete_topic(path, "other")
@@ -300,7 +299,6 @@ def test_a_topic_without_messages(tmp_path: Path) -> None:
 @settings(max_examples=15)
 @given(lives=st.lists(st.tuples(st.integers(0, 17), st.booleans()), min_size=1, max_size=5))
 def test_many_lives(tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[int, bool]]) -> None:
-    """Only the last recreated topic counts, whenever the directory was recovered from its log."""
     path = filled(tmp_path_factory.mktemp("lives") / "mq")
     expected, begin, end = 0, 0, 12
     for count, is_recovered in lives:

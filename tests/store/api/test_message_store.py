@@ -393,6 +393,5 @@ def test_a_closed_store_has_no_file_open(tmp_path: Path, read_only: bool) -> Non
 
 
 def open_files() -> list[str]:
-    """Return the names of files that this process has open or mapped."""
     links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     return [os.readlink(link) for link in links] + Path("/proc/self/maps").read_text().splitlines()

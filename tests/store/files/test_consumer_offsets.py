@@ -29,7 +29,6 @@ def read(path: Path, name: str) -> dict[str, object]:
 
 
 def counter(path: Path, name: str) -> object:
-    """Return how often the file was written."""
     return json.loads((path / "config" / name).read_text())["dataVersion"]["counter"]
 
 

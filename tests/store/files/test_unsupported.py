@@ -27,7 +27,6 @@ def unpacked(name: str, to: Path) -> Path:
 
 
 def digests(root: Path) -> dict[str, str]:
-    """Return the hash of each file below a directory, or "folder"."""
     return {
         str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
         for path in root.rglob("*")
@@ -47,7 +46,6 @@ def write_without_making(path: Path) -> object:
 
 
 def ours(path: Path) -> Path:
-    """Create a cleanly closed store."""
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("orders", 1)
         store.put(Message("orders", b"first"))

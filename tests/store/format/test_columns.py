@@ -118,7 +118,6 @@ def test_records_of_rocketmq_one_of_them_with_an_ipv6_host() -> None:
 
 @pytest.mark.parametrize("families", [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_hosts_of_both_families_side_by_side(families: tuple[int, int]) -> None:
-    """Three records with hosts of IPv4, the given families, and IPv4 again."""
     (plain,) = (in_a_log([Message("t", b"b", queue_id=3)], 0)[0],)
     dtype = RECORD_HEADERS[families[0]][families[1]]
     header = np.zeros(1, dtype)

@@ -34,7 +34,6 @@ def all_of(store: MessageStore, topic: str) -> list[StoredMessage]:
 
 @pytest.mark.parametrize("count", [1, 100])  # one by one, and by columns
 def test_a_list_of_messages(tmp_path: Path, count: int) -> None:
-    """Only some messages are delayed. Each result has the message's actual place."""
     rows = [
         Message("orders", b"%d" % n, "A", f"k{n}", {"region": "eu"}, n % 4, flag=n, delay_level=n % (LEVELS + 1) or 0)
         for n in range(18, 18 + count)

@@ -298,7 +298,6 @@ ODD = {
 
 @st.composite
 def odd_messages(draw: st.DrawFn) -> Message:
-    """Draw a message with one or two odd fields."""
     fields = {"topic": draw(st.sampled_from(["a", "b"])), "body": b"body"}
     for name in draw(st.sets(st.sampled_from(sorted(ODD)), min_size=1, max_size=2)):
         fields[name] = draw(ODD[name])

@@ -128,7 +128,6 @@ def table(message: Message) -> pa.Table:
 
 
 def state(path: Path, keys: set[tuple[str, str]]) -> tuple[dict[Any, Any], dict[Any, Any]]:
-    """Return all entries of all queues, and the index's results for `keys`."""
     queues = {}
     with MessageStore.open(path, read_only=True) as store:
         for topic, count in store.topics().items():
@@ -249,7 +248,6 @@ def test_light_queues_of_a_brokers_record(topic: str, queues: str, offsets: str,
 @given(st.lists(st.tuples(LIGHT_NAMES, LIGHT_OFFSETS, st.integers(0, 3)), min_size=1, max_size=6))
 @example([("%LMQ%b,%LMQ%a", "5,00", 0), ("%LMQ%a", "\u0661", 1), ("%LMQ%a", "02", 1)])
 def test_records_of_a_light_queue_all_at_once(rows: list[tuple[str | None, str | None, int]]) -> None:
-    """The result equals a check of each record."""
     names = ("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET")
     texts = [
         "".join(f"{name}\x01{value}\x02" for name, value in zip(names, row, strict=False) if value) for row in rows

@@ -32,8 +32,6 @@ START = 1_700_000_000_000
 
 @dataclass(frozen=True)
 class Filed:
-    """The fields of a record that the index uses."""
-
     topic: str
     keys: tuple[str, ...]
     offset: int

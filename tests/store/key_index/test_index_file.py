@@ -21,7 +21,6 @@ OFFSETS = np.arange(60) * 100
 
 
 def made(path: Path, count: int, *, at_a_time: int = 100, ms_each: int = 300) -> IndexFile:
-    """Create a file with the first `count` keys."""
     path.write_bytes(bytes(file_bytes(SLOTS, ENTRIES)))
     file = IndexFile(path, SLOTS, ENTRIES, writable=True)
     times = START + np.arange(60) * ms_each

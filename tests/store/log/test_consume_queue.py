@@ -363,7 +363,6 @@ def test_a_queue_without_files_lists_no_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [b"\7", bytes(20), bytes(11) + b"\1"])
 @pytest.mark.parametrize("index", range(24))
 def test_a_damaged_entry_is_no_end(tmp_path: Path, damage: bytes, index: int) -> None:
-    """Holds wherever the search starts."""
     queue(tmp_path).write(0, entries(0, 25))
     file = tmp_path / "consumequeue/t/0" / segment_name(index // PER_FILE * PER_FILE * CQ_ENTRY.itemsize)
     with file.open("r+b") as opened:

@@ -22,7 +22,6 @@ def queues_of(root: Path) -> ConsumeQueues:
 
 
 def descriptors(root: Path) -> int:
-    """Return the number of files below `root` that this process has open."""
     links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
     return sum(os.readlink(link).startswith(f"{root}/") for link in links if os.path.islink(link))
 

@@ -17,7 +17,6 @@ from tests.store.log.damages import ENTRIES, SMALL, first_file
 
 
 def parts(path: Path) -> tuple[CommitLog, ConsumeQueue]:
-    """Return the log and queue 1 of topic t."""
     sizes = SMALL.mappedFileSizeCommitLog, SMALL.mappedFileSizeConsumeQueue
     return CommitLog(path, sizes[0], writable=False), ConsumeQueue.at(path, "t", 1, sizes[1], writable=False)
 

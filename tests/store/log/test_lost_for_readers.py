@@ -53,7 +53,6 @@ def test_a_queue_that_lost_files_or_its_last_entries_is_told(path: Path, damage:
 @pytest.mark.parametrize("first", range(0, 25, 4))
 @pytest.mark.parametrize("count", [4, 7, 10])
 def test_zeros_that_a_search_meets_are_no_end(path: Path, first: int, count: int) -> None:
-    """Holds even if no queue ends are recorded."""
     (path / "queueends").unlink()
     for offset in range(first, min(first + count, 24)):
         damage_entry(path, offset, bytes(CQ_ENTRY.itemsize))

@@ -82,7 +82,6 @@ FILE = ENTRIES * CQ_ENTRY.itemsize
 
 
 def entries(path: Path) -> Entries:
-    """Return all entries of queue 0 of topic "t"."""
     files = sorted((path / "consumequeue/t/0").iterdir())
     return np.frombuffer(b"".join(file.read_bytes() for file in files), CQ_ENTRY)
 

@@ -49,7 +49,6 @@ def flushed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def queue_files(names: set[str]) -> set[int]:
-    """Return the ids of the queues whose files are in `names`."""
     return {int(Path(name).parent.name) for name in names if "/consumequeue/" in name}
 
 
@@ -72,7 +71,6 @@ def test_only_what_is_new(built: Path, flushed: set[str]) -> None:
 
 
 def test_what_others_put_is_flushed_as_well(built: Path, flushed: set[str]) -> None:
-    """Two stores append and flush in random order."""
     choose = random.Random(7)
     with MessageStore.open(built) as one, MessageStore.open(built) as two:
         new: set[int] = set()

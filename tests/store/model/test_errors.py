@@ -49,7 +49,6 @@ def drawn(module: ModuleType) -> dict[str, str | None]:
 
 
 def defined(module: ModuleType) -> dict[str, str | None]:
-    """Map the exceptions that `module` defines to their parents."""
     own = [kind for _, kind in inspect.getmembers(module, inspect.isclass) if kind.__module__ == module.__name__]
     return {
         kind.__name__: next((base.__name__ for base in kind.__bases__ if issubclass(base, StoreError)), None)

@@ -159,7 +159,6 @@ def test_reentrant_append_is_appended_by_no_one(log: Log) -> None:
 
 @pytest.mark.parametrize("mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 def test_threads_that_put(tmp_path: Path, mode: str) -> None:
-    """Each thread gets the places of its own messages, even if another thread appended them."""
     config = StoreConfig(flushDiskType=mode, mappedFileSizeCommitLog=16 << 10)
 
     def put(store: MessageStore, thread: int) -> None:

@@ -200,7 +200,7 @@ for lock in (one, other, one):
 
 
 def test_a_process_without_standard_input(tmp_path: Path) -> None:
-    """Its first file has descriptor 0."""
+    """Without standard input, the first opened file has descriptor 0, which must not count as none."""
     subprocess.run([sys.executable, "-c", WITHOUT_INPUT, str(tmp_path)], check=True)
 
 
@@ -222,7 +222,7 @@ def at_each_instruction(look: Callable[[], object], work: Callable[[], object]) 
 
 
 def test_whoever_has_the_turn_after_one_that_left_is_the_last(tmp_path: Path) -> None:
-    """At every instruction of `leave`, another lock gets the turn only after the leaver is no writer any more."""
+    """The leaver stops being a writer before it releases the turn, so the next lock sees that it is the last."""
     leaving, other = StoreLock(tmp_path), StoreLock(tmp_path)
     for lock in (leaving, other):
         with lock.held():

@@ -44,13 +44,11 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the interval between two looks at the log."""
     monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.05)
 
 
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look at the log on every read of the confirm offset."""
     monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.0)
 
 
@@ -63,7 +61,6 @@ def put(store: MessageStore, what: str, count: int) -> None:
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("dead", [False, True])
 def test_open_reader_is_told_of_a_new_owner(path: Path, dead: bool, killed: bool) -> None:
-    """A reader opened after a change of owner reads everything and follows that owner."""
     for number in range(2):
         with MessageStore.open(path, read_only=True) as early:
             Follower(early).until(bodies(early))

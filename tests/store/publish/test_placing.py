@@ -29,7 +29,6 @@ def next_offsets() -> NextOffsets:
 
 
 def outcome(place: Callable[..., Any], records: Any, begin: int, segment: int) -> Any:
-    """Return the written bytes and the results, or the refusal's message."""
     offsets = next_offsets()
     try:
         placed, stretches = place(CommitLog(Path("unused"), segment, writable=False), records, begin, offsets, NOW)

@@ -35,7 +35,9 @@ def test_tables_fill_queues_as_evenly_as_single_messages(queues: int, tables: li
 
 
 def test_rows_of_a_queue_lie_side_by_side(tmp_path: Path) -> None:
-    """While every queue gets a whole turn. The remaining rows, like a short table, alternate between the queues."""
+    """A long table fills each queue by whole turns. The remaining rows, like a short table, alternate between the
+    queues.
+    """
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 2)
         placed = store.append_table("t", table(2 * ROWS_A_TURN + 3)).queue_ids

@@ -236,7 +236,6 @@ def same(ours: Answer, theirs: Answer) -> bool:
 
 @pytest.fixture(params=[1, 3])
 def together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lower the threshold for decoding in batches."""
     monkeypatch.setattr(getting, "_MANY", request.param)
 
 
@@ -267,7 +266,6 @@ TAGS = ("a", "Aa", "BB", None)  # "Aa" and "BB" have the same hash
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with messages of every size in two queues, over several files and segments."""
     path, chance = tmp_path_factory.mktemp("mixed") / "mq", random.Random(5)
     with MessageStore.open(path, config=MANY) as store:
         store.create_topic("t", 2)

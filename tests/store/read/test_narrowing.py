@@ -37,7 +37,6 @@ def opened(path: Path, **settings: object) -> MessageStore:
 
 
 def put(store: MessageStore, *keys: str, topic: str = "t", body: bytes = b"x") -> None:
-    """Put one message for each key to queue 0."""
     if topic not in store.topics():
         store.create_topic(topic, 1)
     store.put_many([Message(topic, body, queue_id=0, keys=(key,)) for key in keys])

@@ -41,7 +41,7 @@ def test_bounds(published: PublishedQueues) -> None:
 
 @pytest.mark.parametrize("read_only", [True, False])
 def test_what_was_appended_together_is_seen_together(tmp_path: Path, read_only: bool) -> None:
-    """Each queue that the reader looks at is followed by an append to both queues."""
+    """An append to both queues follows each look at a queue."""
     queues = [Queue("t", 0), Queue("t", 1)]
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 2)

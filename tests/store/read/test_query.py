@@ -41,7 +41,6 @@ class Golden:
 
     @property
     def end(self) -> int:
-        """Return a confirm offset behind all messages."""
         return self.rows[-1]["physicalOffset"] + SEGMENT
 
     def with_key(self, row: seen.Row, key: str, **limits: int) -> list[int]:

@@ -141,7 +141,6 @@ def damage(store: MessageStore, queue_offset: int, at: int) -> None:
 
 
 def test_what_is_filtered_out_is_not_read(store: MessageStore) -> None:
-    """Damage in messages that the filter drops raises no error."""
     damage(store, 2, 0)
     assert sum(batch.num_rows for batch in store.scan("t", 0, 0, 60, tags="Aa || BB")) == 40
     with pytest.raises(CorruptRecord, match="topic t, queue 0, offset 2 "):
