@@ -1,1 +1,1 @@
-"""Producing and consuming in plain Python: what a user's program holds, and the threads that it needs."""
+"""Producers and consumers in plain Python, and their threads."""

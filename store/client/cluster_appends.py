@@ -1,4 +1,4 @@
-"""`ClusterAppends`: a cluster as a producer appends to it."""
+"""`ClusterAppends`: lets a producer append to a cluster."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.message import Message, illegal
 from store.publish.placing import AppendResult
 
-_PROPERTIES = 3  # in a row
+_PROPERTIES = 3  # their position in a `Row`
 
 
 class ClusterAppends:
-    """Offers a producer the verbs of `MessageStore` that it uses. Each message has an id of its own, `UNIQ_KEY`."""
+    """Has the methods of `MessageStore` that a producer uses. Each message gets a unique id, property `UNIQ_KEY`."""
 
     def __init__(self, address: ClusterAddress) -> None:
         """Raises `Unreachable` if no name server answers."""
@@ -37,7 +37,7 @@ class ClusterAppends:
         return MessageAppend(self._writer.begin())
 
     def with_id(self, row: Row) -> Row:
-        """Return a row with an id, unless it has one: a message that is sent again has the same."""
+        """Return a row with an id. It keeps the id that it has, so that a resent message has the same."""
         properties = row[_PROPERTIES]
         if PROPERTY_UNIQ_KEY in properties:
             return row
@@ -49,7 +49,7 @@ class ClusterAppends:
 
 
 class MessageAppend:
-    """An append to a cluster that takes messages, too."""
+    """An append to a cluster that takes tables and messages."""
 
     def __init__(self, append: ClusterAppend) -> None:
         self._append = append
@@ -58,7 +58,7 @@ class MessageAppend:
         self._append.add(topic, table)
 
     def add_messages(self, messages: Sequence[Message]) -> None:
-        """Raises `MessageRefused` if a message is none, or messages of one topic do not have the same fields."""
+        """Raises `MessageRefused` for an invalid message, or if messages of one topic do not fit into one table."""
         for topic, of_topic in groupby(messages, key=lambda message: message.topic):
             try:
                 self.add(topic, table_of(list(zip(*(astuple(each)[1:] for each in of_topic), strict=True))))

@@ -1,4 +1,4 @@
-"""The log at a place: a cluster, an archive, a store, or a store with its archive."""
+"""`address_at`: the address of a log that a user names by path or URL."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from store.objects.urls import local_path
 def address_at(place: str, archive: str | None = None, options: str = "") -> LogAddress:
     """Return the address of a cluster ("rocketmq://host:port"), an archive, a store, or a store with its archive.
 
-    archive: the archive's URL, "" for the store alone; default: the one that the store's settings name. options:
-    fsspec's storage options, as JSON. Raises `ConfigError`, `InvalidArgument`.
+    archive: the archive's URL, "" for the store alone; default: the one in the store's settings.
+    options: fsspec's storage options, as JSON. Raises `ConfigError`, `InvalidArgument`.
     """
     if place.startswith(SCHEME):
         return ClusterAddress.parse(place.removeprefix(SCHEME))
     local = local_path(place)
     if local is None:
         return ArchiveAddress(place, options)
-    with system_errors(local):  # a broker's archive may be in its store; a topic of an archive may have that name
+    # Only segments tell a store from an archive: a store may contain a broker's archive, and an archive may have a
+    # topic that is named like the commit log's folder.
+    with system_errors(local):
         is_store = any(each.is_file() for each in (Path(local) / COMMIT_LOG_DIR).glob("*"))
     if not is_store and is_archive(local):
         return ArchiveAddress(local, options)

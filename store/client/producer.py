@@ -1,4 +1,4 @@
-"""`Producer`: messages one by one, appended many at a time."""
+"""`Producer`: accepts single messages and appends them in batches."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ _HEADER_BYTES = RECORD_HEADER.itemsize
 
 
 class Producer(Opened):
-    """Sends messages to a store: `send` hands one over at once, and a thread appends all that came meanwhile, in one
-    append, which readers see as a whole. Use it in a `with` statement; leaving it sends what is left.
+    """Sends messages to a store or a cluster. Use it in a `with` statement, which sends all messages before it ends.
 
-    Messages of one topic and sharding key, or of one queue, stand there in the order in which they were sent. Threads
-    may share a producer. Verbs raise `StoreClosed` after `close`, `StoreForked` in a forked process, and `StoreLocked`
-    in a signal handler amid `send`. A producer that is dropped without `close` is a `ResourceWarning`; what it has not
-    appended may be lost.
+    `send` buffers a message and returns. A thread appends all buffered messages in one append, which readers see as a
+    whole. Messages with the same topic and sharding key, or to the same queue, keep the order in which they were sent.
+
+    Threads may share a producer. Methods raise `StoreClosed` after `close`, `StoreForked` in a forked process, and
+    `StoreLocked` in a signal handler that interrupted `send`. A producer that is dropped without `close` emits a
+    `ResourceWarning`, and its buffered messages may be lost.
     """
 
     def __init__(
@@ -53,17 +54,20 @@ class Producer(Opened):
         buffer_bytes: int = 8 << 20,
         timeout: float = 60.0,
     ) -> None:
-        """Open a producer for the store at a path, which has to be there, or for one that is open, and stays so; or for
-        a cluster, as "rocketmq://host:port" of its name servers, or as a `ClusterAddress`.
+        """Open a producer.
 
-        name: of one whose messages have sequences, ascending in each topic: the store remembers the last of them, and
-        what is sent again after a restart is not appended again. One producer has a name at a time.
-        linger: seconds that a message may wait for others, until they are `batch_bytes` bytes of records. Without it
-        what came while the append before was made goes together, which is much where much is sent. buffer_bytes: how
-        much may wait to be appended; as much again may be under way. timeout: seconds that `send` waits for room.
+        store: the path of an existing store; an open store, which the caller has to close; "rocketmq://host:port" of
+        a cluster's name servers; or a `ClusterAddress`.
+        name: makes `send` idempotent. Each message then has a sequence, ascending in its topic, and the store remembers
+        the last one. A message that is sent again after a restart is not appended again. Only one open producer can
+        have a name.
+        linger: seconds to wait for further messages before an append, unless `batch_bytes` bytes of records wait. With
+        0, an append takes the messages that were sent during the append before.
+        buffer_bytes: limit of the messages that wait for an append. The running append may hold as many again.
+        timeout: seconds that `send` waits for room in the buffer.
 
-        Raises as `MessageStore.open`, `InvalidArgument`; with a name `InvalidGroup`, `StoreLocked` where another
-        producer has it, `CorruptStore`, `OffsetLost` where retention took what would tell how far it came.
+        Raises as `MessageStore.open`, and `InvalidArgument`. With a name, raises `InvalidGroup`, `CorruptStore`,
+        `StoreLocked` if another producer has it, and `OffsetLost` if retention deleted the record of its sequences.
         """
         limits = BufferLimits(
             span("linger", linger),
@@ -91,7 +95,7 @@ class Producer(Opened):
             self._sender.start()
         except BaseException:
             self._is_over = True
-            self._buffer.close()  # the sender ends, if it was started
+            self._buffer.close()  # ends the sender, if it was started
             if self._memory is not None:
                 self._memory.close()
             if owns:
@@ -135,20 +139,19 @@ class Producer(Opened):
         deliver_at: int | None = None,
         sequence: int | None = None,
     ) -> SendFuture:
-        """Hand over a message: a `Message`, or its parts, which takes half the time. Later changes of what was given
-        change nothing.
+        """Buffer a message to be appended. Give a `Message`, or its parts, which takes half the time.
 
-        Returns a future of its `PutResult`, done when every reader sees the message; a coroutine may await it. It
-        raises what `put` raises: `MessageRefused`, say, for this message alone, `StoreFull` for all that would have
-        been appended together, none of which is published then. `flush` and `close` raise the errors of batches
-        of which no future has raised it.
+        The message is copied. Returns a future of its `PutResult`, which is done when every reader sees the message;
+        a coroutine may await it. The future raises the errors of `put`: `MessageRefused`, for example, for this message
+        alone, or `StoreFull` for all messages of the append, none of which is published then. If no future of a failed
+        append has raised its error, `flush` or `close` raises it.
 
-        sequence: of a producer with a name, and only there. Where the log has one as high of this topic already,
-        nothing is appended, and the result's status is ALREADY_STORED. When an append of such a producer fails, all
-        behind it fails, too, and it takes nothing any more: a new one knows where to go on.
+        sequence: required by a producer with a name, and only allowed there. If the log has this sequence of the topic
+        or a higher one, nothing is appended, and the result's status is ALREADY_STORED. If an append of a producer with
+        a name fails, all later ones fail, too, and the producer is closed. A new one knows where to resume.
 
-        Raises `BufferFull` where there is no room within `timeout`, `UnknownTopic`, `InvalidTopic`, `MessageRefused`
-        for what is no message.
+        Raises `BufferFull` if there is no room within `timeout`, `UnknownTopic`, `InvalidTopic`, and `MessageRefused`
+        for an argument that is no message.
         """
         if self._is_over:
             raise self._not_open()
@@ -183,10 +186,10 @@ class Producer(Opened):
         return self._buffer.add(topic, row, _HEADER_BYTES + len(row[0]), sequence)
 
     def request(self, message: Message, timeout: float = 3.0) -> StoredMessage:
-        """Send a message, and wait up to `timeout` seconds for what its consumer sends as `reply` to it.
+        """Send a message, and wait up to `timeout` seconds for the reply that its consumer makes with `reply`.
 
-        Raises `NoReply`, and what a future of `send` raises; `InvalidArgument` by a producer with a name; `StoreClosed`
-        where the producer is closed meanwhile.
+        Raises `NoReply`, the errors of a future of `send`, `InvalidArgument` if the producer has a name, and
+        `StoreClosed` if the producer is closed concurrently.
         """
         self.must_be_open()
         if isinstance(self._store, ClusterAppends):
@@ -214,7 +217,10 @@ class Producer(Opened):
             replies.forget(properties)
 
     def last_sequence(self, topic: str) -> int | None:
-        """The highest sequence of a topic that the log had when this producer, which has a name, was opened."""
+        """Return the highest sequence of a topic that the log had when this producer was opened.
+
+        None if there is none, or if the producer has no name.
+        """
         self.must_be_open()
         return None if self._memory is None else self._memory.found.get(topic)
 
@@ -242,25 +248,25 @@ class Producer(Opened):
         )
 
     def _check(self, topic: str) -> None:
-        """Raises for a topic that cannot be put to. Where one is deleted later, futures tell."""
+        """Raise an error for a topic that cannot be put to. If it is deleted later, the futures raise the error."""
         self._store.begin().add(topic, _NO_MESSAGES)
         self._topics.add(topic)
 
     def flush(self) -> None:
-        """Wait until all that was sent before is appended, or failed. What was appended every reader sees; on the
-        device it is as `flushDiskType` says.
+        """Wait until all messages sent before are appended or have failed.
 
-        Raises the first error that the future of some message has not told, for nobody looked at it.
+        Readers see the appended messages. Whether they are on the device depends on `flushDiskType`. Raises the first
+        error that no future has raised.
         """
         self.must_be_open()
         self._buffer.flush()
         self._sender.raise_unseen()
 
     def close(self) -> None:
-        """Append what was sent, and end. Does nothing the second time, nor in a forked process.
+        """Append the buffered messages, and close. Does nothing the second time, nor in a forked process.
 
-        Raises as `flush`; also then all is closed. Raises `StoreLocked` in a callback of a future, and in a signal
-        handler amid `send`; then nothing is closed.
+        Raises as `flush`, after closing. Raises `StoreLocked`, without closing, in a callback of a future, and in a
+        signal handler that interrupted `send`.
         """
         if self.is_forked:
             return
@@ -290,7 +296,7 @@ class Producer(Opened):
 
 
 def _cluster(place: object) -> ClusterAppends | None:
-    """Return what appends to a cluster, None for another place."""
+    """Return a `ClusterAppends` for the address of a cluster, None for any other place."""
     if isinstance(place, str) and place.startswith(SCHEME):
         place = ClusterAddress.parse(place.removeprefix(SCHEME))
     return ClusterAppends(place) if isinstance(place, ClusterAddress) else None
@@ -301,7 +307,7 @@ def _opened(store: Any) -> MessageStore:
 
 
 def _copied(body: object) -> bytes:
-    """A body that its owner may change later."""
+    """Copy a body, which its owner may change later."""
     if isinstance(body, bytearray | memoryview | bytes):
         return bytes(body)
     if isinstance(body, str):

@@ -1,4 +1,4 @@
-"""The messages that a producer was handed and has not begun to append. Threads add them; one thread takes them."""
+"""`Buffer`: the messages of a producer that wait for an append. Any thread adds them; one thread takes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from store.model.errors import BufferFull, InvalidArgument, StoreClosed, StoreLo
 
 
 class BufferLimits(NamedTuple):
-    """How much waits, and how long: seconds and bytes, as `Producer` explains them."""
+    """Limits in seconds and bytes, see `Producer`."""
 
     linger: float
     batch_bytes: int
@@ -20,33 +20,34 @@ class BufferLimits(NamedTuple):
 
 
 class Buffer:
-    """Messages by topic, in the order in which they came, up to a limit and one more."""
+    """Messages by topic, in the order in which they were added. The last one may exceed the size limit."""
 
     def __init__(self, what: str, limits: BufferLimits) -> None:
-        """what: whose it is, for errors."""
+        """what: the producer's name in errors."""
         self._what = what
         self._linger, batch_bytes, self._max_bytes, self._timeout = limits
         self._batch_bytes = min(batch_bytes, self._max_bytes)
-        self._lock = threading.RLock()  # re-entrant, so that a signal handler amid `add` finds `_is_adding`, and raises
+        # Re-entrant, so that a signal handler that interrupted `add` sees `_is_adding` and raises.
+        self._lock = threading.RLock()
         self._is_adding = False
-        self._work = threading.Condition(self._lock)  # the taker waits for it
-        self._room = threading.Condition(self._lock)  # all other threads wait for it
+        self._work = threading.Condition(self._lock)  # wakes the taker
+        self._room = threading.Condition(self._lock)  # wakes all other threads
         self._lots: dict[str, Lot] = {}
         self._bytes = 0
-        self._attend_at = 0  # from so many bytes on there is more to do than to add
+        self._attend_at = 0  # bytes in the buffer from which `add` has to check for room and to wake the taker
         self._is_closed = self._is_urgent = self._is_over = False
         self._why_closed: StoreClosed | None = None
-        self._last_sequences: dict[str, int] = {}  # by topic, of what was taken
-        self._taken = self._settled = 0  # how many times
+        self._last_sequences: dict[str, int] = {}  # by topic, of the messages that were taken
+        self._taken = self._settled = 0  # calls of `take` that returned messages, and how many of these were settled
         self._taker: threading.Thread | None = None
 
     def add(self, topic: str, row: Row, size: int, sequence: int | None = None) -> SendFuture:
         """Add a message.
 
-        Raises `BufferFull` if there is no room in time, `StoreClosed`, `StoreLocked` in a signal handler amid `add`,
-        and `InvalidArgument` for a sequence that is not above the last one of its topic.
+        Raises `BufferFull` if there is no room within the timeout, `StoreClosed`, `StoreLocked` in a signal handler
+        that interrupted `add`, and `InvalidArgument` for a sequence that is not above the last one of its topic.
         """
-        with self._lock:  # after an interrupt the message is there, with its sequence, or it is not
+        with self._lock:  # the order below lets an interrupt leave no message without its sequence
             if self._is_adding:
                 raise self._locked()
             try:
@@ -74,11 +75,11 @@ class Buffer:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of the messages that were not taken."""
+        """Size of the messages that were not taken."""
         return self._bytes
 
     def must_be_outside(self) -> None:
-        """Raises `StoreLocked` in a signal handler amid `add`: no other thread can append before that returns."""
+        """Raises `StoreLocked` in a signal handler that interrupted `add`, because waiting there is a deadlock."""
         if is_owned(self._work):
             raise self._locked()
 
@@ -99,15 +100,15 @@ class Buffer:
             )
 
     def _attend(self) -> None:
-        """Before a message is added to none, or to a full buffer."""
+        """Wait for room, and check that the buffer is open, before adding to an empty, full or closed buffer."""
         if self._bytes >= self._max_bytes:
             self._wait_for_room()
         if self._is_closed:
             raise self._closed()
 
     def _wait_for_room(self) -> None:
-        is_taker = threading.current_thread() is self._taker  # in a callback of a future: none would come
-        self._is_adding = False  # other threads add meanwhile
+        is_taker = threading.current_thread() is self._taker  # in a callback of a future: only this thread makes room
+        self._is_adding = False  # other threads may add concurrently
         has_room = self._room.wait_for(
             lambda: self._is_closed or self._bytes < self._max_bytes, 0.0 if is_taker else self._timeout
         )
@@ -120,7 +121,10 @@ class Buffer:
             )
 
     def take(self) -> list[Lot] | None:
-        """Wait for messages, and return all of them; None when the buffer is closed and empty. For one thread."""
+        """Wait for messages, and return all of them; None if the buffer is closed and empty. Only one thread calls it.
+
+        A call also says that all messages taken before are settled.
+        """
         with self._lock:
             self._taker = threading.current_thread()
             self._settled = self._taken
@@ -139,7 +143,10 @@ class Buffer:
             return lots
 
     def flush(self) -> None:
-        """Wait until all that was added is settled. Raises as `must_be_outside`."""
+        """Wait until all messages added before are settled.
+
+        Raises as `must_be_outside`, and `BufferFull` in the taker's thread, which cannot wait for itself.
+        """
         self.must_be_outside()
         with self._lock:
             if threading.current_thread() is self._taker:
@@ -153,7 +160,7 @@ class Buffer:
             self._room.wait_for(lambda: self._settled >= last or self._is_over)
 
     def close(self, why: StoreClosed | None = None) -> None:
-        """Take nothing over any more; what is added then raises `why`."""
+        """Refuse further messages: `add` raises `why`, or a general `StoreClosed`."""
         with self._lock:
             self._why_closed = self._why_closed or why
             self._is_closed = self._is_urgent = True
@@ -169,7 +176,7 @@ class Buffer:
             return lots
 
     def end(self) -> None:
-        """The taker has ended: nothing is settled any more."""
+        """Close after the taker has ended, so that `flush` no longer waits for it."""
         with self._lock:
             self._is_over = True
             self.close()

@@ -1,4 +1,4 @@
-"""What `Producer.send` returns, and the batch of messages behind it."""
+"""`SendFuture`, which `Producer.send` returns, and `Lot`, the batch of messages behind it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from store.model.errors import PutStatus, StoreError, StoreForked
 from store.publish.placing import AppendResult
 from store.publish.putting import PutResult
 
-# What a message is made of besides its topic, in the order of the fields of `Message`.
+# The fields of a `Message` without its topic, in their order.
 Row = tuple[Any, ...]
 WIDTH = len(fields(Message)) - 1
 _PROPERTIES = [field.name for field in fields(Message)][1:].index("properties")
 
 
 class Failure:
-    """Why some messages are not in the log. is_told: whether the future of one of them has raised it."""
+    """The error of some messages' append. is_told: whether the future of one of them has raised it."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
         self.is_told = False
 
     def tell(self) -> BaseException:
-        """Return a copy of the error: each `raise` adds to the traceback of what it raises."""
+        """Return a copy of the error to raise, because each `raise` extends the traceback."""
         self.is_told = True
         if not isinstance(self._error, StoreError):
             return self._error
@@ -42,7 +42,7 @@ class Failure:
 
 
 class PlacedRows(NamedTuple):
-    """Where messages went. first: row of the first in `result`. store_host: for their ids."""
+    """The places of messages. first: row of the first one in `result`. store_host: for their ids."""
 
     result: AppendResult
     first: int
@@ -56,10 +56,11 @@ ALREADY_STORED = PutResult(PutStatus.ALREADY_STORED, -1, -1, -1, "")
 class Lot:
     """Messages of one topic that are appended together, and later their outcome.
 
-    since: `time.monotonic()` of the first. fields: WIDTH of each message, one after the other, because an object for
-    each would cost the garbage collector more time than all else takes; empty once all are settled. Only the sender
-    settles, range after range. sequences: of each message of a named producer, ascending. settled: done when the
-    outcome of all messages is known, and is_settled is true.
+    since: when the lot was created, `time.monotonic()` seconds.
+    fields: the WIDTH fields of each message in one flat list, because an object for each message would cost more time
+    in the garbage collector than all other work. Empty once all messages are settled.
+    sequences: one for each message of a named producer, ascending.
+    settled: done when the outcome of all messages is known, and then `is_settled` is true. Only the sender settles.
     """
 
     def __init__(self, topic: str) -> None:
@@ -79,12 +80,12 @@ class Lot:
         return len(self.fields) // WIDTH
 
     def columns(self, first: int, end: int) -> list[list[Any]]:
-        """Each field of messages [first, end)."""
+        """Return one list for each field of messages [first, end)."""
         some = self.fields[first * WIDTH : end * WIDTH]
         return [some[number::WIDTH] for number in range(WIDTH)]
 
     def settle(self, end: int, outcome: Outcome) -> None:
-        """Note the outcome of the rows from the last settled one up to `end`; the last row completes `settled`."""
+        """Record the outcome of the rows from the last settled one up to `end`. The last row completes `settled`."""
         self._ends.append(end)
         self._outcomes.append(outcome)
         if end < len(self):
@@ -97,7 +98,10 @@ class Lot:
         self.settled.set_result(None)
 
     def wait(self, timeout: float | None) -> None:
-        """Wait until all is settled. Raises `TimeoutError`, and `StoreForked` in a child that was forked before."""
+        """Wait until all messages are settled.
+
+        Raises `TimeoutError`, and `StoreForked` in a child process that was forked before they were.
+        """
         if self.is_settled:
             return
         if os.getpid() != self._process:
@@ -122,9 +126,9 @@ class Lot:
 
 
 class SendFuture:
-    """The outcome of one message, which all messages of a batch get at once. It can be awaited.
+    """The outcome of one message. It can be awaited, and is done together with all messages of its batch.
 
-    A message that was sent cannot be called back, so there is no `cancel`.
+    There is no `cancel`, because a sent message cannot be withdrawn.
     """
 
     __slots__ = ("_lot", "_row")
@@ -150,14 +154,14 @@ class SendFuture:
         return self._lot.is_settled
 
     def add_done_callback(self, call: Callable[[SendFuture], object]) -> None:
-        """Let `call` be called with this future: now if it is done, else in the producer's thread.
+        """Call `call` with this future: now if it is done, else later in the producer's thread.
 
-        It must not wait for the producer. What it raises is logged.
+        `call` must not wait for the producer. Its errors are logged.
         """
         self._lot.settled.add_done_callback(lambda _: call(self))
 
     def __await__(self) -> Generator[Any, None, PutResult]:
-        from asyncio import wrap_future  # not above: it takes long to import
+        from asyncio import wrap_future  # imported here because it is slow to import
 
         yield from wrap_future(self._lot.settled).__await__()
         return self.result()
@@ -168,7 +172,7 @@ class SendFuture:
 
 
 def already_stored(topic: str) -> SendFuture:
-    """Return the future of a message that the log has, and that is not sent again."""
+    """Return a completed future for a message that the log already has."""
     lot = Lot(topic)
     lot.settle(1, ALREADY_STORED)
     return SendFuture(lot, 0)

@@ -1,13 +1,15 @@
-"""How far named producers have come, kept by the store: what is in the log is not appended again.
+"""`Memory`: the last sequences of a named producer, which the store keeps so that no message is appended twice.
 
-Each append of a named producer has in it a message to `PRODUCERS_TOPIC`, published together with the rest, with the
-name as its key: the highest sequence of each topic in that append. Retention deletes these as all messages, and
-a search for the last one should be short; so a small file says the same up to an offset of that topic:
+Each append of a named producer includes a message to `PRODUCERS_TOPIC` with the highest sequence of each topic in that
+append. Its key is the producer's name, and it is published together with the append.
+
+Retention deletes these messages like all others, and searching for the last one must be fast. So a file has the
+sequences up to an offset of that topic, `since`:
 
     <store>/producers/<name>/reached.json    {"sequences": {"orders": 1041}, "since": 87, "open": true}
 
-It is written after a flush, or it could know of messages that a crash of the machine takes: when a producer
-is opened, now and then, and when it is closed. The folder is locked by the producer that has the name.
+The file is written when a producer is opened, about once a minute, and when it is closed. It is written after a flush,
+so that it has no sequence that a crash of the machine can undo. The producer that has the name locks the folder.
 """
 
 from __future__ import annotations
@@ -37,13 +39,13 @@ Sequences = Mapping[str, int]  # by topic
 
 
 class Memory:
-    """What a store knows of one producer's sequences, for as long as that is open. One thread uses it.
+    """The sequences of one open producer. Not thread-safe.
 
-    found: the sequences that were in the log when it was opened.
+    found: the last sequence of each topic in the log when the producer was opened.
     """
 
     def __init__(self, store: MessageStore, name: str) -> None:
-        """Raises `InvalidGroup` for a name that is none, `StoreLocked`, `CorruptStore`, `OffsetLost`."""
+        """Raises `InvalidGroup` for an invalid name, `StoreLocked`, `CorruptStore`, `OffsetLost`."""
         try:
             check_group_name(name)
         except InvalidGroup as error:
@@ -65,7 +67,7 @@ class Memory:
             if PRODUCERS_TOPIC not in store.topics():
                 store.create_topic(PRODUCERS_TOPIC, 1)
             self._topics = Topics(Path(store.path))
-            self._opened_at = store.confirm_offset - 1  # what was found stands there at the latest
+            self._opened_at = store.confirm_offset - 1  # a log offset at or after all messages that are found below
             self.found: Sequences = self._find()
             self._reached = {topic: (last, self._opened_at) for topic, last in self.found.items()}
             self._note(is_open=True)
@@ -74,16 +76,21 @@ class Memory:
             raise
 
     def record(self, sequences: Sequences) -> Message:
-        """What is to be appended together with messages up to these sequences; where `_find` looks for it, however many
-        queues somebody made."""
+        """Return the message to append together with messages up to these sequences.
+
+        It goes to queue 0, where `_find` looks for it, even if the topic has more queues.
+        """
         return Message(PRODUCERS_TOPIC, encode(dict(sequences)), keys=self._name, queue_id=0)
 
     def has(self, topic: str, sequence: int) -> bool:
-        """Whether the log had a sequence as high when this was opened, and the topic was not deleted since."""
+        """Return whether the log had this sequence or a higher one when the producer was opened.
+
+        False if the topic was deleted since.
+        """
         return sequence <= self.found.get(topic, sequence - 1) and self._is_there(topic, self._opened_at)
 
     def reach(self, sequences: Sequences, at: int) -> None:
-        """They are in the log now, at this offset of it."""
+        """Record that the log has these sequences, at this offset (bytes)."""
         self._reached.update({topic: (last, at) for topic, last in sequences.items()})
 
     def _there(self) -> dict[str, int]:
@@ -93,12 +100,12 @@ class Memory:
         return bool(self._topics.queue_count(topic)) and self._topics.deletions().get(topic, 0) <= at
 
     def note_if_due(self) -> None:
-        """Note how far it came, now and then. Raises as `MessageStore.flush`."""
+        """Write the sequences to the file if it is older than a minute. Raises as `MessageStore.flush`."""
         if time.monotonic() - self._noted > _NOTE_SECONDS:
             self._note(is_open=True)
 
     def close(self) -> None:
-        """Note how far it came; another producer may have the name then. Raises as `MessageStore.flush`."""
+        """Write the sequences to the file, and release the name. Raises as `MessageStore.flush`."""
         try:
             self._note(is_open=False)
         finally:
@@ -114,7 +121,7 @@ class Memory:
                 'what was sent last, write that into "sequences" of reached.json there, and "open": false, and open '
                 "it again"
             )
-        # What was appended to a topic that was deleted since is not there.
+        # Ignore the sequences of topics that were deleted after the append.
         is_there, columns = TopicTable(self._store.path).is_there, ("keys", "body", "physicalOffset")
         for batch in self._store.scan(PRODUCERS_TOPIC, 0, min(max(first, since), end), end, columns):
             own = batch.filter(pc.equal(batch["keys"], constant(self._name)))
@@ -126,6 +133,7 @@ class Memory:
         since = self._store.offsets(PRODUCERS_TOPIC, 0)[1]
         self._store.flush()
         noted: dict[str, int] | None = None
-        while noted != (noted := self._there()):  # whoever deletes a topic meanwhile forgot what the file said before
+        # If a topic is deleted concurrently, this may write back the sequence that the deletion removed from the file.
+        while noted != (noted := self._there()):
             Reached(noted, since, is_open).write(self._folder)
         self._noted = time.monotonic()

@@ -1,4 +1,4 @@
-"""The thread that appends what a producer was handed, and tells the futures what became of it."""
+"""`Sender`: the thread that appends a producer's messages and completes their futures."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from store.model.errors import (
 )
 
 _logger = logging.getLogger("store")
-_REFUSALS = (MessageRefused, InvalidColumns, InvalidArgument, UnknownQueue)  # of a message, whoever sends it and when
+_REFUSALS = (MessageRefused, InvalidColumns, InvalidArgument, UnknownQueue)  # errors of one message, not of the store
 
-_MOST_FAILURES = 100  # are kept for `flush`; what nobody wants to hear of is logged then
+_MOST_FAILURES = 100  # kept for `flush` to raise; further ones are logged
 
 # A lot, and rows [first, end) of it.
 _Part = tuple[Lot, int, int]
@@ -50,21 +50,21 @@ class Sender(threading.Thread):
         *,
         owns: bool,
     ) -> None:
-        """memory: of a named producer. owns: close the store at the end."""
+        """memory: None for a producer without a name. owns: close the store at the end."""
         super().__init__(name="mq-producer", daemon=True)
         self.what = what
         self._store = store
         self._buffer = buffer
         self._memory = memory
-        self._fatal: Exception | None = None  # a named producer ends with the first append that fails
+        self._fatal: Exception | None = None  # the first failed append of a named producer
         self._owns = owns
         self._failures: list[Failure] = []
-        self._taken: Sequence[Lot] = ()  # what is on its way
+        self._taken: Sequence[Lot] = ()  # being appended
 
     def run(self) -> None:
         try:
             self._carry_all()
-        except BaseException as error:  # noqa: BLE001  no memory, say: the futures, `flush` and `close` raise it
+        except BaseException as error:  # noqa: BLE001  the futures, `flush` and `close` raise it
             self._end_by(error)
         finally:
             self._buffer.end()
@@ -87,7 +87,7 @@ class Sender(threading.Thread):
                     self._failed(error)
 
     def _carry(self, parts: Sequence[_Part]) -> None:
-        """Append all of this at once; or if some of it is refused the rest, in order."""
+        """Append these messages in one append. If one is refused, append the others in order, in smaller appends."""
         outcomes: Sequence[Outcome]
         try:
             if self._fatal is not None:
@@ -122,14 +122,17 @@ class Sender(threading.Thread):
         return [PlacedRows(result, first, host) for first in firsts]
 
     def _end_by(self, error: BaseException) -> None:
-        """Settle all that was sent: no future may wait for ever."""
+        """Settle all pending messages, so that no future waits forever."""
         failure = self._failed(error)
         for lot in (*self._taken, *self._buffer.abandon()):
             if not lot.is_settled:
                 lot.settle(len(lot), failure)
 
     def _end_if_named(self, error: Exception) -> None:
-        """What was sent behind must not be appended, or the store would take what failed for a part of the log."""
+        """Refuse all later messages of a named producer.
+
+        Its record has only the highest sequence, so a later append would make the failed messages count as stored.
+        """
         if self._memory is not None and self._fatal is None:
             self._fatal = error
             self._buffer.close(
@@ -140,7 +143,7 @@ class Sender(threading.Thread):
             )
 
     def _failed(self, error: BaseException) -> Failure:
-        traceback.clear_frames(error.__traceback__)  # they would keep the messages
+        traceback.clear_frames(error.__traceback__)  # they would keep the messages in memory
         failure = Failure(error)
         self._failures = [each for each in self._failures if not each.is_told]
         if len(self._failures) < _MOST_FAILURES:
@@ -150,7 +153,7 @@ class Sender(threading.Thread):
         return failure
 
     def raise_unseen(self) -> None:
-        """Raise the first error since the last call that no future has raised; the others are its notes."""
+        """Raise the first error since the last call that no future has raised, with the others as notes."""
         failures, self._failures = self._failures, []
         unseen = [failure for failure in failures if not failure.is_told]
         if unseen:
@@ -160,7 +163,7 @@ class Sender(threading.Thread):
             raise error
 
     def must_be_another_thread(self) -> None:
-        """Raises `StoreLocked` where this thread would wait for itself."""
+        """Raises `StoreLocked` if this is the calling thread, which cannot wait for itself."""
         if threading.current_thread() is self:
             raise StoreLocked(
                 f"{self.what}: closed by what a future calls when it is done, in the thread that has to end meanwhile; "
@@ -168,13 +171,13 @@ class Sender(threading.Thread):
             )
 
     def finish(self) -> None:
-        """Append what was sent, and end."""
+        """Append the buffered messages, and wait for the thread to end."""
         self._buffer.close()
         self.join()
 
 
 def _add(append: Append | MessageAppend, topic: str, columns: Sequence[Sequence[Any]]) -> None:
-    """Add messages, many through columns."""
+    """Add messages, as a table if there are many."""
     if len(columns[0]) >= MANY:
         with suppress(NotColumns):
             append.add(topic, table_of(columns))
@@ -183,7 +186,7 @@ def _add(append: Append | MessageAppend, topic: str, columns: Sequence[Sequence[
 
 
 def _halves(parts: Sequence[_Part]) -> list[list[_Part]]:
-    """Two or more parts by themselves, one in the middle."""
+    """Split several parts into single ones, or halve a single part."""
     if len(parts) > 1:
         return [[part] for part in parts]
     ((lot, first, end),) = parts

@@ -1,7 +1,7 @@
-"""Requests that are answered by a message, as RocketMQ's clients do it.
+"""Requests and replies, as in RocketMQ's clients.
 
-A request has properties that name it, and who asks; whoever consumes it makes a `reply` with these, into a topic that
-all who asked read, each for itself.
+A request has properties that identify it and its producer. Its consumer sends a `reply` with the same properties to the
+topic of replies. Each producer that sends requests reads that whole topic, and picks its own replies.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _logger = logging.getLogger("store")
 
 
 class RequestMessage(Protocol):
-    """A message as it was consumed, or read."""
+    """A message that was consumed or read."""
 
     @property
     def properties(self) -> dict[str, str]: ...
 
 
 def reply(request: RequestMessage, body: bytes | str) -> Message:
-    """The answer to a request, to be sent by any producer. Raises `InvalidArgument` where nobody waits for one."""
+    """Return the reply to a request, which any producer can send. Raises `InvalidArgument` if it is no request."""
     known = {name: request.properties.get(name) for name in (PROPERTY_CORRELATION_ID, PROPERTY_REPLY_TO, PROPERTY_TTL)}
     cluster = request.properties.get(PROPERTY_CLUSTER)
     found = {name: value for name, value in known.items() if value is not None}
@@ -60,10 +60,10 @@ def reply(request: RequestMessage, body: bytes | str) -> Message:
 
 
 class Replies:
-    """Those to one producer, from its first request on: a thread reads the topic of replies from its end."""
+    """Receives the replies to one producer: a thread reads the topic of replies from its current end."""
 
     def __init__(self, store: MessageStore, what: str) -> None:
-        """what: whose, for errors. The topic is made where it is missing."""
+        """what: the producer's name in errors. Creates the topic if it is missing."""
         self._what = f"{what}: replies"
         self._is_over = False
         topic = f"{_CLUSTER}_{REPLY_TOPIC_SUFFIX}"
@@ -82,11 +82,14 @@ class Replies:
 
     @property
     def is_gone(self) -> bool:
-        """Whether no reply comes here any more, for their topic was deleted."""
+        """Whether the topic of replies was deleted, so that this receives no more replies."""
         return isinstance(self._error, UnknownTopic) or not self._topics.queue_count(self._topic)
 
     def expect(self, timeout: float) -> tuple[dict[str, str], Future[StoredMessage]]:
-        """The properties of a request, and the future of its reply; who does not wait any more has to `forget` it."""
+        """Return the properties of a new request, and the future of its reply.
+
+        The caller has to `forget` the request when it stops waiting.
+        """
         if self._error is not None:
             raise self._error
         properties = {
@@ -100,11 +103,11 @@ class Replies:
         return properties, waits
 
     def forget(self, properties: dict[str, str]) -> None:
-        """A reply that comes yet is nobody's."""
+        """Ignore a later reply to this request."""
         self._waiting.pop(properties[PROPERTY_CORRELATION_ID], None)
 
     def stop(self) -> None:
-        """Let the thread end. Who waits for a reply gets `StoreClosed`."""
+        """Let the thread end. Futures of replies then raise `StoreClosed`."""
         self._is_over = True
         self._held.wake()
 

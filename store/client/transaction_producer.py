@@ -1,4 +1,4 @@
-"""`TransactionProducer`: messages that are seen if, and only if, something else was done (TransactionMQProducer)."""
+"""`TransactionProducer`: publishes a message only if other work of the caller succeeded (TransactionMQProducer)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from store.publish.locks import Turn
 from store.publish.putting import PutResult
 
 CHECK_SECONDS = 30.0  # transactionCheckInterval
-_TAKE_OVER_SECONDS = 1.0  # between two tries to get the turn to check from who died
+_TAKE_OVER_SECONDS = 1.0  # between two tries to acquire the lock of the checks, which a dead member releases
 _FILE = "checks"
 _logger = logging.getLogger("store")
 
@@ -42,7 +42,7 @@ Check = Callable[[StoredMessage], Outcome]
 
 
 class TransactionResult(NamedTuple):
-    """What became of a transaction. put: where its message went, if it was committed."""
+    """The outcome of a transaction. put: the place of its message if it was committed, else None."""
 
     outcome: Outcome
     transaction_id: str
@@ -50,11 +50,13 @@ class TransactionResult(NamedTuple):
 
 
 class TransactionProducer(Opened):
-    """A member of a producer group, whose members answer for each other's transactions: use it in a `with` statement.
+    """A member of a producer group, whose members check each other's transactions. Use it in a `with` statement.
 
-    From its construction until `close` a thread of one of the members, of whichever processes are alive, asks `check`
-    about those that nobody has ended. Threads may share it. Verbs raise `StoreClosed` after `close`, and `StoreForked`
-    in a forked process. One that is dropped without `close` is a `ResourceWarning`.
+    One open member of the group at a time, in any process, calls its `check` for transactions that were neither
+    committed nor rolled back.
+
+    Threads may share a producer. Methods raise `StoreClosed` after `close`, and `StoreForked` in a forked process. A
+    producer that is dropped without `close` emits a `ResourceWarning`.
     """
 
     def __init__(
@@ -67,12 +69,15 @@ class TransactionProducer(Opened):
         immunity: float = IMMUNITY_SECONDS,
         max_checks: int = MAX_CHECKS,
     ) -> None:
-        """Join, for the store at a path, which has to be there, or for one that is open for writing, and stays so.
+        """Join a producer group.
 
-        check: called in a thread of its own with a message as it would be committed, whose `msg_id` is the id that
-        `execute` got: what became of the other thing? What it raises is logged, and means UNKNOWN. check_interval:
-        seconds between two checks. immunity: seconds from its beginning in which a transaction is not asked about.
-        max_checks: times, then the message goes to TRANS_CHECK_MAX_TIME_TOPIC.
+        store: the path of an existing store, or a store that is open for writing, which the caller has to close.
+        check: returns the outcome of an open transaction. It is called in a separate thread with the message as it
+        would be committed. The message's `msg_id` is the transaction id that `execute` got. An error that `check`
+        raises is logged, and means UNKNOWN.
+        check_interval: seconds between two checks.
+        immunity: seconds after its start in which a transaction is not checked.
+        max_checks: checks of a transaction before its message goes to TRANS_CHECK_MAX_TIME_TOPIC.
 
         Raises as `MessageStore.open`, `InvalidGroup`, `InvalidArgument`.
         """
@@ -98,14 +103,14 @@ class TransactionProducer(Opened):
         self._checker.start()
 
     def send(self, message: Message, execute: Execute) -> TransactionResult:
-        """Do something else, and let the message be seen if that was done.
+        """Store a message invisibly, call `execute`, and commit or roll back the message as `execute` returns.
 
-        The message is stored, where nobody sees it; then `execute` is called with the transaction's id, which it best
-        writes down together with what it does, for `check` to find; what it answers counts. UNKNOWN leaves the
-        transaction open, and so does what it raises, which this raises: then `check` is asked, in some process.
+        `execute` gets the transaction's id. It should store the id in the same atomic step as its own work, so that
+        `check` can find it. If it returns UNKNOWN, or raises, the transaction stays open until a `check` decides. An
+        error of `execute` is raised here.
 
-        Raises as `MessageStore.put`, before `execute` is called; after it `TransactionEnded` where another member was
-        asked meanwhile and has decided, and `UnknownTopic`, as `Transactions.commit`.
+        Raises as `MessageStore.put` before `execute` is called. After it, raises `TransactionEnded` if another member's
+        `check` has decided concurrently, and `UnknownTopic` as `Transactions.commit`.
         """
         self.must_be_open()
         (half,) = halves = self._transactions.prepare([message])
@@ -120,11 +125,11 @@ class TransactionProducer(Opened):
         return TransactionResult(outcome, half.transaction_id, None)
 
     def close(self) -> None:
-        """Leave the group, after the check that is under way; others go on.
+        """Leave the group, after the running check. Other members continue to check.
 
-        The second time, and in a forked process, this does nothing. `check` may call it to end the checks: the code
-        that opened the producer closes it. Raises as `MessageStore.close` of a store that it opened; `StoreLocked` in
-        a signal handler amid `send`, and then nothing is closed.
+        Does nothing the second time, nor in a forked process. `check` may call it to stop the checks; the code that
+        opened the producer still has to close it. Raises as `MessageStore.close` if this producer opened the store.
+        Raises `StoreLocked`, without closing, in a signal handler that interrupted `send`.
         """
         if self.is_forked:
             return
@@ -156,7 +161,7 @@ class TransactionProducer(Opened):
 
 
 class _Checker(threading.Thread):
-    """Asks what became of the transactions left open, while it is this member's turn."""
+    """Checks the group's open transactions while this member holds the lock of the checks."""
 
     def __init__(
         self,
@@ -167,7 +172,7 @@ class _Checker(threading.Thread):
         interval: float,
         limits: tuple[float, int],
     ) -> None:
-        """limits: immunity in seconds, and how often one is asked about."""
+        """limits: immunity in seconds, and most checks of a transaction."""
         super().__init__(name="mq-check", daemon=True)
         self.stopping = threading.Event()
         self._what = what
@@ -178,10 +183,10 @@ class _Checker(threading.Thread):
         self._limits = limits
 
     def run(self) -> None:
-        """One member has the turn until it leaves or dies, so that each transaction is asked about in its time."""
+        """Hold the lock from the first check until this member leaves, so that one member keeps the check interval."""
         try:
             self._check_now_and_then()
-        finally:  # another member takes over
+        finally:
             self._turn.close()
 
     def _check_now_and_then(self) -> None:
@@ -201,22 +206,21 @@ class _Checker(threading.Thread):
                     _logger.exception("%s: nobody is asked here any more", self._what)
                 break
             except (StoreError, OSError) as error:
-                if told != (told := repr(error)):  # once, not at every try
+                if told != (told := repr(error)):  # log an error once, not at every try
                     _logger.exception("%s: asked again in %g s", self._what, self._interval)
                 rest = self._interval
             self.stopping.wait(min(rest, threading.TIMEOUT_MAX))
 
     def _decide(self, message: StoredMessage) -> Outcome:
-        """What the user says, or that he does not know."""
         try:
             return _must_be_outcome(self._check(message))
-        except BaseException:  # SystemExit, too, which would end this thread without a word
+        except BaseException:  # also SystemExit, which would silently end this thread
             _logger.exception("%s: what became of %s is not known", self._what, message.msg_id)
             return Outcome.UNKNOWN
 
 
 def _must_be_outcome(answer: object) -> Outcome:
-    """Raises `InvalidArgument`; the transaction is open then."""
+    """Raises `InvalidArgument`, which leaves the transaction open."""
     if not isinstance(answer, Outcome):
         raise InvalidArgument(f"{answer!r:.80} is no Outcome; answer COMMIT, ROLL_BACK or UNKNOWN")
     return answer
