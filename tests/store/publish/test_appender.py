@@ -290,7 +290,7 @@ def test_an_older_published_end_that_is_put_in_place_meanwhile_takes_nothing_awa
 
 
 def test_a_queue_loses_a_file_while_somebody_notes_the_ends(path: Path) -> None:
-    """The next opening rebuilds the queue, although a later flush wrote its files again."""
+    """The next opening rebuilds the queue, although the put creates the deleted file again, without its entries."""
     entered, goes_on = threading.Event(), threading.Event()
 
     def wait(frame: FrameType, event: str, argument: object) -> None:
