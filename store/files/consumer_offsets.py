@@ -1,10 +1,10 @@
-"""How far consumer groups have read, and what groups there are, in RocketMQ's files (ConsumerOffsetManager and others).
+"""Consumer groups and their committed offsets, in RocketMQ's files (ConsumerOffsetManager and others).
 
     consumerOffset.json     {"offsetTable": {"topic@group": {queue id: next queue offset}}}
     subscriptionGroup.json  {"subscriptionGroupTable": {group: settings}}
     delayOffset.json        {"offsetTable": {delay level: next queue offset in SCHEDULE_TOPIC_XXXX}}
 
-Everything is read anew in every call, for other processes write the files, too. What is not understood is kept.
+Every call reads the files again, because other processes write them too. Writes keep unknown keys.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from store.model.log_protocol import Positions, Queue
 
 _OFFSETS = "offsetTable"
 _GROUPS = "subscriptionGroupTable"
-_INSTANCES_DIR = "offsets"  # of broadcasting members, by instance, in their group's folder
+_INSTANCES_DIR = "offsets"  # in a group's folder; one folder for each broadcasting member
 
 
 def check_group_name(group: str) -> None:
-    """Raises `InvalidGroup` for a name RocketMQ refuses (Validators.checkGroup)."""
+    """Raises `InvalidGroup` for a name that RocketMQ rejects (Validators.checkGroup)."""
     if not isinstance(group, str) or not re.fullmatch(TOPIC_CHARACTERS, group):
         raise InvalidGroup(f"group {group!r}: only letters, digits, '%', '|', '_' and '-' are allowed")
     if len(group) > MAX_GROUP_CHARACTERS:
@@ -45,14 +45,14 @@ def check_group_name(group: str) -> None:
 
 
 def check_may_commit(group: str) -> None:
-    """Raises `InvalidGroup`, also for that of transactions: what is said of it could hide those that are open."""
+    """Raises `InvalidGroup` for a bad name, and for the transactions group: a commit could hide open transactions."""
     check_group_name(group)
     if group == TRANSACTIONS_GROUP:
         raise InvalidGroup(f"group {group}: its offsets say which transactions are over, and are the store's own")
 
 
 def delay_offsets(root: Path) -> dict[int, int]:
-    """Return the next queue offset to deliver of each delay level (from 1; its queue is level - 1)."""
+    """Return the next queue offset to deliver by delay level (from 1; the level's queue id is level - 1)."""
     path = root / DELAY_OFFSETS_FILE
     return offset_table(path, _OFFSETS, read_json(path).get(_OFFSETS))
 
@@ -64,15 +64,15 @@ class GroupConfigs:
         self._path = root / GROUPS_FILE
 
     def of(self, group: str) -> dict[str, Any] | None:
-        """RocketMQ's SubscriptionGroupConfig of a group, None without."""
+        """Return the SubscriptionGroupConfig of a group, None if it has none."""
         return self.all().get(group)
 
     def all(self) -> dict[str, dict[str, Any]]:
-        """Group to its SubscriptionGroupConfig."""
+        """Return the SubscriptionGroupConfig of all groups, by name."""
         return read_table(self._path, _GROUPS)
 
     def retries(self, group: str) -> tuple[int, int]:
-        """How often a message comes again to a group, and in how many queues, 1 at least. Raises `CorruptStore`."""
+        """Return a group's maximum of retries and its number of retry queues (at least 1). Raises `CorruptStore`."""
         settings, standard = self.of(group) or {}, _new_group(group)
 
         def count(name: str, maximum: int) -> int:
@@ -92,7 +92,7 @@ class GroupConfigs:
             write_json(self._path, content)
 
     def configure(self, group: str, settings: Mapping[str, Any]) -> None:
-        """Set some of a group's settings, of a new one beside RocketMQ's defaults. Raises `InvalidGroup`."""
+        """Change some settings of a group; create a missing group with defaults first. Raises `InvalidGroup`."""
         self.create(group)
         content = read_json(self._path)
         groups = table(self._path, content, _GROUPS)
@@ -117,26 +117,26 @@ class ConsumerOffsets:
 
     @staticmethod
     def of_instance(root: Path, group: str, instance: str) -> ConsumerOffsets:
-        """Those that one broadcasting member has for itself."""
+        """Return the offsets of one broadcasting member."""
         return ConsumerOffsets(root / CONSUMERS_DIR / group / _INSTANCES_DIR / instance)
 
     @staticmethod
     def of_instances(root: Path, group: str = "*") -> Iterator[ConsumerOffsets]:
-        """Those that the broadcasting members of a group have, or of all groups."""
+        """Yield the offsets of each broadcasting member of a group, or of all groups."""
         for folder in sorted((root / CONSUMERS_DIR).glob(f"{group}/{_INSTANCES_DIR}/*")):
             yield ConsumerOffsets(folder)
 
     def offsets(self, group: str, topic: str) -> dict[int, int]:
-        """Queue id to the next queue offset that the group has to read; queues without one are absent."""
+        """Return the committed offsets by queue id: the next message to read. Queues without a commit are absent."""
         return self._committed(read_json(self._offsets), _key(topic, group))
 
     def all_offsets(self) -> dict[str, dict[int, int]]:
-        """Topic and group, joined by "@", to what `offsets` gives."""
+        """Return the committed offsets by "{topic}@{group}"."""
         found = read_table(self._offsets, _OFFSETS)
         return {key: self._known(key, value) for key, value in found.items()}
 
     def all_positions(self) -> dict[str, Positions]:
-        """What each group of `names` has committed."""
+        """Return the committed offsets of each group in `names()`."""
         found: dict[str, Positions] = {group: {} for group in self.names()}
         for key, offsets in self.all_offsets().items():
             topic, separator, group = key.partition(GROUP_SEPARATOR)
@@ -145,7 +145,7 @@ class ConsumerOffsets:
         return found
 
     def positions(self, group: str, topics: Iterable[str]) -> Positions:
-        """What `offsets` gives, of several topics."""
+        """Return a group's committed offsets in several topics."""
         content = read_json(self._offsets)
         return {
             Queue(topic, queue_id): offset
@@ -154,7 +154,7 @@ class ConsumerOffsets:
         }
 
     def of_groups(self, wanted: Iterable[tuple[str, Queue]]) -> dict[tuple[str, Queue], int]:
-        """What `positions` gives, of several groups: the file is read once."""
+        """Return the committed offsets of several groups and queues, with one read of the file."""
         content = read_json(self._offsets)
         found: dict[tuple[str, Queue], int] = {}
         for key, each in groupby(sorted(wanted), lambda one: _key(one[1].topic, one[0])):
@@ -163,7 +163,7 @@ class ConsumerOffsets:
         return found
 
     def commit_positions(self, group: str, positions: Positions) -> None:
-        """Set the group's next offsets in some queues; smaller ones count as well, as in RocketMQ.
+        """Commit a group's offsets in some queues. As in RocketMQ, a commit may go backwards.
 
         Raises `InvalidGroup`, and `OffsetOutOfRange` for an offset below 0.
         """
@@ -197,7 +197,7 @@ class ConsumerOffsets:
         return sorted({*self.settings.all(), *filter(None, committed)})
 
     def delete(self, group: str, *, with_offsets: bool) -> None:
-        """Drop a group's settings, and its offsets in all topics."""
+        """Delete a group's settings, and `with_offsets` its offsets in all topics."""
         self.settings.delete(group)
         if not with_offsets:
             return
@@ -213,7 +213,7 @@ class ConsumerOffsets:
         return self._known(key, table(self._offsets, content, _OFFSETS).get(key))
 
     def _known(self, key: str, found: object) -> dict[int, int]:
-        """Without -1, of an offset or a queue: a broker takes both from a client, and answers as where it has none."""
+        """Parse a group's offsets, without queue -1 and offset -1: a broker stores them, but treats them as missing."""
         if isinstance(found, dict):
             found = {queue: offset for queue, offset in found.items() if queue != "-1" and offset != -1}
         return offset_table(self._offsets, key, found)

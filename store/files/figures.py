@@ -1,10 +1,10 @@
-"""Figures for monitoring: how long things take, and how much waits.
+"""Metrics for monitoring: histograms of latencies, and gauges.
 
     clients/{process}-{its start}-{number}.json     a list of `Figure`s
 
-A store that is open for writing has some, and so has a consumer. They are counted in memory. A thread that runs anyway
-rewrites the file about once a second if they changed, so the last second of a killed process is lost. Readers ignore
-the files of processes that ended, and the next process that writes figures removes them.
+Each store that is open for writing and each consumer has a file. An existing background thread of its process rewrites
+the file about once a second if a figure changed, so a killed process loses its last second. Readers ignore the files of
+processes that ended; the next process that writes figures removes them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from store.files.atomic import make_folder, read_file, replace_file
 from store.format.layout import CLIENTS_DIR
 from store.model.errors import CorruptStore
 
-PUT, PUT_FAILED = "put", "put failed"  # an append: until its messages are visible
-SENT, SEND_FAILED = "sent", "send failed"  # from `send` until visible, of the first message of those sent together
-DELIVERED = "delivered"  # from being stored to being in a consumer's memory
-PROCESSED, PROCESS_FAILED = "processed", "process failed"  # a call of a listener
+PUT, PUT_FAILED = "put", "put failed"  # an append, until its messages are published
+SENT, SEND_FAILED = "sent", "send failed"  # a batch, from `send` of its first message until it is published
+DELIVERED = "delivered"  # from the store time until a consumer received the message
+PROCESSED, PROCESS_FAILED = "processed", "process failed"  # a listener's call
 DELIVERS = "delivers"  # 1 while this process delivers delayed messages
-HELD = "held"  # requests of a consumer, or of a server's clients, that wait for messages now
-# Connections that a server closed, by reason. STUCK: the client does not finish a frame, or does not read answers.
+HELD = "held"  # requests of a consumer, or of a server's clients, that now wait for messages
+# Connections that a server closed, by reason. STUCK: the client did not finish a frame or did not read replies.
 REFUSED = CROWDED, BAD_FRAME, STUCK = "too many connections", "bad frame", "stuck"
 _SHORTEST = (0.05, 0.2, 1, 5, 20, 100, 1_000)
 _SHORT, _LONG = (1, 5, 10, 20, 50, 200, 500), (1, 5, 10, 100, 1_000, 10_000, 60_000)
-# Upper bounds of buckets, ms, most as RocketMQ's client has them; one more bucket is for what takes longer.
+# Upper bounds of buckets, ms, mostly as in RocketMQ's client; one more bucket holds all longer times.
 BUCKETS: Mapping[str, tuple[float, ...]] = {
     PUT: _SHORTEST,
     PUT_FAILED: _SHORTEST,
@@ -60,9 +60,9 @@ _logger = logging.getLogger("store")
 
 
 class Figure(msgspec.Struct):
-    """One figure; any thread may count. Of two threads that count at the same instant one may be missed.
+    """One metric. Any thread may update it, without a lock: concurrent updates may lose one.
 
-    total: of all that was measured, ms. counts: by bucket; or one number, as it is now.
+    total: sum of all measurements, ms. counts: of a histogram, by bucket; of a gauge, its value in `counts[0]`.
     """
 
     name: str
@@ -74,12 +74,12 @@ class Figure(msgspec.Struct):
     )
 
     def add(self, milliseconds: float) -> None:
-        """Count one measurement."""
+        """Add one measurement to the histogram."""
         self.counts[bisect_left(BUCKETS[self.name], milliseconds)] += 1
         self.total += milliseconds
 
     def add_all(self, milliseconds: Floats) -> None:
-        """Count many. Shape (n,), n >= 1."""
+        """Add measurements to the histogram. Shape (n,), n >= 1."""
         found = np.searchsorted(BUCKETS[self.name], milliseconds)
         for bucket, more in enumerate(np.bincount(found, minlength=_COUNTS).tolist()):
             self.counts[bucket] += more
@@ -89,13 +89,13 @@ class Figure(msgspec.Struct):
         self.counts[0] = number
 
     def change(self, by: int) -> int:
-        """Add to the number; return it."""
+        """Add to the gauge; return its value."""
         self.counts[0] += by
         return self.counts[0]
 
 
 class Figures:
-    """The figures of one owner. root: of the store; None where no file is to be written."""
+    """The figures of one store or consumer. root: of the store; None to write no file."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
@@ -107,16 +107,16 @@ class Figures:
         self._is_over = self._has_failed = False
 
     def of(self, name: str, topic: str = "", group: str = "") -> Figure:
-        """Return the figure of these labels. name: of BUCKETS, HELD, DELIVERS, or of REFUSED."""
+        """Return the figure with these labels. name: a key of BUCKETS, HELD, DELIVERS, or one of REFUSED."""
         labels = name, topic, group
         return self._figures.get(labels) or self._figures.setdefault(labels, Figure(*labels))
 
     def drop(self, figure: Figure) -> None:
-        """Forget a figure; `of` makes another one."""
+        """Forget a figure; `of` then creates a new one."""
         self._figures.pop((figure.name, figure.topic, figure.group), None)
 
     def write(self) -> None:
-        """Write the file if a figure changed. A forked child does nothing; a system error is logged once."""
+        """Write the file if a figure changed. Not in a forked child. Logs the first of repeated OS errors."""
         if self._root is None or os.getpid() != self._process:
             return
         with self._turn:
@@ -133,7 +133,7 @@ class Figures:
                 self._has_failed = True
 
     def close(self) -> None:
-        """Remove the file. The second time, and in a forked child, this does nothing."""
+        """Remove the file. Idempotent; does nothing in a forked child."""
         if not self._is_over and os.getpid() == self._process:
             self._is_over = True
             with self._turn, suppress(OSError):
@@ -142,7 +142,7 @@ class Figures:
 
 
 def figures_in(root: Path) -> Iterator[tuple[str, Figure]]:
-    """Yield the figures of processes that run now, each with the name of its owner. Warns of a file that is not one."""
+    """Yield the figures of all running processes, each with its file's stem. Warns of files that cannot be parsed."""
     folder = root / CLIENTS_DIR
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         name = _NAME.fullmatch(path.name)
@@ -150,7 +150,7 @@ def figures_in(root: Path) -> Iterator[tuple[str, Figure]]:
             continue
         try:
             figures = msgspec.json.decode(read_file(path, _MAX_BYTES), type=list[Figure])
-        except FileNotFoundError:  # closed since
+        except FileNotFoundError:  # its owner closed it since `iterdir`
             continue
         except (OSError, CorruptStore, msgspec.MsgspecError) as error:
             warnings.warn(f"{path}: these figures are left out: {error}", RuntimeWarning, stacklevel=2)
@@ -160,7 +160,7 @@ def figures_in(root: Path) -> Iterator[tuple[str, Figure]]:
 
 
 def _new_path(folder: Path) -> Path:
-    """Make the folder; remove the files of processes that ended."""
+    """Create the folder and remove the files of ended processes from it; return the path of a new file."""
     make_folder(folder)
     for path in folder.iterdir():
         name = _NAME.match(path.name)
@@ -175,7 +175,7 @@ def _runs(name: re.Match[str]) -> bool:
 
 
 def _start_of(process: int) -> str | None:
-    """Return when a process was started, in ticks since the machine was; None if it ended."""
+    """Return the start time of a process, in clock ticks since boot; None if it ended."""
     try:
         return _PROC.joinpath(str(process), "stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

@@ -1,9 +1,7 @@
-"""A handle belongs to the process that opened it, until that closes it; and to the directory that it was opened in.
+"""Base classes of handles: each belongs to one process, until that closes it, and to one directory.
 
-A process made by `fork` inherits its parent's descriptors. Locks taken by them would belong to both processes, exclude
-neither, and outlive the parent. So a forked child closes them right after the fork, and its handles raise.
-
-`is_owned` tells a signal handler that it interrupted a call that holds the lock.
+A forked child inherits its parent's descriptors. Their locks would belong to both processes, exclude neither, and
+outlive the parent. So the child closes them right after the fork, and its handles raise.
 """
 
 from __future__ import annotations
@@ -31,12 +29,12 @@ _all: WeakSet[Opened] = WeakSet()
 
 
 class Opened:
-    """Something open. Not to be copied or pickled. A forked child has it closed."""
+    """A handle that cannot be copied or pickled, and that is closed in forked children."""
 
     _is_over = False
 
     def __init__(self, what: str, anew: str) -> None:
-        """what: it, for errors, with its path. anew: how to make another."""
+        """what: the handle's name in errors, with its path. anew: the call that opens another one."""
         self._what = what
         self._anew = anew
         self._process = os.getpid()
@@ -44,7 +42,7 @@ class Opened:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a child of the one that it belongs to."""
+        """Whether this process was forked from the one that opened the handle."""
         return os.getpid() != self._process
 
     def must_be_open(self) -> None:
@@ -53,7 +51,6 @@ class Opened:
             raise self._not_open()
 
     def _not_open(self) -> StoreNotOpen:
-        """Why this is of no use any more."""
         if self.is_forked:
             return StoreForked(
                 f"{self._what}: opened in process {self._process}, and this is process {os.getpid()}, forked from it; "
@@ -69,7 +66,7 @@ class Opened:
 
 
 def shown(handle: Opened, details: Callable[[], str]) -> str:
-    """Return the representation of a handle: how it was made, its state, and `details` if it is open. Never raises."""
+    """Return the `repr` of a handle: how to open it, its state, and `details` if it is open. Never raises."""
     try:
         if handle.is_forked:
             state = f"opened in process {handle._process}"
@@ -83,9 +80,9 @@ def shown(handle: Opened, details: Callable[[], str]) -> str:
 
 
 class Descriptor(Opened):
-    """An open file or folder that is locked or written. Closed with its last reference.
+    """An open file or folder, to lock or write. Garbage collection closes it.
 
-    fd: below 0 once it is closed, and in a forked child.
+    fd: -1 after it was closed, and in a forked child.
     """
 
     fd = -1
@@ -97,11 +94,11 @@ class Descriptor(Opened):
 
     def close(self) -> None:
         if self.fd >= 0:
-            fcntl.flock(self.fd, fcntl.LOCK_UN)  # a child that was forked just now may not have closed it yet
+            fcntl.flock(self.fd, fcntl.LOCK_UN)  # a new forked child that has not closed it yet would keep the lock
         self.close_only()
 
     def close_only(self) -> None:
-        """Close it; another process that has it keeps its locks."""
+        """Close the descriptor without unlocking: a process that inherited it keeps its locks."""
         self._is_over = True
         fd, self.fd = self.fd, -1
         if fd >= 0:
@@ -122,17 +119,17 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class PinnedPath:
-    """A path that has to go on naming the file or directory that it named when something was opened there."""
+    """Detects that a path no longer names the file or directory that was opened there."""
 
     def __init__(self, path: Path, status: os.stat_result | None = None) -> None:
-        """status: of what was opened, if it was."""
+        """status: of the opened file or directory; default: of the one that `path` names now."""
         self.path = path
         with system_errors(path):
             status = status or os.stat(path)
         self._identity = status.st_dev, status.st_ino
 
     def check(self) -> None:
-        """Raises `StoreReplaced`."""
+        """Raises `StoreReplaced` if the path is missing or names another file."""
         try:
             with system_errors(self.path):
                 status = os.stat(self.path)
@@ -151,9 +148,9 @@ class PinnedPath:
 
 
 def is_owned(condition: Condition) -> bool:
-    """Return whether the calling thread holds the condition's lock, as in a signal handler amid a verb that has it.
+    """Return whether the calling thread has the condition's lock, as a signal handler that interrupted its owner has.
 
-    Only the lock's owner may notify, and `Condition` has no other public verb that tells.
+    `Condition` has no public method for this, but `notify` raises without the lock.
     """
     try:
         condition.notify(0)

@@ -1,7 +1,7 @@
-"""One open segment, its way to the device, and how many are open at a time.
+"""One open segment, its syncs, and a cache of open segments.
 
-A file that somebody cuts short while it is mapped is an error at the next look at it; nothing guards the pages of a
-look that is under way, so copy a live store, but do not truncate it.
+Every access checks the length of a mapped file and raises if another process truncated it. A truncation during an
+access kills the process (SIGBUS), so do not truncate the files of a live store.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ _LOOK_BLOCK = 1 << 20
 
 
 def sync(fd: int, path: Path) -> None:
-    """Bring a file's bytes to the device, without its times where the system knows the difference.
-
-    Raises `FlushFailed`.
-    """
+    """Sync a file's bytes, with `fdatasync` if the system has it. Raises `FlushFailed`."""
     try:
         os.fdatasync(fd) if hasattr(os, "fdatasync") else os.fsync(fd)
     except OSError as error:
@@ -47,7 +44,7 @@ def sync(fd: int, path: Path) -> None:
 
 
 def sync_names(directory: Path) -> None:
-    """Bring the names in a directory to the device. Raises `FlushFailed`."""
+    """Sync the names in a directory. Raises `FlushFailed`."""
     with system_errors(directory):
         fd = os.open(directory, os.O_RDONLY)
     try:
@@ -68,7 +65,7 @@ def _failure(path: Path, error: OSError) -> FlushFailed:
 
 
 class SegmentFile:
-    """One open segment. Closed when the last reference goes, so a reader never loses it in the middle."""
+    """One open segment. Garbage collection closes it, so no reader loses it during a read."""
 
     def __init__(self, path: Path, size: int, *, writable: bool) -> None:
         self.path = path
@@ -76,13 +73,13 @@ class SegmentFile:
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK
         self._file = Descriptor(path, lambda path: os.open(path, flags))
         status = os.fstat(self._file.fd)
-        if status.st_size == 0:  # its creator died; `starts` passes over it too
+        if status.st_size == 0:  # its creator died; `SegmentFolder.starts` ignores it too
             raise FileNotFoundError(errno.ENOENT, "an empty segment", str(path))
         self.identity = (path, size, writable, status.st_dev, status.st_ino)
         self._check_length()
 
     def read(self, position: int, length: int) -> bytes:
-        """`length` bytes, fewer at the file's end. Raises `CorruptSegment` where the file was cut short."""
+        """Return `length` bytes, fewer at the file's end. Raises `CorruptSegment` if the file was truncated."""
         try:
             data = os.pread(self._file.fd, length, position)
         except OSError as error:
@@ -93,7 +90,7 @@ class SegmentFile:
         return data
 
     def next_data(self, position: int) -> int:
-        """Where the file goes on from `position` when its holes are left out; its size when nothing follows."""
+        """Return the first position at or after `position` that is not in a hole; the size if there is none."""
         try:
             return max(position, os.lseek(self._file.fd, position, os.SEEK_DATA))
         except OSError as error:
@@ -103,7 +100,7 @@ class SegmentFile:
             return self.size
 
     def write(self, position: int, data: memoryview) -> None:
-        """Write all of `data`; raises `StoreFull`."""
+        """Write all of `data`. Raises `StoreFull`."""
         try:
             write_at(self._file.fd, data, position)
         except OSError as error:
@@ -113,7 +110,7 @@ class SegmentFile:
     @property
     def mapped(self) -> Bytes:
         """The whole file, shape (size,), read-only. Touch published bytes only. Raises `CorruptSegment`."""
-        self._check_length()  # pages behind a file's end kill the process that touches them
+        self._check_length()  # touching a page after the file's end kills the process
         return self._mapping
 
     def flush(self) -> None:
@@ -121,7 +118,7 @@ class SegmentFile:
         sync(self._file.fd, self.path)
 
     def pages(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the data and its positions page by page: a larger piece could reach into a hole and fill it."""
+        """Yield position and data of each page outside holes: a larger piece could include a hole and fill it."""
         position = self.next_data(0)
         while position < self.size:
             data = self.read(position, _PAGE - position % _PAGE)
@@ -129,12 +126,12 @@ class SegmentFile:
             position = self.next_data(position + len(data))
 
     def has_any(self, begin: int) -> bool:
-        """Whether there is data from `begin` on: in the rest of its page, or a page of zeros that is no hole."""
+        """Whether a page after `begin` is not a hole, or the rest of its own page has a byte other than zero."""
         rest = -begin % _PAGE
         return self.next_data(begin + rest) < self.size or any(self.read(begin, rest))
 
     def zero(self, begin: int, end: int) -> None:
-        """Overwrite [begin, end) with zeros where it is not zero; holes stay holes."""
+        """Zero [begin, end) without filling its holes."""
         zeros = memoryview(bytes(_PAGE))
         position = self.next_data(begin)
         while position < end:
@@ -145,7 +142,7 @@ class SegmentFile:
 
     def first_not_zero(self, begin: int, end: int) -> int | None:
         """Return the position of the first byte of [begin, end) that is not zero; None if all are."""
-        position, block = self.next_data(begin), _PAGE  # as a rule no more than the rest of a page is no hole
+        position, block = self.next_data(begin), _PAGE  # usually a hole begins with the next page
         while position < end:
             data = np.frombuffer(self.read(position, min(block - position % block, end - position)), np.uint8)
             found = np.flatnonzero(data) if data.any() else data[:0]
@@ -156,7 +153,6 @@ class SegmentFile:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether its name is gone."""
         return os.fstat(self._file.fd).st_nlink == 0
 
     @cached_property
@@ -173,17 +169,17 @@ class SegmentFile:
             )
 
 
-# Stores that one process has open at the same time, or one soon after the other, share what is mapped.
+# Stores that one process has open concurrently, or opens in succession, share their mappings.
 _open_files: WeakValueDictionary[tuple[object, ...], SegmentFile] = WeakValueDictionary()
-# A forked process opens its own: of a flush that failed the system tells each that opened the file, and these as one.
+# A forked child opens its own: the system reports a failed flush once for each open file, and these are shared.
 os.register_at_fork(after_in_child=_open_files.clear)
 
 
 class OpenFiles:
-    """At most `limit` open segments: a process has no more than about a thousand descriptors, for whatever many queues.
+    """An LRU cache of at most `limit` open segments, because a process has about a thousand descriptors.
 
-    The one that was not used for the longest time is closed first; when somebody still uses it, with the last use. Any
-    thread may call: each step is one of the dictionary.
+    A segment leaves the cache while readers still use it; it closes after the last use. Thread-safe without a lock:
+    every step is one atomic dictionary operation.
     """
 
     def __init__(self, limit: int) -> None:
@@ -191,22 +187,22 @@ class OpenFiles:
         self._files: OrderedDict[tuple[str, int], SegmentFile] = OrderedDict()
 
     def get(self, directory: Path, start: int, size: int, *, writable: bool) -> SegmentFile:
-        """The segment of `directory` that begins at `start`, with `size` bytes. Raises `OffsetLost`."""
-        files, key = self._files, (str(directory), start)  # once: what `forget_all` drops meanwhile stays dropped
+        """Return the segment of `directory` that begins at `start`, with `size` bytes. Raises `OffsetLost`."""
+        files, key = self._files, (str(directory), start)  # read once: `forget_all` may replace it concurrently
         file = files.get(key)
         if file is None:
             file = files[key] = self._open(directory, start, size, writable=writable)
             while len(files) > self._limit:
                 files.popitem(last=False)
             return file
-        try:  # not `suppress`: this is called for every look at a file
+        try:  # not `suppress`, which is slower: every access to a file calls this
             files.move_to_end(key)
-        except KeyError:  # another thread closed it just now
+        except KeyError:  # another thread dropped it concurrently
             return file
         return file
 
     def _open(self, directory: Path, start: int, size: int, *, writable: bool) -> SegmentFile:
-        """Open a segment; if the process has no descriptor left, close all others first."""
+        """Open a segment; if the process has no descriptor left, close all others and retry."""
         try:
             return _open(directory, writable, size, start)
         except StoreUnavailable as error:
@@ -216,25 +212,25 @@ class OpenFiles:
         return _open(directory, writable, size, start)
 
     def make_room(self) -> None:
-        """Close all, and keep half as many open from now on: the process had no descriptor left."""
+        """Close all segments and halve the limit, after the process ran out of descriptors."""
         self._limit = max(1, min(self._limit, len(self._files)) // 2)
         self.forget_all()
 
     def close_deleted(self) -> None:
-        """Close segments that were deleted: an open one keeps its space on the device."""
+        """Close deleted segments: an open file keeps its disk space."""
         for key, file in list(self._files.items()):
             if file.is_deleted:
                 self._files.pop(key, None)
 
     def forget(self, directory: Path) -> None:
-        """Close the segments of one directory; the next look at one opens it by its name."""
+        """Close the segments of one directory; the next access opens them by name."""
         name = str(directory)
         for key in list(self._files):
             if key[0] == name:
                 self._files.pop(key, None)
 
     def forget_all(self) -> None:
-        """Close all; the next look at one opens it by its name."""
+        """Close all segments; the next access opens them by name."""
         self._files = OrderedDict()
 
 

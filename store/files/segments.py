@@ -1,11 +1,10 @@
 """Fixed-size files, named by the logical offset they start at: RocketMQ's MappedFileQueue.
 
-Files are created at full length, sparse and zero filled, under another name and then renamed, so that a file
-that exists has its length. Published log records are read through a mapping; everything that may be a hole
-(queue entries past the end) is read with `pread`: a read fault in a hole needs a page, and on a full memory
-file system that is a SIGBUS instead of an error.
+Files are created sparse, at full length, under a temporary name and then renamed, so a file always has its length.
+Readers map published log records. They read everything that may be a hole (queue entries past the end) with `pread`: a
+page fault in a hole allocates a page, and on a full memory file system that is a SIGBUS instead of an error.
 
-Retention unlinks whole files: whoever has one open or mapped reads on, whoever comes later gets `OffsetLost`.
+Retention unlinks whole files. A reader that has one open or mapped can continue; later readers get `OffsetLost`.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from store.format.layout import PREALLOCATE_FILE, SEGMENT_NAME_DIGITS, segment_n
 from store.model.errors import CorruptSegment, OffsetLost, ReadOnlyStore, raise_translated, system_errors
 
 _OPEN_FILES = 8
-_FEW = 1024  # files: so many are tried without a look at the directory; damaged ends may be far away
-BLOCK_BYTES = 512  # of st_blocks, whatever the file system's
+_FEW = 1024  # a range of more files lists the directory first: a damaged end may be far away
+BLOCK_BYTES = 512  # unit of st_blocks on every file system
 
 
 class SegmentFolder:
-    """Which segments there are: their names, lengths and times, by the logical offsets at which they start."""
+    """The segments of a directory: their names, lengths and times, by logical start offset."""
 
     def __init__(self, directory: Path, size: int | None) -> None:
-        """size: bytes of each file; None, for a reader: the length that the files have, 0 until there are any."""
+        """size: bytes of each file; None for a reader: the length of the existing files, 0 before the first one."""
         self.directory = directory
         self.size = size or 0
         self._first: tuple[int, Path] | None = None
 
     def starts(self) -> list[int]:
-        """Logical offsets of the first bytes of all segments, ascending; empty without a directory.
+        """Return the start offsets of all segments, ascending; [] if the directory is missing.
 
-        Raises `CorruptSegment` for a wrong name or length. An empty last file is what a RocketMQ killed during
-        creation leaves; it is passed over, as RocketMQ does.
+        Raises `CorruptSegment` for a wrong name or length. Ignores an empty last file, as RocketMQ does: a broker that
+        was killed while it created the file leaves one.
         """
         listed = [(name, status.st_size) for name, status in list_files(self.directory)]
         if listed and listed[-1][1] == 0:
@@ -52,13 +51,12 @@ class SegmentFolder:
 
     @property
     def has_folder(self) -> bool:
-        """Whether the directory is there; without it there are no files."""
         return status_of(self.directory) is not None
 
     def first(self) -> int:
-        """Logical offset of the first byte there is, 0 without files. Raises as `starts`.
+        """Return the start offset of the first segment, 0 without segments. Raises as `starts`.
 
-        The directory is listed only when the first file is no longer there: retention takes it before any other.
+        Lists the directory only if the first file was deleted, because retention deletes that one first.
         """
         if self._first is not None:
             start, path = self._first
@@ -68,7 +66,7 @@ class SegmentFolder:
         return next(iter(self.starts()), 0)
 
     def check(self, remedy: str = "restore the missing segments from a copy") -> list[int]:
-        """`starts`, after making sure that no segment is missing between the first and the last."""
+        """Return `starts()`. Raises `CorruptSegment` if a segment between the first and the last is missing."""
         starts = self.starts()
         for start, following in itertools.pairwise(starts):
             if following != start + self.size:
@@ -78,27 +76,26 @@ class SegmentFolder:
         return starts
 
     def exists(self, offset: int) -> bool:
-        """Whether there is a file for this logical offset; an empty one does not count (see `starts`)."""
+        """Whether a segment with this logical offset exists; an empty file does not count (see `starts`)."""
         status = status_of(self.path(self._start(offset)))
         return status is not None and status.st_size > 0
 
     def path(self, start: int) -> Path:
-        """The file of the segment that begins at `start`."""
         return self.directory / segment_name(start)
 
     def delete(self, start: int) -> int:
-        """Unlink the segment that begins at `start`; returns the bytes it took on the device."""
+        """Unlink the segment that begins at `start`; return the disk space that it took, in bytes."""
         taken, path = self.taken(start), self.path(start)
         with system_errors(path):
             path.unlink()
         return taken
 
     def taken(self, start: int) -> int:
-        """The bytes that the segment that begins at `start` takes on the device: it is sparse."""
+        """Return the disk space of a segment in bytes; less than its length, because it is sparse."""
         return self._status(start).st_blocks * BLOCK_BYTES
 
     def modified(self, start: int) -> float:
-        """When the segment that begins at `start` was last written, in seconds since 1970."""
+        """Return the time of the last write to a segment, in seconds since 1970."""
         return self._status(start).st_mtime
 
     def _start(self, offset: int) -> int:
@@ -132,38 +129,39 @@ class Segments(SegmentFolder):
     def __init__(
         self, root: Path, directory: str, size: int | None, *, writable: bool, files: OpenFiles | None = None
     ) -> None:
-        """size: as `SegmentFolder` takes it. files: open files, shared with others; default: some of its own."""
+        """size: see `SegmentFolder`. files: a cache to share with other `Segments`; default: an own one."""
         super().__init__(root / directory, size)
         self._root = root
         self._writable = writable
         self._files_open = files or OpenFiles(_OPEN_FILES)
 
     def starts(self) -> list[int]:
-        """As `SegmentFolder.starts`; closes files that retention deleted, for an open one keeps its space."""
+        """Return `SegmentFolder.starts()`, and close files that retention deleted: an open one keeps its space."""
         first, starts = self._first, super().starts()
         if self._first != first:
             self.forget()
         return starts
 
     def view(self, offset: int, length: int) -> Bytes:
-        """`length` published bytes from `offset`, shape (length,), mapped, without a copy; within one segment."""
+        """Return `length` published bytes of one segment as a mapped view without a copy, shape (length,)."""
         start = self._start(offset)
         position = offset - start
         return self._opened(start).mapped[position : position + length]
 
     def read(self, offset: int, length: int, *, current: bool = False) -> bytes:
-        """`length` bytes from `offset`, copied; within one segment. Raises `OffsetLost` if its file is gone.
+        """Return a copy of `length` bytes of one segment. Raises `OffsetLost` if its file is missing.
 
-        current: do not read on in an open file that was deleted meanwhile.
+        current: do not use an open file that was deleted since; reopen it by name.
         """
         start = self._start(offset)
         file = self._current(start) if current else self._opened(start)
         return file.read(offset - start, length)
 
     def write(self, offset: int, data: bytes | memoryview, *, anew: bool = True) -> bool:
-        """Write within one segment, creating its file if needed; whether one was there, or begins with this.
+        """Write within one segment, and create its file if it is missing.
 
-        anew: it may be that there is none. Raises `StoreFull`, and `CorruptSegment` where there has to be one.
+        Returns False if it created a file and wrote to its middle: earlier bytes were lost. True otherwise.
+        anew: whether the file may be missing; if not, a missing one raises `CorruptSegment`. Raises `StoreFull`.
         """
         start = self._start(offset)
         try:
@@ -180,24 +178,23 @@ class Segments(SegmentFolder):
         return True
 
     def zero(self, begin: int, end: int) -> None:
-        """Make [begin, end) zero where it is not: holes stay holes, so this needs no space."""
+        """Zero [begin, end) without filling its holes, so this needs no disk space."""
         for start, file in self._files(begin, end):
             file.zero(max(0, begin - start), min(end - start, self.size))
 
     def write_again(self, begin: int, end: int) -> None:
-        """Put files in the place of those of [begin, end) that have the same, on the device; holes stay holes. Raises
-        `StoreFull`, `FlushFailed`.
+        """Replace the files of [begin, end) by synced copies; holes stay holes. Raises `StoreFull`, `FlushFailed`.
 
-        After a flush that failed the system takes pages for clean that the device does not have. To write them again
-        in their file does not help: where a page was a hole, ext4 brings its bytes then, and keeps the hole. A file
-        that has nothing from `begin` on stays: so has almost every queue of many.
+        After a failed flush the system marks pages as clean that are not on the device. Rewriting them in place does
+        not help: ext4 may then sync the bytes of a page that was a hole, but keep the hole. Files without data after
+        `begin` are not copied, which skips almost all files of a store with many queues.
         """
         for start, file in self._files(begin, end):
             if file.has_any(max(0, begin - start)):
                 self._make(start, file.pages())
 
     def first_not_zero(self, begin: int, end: int) -> int | None:
-        """Logical offset of the first byte of [begin, end) that is not zero; None when all are, or have no file."""
+        """Return the logical offset of the first byte of [begin, end) that is not zero; None if there is none."""
         for start, file in self._files(begin, end):
             position = file.first_not_zero(max(0, begin - start), min(end - start, self.size))
             if position is not None:
@@ -205,20 +202,20 @@ class Segments(SegmentFolder):
         return None
 
     def forget(self) -> None:
-        """Close all files; the next look at one opens it by its name."""
+        """Close all files; the next access opens them by name."""
         self._files_open.forget(self.directory)
 
     def close_deleted(self) -> None:
-        """Close files that were deleted: an open one keeps its space on the device."""
+        """Close deleted files: an open file keeps its disk space."""
         self._files_open.close_deleted()
 
     def flush(self, begin: int, end: int) -> None:
-        """Bring [begin, end) to the device. Raises `FlushFailed`."""
+        """Sync [begin, end). Raises `FlushFailed`."""
         for _, file in self._files(begin, end):
             file.flush()
 
     def flush_names(self) -> None:
-        """Bring the files' names to the device: who made one may have died before. Raises `FlushFailed`."""
+        """Sync the files' names: a process may have died after it created one. Raises `FlushFailed`."""
         with suppress(FileNotFoundError):
             sync_names(self.directory)
 
@@ -226,16 +223,16 @@ class Segments(SegmentFolder):
         return self._files_open.get(self.directory, start, self.size, writable=self._writable)
 
     def _current(self, start: int) -> SegmentFile:
-        """The file as it is on disk: another process may have deleted the one that is open, and made it anew."""
-        file = Segments._opened(self, start)  # a subclass may look whether it is deleted, too
+        """Return the file that now has the segment's name: another process may have deleted and recreated it."""
+        file = Segments._opened(self, start)  # not a subclass's override, which may check `is_deleted` itself
         if not file.is_deleted:
             return file
         self.forget()
         return Segments._opened(self, start)
 
     def _files(self, begin: int, end: int) -> Iterator[tuple[int, SegmentFile]]:
-        """The segments of [begin, end) that there are, with their starts; one may go at any moment."""
-        if begin >= end:  # there may be no file yet, nor a size
+        """Yield start and file of each existing segment of [begin, end); retention may delete one concurrently."""
+        if begin >= end:  # without files, the size is still unknown
             return
         starts = range(self._start(begin), end, self.size)
         for start in starts if len(starts) <= _FEW else [start for start in self.starts() if start in starts]:
@@ -243,9 +240,7 @@ class Segments(SegmentFolder):
                 yield start, self._current(start)
 
     def _make(self, start: int, pieces: Iterable[tuple[int, bytes | memoryview]]) -> None:
-        """Make a segment that has all `pieces`, each at its position, whenever it is there: of an empty last queue file
-        RocketMQ counts an entry.
-        """
+        """Create a segment with all `pieces` atomically: RocketMQ counts one entry in an empty last queue file."""
         if not self._writable:
             raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
         temporary = self._root / PREALLOCATE_FILE
@@ -259,7 +254,7 @@ class Segments(SegmentFolder):
             temporary.rename(self.path(start))
         except OSError as error:
             with suppress(OSError):
-                temporary.unlink()  # a part of what may be large: it would take what is left of the device
+                temporary.unlink()  # a large partial file could fill the rest of the device
             raise_translated(self.path(start), error)
             raise
         for directory in (self.directory, *self.directory.parents):
@@ -269,9 +264,9 @@ class Segments(SegmentFolder):
 
 
 def list_files(directory: Path) -> list[tuple[str, os.stat_result]]:
-    """The files of a directory as they were at one moment, by name; none without the directory."""
+    """Return name and status of the files in a directory, by name; [] if the directory is missing."""
     while status_of(directory) is not None:
-        # A missing file went between listing and looking: others may have, too.
+        # If a file was deleted between `scandir` and `stat`, start again: others may have been, too.
         with system_errors(directory), suppress(FileNotFoundError), os.scandir(directory) as entries:
             return sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
     return []

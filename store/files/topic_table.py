@@ -1,6 +1,6 @@
-"""What a store says of its topics at one moment: RocketMQ's `config/topics.json`, and the folders of the queues.
+"""A snapshot of a store's topics: RocketMQ's `config/topics.json`, and the folders of the queues.
 
-The file has tombstones too, which are this project's: RocketMQ ignores them, and drops them when it writes the file.
+This project adds tombstones to the file. RocketMQ ignores them, and drops them when it writes the file.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from store.model.integers import LONG_MAX
 
 CONFIGS = "topicConfigTable"
 _QUEUE_ID = "0|[1-9][0-9]*"
-_DELETED = "deletedTopics"  # topic to its tombstone; a version before wrote the log offset alone
-_DELETED_CRC = "deletedTopicsCrc"  # of that table, as `_crc` makes it
+_DELETED = "deletedTopics"  # topic to its tombstone; an earlier version wrote only the log offset
+_DELETED_CRC = "deletedTopicsCrc"  # `_crc` of that table
 _LOG_OFFSET, _QUEUE_ENDS = "logOffset", "queueEnds"
 
 
 class Tombstone(NamedTuple):
-    """What is kept for ever of a topic that was deleted.
+    """The permanent record of a topic's deletion.
 
-    at: log offset of its last deletion. ends: by queue id, queue offset after the last message that the queue ever had.
+    at: log offset of its last deletion. ends: by queue id, the queue offset after the last message before that.
     """
 
     at: int
     ends: tuple[int, ...] = ()
 
     def joined(self, other: Tombstone) -> Tombstone:
-        """The tombstone after a later deletion, of which `other` is the one."""
+        """Return the tombstone after a later deletion, whose own tombstone is `other`."""
         return Tombstone(other.at, tuple(map(max, zip_longest(self.ends, other.ends, fillvalue=0))))
 
 
@@ -49,7 +49,7 @@ NEVER_DELETED = Tombstone(0)
 
 
 class TopicTable:
-    """The topics of a store. Every attribute is as it was when it was first looked at."""
+    """A snapshot of the topics of a store; cached attributes are read at their first use."""
 
     def __init__(self, root: Path) -> None:
         """Raises `CorruptStore`."""
@@ -65,9 +65,9 @@ class TopicTable:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Topic to number of queues, sorted by topic; topics that have a ConsumeQueue but no entry included.
+        """Number of queues by topic, sorted by topic.
 
-        Topics with batch queues are left out.
+        Includes topics that have only a ConsumeQueue folder, without an entry. Excludes topics with batch queues.
         """
         counts = dict(self.listed)
         for topic, queue_ids in self.on_disk.items():
@@ -76,34 +76,34 @@ class TopicTable:
 
     @cached_property
     def on_disk(self) -> dict[str, list[int]]:
-        """Topic to the queue ids that have a ConsumeQueue folder; other names are passed over as RocketMQ does.
+        """Topic to the sorted queue ids that have a ConsumeQueue folder.
 
-        Nor does the folder of a topic count that is being deleted. Warns of a number that no queue has: with it a topic
-        had millions of them.
+        Ignores other names, as RocketMQ does, and deleted topics. Warns of a folder whose number is not a valid queue
+        id: the topic would have millions of queues.
         """
         folder = self._root / CONSUME_QUEUE_DIR
         return {topic: sorted(_queue_ids(folder / topic)) for topic in folders_in(folder) if topic not in self.deleted}
 
     @property
     def queues_on_disk(self) -> list[tuple[str, int]]:
-        """(topic, queue id) of all that `on_disk` has."""
+        """(topic, queue id) of all queues in `on_disk`."""
         return [(topic, queue_id) for topic, queue_ids in self.on_disk.items() for queue_id in queue_ids]
 
     @cached_property
     def deleted(self) -> set[str]:
-        """Topics that were deleted and not created again.
+        """Topics that were deleted and not recreated.
 
-        A broker lists each topic that it creates again, but for those that need no entry: a folder of theirs is new,
-        once the deletion has taken the old one away.
+        A recreated topic is in the table, except for system topics that need no entry. Such a topic counts as deleted
+        only until its old folder is removed.
         """
         unlisted = self.tombstones.keys() - self.listed.keys() - self.batches
         return {topic for topic in unlisted if not needs_no_entry(topic) or (self._root / DELETED_DIR / topic).exists()}
 
     def is_there(self, topic: str, at: int) -> bool:
-        """Whether the record at a log offset is of a topic that is there: the log keeps those of deleted ones.
+        """Whether the topic of the record at a log offset still exists: the log keeps records of deleted topics.
 
-        Where there is a table, a topic is not there that is neither in it nor has a queue's folder; and of one that was
-        deleted here, what came before that does not count.
+        A topic exists if it is in the table or has a queue's folder; if the table is empty, every topic exists. Records
+        before the last deletion of a topic do not count.
         """
         is_listed = topic in self.listed or topic in self.batches or not (self.listed or self.batches)
         is_known = is_listed or bool(self.on_disk.get(topic)) or needs_no_entry(topic)
@@ -111,20 +111,20 @@ class TopicTable:
 
 
 def has_queues(root: Path, topic: str) -> bool:
-    """Whether a topic has the folder of a queue: something was ever put there."""
+    """Whether a topic has the folder of a queue, which its first message creates."""
     return bool(folders_in(root / CONSUME_QUEUE_DIR / topic))
 
 
 def tombstones_in(path: Path, content: dict[str, Any]) -> dict[str, Tombstone]:
-    """Topic to tombstone. Raises `CorruptStore` for what is damaged."""
+    """Return the tombstones of a topic table, by topic. Raises `CorruptStore` if they are damaged."""
     found = content.get(_DELETED) or {}
     if not isinstance(found, dict):
         raise CorruptStore(f"{path}: {_DELETED} is no object; correct the file, or restore it from a copy")
     for name in found:
-        if not is_folder_name(name):  # the folder of a deleted topic that came back is removed
+        if not is_folder_name(name):  # a deletion that runs again removes this folder
             raise _no_name(path, name, _DELETED)
     tombstones = {name: _tombstone(path, f"{_DELETED} of {name}", said) for name, said in found.items()}
-    if found and content.get(_DELETED_CRC, crc := _crc(found)) != crc:  # a version before wrote none
+    if found and content.get(_DELETED_CRC, crc := _crc(found)) != crc:  # an earlier version wrote none
         raise CorruptStore(
             f"{path}: {_DELETED} is damaged, for {_DELETED_CRC} does not fit: messages before a wrong offset "
             f"would count as deleted; restore the file from a copy, or correct it and take {_DELETED_CRC} out"
@@ -164,14 +164,13 @@ def _crc(deleted: dict[str, Any]) -> int:
 
 
 def folders_in(path: Path) -> list[str]:
-    """Names of the folders in `path`, by name; none without it: a broker may delete a topic at any moment."""
+    """Return the sorted names of the folders in `path`; [] if it is missing: a broker may have deleted the topic."""
     with system_errors(path), suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir())
     return []
 
 
 def _queue_ids(path: Path) -> Iterator[int]:
-    """Queue ids of the folders in a topic's one."""
     for name in folders_in(path):
         if re.fullmatch(_QUEUE_ID, name):
             if int(name) < MAX_QUEUES:

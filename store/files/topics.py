@@ -1,4 +1,4 @@
-"""The topics of a store as they are now, and their creation and deletion (RocketMQ's TopicConfigManager)."""
+"""Look up, create and delete the topics of a store (RocketMQ's TopicConfigManager)."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ _READ_WRITE = 6  # perm bits: 4 read, 2 write
 
 
 class Topics:
-    """The topic table of one store. Other processes write the file too, so its state is looked at in every call."""
+    """The topic table of one store. Every call checks whether another process changed the file."""
 
     def __init__(self, root: Path, changed: Callable[[], None] = lambda: None) -> None:
-        """changed: called when the files turn out to be others than at the last look."""
+        """changed: called if the file changed since the last check."""
         self._root = root
         self._changed = changed
         self._place = PinnedPath(root)
         self._path = root / TOPICS_FILE
-        self._seen: tuple[tuple[int, int] | None, TopicTable | None] = None, None  # state of the file, what it said
+        self._seen: tuple[tuple[int, int] | None, TopicTable | None] = None, None  # (inode, mtime) and content
 
     def table(self) -> TopicTable:
-        """Read everything anew."""
+        """Read the files; return their current state."""
         return TopicTable(self._root)
 
     def queue_count(self, topic: str) -> int:
-        """Number of queues of one topic, 0 for an unknown one; the files are read only when they changed."""
+        """Return the number of queues of a topic, 0 if it is unknown. Reads the files only if they changed."""
         return self._seen_table(topic).counts.get(topic, 0)
 
     def _seen_table(self, topic: str | None = None) -> TopicTable:
-        """What the files say; they are read if they changed, or did not have the topic. Each thread goes by what it saw
-        itself: another may come to its end with what it read before.
+        """Return the cached table; read it again if the file changed or does not have `topic`.
+
+        A slower thread may replace `_seen` by an older table, so return the local variable.
         """
         before, found = self._seen
         status = status_of(self._path)
@@ -52,17 +53,18 @@ class Topics:
         return found
 
     def deletions(self) -> dict[str, int]:
-        """Topic to the log offset of its last deletion: earlier records do not count. Includes recreated topics."""
+        """Return the log offset of each topic's last deletion, also of recreated topics; earlier records are deleted."""
         return {topic: tombstone.at for topic, tombstone in self._seen_table().tombstones.items()}
 
     def begin(self, topic: str, queue_id: int) -> int:
-        """Queue offset of the first message of a queue: 0, or its end when the topic was deleted last."""
+        """Return the first queue offset of a queue: 0, or the queue's end at the last deletion of its topic."""
         tombstone = self._seen_table().tombstones.get(topic)
         return 0 if tombstone is None or queue_id >= len(tombstone.ends) else tombstone.ends[queue_id]
 
     def must_not_be_deleted(self, topic: str, queue_id: int = 0) -> None:
-        """Raises `UnknownTopic` where a topic was deleted and is not there again, or without this queue; as cheap as
-        `queue_count`.
+        """Raises `UnknownTopic` if a topic was deleted and not recreated, or recreated without this queue.
+
+        As cheap as `queue_count`.
         """
         seen = self._seen_table(topic)
         if seen.counts.get(topic, 0) <= queue_id and topic in seen.tombstones:
@@ -70,7 +72,10 @@ class Topics:
             raise UnknownTopic(f"{self._root}: no {what} any more: it was deleted; nothing was put into it")
 
     def known(self, topic: str) -> int:
-        """Number of queues of one topic. Raises `UnknownTopic`, `InvalidTopic`, and `StoreReplaced`."""
+        """Return the number of queues of a topic.
+
+        Raises `UnknownTopic`, `InvalidTopic`, `UnsupportedStore`, and `StoreReplaced`.
+        """
         if not isinstance(topic, str):
             raise not_a_name(topic)
         queues = self.queue_count(topic)
@@ -89,20 +94,19 @@ class Topics:
         return queues
 
     def check_queue(self, topic: str, queue_id: int) -> int:
-        """The queue id, if the topic has it. Raises `UnknownTopic`, `UnknownQueue`."""
+        """Return the queue id as an int if the topic has this queue. Raises `UnknownTopic`, `UnknownQueue`."""
         queue_id, queues = integer("queue_id", queue_id), self.known(topic)
         if not 0 <= queue_id < queues:
             raise UnknownQueue(f"{self._root}: topic {topic!r} has queues 0 to {queues - 1}, not {queue_id}")
         return queue_id
 
     def queue_counts(self) -> dict[str, int]:
-        """`TopicTable.counts`, read anew."""
         return self.table().counts
 
     def create(self, topic: str, queues: int) -> int:
-        """Add a topic, or queues to one; the number it has now. Call under the store lock.
+        """Create a topic, or add queues to one; return its number of queues. Call under the store lock.
 
-        Raises `InvalidTopic` for a bad name or for fewer queues than there are: messages would be lost sight of;
+        Raises `InvalidTopic` for a bad name or for fewer queues than it has, which would hide messages;
         `InvalidArgument` for more than 65,536.
         """
         check_topic_name(topic)
@@ -121,15 +125,13 @@ class Topics:
         return queues
 
     def enter(self, topic: str) -> None:
-        """Add a topic to the table that was deleted once, and that a broker made again without listing it. Call under
-        the store lock.
-        """
+        """Add a deleted topic to the table if a broker recreated it without an entry. Call under the store lock."""
         now = self.table()
         if topic in now.tombstones and topic not in now.listed and topic not in now.batches:
             self.create(topic, self.queue_count(topic))
 
     def delete(self, topic: str, tombstone: Tombstone) -> None:
-        """Take a topic out of the table and keep its tombstone, in one write. Call under the store lock.
+        """Remove a topic from the table and add its tombstone, in one write. Call under the store lock.
 
         RocketMQ ignores tombstones, and drops them when it writes the file.
         """
@@ -140,7 +142,7 @@ class Topics:
         write_tombstones(self._path, content, tombstones | {topic: before.joined(tombstone)})
 
     def restarted(self, queues: Iterable[tuple[str, int]]) -> None:
-        """A RocketMQ broker restarted these queues (topic, queue id) at 0 after the deletion of their topics."""
+        """Record that a broker restarted these queues (topic, queue id) at offset 0 after their topics' deletion."""
         content = read_json(self._path)
         tombstones = tombstones_in(self._path, content)
         for topic, queue_id in queues:
@@ -149,7 +151,7 @@ class Topics:
         write_tombstones(self._path, content, tombstones)
 
     def deleted_up_to(self, end: int) -> list[str]:
-        """The log ends at log offset `end`, and no topic was deleted behind it; those of which the table said so.
+        """Lower tombstones that are after the log's end to log offset `end`; return their topics.
 
         Call under the store lock.
         """

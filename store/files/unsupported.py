@@ -1,7 +1,7 @@
-"""Kinds of RocketMQ directories that look like others and are not: refused by name, or warned of, never misread.
+"""Detect kinds of RocketMQ directories that are not supported, or only for reading, before they are opened.
 
-A kind is known by what RocketMQ leaves in the directory; nothing is opened. Where a kind says nothing of reading, what
-is read is what RocketMQ's own consumer reads.
+The names of files in a directory show its kind. Unless a warning says otherwise, readers see what RocketMQ's own
+consumer sees.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _MAPPINGS = "topicQueueMappingInfoMap"
 
 
 class UnsupportedWarning(UserWarning):
-    """A directory is read, but something in it is not what RocketMQ's own consumer sees."""
+    """Some topics of a directory are read otherwise than RocketMQ's own consumer reads them."""
 
 
 class DirectoryKind(NamedTuple):
-    """One kind of directory.
+    """One kind of directory that is not, or not fully, supported.
 
-    find: the file or folder that shows it, None without. reads: whether it is read all the same.
-    remedy: what to do instead.
+    find: returns the file or folder that shows the kind, None if the directory is not of this kind.
+    reads: whether it can be read, though not written. remedy: what the user can do instead.
     """
 
     name: str
@@ -70,7 +70,7 @@ def _queue_file(root: Path) -> Path | None:
 def _log_elsewhere(root: Path) -> Path | None:
     if _first(root, f"{COMMIT_LOG_DIR}/*"):
         return None
-    # Asked once more: a store that is just being made has its first queue file after its first segment.
+    # Check the log again: a concurrently created store gets its first queue file after its first segment.
     found = _queue_file(root)
     return None if _first(root, f"{COMMIT_LOG_DIR}/*") else found
 
@@ -116,7 +116,7 @@ KINDS = (
 
 
 def refuse_kinds(root: Path, *, writing: bool) -> None:
-    """Raises `UnsupportedStore` for a directory of a kind that cannot be read, or `writing`, written, naming it."""
+    """Raises `UnsupportedStore` if the directory cannot be read, or if `writing`, cannot be written."""
     with system_errors(root):
         if not root.is_dir():
             return
@@ -132,10 +132,7 @@ def refuse_kinds(root: Path, *, writing: bool) -> None:
 
 
 def warn_of_topics(root: Path) -> None:
-    """Warns (`UnsupportedWarning`) of topics that are shown otherwise than by RocketMQ's consumer.
-
-    Raises `CorruptStore`.
-    """
+    """Warn (`UnsupportedWarning`) of topics that RocketMQ's consumer reads otherwise. Raises `CorruptStore`."""
     topics = read_table(root / TOPICS_FILE, _TABLE)
     _warn(root, batch_topics(topics), "batch queues (queue.type=BatchCQ), which are not read: left out")
     compacted = _with_attribute(topics, TOPIC_CLEANUP_POLICY, COMPACTION_POLICY)
@@ -145,7 +142,7 @@ def warn_of_topics(root: Path) -> None:
 
 
 def batch_topics(topics: dict[str, Any]) -> set[str]:
-    """Those of a topic table (`topicConfigTable`) whose queues are in `batchconsumequeue/`."""
+    """Return the topics of a `topicConfigTable` whose queues are in `batchconsumequeue/`."""
     return _with_attribute(topics, TOPIC_QUEUE_TYPE, BATCH_QUEUE_TYPE)
 
 
