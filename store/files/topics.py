@@ -53,7 +53,7 @@ class Topics:
         return found
 
     def deletions(self) -> dict[str, int]:
-        """Return the log offset of each topic's last deletion, also of recreated topics; earlier records are deleted."""
+        """Return the log offset of each topic's last deletion, even if recreated; earlier records are deleted."""
         return {topic: tombstone.at for topic, tombstone in self._seen_table().tombstones.items()}
 
     def begin(self, topic: str, queue_id: int) -> int:
