@@ -1,24 +1,26 @@
-"""The batch that a query wrote last, so that a batch which Spark runs again is not written again.
+"""The last batch that each query wrote, so that a batch which Spark runs again is not written twice.
 
-Each batch is appended together with a record of it, a message to `COMMITS_TOPIC` with the query as its key: both are
-visible or neither. Retention deletes records like all messages, so a small file for each query keeps the latest state:
+Each batch is appended together with a record: a message to `COMMITS_TOPIC` with the query as its key. Readers see both
+or neither. Retention deletes records as it deletes messages, so a small file for each query keeps the latest state:
 
     commits/<query>/mark.json    {"batch": 41, "written": false, "since": 7, "rows": {"orders": 3}, "run": "5f0c2b...",
                                   "last": [104857, 1763772000123], "plan": "9a0364...", "consecutive": true}
 
-The folder is in the store. The file is on the device, with the batch as begun, before the batch is appended, and again,
-as written, afterwards. So a later batch than the file's was never appended, and an earlier one is refused. If the
-file's own batch is not marked as written, a record counts, at offset `since` of the topic or behind. A commit locks the
-query's folder: a driver that was killed may leave a commit behind which goes on. If the log ends before `since`, or has
-another message before it than `last` says, the log is older than the file, and lacks some of the query's batches.
+The folder is in the store. The file is written and synced before a batch is appended, with `written` false, and again
+afterwards, with `written` true. So a batch later than the file's was never appended, and an earlier one is refused. If
+`written` is false, the batch was appended if and only if there is a record of it at offset `since` or later.
 
-Spark has every batch of a stream committed, also those without rows, and goes on only behind a committed one. So each
-leaves its mark ("consecutive"), and a mark of an earlier batch than the one before shows that the store is older. The
-writes of a `foreachBatch` have gaps.
+A commit locks the query's folder, because the commit of a killed driver may still be running. The log is older than the
+file if it ends before `since`, or if the message before `since` is not the one in `last`. It then lacks some of the
+query's batches.
 
-The number alone does not identify a batch: it may be planned again, or two writes of one `foreachBatch` may share it. A
-batch is therefore skipped only if it has the same plan in the checkpoint as the written one, or, if the plan cannot be
-seen, as many rows for each topic, and if it comes from another run of the query.
+Spark commits every batch of a stream, including empty ones, and starts a batch only after the previous one is
+committed. So each batch writes the file ("consecutive"). If the file's batch is not the previous one, the store is
+older than the checkpoint. Writes in a `foreachBatch` may skip batches.
+
+The number alone does not identify a batch: Spark may plan it again, or two writes of one `foreachBatch` may share it.
+So a batch is skipped only if another run of the query wrote it, and if it has the same plan in the checkpoint. If the
+plan is not readable, the number of rows for each topic must be equal.
 """
 
 from __future__ import annotations
@@ -60,13 +62,15 @@ _ANEW = (
 )
 _GO_ON = "delete the file, and the query goes on with this batch, without the rows that are missing"
 _SHOWN = 3
-_MAX_BYTES = 64 << 20  # a batch may go to any number of topics
+_MAX_BYTES = 64 << 20  # a batch may have any number of topics
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that is to be written. rows: to each topic. run: the id of the query's run, "" where Spark tells none.
-    plan: see `plan_of`. consecutive: whether every batch before it was noted, too: of a stream, not in `foreachBatch`.
+    """A batch to write.
+
+    rows: the number for each topic. run: the id of the query's run, or "" if unknown. plan: see `plan_of`. consecutive:
+    whether all earlier batches were recorded, as a stream's are; false in `foreachBatch`.
     """
 
     number: int
@@ -78,8 +82,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Mark:
-    """What the file of a query says. since: queue offset. last: the fingerprint of the message before it, if there is
-    one. run, plan, consecutive, rows: of the batch; rows are None where any number counts."""
+    """The content of a query's file.
+
+    since: queue offset. last: the fingerprint of the message before it, if any. run, plan, consecutive, rows: of the
+    batch; rows is None if any number of rows matches.
+    """
 
     batch: Long
     written: bool
@@ -88,11 +95,11 @@ class Mark:
     last: tuple[Long, Long] | None
     plan: str
     consecutive: bool
-    rows: dict[str, Long] | None = None  # an error may advise its reader to take it out of the file
+    rows: dict[str, Long] | None = None  # users may delete it from the file, as an error message advises
 
 
 class MarkFile:
-    """The file of one query, in a folder that is locked while the query commits."""
+    """The file of one query, in a folder that is locked during a commit."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -103,7 +110,7 @@ class MarkFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Let one process at a time commit for a query. The kernel unlocks a killed one. Raises `CommitError`."""
+        """Lock the query's folder. The kernel releases the lock of a killed process. Raises `CommitError`."""
         try:
             if not self._folder.is_dir():
                 make_directory(self._folder.parent)
@@ -131,7 +138,7 @@ class MarkFile:
             ) from error
 
     def write(self, mark: Mark) -> None:
-        """Replace the file. It is on the device when this returns. Raises `CommitError`."""
+        """Replace the file and sync it. Raises `CommitError`."""
         try:
             write_file(self._path, encode(mark))
         except OSError as error:
@@ -145,19 +152,19 @@ class MarkFile:
 
 
 class Commits:
-    """The batches of one query in one log."""
+    """The written batches of one query in one log."""
 
     def __init__(self, log: LogWriter, folder: Path, query: str) -> None:
-        """folder: of the files of all queries."""
+        """folder: holds the files of all queries."""
         self.file = MarkFile(folder / query)
         self._log = log
         self._query = query
 
     def has(self, batch: Batch) -> bool:
-        """Whether a batch was written. Raises `CommitError` if nothing can tell any more, and for an old batch.
+        """Return whether a batch was written. Raises `CommitError` if that is unknown, or for a batch before the last.
 
-        Spark runs its last batch again, never an earlier one. An earlier one means that the checkpoint is an old one:
-        its batches are planned again, and the written batches of the same numbers may have had other rows.
+        Spark runs only its last batch again. An earlier one means that the checkpoint is outdated: Spark plans its
+        batches again, and the written batches with the same numbers may have had other rows.
         """
         mark = self.file.read()
         if mark is not None and mark.batch > batch.number:
@@ -169,7 +176,7 @@ class Commits:
             )
         if mark is not None and (mark.batch < batch.number or mark.rows == {}):
             self._must_follow(mark, batch)
-            return mark.batch < batch.number and self._is_recorded(batch.number, mark.since)  # the file is an older one
+            return mark.batch < batch.number and self._is_recorded(batch.number, mark.since)  # the file may be outdated
         if not self._was_written(mark, batch.number):
             if mark is None and batch.consecutive and batch.number > 0:
                 _log.warning(
@@ -184,7 +191,7 @@ class Commits:
         return True
 
     def _must_follow(self, mark: Mark, batch: Batch) -> None:
-        """Raises `CommitError` if the log lacks a batch between the mark's and this one, as far as it can be told.
+        """Raise `CommitError` if the log is known to lack a batch between the mark's and this one.
 
         mark: of an earlier batch, or of this one without rows.
         """
@@ -206,7 +213,7 @@ class Commits:
             )
 
     def _was_written(self, mark: Mark | None, batch: int) -> bool:
-        """mark: of this batch, None without one. Raises `CommitError`."""
+        """Return whether a batch was written. mark: of this batch, or None. Raises `CommitError` if that is unknown."""
         if mark is not None and mark.written and not self._is_older(mark):
             return True
         if self._is_recorded(batch, 0 if mark is None or mark.written else mark.since):
@@ -225,12 +232,12 @@ class Commits:
         return False
 
     def _is_older(self, mark: Mark) -> bool:
-        """Whether this is not the log in which a batch was noted, or lacks its end."""
+        """Return whether the log was replaced or lost its end since the mark was written."""
         last = {} if mark.last is None else {_RECORDS: Fingerprint(*mark.last)}
         return mark.since > self._bounds().max_offset or bool(self._log.replaced({_RECORDS: mark.since}, last))
 
     def _must_be_same(self, mark: Mark, batch: Batch) -> None:
-        """Raises `CommitError` for a batch that is not the one which was written, as far as can be told."""
+        """Raise `CommitError` if the batch is known to differ from the written one with its number."""
         if batch.run and mark.run == batch.run:
             raise CommitError(
                 f"{self.file}: batch {batch.number} was written before in this run of the query: two writes in one "
@@ -252,7 +259,7 @@ class Commits:
             )
 
     def begin(self, batch: Batch) -> None:
-        """Note that a batch, which there is not yet, is about to be written. On the device when this returns.
+        """Record that a batch is about to be written, and sync the record.
 
         Raises `CommitError`.
         """
@@ -263,19 +270,20 @@ class Commits:
     def record(self, batch: Batch) -> pa.RecordBatch:
         """Return the record to append to COMMITS_TOPIC together with the rows of a batch.
 
-        It names the queue of `_RECORDS`: the topic may have been given more.
+        It names its queue, since the topic may have been given more queues.
         """
         body = encode({"query": self._query, "batch": batch.number, "rows": sum(batch.rows.values())}).decode()
         columns = [texts([body]), texts([self._query]), arrow(np.array([_RECORDS.queue_id]))]
         return pa.RecordBatch.from_arrays(columns, ["body", "keys", "queueId"])
 
     def end(self, batch: Batch) -> None:
-        """Note that a batch was written, and flushed; or has no rows. Raises `CommitError`."""
+        """Record that a batch is written and synced, or that it has no rows. Raises `CommitError`."""
         self._note(batch, batch.rows, written=True)
 
     def skip(self, batch: Batch) -> None:
-        """Note that a written batch came again. Its first rows and plan stay noted: this time the query may have made
-        other rows, or none. Raises `CommitError`.
+        """Record that a written batch came again. Raises `CommitError`.
+
+        The rows and the plan of its first run are kept, because the query may have produced other rows in this run.
         """
         mark = self.file.read()
         if mark is None or mark.batch < batch.number:
@@ -316,10 +324,10 @@ _MAX_PLAN_BYTES = 1 << 30  # a source may have any number of queues
 
 
 def plan_of(checkpoint: str | None, batch: int) -> str:
-    """Return a digest of the file in which Spark noted the end of a batch; "" if no directory here has it.
+    """Return a digest of the file in which Spark recorded the end of a batch; "" if that file is not visible here.
 
-    checkpoint: the option checkpointLocation; relative to the driver's working directory, as in Spark.
-    Raises `StoreUnavailable`, `CorruptStore`.
+    checkpoint: the option checkpointLocation; relative to the driver's working directory, as in Spark. Raises
+    `StoreUnavailable`, `CorruptStore`.
     """
     if not checkpoint:
         return ""

@@ -1,16 +1,18 @@
-"""The rows of an exactly-once write: each task stages its own in an Arrow file, the driver appends all of them.
+"""The rows of an exactly-once write. Each task stages its rows in an Arrow file, and the driver appends all of them.
 
     <stagingPath>/<owner>.<run>/<partition>-<attempt>.arrow
 
-An owner is a streaming query, with its producerGroup if it has one, or "batch" for other writes. A run is one attempt
-of Spark at one write; the run of a query begins with the number of its batch. Folders of other names are not ours. A
-commit for a query deletes the query's runs of this batch and of earlier ones, never of later ones: the driver may
-have been replaced. It also deletes runs of other owners that were not written for `RETENTION_SECONDS`. A file need not
-survive a crash of the machine: Spark runs a batch again that is not committed. While tasks and driver write and
-read files of an object store, they keep them on their own disks.
+The owner is the id of a streaming query, with its producerGroup if it has one, or "batch" for other writes. A run is
+one attempt of Spark at one write. The run of a query begins with the number of its batch. Folders with other names are
+ignored.
 
-The folder of a run has an object `.made` until the run is over. Without it a task that Spark has given up, but that is
-still alive, cannot write any more.
+A commit for a query deletes the query's runs of this batch and of earlier ones. It keeps runs of later batches, because
+the driver may have been replaced. It also deletes runs of other owners that were not written for `RETENTION_SECONDS`.
+Files are not synced, because Spark runs an uncommitted batch again after a crash. On an object store, tasks and the
+driver use local copies of the files.
+
+The folder of a run has an object `.made` until the run is over. Without it a write fails, so a task that Spark gave up
+cannot write after the run.
 """
 
 from __future__ import annotations
@@ -44,14 +46,14 @@ class Staging:
         self._path = path
 
     def prepare(self) -> None:
-        """Raises `StagingError` if this cannot be written."""
+        """Check that the path is writable. Raises `StagingError`."""
         with self._writable() as objects:
             with objects.writing(_MADE):
                 pass
             objects.delete(_MADE)
 
     def begin(self, owner: str, run: str) -> None:
-        """Make the folder of a run, unless it exists. Raises `StagingError`."""
+        """Create the folder of a run, unless it exists. Raises `StagingError`."""
         made = f"{_folder(owner, run)}/{_MADE}"
         with self._writable() as objects, objects.writing(made):
             pass
@@ -59,9 +61,9 @@ class Staging:
     def write(
         self, owner: str, run: str, task: str, tables: Iterable[tuple[str, pa.RecordBatch]]
     ) -> tuple[str, Counter[str]]:
-        """Keep what one attempt at a task sends to topics. Return the file, "" without any rows, and how many for each.
+        """Stage the rows of one attempt at a task. Return the file ("" without rows) and the row count of each topic.
 
-        Raises `StagingError`, also if the run has not begun, or is over.
+        Raises `StagingError`, also if the run has not begun or is over.
         """
         folder, writer = _folder(owner, run), None
         name = f"{folder}/{task}.arrow"
@@ -79,7 +81,7 @@ class Staging:
         return ("" if writer is None else name), rows
 
     def tables(self, files: Iterable[str]) -> dict[str, pa.Table]:
-        """Return the rows for each topic, in the order of the files, in mapped memory.
+        """Return the rows for each topic, in the order of the files, memory-mapped.
 
         Raises `StagingError` for a missing file.
         """
@@ -102,29 +104,29 @@ class Staging:
             ) from error
 
     def forget(self, owner: str, run: str) -> None:
-        """Delete what a finished write has staged: this run of "batch", all runs up to this batch of a query."""
+        """Delete the staged rows of a finished write: one run of "batch", or a query's runs up to this batch."""
         oldest = time.time() - RETENTION_SECONDS
         for folder in self._runs():
             whose, _, which = folder.rpartition(".")
-            with suppress(ObjectsUnavailable):  # another process deletes it, or it stays until the next time
+            with suppress(ObjectsUnavailable):  # another process deletes it, or a later commit does
                 mine = (whose == owner != BATCH and _batch(which) <= _batch(run)) or which.endswith(run)
                 if mine or (_OURS.fullmatch(folder) and self._is_over(folder, oldest)):
                     self._objects.delete_all(folder)
 
     def _is_over(self, folder: str, oldest: float) -> bool:
-        """Whether no file of a run was written since `oldest` (seconds since 1970)."""
+        """Return whether no file of a run was written since `oldest` (seconds since 1970)."""
         times = self._objects.names(folder).values()
         return max((time for time in times if time is not None), default=oldest) < oldest
 
     def _runs(self) -> list[str]:
-        """Return the folders of runs. Notes of a log without a directory are beside them."""
+        """Return the folders of runs. Other folders here are notes of a log without a directory."""
         with suppress(ObjectsUnavailable):
             return [name for name, time in self._objects.names("").items() if time is None and "." in name]
         return []
 
     @property
     def _objects(self) -> Objects:
-        return objects_at(self._path, {})  # opened in each process, so that no pickle has credentials
+        return objects_at(self._path, {})  # opened in each process, to keep credentials out of pickles
 
     @contextmanager
     def _writable(self) -> Iterator[Objects]:

@@ -1,10 +1,10 @@
-"""Spark's writers, of a batch and of the micro-batches of a stream, and the deliveries that they choose from.
+"""Spark's batch and stream writers, and the deliveries that they use.
 
-    AtLeastOnce     tasks append their rows as they come
+    AtLeastOnce     tasks append their rows directly
     AllOrNothing    tasks stage their rows, the driver appends the rows of all tasks under one publication
-    OncePerBatch    likewise, together with a record of the batch; a batch that has a record is not appended again
+    OncePerBatch    as AllOrNothing, together with a record of the batch; a recorded batch is not appended again
 
-The driver makes a delivery. Tasks and, for a batch write, the commit get it from a pickle.
+The driver creates a delivery. Tasks, and the commit of a batch write, unpickle it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from store.model.log_protocol import Log, LogAddress, LogWriter
 
 _log = logging.getLogger("pyspark_mq")
 
-# Spark tells the tasks of a streaming query its id, which is the checkpoint's, the number of the batch, and the id of
-# its run, unless the program names its jobs otherwise.
+# Local properties of a streaming query's tasks: its id, which is the checkpoint's, the number of the batch, and the id
+# of its run. A program that sets its own job group replaces the last one.
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 _RUN_ID = "spark.jobGroup.id"
@@ -43,8 +43,9 @@ _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class TaskRows(WriterCommitMessage):
-    """The rows of one task. rows: how many to each topic. file: the staged rows, or "". query, batch, run: see
-    `OncePerBatch`.
+    """The rows of one task.
+
+    rows: the number for each topic. file: the staged rows, or "". query, batch, run: see `OncePerBatch`.
     """
 
     rows: Mapping[str, int]
@@ -56,23 +57,23 @@ class TaskRows(WriterCommitMessage):
 
 class RowDelivery(Protocol):
     def prepare(self) -> None:
-        """In the driver, before any task: raises what would make all of them fail."""
+        """Runs in the driver before the tasks. Raises errors that would fail all tasks."""
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> TaskRows:
-        """In a task: take its rows."""
+        """Runs in a task: append or stage its rows."""
 
     def commit(self, sent: Sequence[TaskRows]) -> None:
-        """In the driver, when all tasks are done. sent: of each, in the order of Spark's partitions."""
+        """Runs in the driver after all tasks. sent: the result of each task, in the order of Spark's partitions."""
 
     def abort(self) -> None:
-        """In the driver, when a task, or the commit, has failed."""
+        """Runs in the driver after a task or the commit failed."""
 
 
 class AtLeastOnce:
-    """Messages of a failed attempt at a task or a batch stay, and come again with the next attempt.
+    """Appends rows directly. A failed attempt leaves its messages, and the next attempt appends them again.
 
-    Each row has a UNIQ_KEY that another attempt repeats: "<query>-<batch>-<partition>-<row>", or of a batch write
-    "<id of the write>-0-<partition>-<row>".
+    Each row has a UNIQ_KEY that is the same in every attempt: "<query>-<batch>-<partition>-<row>", or "<id of the
+    write>-0-<partition>-<row>" for a batch write.
     """
 
     def __init__(self, options: WriteOptions, *, is_stream: bool) -> None:
@@ -95,7 +96,7 @@ class AtLeastOnce:
                     append.add(topic, table)
                     rows[topic] += table.num_rows
                 append.publish()
-            log.flush()  # Spark does not run a batch again whose tasks are done
+            log.flush()  # Spark does not run a batch again after its tasks are done
         return TaskRows(rows)
 
     def commit(self, sent: Sequence[TaskRows]) -> None:
@@ -106,7 +107,7 @@ class AtLeastOnce:
 
 
 class AllOrNothing:
-    """One batch write. Readers see all of its rows or none, even if it fails."""
+    """A batch write whose rows become visible together. Readers see none of them if it fails."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -137,12 +138,10 @@ class AllOrNothing:
         return self._staging.write(owner, run, f"{context.partitionId()}-{context.taskAttemptId()}", checked)
 
     def _append(self, log: LogWriter, sent: Sequence[TaskRows], more: Mapping[str, pa.RecordBatch]) -> None:
-        """Append the staged rows, and those of `more` to each topic. Readers see all of them at once, and they are on
-        the device when this returns.
-        """
+        """Append the staged rows and `more`, a batch for each topic, in one publication, and sync them."""
         tables = self._staging.tables(each.file for each in sent if each.file)
         staged, rows = sum(table.num_rows for table in tables.values()), _rows_of(sent).total()
-        if staged != rows:  # a file that ends between two batches looks whole
+        if staged != rows:  # a file that was cut between two batches can be read without an error
             raise StagingError(
                 f"{self._options.staging_path}: tasks kept {rows:,} rows there, and {staged:,} are left; nothing was "
                 "appended, run the write again. A directory that several machines see must show what another one wrote"
@@ -156,11 +155,11 @@ class AllOrNothing:
 
 
 class OncePerBatch(AllOrNothing):
-    """The write of one micro-batch of a streaming query, or one write of several in its `foreachBatch`.
+    """Writes a micro-batch of a streaming query once, either the stream's own or in its `foreachBatch`.
 
-    The query is known by the id in its checkpoint, which lasts as long as that; and by `producerGroup` if it is
-    given, which tells apart the writes of one `foreachBatch`. Those need not write anything in a batch; a stream has
-    every batch committed, and noted, also one without rows.
+    The query is identified by the id in its checkpoint. In `foreachBatch`, `producerGroup` is added, which
+    distinguishes several writes of one batch. Such a write may skip batches. A stream commits and records every batch,
+    including empty ones.
     """
 
     @property
@@ -206,13 +205,14 @@ def _context() -> TaskContext:
 
 
 def _rows_of(sent: Iterable[TaskRows]) -> Counter[str]:
-    """How many rows all tasks have for each topic."""
+    """Return the number of rows of all tasks for each topic."""
     return sum((Counter(each.rows) for each in sent), Counter())
 
 
 def _streaming_batch() -> tuple[str, int, str]:
-    """The id of the streaming query that this task runs for, the number of its batch, and the id of its run, "" if
-    Spark does not tell it. Raises `OptionError`.
+    """Return the id of this task's streaming query, the number of its batch, and the id of its run, or "" if unknown.
+
+    Raises `OptionError` outside of a streaming query.
     """
     query, batch, run = map(_context().getLocalProperty, (_QUERY_ID, _BATCH_ID, _RUN_ID))
     if not query or not batch:
@@ -226,7 +226,7 @@ def _streaming_batch() -> tuple[str, int, str]:
 def _of_known_topics(
     address: LogAddress, tables: Iterable[tuple[str, pa.RecordBatch]]
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Raises `SubscriptionError` at the first row of a topic that is not there."""
+    """Raise `SubscriptionError` at the first row for a topic that does not exist."""
     known: set[str] = set()
     for topic, table in tables:
         if topic not in known:
@@ -237,7 +237,7 @@ def _of_known_topics(
 
 
 def require_topic(address: LogAddress, log: Log, topic: str) -> None:
-    """Raises `SubscriptionError` for a topic that the log does not have."""
+    """Raise `SubscriptionError` for a topic that does not exist."""
     if topic not in (topics := log.topics()):
         others = ", ".join(name for name in topics if not is_internal_topic(name)) or "none"
         of_broker = f"mqadmin updateTopic -t {topic} ..."
@@ -247,10 +247,10 @@ def require_topic(address: LogAddress, log: Log, topic: str) -> None:
 
 
 class MqBatchWriter(DataSourceArrowWriter):
-    """One `df.write`. Made in the driver; tasks and the commit get it pickled."""
+    """One `df.write`. Created in the driver; tasks and the commit unpickle it."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-        """Raises `OptionError`, `SchemaError`, `SubscriptionError`, `StagingError`, and what opening a store does."""
+        """Raises `OptionError`, `SchemaError`, `SubscriptionError`, `StagingError`, and errors of opening a store."""
         if overwrite:
             raise OptionError('A topic is only appended to: write with mode("append")')
         whole = AllOrNothing if options.producer_group is None else OncePerBatch
@@ -267,7 +267,7 @@ class MqBatchWriter(DataSourceArrowWriter):
 
 
 class MqStreamWriter(DataSourceStreamArrowWriter):
-    """One micro-batch of `df.writeStream`: made for its tasks, and made once more for its commit."""
+    """One micro-batch of `df.writeStream`. Spark creates one for the tasks and another for the commit."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         """Raises as `MqBatchWriter`."""
@@ -290,7 +290,7 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
 def _checked(
     options: WriteOptions, schema: StructType, exactly_once: type[AllOrNothing], *, is_stream: bool
 ) -> RowDelivery:
-    """What delivers rows of `schema`. Raises what would make all tasks fail."""
+    """Return the delivery for rows of `schema`. Raises errors that would fail all tasks."""
     check_schema(schema, options.topic)
     with options.address.open() as log:
         if options.topic is not None:

@@ -1,4 +1,4 @@
-"""Which columns a DataFrame may have that is written, and how its Arrow batches become tables of messages."""
+"""The columns of a written DataFrame, and the conversion of its Arrow batches to tables of messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from store.format.topic_names import TOPICS_OF_NOTES
 
 
 class ColumnKind(NamedTuple):
-    """The types that a column may have. ours: the type in a view to INSERT INTO. words: all of them, to a user."""
+    """The types that a column may have. ours: its type in a view for INSERT INTO. words: for errors."""
 
     fits: Callable[[DataType], bool]
     ours: DataType
@@ -79,7 +79,7 @@ SINK_COLUMNS: dict[str, ColumnKind] = {
     "delayLevel": _INTEGER,
     "deliverAt": _TIME,
 }
-"""What a message can be written from. Only `body` is needed, and `topic` if no option names it."""
+"""The columns that can be written. Only `body` is required, and `topic` if no option names it."""
 
 _KAFKA_NAMES = {
     "value": "body",
@@ -91,13 +91,13 @@ _KAFKA_NAMES = {
 
 
 def sink_schema(with_topic: bool) -> StructType:
-    """The columns of a view to INSERT INTO."""
+    """Return the columns of a view for INSERT INTO."""
     names = [name for name in SINK_COLUMNS if name != "topic" or with_topic]
     return StructType([StructField(name, SINK_COLUMNS[name].ours) for name in names])
 
 
 def check_schema(schema: StructType, topic: str | None) -> None:
-    """Raises `SchemaError` for a DataFrame that is none of messages. topic: of all rows, if an option names it."""
+    """Raise `SchemaError` for a DataFrame that cannot be written. topic: the option's topic for all rows, or None."""
     names = schema.fieldNames()
     for field in schema.fields:
         kind = SINK_COLUMNS.get(field.name)
@@ -118,7 +118,7 @@ def check_schema(schema: StructType, topic: str | None) -> None:
 
 
 def _example(names: list[str]) -> str:
-    """How the columns of a DataFrame may become a body."""
+    """Return an example expression that makes a body of the DataFrame's columns."""
     return 'expr("to_json(struct(*)) AS body")' if len(names) != 1 else f'col("{names[0]}").alias("body")'
 
 
@@ -134,17 +134,17 @@ def _unknown(name: str) -> str:
 
 
 def tables_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the messages of one Arrow batch of a checked DataFrame for each topic, rows in their order.
+    """Yield the messages of one Arrow batch by topic, rows in their order. The schema was checked.
 
-    topic: of all rows, if an option names it. The batches have the columns that `MessageStore.append_table` takes.
-    Raises `RowError` for a row without body or topic, or to a topic in which the store keeps records of its own.
+    topic: of all rows, if an option names it. The batches have the columns of `MessageStore.append_table`. Raises
+    `RowError` for a row without a body or a topic, or with a topic that is reserved for records of the store.
     """
     if batch.num_rows == 0:
         return
     names = [name for name in batch.schema.names if name != "topic"]
     columns = [_filled(name, batch.column(name)) for name in names]
     messages = pa.RecordBatch.from_arrays(columns, names)
-    if topic is not None:  # it overrides the column topic, as in Spark's Kafka sink
+    if topic is not None:  # the option overrides the column, as in Spark's Kafka sink
         yield topic, messages
     else:
         yield from _split(messages, _filled("topic", batch.column("topic")))
@@ -167,7 +167,7 @@ def _split(messages: pa.RecordBatch, topics: pa.StringArray) -> Iterator[tuple[s
 
 
 def with_unique_keys(batch: pa.RecordBatch, task: str, first: int) -> pa.RecordBatch:
-    """Add "<task>-<row>" to the properties of each row, as its UNIQ_KEY, unless the row has one. first: its number."""
+    """Set the property UNIQ_KEY of each row to "<task>-<row>", unless it has one. first: number of row 0."""
     if not batch.num_rows:
         return batch
     rows = np.arange(first, first + batch.num_rows)

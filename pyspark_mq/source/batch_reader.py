@@ -21,7 +21,7 @@ from store.read.conditions import texts_of
 from store.read.sql_filter import SqlFilter
 
 _logger = logging.getLogger("pyspark_mq")
-if "PYSPARK_SPARK_SESSION_UUID" in os.environ:  # a process of Spark's, which keeps log records for its user
+if "PYSPARK_SPARK_SESSION_UUID" in os.environ:  # in Spark's Python processes, which show these log records to users
     _logger.setLevel(logging.INFO)
 
 
@@ -35,7 +35,7 @@ class MqBatchReader(DataSourceReader):
         self._range_reader = RangeReader(options, schema)
 
     def partitions(self) -> list[InputPartition]:
-        """Raises what `Queues` does, and `OptionError` for a range that ends before it starts."""
+        """Raises `OptionError` for a range that ends before it starts, and the errors of `Queues`."""
         with self._options.address.open() as log:
             queues = Queues(log, self._options)
             bounds = queues.bounds_of_all()
@@ -59,11 +59,11 @@ class MqBatchReader(DataSourceReader):
 
 
 def narrowed(log: Log, ranges: Iterable[QueueRange], message_filter: MessageFilter) -> list[QueueRange]:
-    """Return the parts of `ranges` that can hold a match: of a condition on keys or ids, those that the index names."""
+    """Return the parts of `ranges` that can match. For a condition on keys or ids the log's index narrows them."""
     left = [r for r in ranges if r.length > 0]
     if isinstance(message_filter, SqlFilter):
         keys = texts_of(message_filter.condition, PROPERTY_KEYS)
-        # A message is filed by each of its keys, so the first one will do.
+        # The index has an entry for each key of a message, so the first key is enough.
         firsts = None if keys is None else [key for text in keys for key in text.split(KEY_SEPARATOR)[:1] if key]
         ids = texts_of(message_filter.condition, PROPERTY_UNIQ_KEY)
         for wanted in (firsts if firsts and keys and len(firsts) == len(keys) else None, ids):

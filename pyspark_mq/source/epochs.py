@@ -1,6 +1,6 @@
 """The real-time batches of a query: planned as held tasks, which record their ends in the ledger.
 
-A query goes on in either mode from a checkpoint of the other, so a micro-batch query understands real-time batches.
+A micro-batch query handles real-time batches, too, because a query can switch modes with the same checkpoint.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _log = logging.getLogger("pyspark_mq")
 
 
 class Epochs:
-    """The real-time batches that one run of a query plans, runs again, and goes on from."""
+    """The real-time batches of one run of a query: plans new ones, replays old ones, and resolves their ends."""
 
     def __init__(self, options: SourceOptions) -> None:
-        """Opens nothing: tasks unpickle this too."""
+        """Opens nothing, because tasks unpickle this object."""
         self._options = options
         self._reader_id = uuid4().hex
         self._warned = False
-        self._slots: int | None = None  # of Spark's, as the last batch's tasks were told
+        self._slots: int | None = None  # Spark's task slots, as reported by the tasks of the last batch
 
     def following(self, begin: StreamOffset, before: StreamOffset | EpochOffset) -> EpochOffset:
         """Return the batch that begins at `begin`, after the batch `before`. Raises `LedgerError`."""
@@ -46,9 +46,10 @@ class Epochs:
         return EpochOffset(number, self._reader_id, tasks, begin.last)
 
     def partitions(self, epoch: EpochOffset, member: str | None) -> list[InputPartition]:
-        """Return the tasks of a batch, by its offset alone: the ledger decides on their ends.
+        """Return the tasks of a batch. They depend only on its offset; their ends are in the ledger.
 
-        member: of an orderly query. Without `realTime` the tasks of a replayed batch read the present messages and end.
+        member: the id of an orderly query in its group. Without `realTime`, the tasks of a replayed batch read the
+        present messages and end.
         """
         seconds = self._options.batch_duration_seconds if self._options.real_time else 0.0
         now, boot_id = time.monotonic(), current_boot_id()
@@ -59,11 +60,10 @@ class Epochs:
         ]
 
     def read(self, task: HeldTask, range_reader: RangeReader) -> Iterator[pa.RecordBatch]:
-        """Read one of `partitions`, in a task."""
         return HeldReader(self._options, range_reader, self._ledger).read(task)
 
     def resolve(self, epoch: EpochOffset) -> StreamOffset:
-        """Return the end of a committed batch. Raises `LedgerError` if one of its tasks left no record."""
+        """Return the end of a committed batch. Raises `LedgerError` if a task has no record."""
         reached: Positions = {}
         last: Fingerprints = {}
         starved = 0
@@ -80,13 +80,13 @@ class Epochs:
         return StreamOffset(reached, starts=reached, last=last)
 
     def mark_passed(self, before: EpochOffset, end: StreamOffset | EpochOffset) -> None:
-        """Note that Spark logged `end` after `before`, if another run planned `end`."""
+        """Mark the reader of `before` as passed, if another run planned `end`, which Spark has logged."""
         if not isinstance(end, EpochOffset) or end.reader != before.reader:
             self._ledger.mark_passed(before.reader)
             self._ledger.prune()
 
     def forget_before(self, committed: EpochOffset) -> None:
-        """Delete this run's records from which no batch can start any more."""
+        """Delete this run's records of batches before `committed`."""
         if committed.reader == self._reader_id:
             self._ledger.forget_before(committed.reader, committed.epoch)
 
@@ -118,7 +118,7 @@ class Epochs:
 
 
 def deal_out(begin: Positions, tasks: int) -> tuple[Positions, ...]:
-    """Deal queues out to at most `tasks` tasks, in turn."""
+    """Distribute queues over at most `tasks` tasks, round-robin."""
     queues = sorted(begin)
     count = min(tasks, len(queues))
     return tuple({queue: begin[queue] for queue in queues[number::count]} for number in range(count))

@@ -1,4 +1,4 @@
-"""One task of a real-time batch: its queues held open until the batch's time is over, and read as messages arrive."""
+"""A task of a real-time batch: holds queues until the batch's time is over, and reads messages as they arrive."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from store.model.log_protocol import Fingerprints, Log, Positions, QueueRange
 from store.publish.published_end import current_boot_id
 
 LEAST_SECONDS = 1.0
-_ROWS_AT_ONCE = 1 << 15  # of one queue, before the others have their turn
-# An idle task learns only by writing that Spark gave it up; the second write fails at the latest.
+_ROWS_AT_ONCE = 1 << 15  # of one queue, before the other queues get their turn
+# An idle task notices only by writing that Spark gave it up. The second write fails at the latest.
 _HEARTBEAT_SECONDS = 1.5
 _PIPELINED = "SPARK_PIPELINED_UDF"  # what Spark tells its workers with spark.python.udf.pipelined.enabled
 
 
 @dataclass(frozen=True)
 class HeldTask:
-    """What the driver plans for one task: `begin` of each of its queues, and for how long it holds them.
+    """The plan of one task: the `begin` of each of its queues, and how long to hold them.
 
-    seconds: 0 to read the present messages and end, as for the replay of a batch by a query without `realTime`.
-    planned: `time.monotonic()` of the driver, valid on the machine `boot_id` only. last: the message before `begin`, as
-    far as it is known. member: the id of an orderly query in its group.
+    seconds: 0 to read the present messages and end, as in a replay by a query without `realTime`. planned: the driver's
+    `time.monotonic()`, valid only on the machine `boot_id`. last: the message before each `begin`, if known. member:
+    the id of an orderly query in its group.
     """
 
     name: TaskName
@@ -47,9 +47,9 @@ class HeldTask:
     member: str | None = None
 
     def deadline(self) -> float:
-        """Return the end by this process's `time.monotonic()`: all tasks of a batch end at once if they share a clock.
+        """Return the end by this process's `time.monotonic()`. Tasks that share a clock with the driver end together.
 
-        A task that starts late, for want of a task slot, still reads for `LEAST_SECONDS`.
+        A task that starts late, because no task slot was free, still reads for `LEAST_SECONDS`.
         """
         now = time.monotonic()
         if self.boot_id != current_boot_id():
@@ -57,7 +57,7 @@ class HeldTask:
         return max(self.planned + self.seconds, now + min(self.seconds, LEAST_SECONDS))
 
     def late(self) -> bool:
-        """Whether its time was over before it began."""
+        """Return whether its time was over before it began."""
         return self.boot_id == current_boot_id() and time.monotonic() > self.planned + self.seconds
 
 
@@ -70,9 +70,9 @@ class HeldReader:
         self._ledger = ledger
 
     def read(self, task: HeldTask) -> Iterator[pa.RecordBatch]:
-        """Yield batches as they arrive; or, if an attempt at this task left a record, exactly the recorded ranges.
+        """Yield batches as they arrive. If an earlier attempt left a record, yield exactly the recorded ranges.
 
-        Raises `OptionError` if Spark would keep the batches back, `LedgerError`, and what `RangeReader` does.
+        Raises `OptionError` if Spark would buffer the batches, `LedgerError`, and the errors of `RangeReader`.
         """
         if task.seconds > 0:
             require_pipelined_workers()
@@ -90,10 +90,10 @@ class HeldReader:
             yield from self._up_to(log, reached, record)
 
     def _has_queues(self, task: HeldTask) -> Callable[[], bool]:
-        """Return a function that says whether the query may read on.
+        """Return a function that tells whether the query may read on.
 
-        If the process that renews an orderly query's locks is killed, another query gets them at once, and Spark goes
-        on with the batch all the same.
+        If the process that renews an orderly query's locks is killed, another query gets the locks at once. But Spark
+        continues the batch.
         """
         group, member = self._options.consumer_group, task.member
         if member is None or group is None:
@@ -103,9 +103,10 @@ class HeldReader:
     def _held(
         self, log: Log, reached: Positions, last: Fingerprints, deadline: float, has_queues: Callable[[], bool]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield messages and arrivals until `deadline`, and advance `reached` and `last`, the message before it.
+        """Yield messages and arrivals until `deadline`. Advances `reached` and `last`, the message before it.
 
-        A queue that is deleted or replaced concurrently is not advanced: the next batch begins there and reports it.
+        A queue that is deleted or replaced concurrently is not advanced: the next batch begins there and reports the
+        loss.
         """
         with log.hold(dict(reached), deadline, self._options.message_filter, _HEARTBEAT_SECONDS) as held:
             while True:
@@ -124,7 +125,8 @@ class HeldReader:
                 wanted = there._replace(end=min(there.end, there.start + _ROWS_AT_ONCE))
                 queue, ends = wanted.queue, {wanted.queue: wanted.end}
                 before = log.fingerprints(ends)
-                # In this order: a queue that is the same one now was so when its last message was looked at.
+                # Check after reading the fingerprint. If the queue is unchanged now, the fingerprint is of the same
+                # queue.
                 if self._is_lost(log, wanted, last, before):
                     continue
                 yield from self._range_reader.scan_seen(log, wanted, RangeTask((wanted,), ends, before))
@@ -134,9 +136,9 @@ class HeldReader:
                 held.again(queue, wanted.end)
 
     def _is_lost(self, log: Log, wanted: QueueRange, last: Fingerprints, before: Fingerprints) -> bool:
-        """Whether a queue is not the one that was read up to `wanted`, or shorter. Raises `DataLossError`.
+        """Return whether a queue was replaced, or is shorter than `wanted`. Raises `DataLossError`.
 
-        before: the message before the end of `wanted`. If it is unknown, the queue must still reach that end now.
+        before: the message before the end of `wanted`. If it is unknown, the queue must still reach that end.
         """
         queue, begin = wanted.queue, wanted.start
         is_another = bool(replaced_queues(log, {queue: begin}, last))
@@ -149,7 +151,7 @@ class HeldReader:
         return True
 
     def _lose_what_is_gone(self, log: Log, reached: Positions) -> None:
-        """Raises `DataLossError`."""
+        """Report the loss of deleted queues. Raises `DataLossError`."""
         there, missing = log.look(reached)
         for queue in (queue for queue in reached if queue not in there and queue.broker not in missing):
             report_loss(
@@ -157,7 +159,7 @@ class HeldReader:
             )
 
     def _up_to(self, log: Log, reached: Positions, record: TaskRecord) -> Iterator[pa.RecordBatch]:
-        """Yield the rest of the recorded ranges; nothing if this attempt wrote the record."""
+        """Yield the rest of the recorded ranges, or nothing if this attempt wrote the record."""
         for queue, end in record.next.items():
             if reached[queue] > end:
                 raise LedgerError(
@@ -169,7 +171,7 @@ class HeldReader:
 
 
 def require_pipelined_workers() -> None:
-    """Raises `OptionError` in a Python worker that keeps batches back until its buffer is full."""
+    """Raise `OptionError` in a Python worker that buffers batches."""
     if os.environ.get(_PIPELINED) != "1":
         raise OptionError(
             "realTime needs workers that hand over each batch at once: PySpark 4.3 or later, and the setting "

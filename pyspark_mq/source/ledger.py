@@ -1,17 +1,17 @@
 """The ledger: what each held task of a real-time batch has read, so that a replayed batch reads the same.
 
-The end of a real-time batch is not known when it is planned. A task therefore records its end before its
-iterator ends: one file, which appears complete and is never replaced. The first attempt to record wins, and any other
-attempt at the task reads exactly the recorded ranges. On an object store, files are objects.
+The end of a real-time batch is not known when it is planned. So each task records its end before its iterator ends: in
+one file, which is created atomically and never replaced. The first attempt to record wins. Any other attempt at the
+task reads exactly the recorded ranges. On an object store, files are objects.
 
     <ledger>/<reader>/<epoch>-<task>.json    {"next": {"orders": {"0": 57}}, "starved": false,
                                               "last": {"orders": {"0": [104857, 1763772000123]}}, "slots": 2}
-    <ledger>/<reader>/.made                  empty; its time says when the reader began
-    <ledger>/<reader>/passed                 empty; its time says when another reader went on from this one last
+    <ledger>/<reader>/.made                  empty; its time is when the reader began
+    <ledger>/<reader>/passed                 empty; its time is when another reader last continued after this one
 
-A reader is one run of a query. While it runs it deletes its records of committed batches. The next run goes on from the
-records of its last batch. A checkpoint may be copied, so they stay until `RETENTION_SECONDS` after a run went on from
-them, and for ever if none did.
+A reader is one run of a query. While it runs, it deletes its records of committed batches. The next run starts from the
+records of its last batch. A checkpoint may be copied, so these records are kept for `RETENTION_SECONDS` after a run
+started from them. If none did, they are kept forever.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PASSED = "passed"
 _MADE = ".made"
 _MAX_BYTES = 256 << 20
 _RECORD = re.compile(r"([0-9]+)-[0-9]+\.json")
-# What may be deleted: records, marks, and what a killed process left of one.
+# Files that may be deleted: records, marks, and temporary files of a killed process.
 _OURS = re.compile(rf"\.?({_RECORD.pattern}|{_PASSED}|{re.escape(_MADE)})(\.[0-9a-f]{{32}}(\.tmp)?)?")
 
 
@@ -70,8 +70,8 @@ class _RecordJson(msgspec.Struct):
 class TaskRecord:
     """The end of a task: the `next` offset of each of its queues, and the message before it (see `StreamOffset`).
 
-    starved: it began only when its time was over and another task had ended: there are too few task slots.
-    slots: how many there are, if the task was told.
+    starved: the task began after its time was over and another task had ended, so there are too few task slots. slots:
+    the number of task slots, if known.
     """
 
     next: Positions
@@ -81,20 +81,19 @@ class TaskRecord:
 
 
 class Ledger:
-    """Records in one directory, or one folder of an object store, that the driver and all executors see.
+    """Records in a directory, or a folder of an object store, that the driver and all executors see.
 
-    Every method raises `LedgerError` for a malformed id of a reader, because the id becomes the name of a folder.
+    Every method raises `LedgerError` for a malformed reader id, because the id becomes the name of a folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """path: a directory or a URL."""
         self._path = os.fspath(path)
 
     def __str__(self) -> str:
         return self._path
 
     def prepare(self, reader: str) -> None:
-        """Begin the folder of a reader. Raises `LedgerError` if records cannot be written, or might be replaced."""
+        """Create the folder of a reader. Raises `LedgerError` if records cannot be written, or could be replaced."""
         made = f"{_folder(reader)}/{_MADE}"
         with self._usable() as objects:
             objects.write(made, b"")
@@ -106,9 +105,9 @@ class Ledger:
                 )
 
     def find(self, name: TaskName, queues: Collection[Queue]) -> TaskRecord | None:
-        """Return what an attempt at this task, which has `queues`, recorded; None without a record.
+        """Return the record of a task with these `queues`, or None.
 
-        Raises `LedgerError` if it cannot be read, or is about other queues.
+        Raises `LedgerError` if the record cannot be read, or has other queues.
         """
         path = _record_path(name)
         try:
@@ -131,12 +130,12 @@ class Ledger:
             ) from error
 
     def knows(self, reader: str) -> bool:
-        """Whether the ledger has anything of a reader. Raises `LedgerError`."""
+        """Return whether the ledger has any files of a reader. Raises `LedgerError`."""
         with self._usable() as objects:
             return bool(objects.names(_folder(reader)))
 
     def record(self, name: TaskName, record: TaskRecord) -> TaskRecord:
-        """Write `record` to the device, unless the task has a record, and return the record that counts.
+        """Write and sync `record`, unless the task has a record. Return the record that counts.
 
         Raises `LedgerError` if it cannot be written.
         """
@@ -154,12 +153,12 @@ class Ledger:
         return found or record
 
     def any_ended(self, name: TaskName) -> bool:
-        """Whether any task of the same batch has a record. Raises `LedgerError`."""
+        """Return whether any task of the same batch has a record. Raises `LedgerError`."""
         with self._usable() as objects:
             return name.epoch in _epochs(objects, name.reader).values()
 
     def forget_before(self, reader: str, epoch: int) -> None:
-        """Delete a reader's records of epochs below `epoch`. For the reader itself, while it runs.
+        """Delete a reader's records of epochs below `epoch`. Only a running reader may do this, for itself.
 
         Raises `LedgerError`.
         """
@@ -169,24 +168,24 @@ class Ledger:
                     objects.delete(f"{reader}/{file}")
 
     def mark_passed(self, reader: str) -> None:
-        """Note that another reader went on from `reader`: Spark has logged a batch after its last one."""
+        """Mark that another reader continued after `reader`, and Spark has logged its batch."""
         path = f"{_folder(reader)}/{_PASSED}"
-        with suppress(ObjectsUnavailable):  # a query without realTime may have no right to write: then the folder stays
+        with suppress(ObjectsUnavailable):  # a query without realTime may lack permission; then keep the folder
             self._objects.write(path, b"")
 
     def prune(self) -> None:
-        """Delete readers that were passed long ago, or planned long ago and never begun."""
+        """Delete readers that were passed long ago, or were created long ago and left no record."""
         oldest = time.time() - RETENTION_SECONDS
         with suppress(ObjectsUnavailable):
             objects = self._objects
             for folder, written in objects.names("").items():
                 if written is None and READER_ID.fullmatch(folder):
-                    with suppress(ObjectsUnavailable):  # another process deletes it, or it is another user's
+                    with suppress(ObjectsUnavailable):  # another process deletes it, or another user owns it
                         _prune(objects, folder, oldest)
 
     @property
     def _objects(self) -> Objects:
-        return objects_at(self._path, {})  # opened in each process, so that no pickle has credentials
+        return objects_at(self._path, {})  # opened in each process, to keep credentials out of pickles
 
     @contextmanager
     def _usable(self) -> Iterator[Objects]:
@@ -213,13 +212,13 @@ def _record_path(name: TaskName) -> str:
 
 
 def _epochs(objects: Objects, reader: str) -> dict[str, int]:
-    """Return the batch of each of the reader's records, by file."""
+    """Return the epoch of each of the reader's records, by file name."""
     matches = map(_RECORD.fullmatch, objects.names(_folder(reader)))
     return {match[0]: int(match[1]) for match in matches if match}
 
 
 def _prune(objects: Objects, folder: str, oldest: float) -> None:
-    """Delete our own files of a reader that is over: the mark last, so that the next process goes on if this dies."""
+    """Delete the files of a finished reader. The mark is deleted last, so that an interrupted deletion is continued."""
     times = {name: written for name, written in objects.names(folder).items() if written is not None}
     if _is_over(times, oldest):
         for file in sorted(filter(_OURS.fullmatch, times), key=_PASSED.__eq__):
@@ -227,7 +226,7 @@ def _prune(objects: Objects, folder: str, oldest: float) -> None:
 
 
 def _is_over(files: Mapping[str, float], oldest: float) -> bool:
-    """Whether a reader was passed before `oldest` (seconds since 1970), or left nothing since then."""
+    """Return whether a reader was passed before `oldest` (seconds since 1970), or is older and left no record."""
     if _PASSED in files:
         return files[_PASSED] < oldest
     return not any(map(_RECORD.fullmatch, files)) and files.get(_MADE, oldest) < oldest

@@ -1,4 +1,4 @@
-"""Ranges of queues, read in a task as Arrow batches of the schema that Spark expects: any of `store.COLUMNS`."""
+"""Tasks that read ranges of queues as Arrow batches, with any of `store.COLUMNS`."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def default_schema(include_properties: bool, *, null_bodies: bool = False) -> St
 
 
 def projection(schema: StructType, *, null_bodies: bool = False) -> tuple[tuple[str, ...], pa.Schema]:
-    """The columns to read for `schema`, in its order, and the Arrow schema Spark expects of each batch.
+    """Return the columns to read for `schema`, in its order, and the Arrow schema that Spark expects of each batch.
 
-    null_bodies: whether bodies may be null. Any subset of `store.COLUMNS` in any order. Raises `SchemaError`
+    schema: any subset of `store.COLUMNS` in any order. null_bodies: whether bodies may be null. Raises `SchemaError`
     for another column or type.
     """
     names = tuple(schema.fieldNames())
@@ -71,14 +71,14 @@ def _field(name: str) -> StructField:
 
 
 ARRIVAL_TIMEOUT_SECONDS = 60.0
-_LOOK_AGAIN_SECONDS = 0.25  # a shared file system does not notify
+_LOOK_AGAIN_SECONDS = 0.25  # shared file systems do not notify
 
 
 class RangeTask(NamedTuple):
     """The `ranges` that one task reads.
 
-    ends, last: the end of the batch in their queues, and the message before it, if known: if another message stands
-    there, the queue was replaced since the batch was planned.
+    ends: the batch's end in each queue. last: the fingerprint of the message before it, if known. If that message has
+    changed, the queue was replaced after planning.
     """
 
     ranges: tuple[QueueRange, ...]
@@ -87,17 +87,17 @@ class RangeTask(NamedTuple):
 
     @classmethod
     def of(cls, ranges: tuple[QueueRange, ...], ends: Positions, last: Fingerprints) -> RangeTask:
-        """ends, last: of any queues."""
+        """Create a task. ends, last: may contain other queues."""
         queues = {wanted.queue for wanted in ranges}
         known = {queue: last[queue] for queue in queues & last.keys()}
         return cls(ranges, {queue: ends[queue] for queue in queues}, known)
 
     def is_another(self, log: Log, queue: Queue) -> bool:
-        """Whether a queue is not the one that was planned."""
+        """Return whether a queue was replaced after planning."""
         return bool(replaced_queues(log, {queue: self.ends[queue]}, self.last))
 
     def loss_in(self, log: Log, wanted: QueueRange) -> Loss | None:
-        """What `log` does not have of a range."""
+        """Return the loss in a range, or None."""
         return loss_in(wanted, log.bounds([wanted.queue]).get(wanted.queue), self.is_another(log, wanted.queue))
 
 
@@ -123,9 +123,9 @@ class RangeReader:
         self._arrival_timeout_seconds = arrival_timeout_seconds
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Batches with exactly the declared Arrow schema. Raises `DataLossError`, and the store's `StoreError`.
+        """Yield batches with exactly the declared Arrow schema. Raises `DataLossError`, and the store's `StoreError`.
 
-        `partition` holds a `RangeTask`, or None, which is what Spark makes of an empty list of partitions.
+        `partition` holds a `RangeTask`, or None: Spark replaces an empty list of partitions by one without a value.
         """
         task: RangeTask | None = partition.value
         if task is None:
@@ -136,23 +136,23 @@ class RangeReader:
                 yield from self.scan(log, wanted, task)
 
     def nothing(self) -> pa.RecordBatch:
-        """A batch without rows."""
+        """Return a batch without rows."""
         columns = [pa.nulls(0, kind) for kind in self._arrow_schema.types]
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
 
     def scan(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of `wanted`, once this process sees them; losses are handled as `losses` says.
+        """Yield the messages of `wanted`, after waiting until this process sees them.
 
-        Raises as `read`.
+        Losses are handled as in `losses`. Raises as `read`.
         """
         if wanted.length > 0:
             self._wait(log, wanted, task)
             yield from self.scan_seen(log, wanted, task)
 
     def scan_seen(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
-        """`scan` of messages that `log` has shown already."""
+        """Yield messages that `log` has shown before, without waiting."""
         for batch in self._scan(log, wanted, task):
-            # The columns as they are; names and nullability as Spark declared them.
+            # Keep the columns, but take names and nullability from the schema that Spark declared.
             yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow_schema)
 
     def _wait(self, log: Log, wanted: QueueRange, task: RangeTask) -> None:
@@ -164,14 +164,15 @@ class RangeReader:
             log.wait({queue: end}, min(left, _LOOK_AGAIN_SECONDS))
 
     def _scan(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of `wanted` that are left. None comes twice: rows before a loss are older than the rest.
+        """Yield the remaining messages of `wanted`, each once: messages before a loss are older than those after it.
 
-        If the end of the range is lost after rows were given out, nothing is left: the queue was replaced, or cut.
+        If the end of the range is lost after rows were yielded, nothing remains: the queue was replaced or cut.
         """
         is_begun = False
         while wanted.length > 0:
             try:
-                batches = log.scan(wanted, self._spec)  # of the queue as it is now, whatever becomes of its topic
+                # Open the scan before the check, so that it reads this queue even if the topic is replaced later.
+                batches = log.scan(wanted, self._spec)
                 if not task.is_another(log, wanted.queue):
                     for batch in batches:
                         is_begun = True
@@ -193,8 +194,8 @@ class RangeReader:
 def partitions_of(
     ranges: Sequence[QueueRange], options: SourceOptions, ends: Positions, last: Fingerprints
 ) -> list[InputPartition]:
-    """The input partitions that read `ranges`, for `RangeReader.read`; ends, last: as `RangeTask` has them."""
-    least = options.min_partitions or os.cpu_count() or 1  # Spark's slots are not known here
+    """Return the input partitions that read `ranges`, for `RangeReader.read`. ends, last: see `RangeTask`."""
+    least = options.min_partitions or os.cpu_count() or 1  # Spark's task slots are unknown here
     pieces = split(ranges, options.min_partitions, options.max_records_per_partition)
     packed = pack(pieces, least, options.max_records_per_partition)
     return [InputPartition(RangeTask.of(pieces, ends, last)) for pieces in packed]

@@ -1,6 +1,6 @@
-"""Spark's streaming readers: of micro-batches, of real-time batches, and one that refuses.
+"""Spark's streaming readers: for micro-batches, for real-time batches, and one that raises an error.
 
-The planner decides on offsets. The readers translate them to the JSON of Spark's checkpoint, and to input partitions.
+The planner chooses offsets. The readers convert them to the JSON of Spark's checkpoint, and to input partitions.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ Json = dict[str, Any]
 
 
 class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads micro-batches. Lives in a process of its own beside the driver, for one run of one query.
+    """Reads micro-batches. Lives in its own process beside the driver, for one run of one query.
 
-    A checkpoint may hold real-time batches: every one that a batch starts from is resolved through the ledger.
+    A checkpoint may hold real-time batches. If a batch starts after one, its end is resolved through the ledger.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        """Raises `OptionError`, `SchemaError`. Opens nothing: tasks unpickle this too."""
+        """Raises `OptionError`, `SchemaError`. Opens nothing, because tasks unpickle this object."""
         self._options = options
         self._planner = Planner(options)
         self._epochs = Epochs(options)
@@ -52,13 +52,14 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner.end_with_present_messages()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Never ReadAllAvailable, which therefore means Trigger.Once. The planner applies the real limits."""
+        """Return a limit other than ReadAllAvailable, which then means Trigger.Once. The planner applies the real
+        limits."""
         return ReadMaxRows(self._options.max_offsets_per_trigger or _NO_LIMIT)
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
-        """Return the end of the next batch; `start` itself if nothing arrives while the planner waits.
+        """Return the end of the next batch, or `start` if nothing arrives while the planner waits.
 
-        Raises `CheckpointError`, `LedgerError`, and what `Planner.micro_batch` does.
+        Raises `CheckpointError`, `LedgerError`, and the errors of `Planner.micro_batch`.
         """
         before = self._offset(start)
         begin = self._epochs.resolve(before) if isinstance(before, EpochOffset) else before
@@ -73,13 +74,13 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(ends(self._planner.bounds))
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
-        """Return the tasks of a batch. They depend on the two offsets and the options only, so a replay is the same.
+        """Return the tasks of a batch. They depend only on the offsets and the options, so a replay is the same.
 
-        Raises `DataLossError` for a batch that runs again after its queues were replaced (see `failOnDataLoss`).
+        Raises `DataLossError` if queues were replaced before a batch runs again (see `failOnDataLoss`).
         """
         before, until = self._offset(start), self._offset(end)
         if isinstance(before, EpochOffset):
-            # Not when `end` was planned: Spark might not have logged it.
+            # Not when `end` was planned, because Spark might not have logged it.
             self._epochs.mark_passed(before, until)
             before = StreamOffset({})  # after a real-time batch every queue is pinned
         self._planner.require_same_queues(until)
@@ -93,7 +94,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._range_reader.read(partition)
 
     def commit(self, end: Json) -> None:
-        """Spark has logged the batch after `end`."""
+        """Called after Spark has logged the batch after `end`."""
         offset = self._offset(end)
         if isinstance(offset, EpochOffset):
             self._epochs.forget_before(offset)
@@ -104,15 +105,15 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _following(
         self, before: StreamOffset | EpochOffset, begin: StreamOffset, *, once: bool
     ) -> StreamOffset | EpochOffset | None:
-        """Return the end of the batch after `before`, which ended at `begin`; None if nothing is new.
+        """Return the end of the batch after `before`, which ended at `begin`, or None if nothing is new.
 
-        once: it is the only batch.
+        once: this is the only batch.
         """
         end = self._planner.micro_batch(begin, once=once)
         return None if end is begin else end
 
     def _offset(self, json_: Json) -> StreamOffset | EpochOffset:
-        """Parse an offset once: Spark hands in each several times, and a thousand queues take long.
+        """Parse an offset once: Spark passes each one several times, and parsing a thousand queues is slow.
 
         Raises `CheckpointError`.
         """
@@ -128,9 +129,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RealTimeStreamReader(MqStreamReader):
-    """Reads real-time batches: tasks wait for arrivals, so the next batch is planned at once.
+    """Reads real-time batches. Their tasks wait for arrivals, so the next batch is planned at once.
 
-    Trigger.AvailableNow and Trigger.Once end at a known offset, so they take micro-batches.
+    Trigger.AvailableNow and Trigger.Once need a known end, so they use micro-batches.
     """
 
     def _following(
@@ -152,7 +153,7 @@ def stream_reader(options: SourceOptions, schema: StructType) -> MqStreamReader:
 
 
 class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Raises an error when Spark asks for the first thing: an error while a reader is made, Spark hides by its own."""
+    """Raises an error at Spark's first call, because Spark hides errors that are raised while a reader is created."""
 
     def __init__(self, why: MqSourceError) -> None:
         self._why = why
