@@ -1,21 +1,21 @@
-"""A device that forgets: what is left of a directory when the machine goes down.
+"""A simulated device: the possible states of a directory after a machine crash.
 
-It is told every change of a run in order, and knows which of them were flushed. What it assumes of a file system is
-what POSIX promises and what ext4 (data=ordered or writeback) and XFS keep, no more:
+It is given every change of a run in order, and knows which changes were flushed. It assumes what POSIX guarantees and
+what ext4 (data=ordered or writeback) and XFS implement:
 
-- `fsync` and `fdatasync` of a file bring its bytes and its length to the device, but not its name.
-- `fsync` of a directory brings the names in it to the device, but neither its own name nor its files' bytes.
-- Of what was not flushed anything may have arrived: of each page (4,096 bytes) the state of any moment since the flush,
-  or, where a write was torn, of each sector (512 bytes); and the length of any moment. What was never written is zero.
-  So a file may have its length and no bytes, or bytes of its end and none of its middle.
-- Changes of names arrive in order: all up to some moment, as a journal has them, or, stricter, those of each directory
-  up to a moment of its own. A change is whole: a rename loses no file, and what it replaces is there until then.
-  A file that is renamed without having been flushed is there under its new name with anything in it.
-- A sector is written whole or not at all.
-- A flush that failed is not repeated: the pages it was to bring are taken for clean, whatever arrived of them, until
-  they are written to again. Of one that was a hole, and of which nothing arrived, nothing ever does: ext4 keeps that.
+- `fsync` and `fdatasync` of a file write its bytes and its length to the device, but not its name.
+- `fsync` of a directory writes the names in it to the device, but neither its own name nor its files' bytes.
+- Unflushed changes may be on the device in any mixture. Each page (4,096 bytes), or each sector (512 bytes) of a torn
+  write, has its state of any moment since the flush. So does the length. Bytes that were never written are zero. So a
+  file may have its length and no bytes, or bytes of its end and none of its middle.
+- Changes of names reach the device in order: all up to some moment, as in a journal, or, stricter, each directory's up
+  to its own moment. A change is atomic: a rename loses no file, and the replaced file exists until then. A file that
+  was renamed without a flush has its new name and any content.
+- A sector is written completely or not at all.
+- A failed flush is not repeated. Its pages count as clean, whether or not they reached the device, until they are
+  written again. A page that was a hole and did not reach the device stays a hole, as with ext4.
 
-The directory that the device is mounted at is itself safe; everything in it begins with nothing.
+The mount point itself is durable; everything in it starts empty.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import NamedTuple
 
 PAGE = 4096
 SECTOR = 512
-TOP = 0  # the node of the directory that the device is mounted at
+TOP = 0  # the node of the mount point
 
 
 class Write(NamedTuple):
-    """Bytes of a file, by `write` or through a mapping."""
+    """Bytes written to a file, by `write` or through a mapping."""
 
     node: int
     position: int
@@ -39,47 +39,46 @@ class Write(NamedTuple):
 
 
 class Resize(NamedTuple):
-    """A new length of a file; a new file gets its 0 before its name."""
+    """A new length of a file. A new file is resized to 0 before it is named."""
 
     node: int
     length: int
 
 
 class Names(NamedTuple):
-    """Names that change together: (directory, name, what it names now)."""
+    """An atomic change of names: (directory, name, the node it now refers to; None if deleted)."""
 
     changes: tuple[tuple[int, str, int | None], ...]
 
     @property
     def directories(self) -> set[int]:
-        """Those that change."""
         return {directory for directory, _, _ in self.changes}
 
 
 class Sync(NamedTuple):
-    """A file's bytes, or a directory's names, are on the device; or were to be, and the device failed."""
+    """A flush of a file's bytes or a directory's names, which may have failed."""
 
     node: int
     failed: bool = False
 
 
 Change = Write | Resize | Names | Sync
-Tree = dict[str, bytes | None]  # path to content, of a directory None; parents before their entries
+Tree = dict[str, bytes | None]  # path to content, None for a directory; parents before their entries
 
 
 class _File:
     def __init__(self, content: bytes = b"") -> None:
         self.now = bytearray(content)
         self._safe = bytes(content)
-        self._since: list[tuple[int, bytes] | int] = []  # what was written where, or the new length
-        self._dropped: set[int] = set()  # pages that a flush failed to bring
+        self._since: list[tuple[int, bytes] | int] = []  # writes as (position, data), and new lengths
+        self._dropped: set[int] = set()  # pages that a failed flush did not write
 
     def write(self, position: int, data: bytes) -> None:
         end = position + len(data)
         self.now.extend(bytes(max(0, end - len(self.now))))
         self.now[position:end] = data
         self._since.append((position, data))
-        for page in _units(position, end, PAGE):  # it goes as a whole, with what was dropped before
+        for page in _units(position, end, PAGE):  # the page is written as a whole, including data dropped before
             if page in self._dropped and not self._is_lost(page):
                 self._dropped.discard(page)
                 self._since.append((page * PAGE, bytes(self.now[page * PAGE : (page + 1) * PAGE])))
@@ -104,7 +103,7 @@ class _File:
         self._since = []
 
     def left(self, chance: random.Random) -> bytes:
-        """What a power loss at this moment may leave."""
+        """Return the bytes that a power loss at this moment may leave, chosen at random."""
         if not self._since:
             return self._safe
         moment = _moments(chance, len(self._since))
@@ -125,7 +124,7 @@ class _File:
         return bytes(image[:length].ljust(length, b"\0"))
 
     def _is_lost(self, page: int) -> bool:
-        """Whether a page was dropped, and is a hole on the device, which it stays."""
+        """Return whether a page was dropped while it was a hole on the device; it then stays a hole."""
         return page in self._dropped and not any(self._safe[page * PAGE : (page + 1) * PAGE])
 
 
@@ -134,7 +133,7 @@ def _units(begin: int, end: int, size: int) -> range:
 
 
 def _moments(chance: random.Random, last: int) -> Callable[[int], int]:
-    """How many of `last` changes had reached each sector of a file; sector -1 is its length."""
+    """Return how many of `last` changes reached each sector of a file; sector -1 is its length."""
     sectors = chance.choice((SECTOR, PAGE, PAGE, 1 << 60)) // SECTOR
     chosen: dict[int, int] = {}
 
@@ -148,10 +147,10 @@ def _moments(chance: random.Random, last: int) -> Callable[[int], int]:
 
 
 class Disk:
-    """A device with everything that it holds safely, and everything that it does not yet."""
+    """A device with its flushed state and the changes since."""
 
     def __init__(self, tree: Tree, changes: Iterable[Change], chance: random.Random) -> None:
-        """`tree`: what was on it, safely, before `changes`."""
+        """tree: the flushed state before `changes`."""
         self._files: dict[int, _File] = {}
         self._safe: dict[tuple[int, str], int] = {}
         self._since: list[Names] = []
@@ -165,7 +164,7 @@ class Disk:
         self.apply(changes, chance)
 
     def apply(self, changes: Iterable[Change], chance: random.Random) -> None:
-        """The next changes of the run; `chance` says what arrived where a flush failed."""
+        """Apply the next changes of the run; `chance` decides which pages a failed flush wrote."""
         for change in changes:
             self._apply(change, chance)
 
@@ -186,11 +185,11 @@ class Disk:
                 self._sync_names(node)
 
     def now(self) -> Tree:
-        """What a process sees."""
+        """Return what a process sees."""
         return self._tree(self._now, lambda file: bytes(file.now))
 
     def after_power_loss(self, chance: random.Random) -> Tree:
-        """What may be left when the machine goes down at this moment."""
+        """Return a state that a machine crash at this moment may leave."""
         names = dict(self._safe)
         for change in self._that_arrived(chance):
             _rename(names, change)
@@ -216,7 +215,7 @@ class Disk:
             yield from self._since[:count]
 
     def _sync_names(self, directory: int) -> None:
-        """What changed in a directory, and what had to change before it, is on the device."""
+        """Flush the changes of a directory's names, and all changes that they depend on."""
         needed, done, left = {directory}, [], []
         for change in reversed(self._since):
             is_needed = bool(change.directories & needed)
@@ -252,7 +251,7 @@ def _rename(names: dict[tuple[int, str], int], change: Names) -> None:
 
 
 def restore(tree: Tree, root: Path) -> None:
-    """Make the directory `root` of what a device holds; holes are holes."""
+    """Create the directory `root` with the device's content; zero pages become holes."""
     root.mkdir()
     for name, content in tree.items():
         path = root / name
@@ -269,6 +268,6 @@ def restore(tree: Tree, root: Path) -> None:
 
 
 def tree_of(root: Path) -> Tree:
-    """What is in a directory, as `restore` takes it."""
+    """Return a directory's content in the form that `restore` takes."""
     paths = sorted(root.rglob("*"), key=lambda path: path.parts)
     return {str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in paths}

@@ -1,4 +1,4 @@
-"""What was promised to somebody who used a store, at every moment of a run, and whether a directory keeps it."""
+"""The guarantees given to a store's user at each moment of a run, and checks that a directory keeps them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLUMNS = ("queueOffset", "body", "tags", "keys", "physicalOffset", "storeTimest
 
 @dataclass(frozen=True)
 class Sent:
-    """One message: as it was put, and where it went if that was answered."""
+    """One message as it was put, with its offsets once the put returned."""
 
     topic: str
     body: bytes
@@ -25,19 +25,19 @@ class Sent:
     physical_offset: int | None = None
 
     def placed(self, queue_id: int | None, queue_offset: int | None, physical_offset: int | None) -> Sent:
-        """This message with where it went."""
+        """Return this message with its offsets."""
         return replace(self, queue_id=queue_id, queue_offset=queue_offset, physical_offset=physical_offset)
 
 
 @dataclass
 class Steps(Generic[T]):
-    """Values of something that is replaced as a whole: (changes seen when it began, when it was answered; value)."""
+    """Successive values: (number of changes when the replacement began, number when it returned, value)."""
 
     first: T
     steps: list[tuple[int, int, T]] = field(default_factory=list)
 
     def possible(self, cut: int) -> list[T]:
-        """What may be there after that many changes: the last that was answered, and any that had begun since."""
+        """Return the values allowed after `cut` changes: the last one that returned, and any that had begun since."""
         values = [(done, value) for begun, done, value in self.steps if begun <= cut]
         answered = [number for number, (done, _) in enumerate(values) if done <= cut]
         return [value for _, value in values[answered[-1] :]] if answered else [self.first, *(v for _, v in values)]
@@ -45,12 +45,15 @@ class Steps(Generic[T]):
 
 @dataclass
 class History:
-    """Everything that was done to one store, by one life of the machine after the other.
+    """All changes to one store, over the successive lives of the machine.
 
-    sent: in the order of the log. may: how many of them can be there; must: how many have to be; both with the number
-    of changes from which on that is so. wholes: the first, and the one after the last, of those that are there together
-    or not at all. gone: log offsets below which retention may have deleted. refused: bodies of messages whose put was
-    answered with an error; they may be anywhere or nowhere. never: of those that have to be nowhere.
+    sent: messages in log order.
+    may, must: (number of changes, number of messages) steps: from so many changes on, at most, or at least, so many
+    messages are on the device.
+    wholes: ranges of `sent`, end exclusive, that exist completely or not at all.
+    gone: log offsets below which retention may have deleted, with the number of changes.
+    refused: bodies whose put raised an error; they may exist anywhere or nowhere.
+    never: bodies that must not exist.
     """
 
     sent: list[Sent] = field(default_factory=list)
@@ -64,14 +67,16 @@ class History:
     groups: dict[tuple[str, int], Steps[int | None]] = field(default_factory=lambda: defaultdict(lambda: Steps(None)))
 
     def next_offset(self, topic: str, queue_id: int) -> int:
-        """The queue offset that the next message of a queue has to get."""
+        """Return the offset that the queue's next message must get."""
         offsets = (each.queue_offset for each in self.sent if (each.topic, each.queue_id) == (topic, queue_id))
         return max((offset + 1 for offset in offsets if offset is not None), default=0)
 
     def check(self, found: list[Sent], cut: int) -> int:
-        """Whether `found`, all that a store has, may be what is left after that many changes; of how many messages.
+        """Check that `found`, a store's messages, may remain after `cut` changes; return the end of its range in
+        `sent`.
 
-        It is a piece of the log without a hole that begins where retention did and ends behind all that is promised.
+        It must be a range of the log without holes that begins where retention did and includes all guaranteed
+        messages.
         """
         numbers = {each.body: number for number, each in enumerate(self.sent)}
         self.check_each(found)
@@ -89,25 +94,25 @@ class History:
         return end
 
     def check_each(self, found: list[Sent]) -> None:
-        """Whether each was put as it is found; and none in a queue is passed over, which `everything` saw to."""
+        """Check that each message equals the one that was put. `everything` has checked that offsets are dense."""
         sent = {each.body: each for each in self.sent}
         for here in found:
             assert here.body not in self.never
             if here.body in self.refused:
                 continue
             put = sent[here.body]
-            if put.queue_offset is None:  # no answer came
+            if put.queue_offset is None:  # the put returned no offsets
                 put = put.placed(here.queue_id, here.queue_offset, here.physical_offset)
             assert here == put, f"{here} was put as {put}"
 
     def refuse(self, answered: int) -> None:
-        """What was put since there were `answered` messages was answered with an error."""
+        """Record that the puts after the first `answered` messages failed."""
         self.refused.update(each.body for each in self.sent[answered:])
         del self.sent[answered:]
         self.wholes = [whole for whole in self.wholes if whole[1] <= answered]
 
     def check_names(self, store: MessageStore, cut: int) -> None:
-        """Whether topics and the offsets of groups may be what is left after that many changes."""
+        """Check that topics and group offsets are allowed after `cut` changes."""
         topics = store.topics()
         for topic, steps in self.topics.items():
             assert topics.get(topic, 0) >= min(steps.possible(cut)), f"topic {topic}"
@@ -115,12 +120,12 @@ class History:
             found, end = None, 0
             if topic in topics:
                 found, end = store.consumer_offset("g", topic, queue_id), store.max_offset(topic, queue_id)
-            # What the group had seen may be gone: then it stands at the end of what is left.
+            # If messages that the group had read are lost, it must be at the end of the remaining ones.
             possible = {None if offset is None else min(offset, end) for offset in offsets.possible(cut)}
             assert found in possible, f"offset of the group in {topic}, queue {queue_id}"
 
     def goes_on(self, store: MessageStore, found: list[Sent], end: int, cut: int) -> History:
-        """The history of the next life, at whose begin what was promised before may be all that there is."""
+        """Return the history of the next life, which begins with the messages found."""
         first = end - sum(1 for each in found if each.body not in self.refused)
         sent = self.sent[:first] + _in_order(found)
         groups = {(topic, queue): Steps(store.consumer_offset("g", topic, queue)) for topic, queue in self.groups}
@@ -146,7 +151,7 @@ def _last(steps: list[tuple[int, int]], cut: int) -> int:
 
 
 def everything(store: MessageStore) -> list[Sent]:
-    """All that a store has. Offsets are dense, or `scan` raises; times do not step back along a queue."""
+    """Return all messages of a store. Checks that offsets are dense and that times ascend in each queue."""
     found = []
     for topic, queues in store.topics().items():
         for queue_id in range(queues):

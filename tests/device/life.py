@@ -1,4 +1,4 @@
-"""Somebody who uses a store: random verbs, by one or two writers, and what each of them promises."""
+"""A random user of a store: calls by one or two writers, and the guarantees of each call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BODY = pa.schema([("body", pa.binary())])
 
 
 def small(flush: str) -> StoreConfig:
-    """Files so small that a few messages go over to new ones; nothing is flushed but where a verb does it."""
+    """Settings with files of only a few messages each, and no flush except by calls."""
     return StoreConfig(
         mappedFileSizeCommitLog=8192,
         mappedFileSizeConsumeQueue=400,
@@ -63,7 +63,7 @@ def _places(result: AppendResult) -> list[tuple[int, int, int]]:
 
 
 class Life:
-    """One life of the machine, seen from the directory `path`; `recorder` counts its changes."""
+    """One life of the machine, with a store in the directory `path`; `recorder` counts its changes."""
 
     def __init__(self, path: Path, recorder: Recorder, chance: random.Random, history: History, flush: str) -> None:
         self.history = history
@@ -76,7 +76,7 @@ class Life:
         self._names = (f"{chance.getrandbits(32):08x}-{number}" for number in itertools.count())
 
     def begin(self, cut: int | None = None) -> None:
-        """Open the store; if the machine died at change `cut` of `history`, see whether all is there that has to be."""
+        """Open the store; after a crash at change `cut` of `history`, check its guarantees."""
         if cut is None:
             with self._maybe_refused():
                 self._stores.append(MessageStore.open(self._path, config=self._config))
@@ -97,7 +97,7 @@ class Life:
             assert store.max_offset(topic, queue_id) == self.history.next_offset(topic, queue_id)
 
     def go_on(self, verbs: int) -> None:
-        """Use the store."""
+        """Make random calls."""
         chosen = self._chance.choices(
             (
                 self._put,
@@ -123,7 +123,7 @@ class Life:
 
     @contextmanager
     def _maybe_refused(self) -> Iterator[None]:
-        """A device that failed makes errors; nothing else does."""
+        """Accept errors only after the device failed."""
         answered = len(self.history.sent)
         try:
             yield
@@ -133,13 +133,12 @@ class Life:
             self.history.refuse(answered)
 
     def end(self) -> None:
-        """Close the store."""
         while self._stores:
             with self._maybe_refused():
                 self._close()
 
     def abandon(self) -> None:
-        """Close what is still open, after the machine went down; nobody looks at the files any more."""
+        """Close the open stores after the machine crashed; their files are no longer checked."""
         for store in self._stores:
             with self._maybe_refused():
                 store.close()
@@ -180,7 +179,7 @@ class Life:
         self._answered(begun, sent, _places(store.append_table(topic, _table(sent))))
 
     def _publish(self) -> None:
-        """Several pieces, over several segments as a rule."""
+        """Publish an append of several parts, usually over several segments."""
         store, flush = self._any(), self._chance.random() < 0.5
         append, sent = self._added(store)
         begun = self._begin(sent, whole=flush)
@@ -189,7 +188,7 @@ class Life:
             self._promise()
 
     def _publish_in_vain(self) -> None:
-        """What was to come last does not; nobody ever sees the rest, which a machine may see that was not to flush."""
+        """Fail in the last part of an append. It stays invisible, except that a crash may reveal it if not flushed."""
         store, flush = self._any(), self._chance.random() < 0.5
         append, sent = self._added(store)
         if not sent:
@@ -201,7 +200,7 @@ class Life:
             append.publish(flush=flush)
 
     def _added(self, store: MessageStore) -> tuple[Append, list[Sent]]:
-        """An append with some parts, of no messages where there is no topic."""
+        """Begin an append with some parts; without messages if no topic exists."""
         append, topics, sent = store.begin(), list(store.topics()), []
         for _ in range(self._chance.choice((1, 2, 5)) if topics else 0):
             topic = self._chance.choice(topics)
@@ -211,7 +210,7 @@ class Life:
         return append, sent
 
     def _put_a_brokers_again(self) -> None:
-        """A copy of what only a broker takes: its properties look as if the device had lost some of them."""
+        """Append a copy of a record that only a broker accepts: its properties look like lost sectors."""
         store = self._any()
         for topic, queues in list(store.topics().items())[:1]:
             sent = self._message(topic)
@@ -225,11 +224,11 @@ class Life:
             self._answered(begun, [sent], _places(append.publish()))
 
     def _die(self) -> None:
-        """A writer is killed, in the middle of an append or not; what it published the others flush."""
+        """Kill a writer, possibly within an append; the other writers flush what it published."""
         store = self._stores.pop(self._chance.randrange(len(self._stores)))
         writer = store._writer
         assert writer is not None
-        store._is_over = True  # nor does it warn
+        store._is_over = True  # suppress the warning for an unclosed store
         writer._flusher._stop.set()
         writer._lock.close()
         self._dead.append(store)
@@ -271,7 +270,7 @@ class Life:
         self._stores.pop(self._chance.randrange(len(self._stores))).close()
         self._promise()
 
-    # --- what they promise -----------------------------------------------------------------------------
+    # --- guarantees --------------------------------------------------------------------------------------
 
     def _any(self) -> MessageStore:
         return self._chance.choice(self._stores)
@@ -292,7 +291,7 @@ class Life:
 
     @contextmanager
     def _begun(self, steps: Steps[T], begun: int, value: T) -> Iterator[None]:
-        """A value is replaced by another; by which one is known when the verb answers, not when it raises."""
+        """Record the replacement of a value: it is certain only if the call returns."""
         done = NEVER
         try:
             yield

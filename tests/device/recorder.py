@@ -1,8 +1,8 @@
-"""What a run does to a directory, call by call: the system's functions are replaced while it goes on.
+"""Record each change that a run makes to a directory, by replacing system functions.
 
-Paths and bytes are all it knows, so it does not care how the store is built. Writes of Python's file objects are seen
-because they are opened as those of `_pyio`, which call `os`. Stores through shared mappings are seen at the next
-call: what is mapped is compared with what it was.
+It records only paths and bytes, so it does not depend on the store's code. Writes of Python's file objects are seen
+because files are opened with `_pyio`, which calls `os`. Writes through shared mappings are found at the next call, by
+comparing the mapped file with its last content.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 from tests.device.disk import TOP, Change, Names, Resize, Sync, Tree, Write
 
-_WORD = 8  # what a processor stores at once
+_WORD = 8  # what a processor stores atomically
 _REAL = {name: getattr(os, name) for name in ("close", "dup", "lseek", "pread")}
 _open_for_reading = io.open
 _map = mmap.mmap
@@ -33,7 +33,7 @@ _map = mmap.mmap
 class Fault(NamedTuple):
     """From the `call`-th call of a function on (from 0), `times` calls fail.
 
-    error: an errno; 0 for a write of half of its bytes.
+    error: an errno; 0 means that half of the bytes are written.
     """
 
     function: str
@@ -43,19 +43,19 @@ class Fault(NamedTuple):
 
 
 class Recorder:
-    """Records what changes below the directory `root`, which holds `tree` as the run begins."""
+    """Records changes below the directory `root`, which holds `tree` when the run begins."""
 
     def __init__(self, root: Path, tree: Tree | None = None, fault: Fault | None = None) -> None:
         self.changes: list[Change] = []
         self.calls: Counter[str] = Counter()
-        self.struck = False  # the fault has
+        self.struck = False  # the fault occurred
         self._root = os.path.abspath(root)
         self._fault = fault
         self._turn = threading.RLock()
-        self._names: dict[tuple[int, str], int] = {}  # as they are now
-        self._nodes = TOP + 1  # the number of the next one
+        self._names: dict[tuple[int, str], int] = {}  # current names
+        self._nodes = TOP + 1  # the number of the next node
         self._opened: dict[int, int] = {}  # descriptor to node
-        self._mapped: dict[int, tuple[int, bytes]] = {}  # node to a descriptor of our own, and what was seen last
+        self._mapped: dict[int, tuple[int, bytes]] = {}  # node to (own descriptor, last seen content)
         for path in tree or {}:  # numbered as `Disk` does
             place = self._place_in(path)
             assert place is not None
@@ -63,7 +63,7 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
-        """Everything that this process does meanwhile is seen."""
+        """Record all changes of this process during the block."""
         replaced = {getattr(os, name): self._replacement(name, recorded) for name, recorded in self._recorded().items()}
         with ExitStack() as stack:
             for module in [module for name, module in sys.modules.items() if name == "os" or name.startswith("store")]:
@@ -82,7 +82,7 @@ class Recorder:
                 self._mapped.clear()
 
     def look(self) -> int:
-        """Record the stores through mappings since the last call; how many changes there are."""
+        """Record writes through mappings since the last call; return the number of changes."""
         with self._turn:
             for node, (descriptor, before) in self._mapped.items():
                 now = _REAL["pread"](descriptor, len(before), 0)
@@ -102,7 +102,8 @@ class Recorder:
                 if self._concerns(args[0], kwargs.get("dir_fd")):
                     args = self._answer(name, args)
                 result = recorded(real, *args, **kwargs)
-                for node, (descriptor, before) in self._mapped.items():  # what the call wrote is no store
+                # The call's own write is not one through the mapping.
+                for node, (descriptor, before) in self._mapped.items():
                     self._mapped[node] = descriptor, _REAL["pread"](descriptor, len(before), 0)
                 return result
 
@@ -112,7 +113,7 @@ class Recorder:
         return first in self._opened if isinstance(first, int) else self._place(first, dir_fd) is not None
 
     def _answer(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The arguments of the call that the device carries out. Raises its error."""
+        """Return the arguments of the call that the device carries out. Raises the fault's error."""
         fault, number = self._fault, self.calls[name]
         self.calls[name] += 1
         if fault is None or name != fault.function or not 0 <= number - fault.call < fault.times:
@@ -127,7 +128,7 @@ class Recorder:
     # --- names -----------------------------------------------------------------------------------------
 
     def _place(self, path: Any, dir_fd: int | None = None) -> tuple[int, str] | None:
-        """The directory and the name that a path means; None outside of `root`, or of what is there."""
+        """Return the directory and name of a path; None if it is outside of `root` or missing."""
         text = os.fspath(path)
         if dir_fd is not None and not os.path.isabs(text):
             at = self._opened.get(dir_fd)
@@ -136,7 +137,6 @@ class Recorder:
         return self._place_in(absolute[len(self._root) + 1 :]) if absolute.startswith(f"{self._root}/") else None
 
     def _place_in(self, path: str) -> tuple[int, str] | None:
-        """`_place` of a path below `root`."""
         *parents, name = path.split("/")
         at: int | None = TOP
         for parent in parents:
@@ -160,7 +160,9 @@ class Recorder:
     # --- calls -----------------------------------------------------------------------------------------
 
     def _recorded(self) -> dict[str, Callable[..., Any]]:
-        """Each replaced function of `os` by its name, as (the real one, its arguments): its result."""
+        """Return each replaced function of `os` by name: it takes the real one and its arguments, and returns its
+        result.
+        """
         return {
             **({"pread": lambda real, *args: real(*args)} if self._fault and self._fault.function == "pread" else {}),
             "open": self._open,

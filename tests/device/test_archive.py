@@ -1,4 +1,4 @@
-"""The machine goes down: what a crash took from the store is not in its archive, or the two would never fit again."""
+"""Machine crashes: an archive never has messages that a crash took from the store."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_is_archived_is_on_the_stores_own_device(tmp_path: Path) -> None:
 
 
 def test_what_recovery_needs_to_get_to_what_is_archived_is_there_too(tmp_path: Path) -> None:
-    """Records of other topics, in segments before: the log ends at the first that a crash took."""
+    """Lost records of other topics in earlier segments would end the log before the archived ones."""
     recorder = Recorder(tmp_path / "live")
     with recorder.recording(), MessageStore.open(tmp_path / "live" / STORE, config=small("ASYNC_FLUSH")) as store:
         for topic in ("before", "t"):

@@ -1,6 +1,6 @@
-"""The machine goes down at any moment of a store's life, and again while it comes up: what was promised is there.
+"""Crash the machine at random moments, and again during recovery: all guarantees hold.
 
-CUTS=100000 looks at so many moments. A failure names its life and moment: CUT=17/4 looks at that one alone.
+CUTS=100000 checks so many moments. A failure names its life and moment: CUT=17/4 repeats it alone.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ CUTS = int(os.environ.get("CUTS", "200"))
 CUTS_A_LIFE = 50
 ONLY = os.environ.get("CUT", "")
 VERBS = 60
-READERS = 0.3  # of the crashed directories are read as they are
+READERS = 0.3  # share of the crashed directories that are also read before recovery
 STORE = "mq"
 
 
 class Lived(NamedTuple):
-    """What a life changed, and what it was promised."""
+    """The changes of a life, and its guarantees."""
 
     changes: list[Change]
     history: History
 
 
 def lived(root: Path, tree: Tree, chance: random.Random, flush: str, history: History, cut: int | None) -> Lived:
-    """One life on what is in `tree`, that of a machine which went down at `cut` of `history`."""
+    """Run one life on the directory `tree`, which a machine crash at `cut` of `history` left."""
     restore(tree, root)
     recorder = Recorder(root, tree)
     life = Life(root / STORE, recorder, chance, history, flush)
@@ -65,7 +65,7 @@ def lived(root: Path, tree: Tree, chance: random.Random, flush: str, history: Hi
 
 
 def up_again(tree: Tree) -> Tree:
-    """The machine has another boot id since."""
+    """Change the boot id, as a reboot does."""
     name = f"{STORE}/{PUBLISHED_END_FILE}"
     content, at = tree.get(name), field_offset(PUBLISHED_END, "boot_id")
     if not content or not content[at]:
@@ -74,7 +74,7 @@ def up_again(tree: Tree) -> Tree:
 
 
 def check_reader(path: Path, history: History) -> None:
-    """Who only reads sees a prefix of each queue, for they are not yet recovered, or is told what is wrong."""
+    """A reader sees a prefix of each queue, which is not yet recovered, or gets an error."""
     try:
         with MessageStore.open(path, read_only=True) as reader:
             history.check_each(everything(reader))
@@ -83,7 +83,7 @@ def check_reader(path: Path, history: History) -> None:
 
 
 def check_queue_files(tree: Tree) -> None:
-    """Each file of a queue is whole before the next one is there: RocketMQ looks for holes in the last three only."""
+    """Each file of a queue is complete before the next one exists: RocketMQ looks for holes in the last three only."""
     queues: dict[str, list[bytes]] = {}
     for path, content in sorted(tree.items()):
         if content is not None and path.startswith(f"{STORE}/{CONSUME_QUEUE_DIR}/"):
@@ -94,7 +94,7 @@ def check_queue_files(tree: Tree) -> None:
 
 
 def crash(root: Path, tree: Tree, chance: random.Random, flush: str, history: History, cut: int) -> None:
-    """The machine goes down twice: at `cut`, and somewhere in the next life, in its recovery as a rule."""
+    """Crash at `cut`, and again at a random change of the next life, usually during recovery."""
     tree = up_again(tree)
     check_queue_files(tree)
     if chance.random() < READERS:
@@ -131,7 +131,7 @@ def test_what_was_promised_is_there(tmp_path: Path, flush: str) -> None:
 
 
 def test_a_segment_whose_maker_died_before_its_name_was_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who appends next finds the file, and answers for what he puts there."""
+    """The next append finds the file, and must flush its name before it returns."""
     recorder, message = Recorder(tmp_path / "live"), Message("t", bytes(3000))
 
     def die(directory: Path) -> None:
@@ -155,7 +155,9 @@ def test_a_segment_whose_maker_died_before_its_name_was_safe(tmp_path: Path, mon
 
 
 def test_what_a_dead_member_sent_back_is_there_where_its_offset_is(tmp_path: Path) -> None:
-    """Its offset is inherited when it is missed, by who may never have appended."""
+    """The member's offset is inherited by a process that may never have appended, so the sent back message must be
+    flushed.
+    """
     recorder, queue, path = Recorder(tmp_path / "live"), Queue("t", 0), tmp_path / "live" / STORE
     with recorder.recording(), MessageStore.open(path, config=small("ASYNC_FLUSH")) as store:
         store.create_topic("t", 1)
@@ -165,7 +167,7 @@ def test_what_a_dead_member_sent_back_is_there_where_its_offset_is(tmp_path: Pat
         dies.lock([queue])
         dies.send_back(store.get_message("g", "t", 0, 0).messages)
         dies.commit({queue: 1})
-        left = dies._store.open()  # which is killed with the machine, not flushed
+        left = dies._store.open()  # a machine crash ends it without a flush
         del dies
         assert DirectoryGroup(path, "g").members() == []
         DirectoryGroup(path, "g").create()
@@ -184,7 +186,7 @@ def test_what_a_dead_member_sent_back_is_there_where_its_offset_is(tmp_path: Pat
 
 
 def test_an_append_is_undone_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was on the device, and its last step did not come: at any moment all of it is there, or nothing."""
+    """The append was on the device except for its last step: at any moment all of it is visible, or nothing."""
     recorder, new = Recorder(tmp_path / "live"), [bytes([number]) * 2500 for number in range(8)]
 
     def die(published: PublishedEnd, confirm_offset: int) -> None:
@@ -218,7 +220,7 @@ def test_an_append_is_undone_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_queue_file_is_whole_before_the_next_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor has one a hole, where an append is undone, before those behind it are gone."""
+    """Undoing an append also makes no hole in a file before the later files are deleted."""
     recorder, config = Recorder(tmp_path / "live"), small("ASYNC_FLUSH")
     entries = config.mappedFileSizeConsumeQueue // CQ_ENTRY.itemsize
 
@@ -245,7 +247,7 @@ def test_a_queue_file_is_whole_before_the_next_is_begun(tmp_path: Path, monkeypa
 
 
 def test_what_a_recovery_cleared_away_does_not_come_back(tmp_path: Path) -> None:
-    """Records behind a torn one are sound, and would go on where new ones end."""
+    """Records after a torn one are valid, and would continue the log after new records."""
     path, config = tmp_path / "live" / STORE, small("ASYNC_FLUSH")
     first, second = (tmp_path / name for name in ("first", "second"))
     bodies = [bytes([number]) * 2500 for number in range(8)]  # three of them to a segment

@@ -1,6 +1,6 @@
-"""A topic is deleted where the device fails at any call, or the machine goes down: it is there as a whole, or gone.
+"""Delete a topic while any device call fails or the machine crashes: the topic is complete or deleted.
 
-ERRORS=1000 lets so many calls fail; FAIL=17 one alone. CUTS=1000 looks at so many moments of going down.
+ERRORS=1000 lets so many calls fail; FAIL=17 repeats one. CUTS=1000 checks so many crash moments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.device.test_errors import NO_FAULT, fault_of
 ERRORS = int(os.environ.get("ERRORS", "25"))
 ONLY = os.environ.get("FAIL", "")
 CUTS = int(os.environ.get("CUTS", "25"))
-OLD = 25  # messages of the topic: more than a file of its queue has
+OLD = 25  # messages of the topic: more than a queue file holds
 CONFIG = small("ASYNC_FLUSH")
 
 
@@ -57,7 +57,7 @@ def make_folder(path: Path) -> Path:
 
 
 def is_there(path: Path, store: MessageStore, old: int) -> bool:
-    """Whether the topic is, with all that belongs to it; or else nothing is left of it."""
+    """Return whether the topic exists; check that all its files do, or none."""
     found = "t" in store.topics()
     assert store.consumer_offset("g", "t", 0) == 2
     assert store.consumer_offset("g", "other", 0) == 2
@@ -80,7 +80,7 @@ def begins_anew(path: Path, store: MessageStore) -> None:
 
 
 def dies(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deletion of which the rest is for others: the topic is gone."""
+    """Delete the topic, and die before its files are deleted."""
 
     def die(*_: object) -> None:
         raise KeyboardInterrupt
@@ -99,12 +99,12 @@ VERBS: dict[str, Callable[[Path, MessageStore], object]] = {
 
 
 def fail(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """One deletion, or the end of one by somebody else, with a fault in it; whether the fault was met."""
+    """Delete a topic, or finish its deletion, with a fault; return whether the fault occurred."""
     chance = random.Random(f"deletion {number}")
     who, more, fault = chance.choice(list(VERBS)), chance.randrange(3), NO_FAULT
     shutil.rmtree(tmp_path / "made", ignore_errors=True)
     make(tmp_path / "made")
-    for _ in range(2):  # the first time to see what calls there are
+    for _ in range(2):  # the first run counts the calls
         path = shutil.copytree(tmp_path / "made", tmp_path / STORE)
         with suppress(FlushFailed), MessageStore.open(path) as other:
             put(other, "t", "old", more)
@@ -119,7 +119,7 @@ def fail(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> bool:
             was_there = "t" in other.topics()
             assert told or not was_there
             assert not (was_there and who != "delete")
-            put(other, "other", "kept")  # which ends what there is to end
+            put(other, "other", "kept")  # finishes the deletion
             assert is_there(path, other, OLD + more) == was_there
             if not was_there:
                 with pytest.raises(UnknownTopic):
@@ -168,7 +168,7 @@ def test_the_machine_goes_down(tmp_path: Path, *, again: bool) -> None:
         with MessageStore.open(path) as store:
             assert bodies(store, "other") == [f"kept {n}" for n in range(3)]
             found = bodies(store, "t") if "t" in store.topics() else []
-            if not found or found[0].startswith("new"):  # it is gone, and another may be there
+            if not found or found[0].startswith("new"):  # it is deleted, and may be recreated
                 assert cut > begun
                 assert found == [f"new {n % 2}" for n in range(len(found))]
                 assert Reached.read(path / "producers" / "p").sequences == {"other": 6}

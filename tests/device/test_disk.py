@@ -1,4 +1,4 @@
-"""The device itself: what it must keep, what it may forget, and that it can forget it."""
+"""Tests of the simulated device: what it must keep, what it may lose, and that it can lose it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRIES = 300
 
 
 def recorded(root: Path, run: str, fault: Fault | None = None) -> list[Change]:
-    """The changes of a few lines of Python that run in `root`."""
+    """Return the changes of a few lines of Python that run in `root`."""
     root.mkdir(exist_ok=True)
     recorder = Recorder(root, fault=fault)
     with recorder.recording():
@@ -26,7 +26,7 @@ def recorded(root: Path, run: str, fault: Fault | None = None) -> list[Change]:
 
 
 def left(changes: list[Change]) -> list[Tree]:
-    """What is there after the machine went down, each thing once."""
+    """Return the possible states after a machine crash, without duplicates."""
     found: list[Tree] = []
     for seed in range(TRIES):
         chance = random.Random(seed)

@@ -1,7 +1,7 @@
-"""The device fails at any call: the verb raises an error of the tree, nothing that was promised is lost.
+"""Let any device call fail: the store raises a StoreError, and no guarantee is broken.
 
-Afterwards the process is started anew, or the machine goes down. ERRORS=10000 lets so many calls fail; a failure names
-the one, and FAIL=17 repeats it alone.
+Afterwards the process restarts, or the machine crashes. ERRORS=10000 lets so many calls fail; a failure names its
+number, and FAIL=17 repeats it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.device.test_crashes import STORE, lived, up_again
 ERRORS = int(os.environ.get("ERRORS", "25"))
 ONLY = os.environ.get("FAIL", "")
 VERBS = 25
-SHORT = 0  # half of what was to be written is
+SHORT = 0  # write half of the bytes
 CALLS = {
     "pwrite": (errno.EIO, errno.ENOSPC, errno.EDQUOT, SHORT),
     "write": (errno.EIO, errno.ENOSPC, SHORT),
@@ -45,7 +45,7 @@ SYNCS = ("fsync", "fdatasync")
 
 
 def life_with(root: Path, number: int, flush: str, fault: Fault) -> tuple[Recorder, Life]:
-    """A life on a device that has this fault."""
+    """Run a life on a device with this fault."""
     root.mkdir()
     recorder = Recorder(root, fault=fault)
     life = Life(root / STORE, recorder, random.Random(number), History(), flush)
@@ -63,7 +63,7 @@ def fault_of(calls: dict[str, int], chance: random.Random) -> Fault:
 
 
 def fail(root: Path, number: int) -> bool:
-    """One life with a fault in it, and the next one; whether the fault was met."""
+    """Run one life with a fault, and the next one; return whether the fault occurred."""
     chance = random.Random(f"fault {number}")
     flush = chance.choice(("ASYNC_FLUSH", "SYNC_FLUSH"))
     whole, _ = life_with(root / "whole", number, flush, NO_FAULT)
@@ -76,7 +76,7 @@ def fail(root: Path, number: int) -> bool:
             tree = up_again(Disk({}, changes, chance).after_power_loss(chance))
         else:
             tree = Disk({}, changes, chance).now()
-            if fault.function not in SYNCS:  # or else what the device has counts
+            if fault.function not in SYNCS:  # if a flush failed, only the device's content counts
                 history.must.append((cut, len(history.sent)))
         lived(root / "after", tree, chance, flush, history, cut)
     except Exception as error:
@@ -96,9 +96,7 @@ def test_nothing_promised_is_lost(tmp_path: Path, numbers: range) -> None:
 
 
 def flushed(root: Path, fault: Fault) -> tuple[list[Change], range]:
-    """What is put is not flushed, for the device fails, and is when the store was opened anew, with something more; the
-    changes, and which calls the first flush made.
-    """
+    """Fail to flush puts, reopen the store, put more and flush; return the changes and the first flush's calls."""
     recorder, path = Recorder(root, fault=fault), root / STORE
     with recorder.recording():
         store = MessageStore.open(path, config=small("ASYNC_FLUSH"))
@@ -116,7 +114,7 @@ def flushed(root: Path, fault: Fault) -> tuple[list[Change], range]:
 
 
 def test_what_can_still_be_read_is_on_the_device_when_the_store_was_opened_anew(tmp_path: Path) -> None:
-    """Whichever flush failed, and also where files had holes before; and so is what is put then."""
+    """Whichever flush failed, even if files had holes before. Later puts are on the device, too."""
     _, calls = flushed(tmp_path / "whole", NO_FAULT)
     assert len(calls) > 5, "of segments, queues and the published end"
     for call in calls:

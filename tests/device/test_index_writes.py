@@ -1,4 +1,4 @@
-"""The order in which keys are filed, seen from the device."""
+"""The order of index writes, seen from the device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def found(index: Index, hashed: int) -> list[int]:
 
 
 def test_a_writer_killed_while_it_files_one_key_takes_no_other_with_it(tmp_path: Path) -> None:
-    """At every moment: what it had begun is undone, then another key is filed in its place."""
+    """At every moment the unfinished entry is undone, and another key is indexed in its place."""
     recorder = Recorder(tmp_path / "run")
     (tmp_path / "run").mkdir()
     with recorder.recording():
@@ -49,7 +49,7 @@ def test_a_writer_killed_while_it_files_one_key_takes_no_other_with_it(tmp_path:
 
 
 def test_pages_of_slots_are_written_before_they_are_touched(tmp_path: Path) -> None:
-    """A page that is a hole needs space: a write without it is an error, a touch of the mapped page is a death."""
+    """A hole needs space when written: `write` raises an error, but touching the mapped page kills the process."""
     recorder = Recorder(tmp_path / "run")
     (tmp_path / "run").mkdir()
     with recorder.recording():
@@ -59,7 +59,7 @@ def test_pages_of_slots_are_written_before_they_are_touched(tmp_path: Path) -> N
     writes = [change for change in recorder.changes if isinstance(change, Write)]
     written = {page for change in writes if not change.position % PAGE for page in _pages(change)}
     for change in writes:
-        if len(change.data) == 8:  # a store through the mapping
+        if len(change.data) == 8:  # a write through the mapping
             assert set(_pages(change)) <= written
 
 

@@ -1,4 +1,4 @@
-"""The machine goes down right after settings were written: they are there, with the folder that was made for them."""
+"""Settings and their new folder survive a machine crash right after they were written."""
 
 from __future__ import annotations
 

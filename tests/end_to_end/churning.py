@@ -1,13 +1,12 @@
-"""Processes that make a store's life hard, each a run of this program. They end by themselves, or say why they cannot.
+"""Processes that put a store under load. Each exits by itself, or with an error.
 
-    python -m tests.end_to_end.churning write STORE NAME SECONDS
-    python -m tests.end_to_end.churning rule STORE NAME SECONDS
+python -m tests.end_to_end.churning write STORE NAME SECONDS: opens the store, appends, closes it, and runs retention
+now and then. It continues until it has put into a recreated topic. It writes each acknowledged message to
+STORE.acks/NAME as a line `topic life queue offset body`.
 
-`write`: opens the store, appends to its topics, closes it, and now and then has retention delete what it can; at least
-until it put into a topic that was made anew. What was acknowledged is in STORE.acks/NAME, a line
-`topic life queue offset body` a message.
-`rule`: deletes topics and creates them anew, makes new ones and adds queues. For a topic to be deleted nobody may have
-the store open to write: STORE.gate keeps the others out meanwhile. STORE.lives says how often each topic was created.
+python -m tests.end_to_end.churning rule STORE NAME SECONDS: deletes, recreates and creates topics, and adds queues. A
+topic can be deleted only while no process has the store open for writing, so STORE.gate locks the writers out.
+STORE.lives has the number of times that each topic was created.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ STEADY, CHURNING = "steady", ("churning-0", "churning-1", "churning-2")
 
 
 def make(path: Path) -> None:
-    """A store with a few messages, for queries to begin with: to a new one a topic that is not there is an error."""
+    """Create a store with a few messages: a new query raises an error if its topic is missing."""
     _lives(path).write_text(json.dumps({STEADY: 1, CHURNING[0]: 1}))
     _gate(path).touch()
     acknowledged(path).mkdir()
@@ -49,7 +48,7 @@ def acknowledged(path: Path) -> Path:
 
 def write(path: Path, name: str, seconds: float) -> None:
     chance, end, numbers = random.Random(name), time.monotonic() + seconds, itertools.count()
-    newest = 0  # life of a topic that this one put into
+    newest = 0  # number of the newest recreated topic that this process put into
     with (acknowledged(path) / name).open("w") as said:
         while time.monotonic() < end or newest < 2:
             with gate(path, fcntl.LOCK_SH), MessageStore.open(path) as store:
@@ -96,7 +95,7 @@ def rule(path: Path, name: str, seconds: float) -> None:
 
 @contextmanager
 def gate(path: Path, how: int) -> Iterator[None]:
-    """Through the gate, behind whoever came first."""
+    """Hold the gate's lock; `how` is shared or exclusive."""
     with _gate(path).open() as file:
         with path.with_name(f"{path.name}.turn").open("w") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)

@@ -1,6 +1,6 @@
-"""What docs/sql.md says of Spark Connect, as a client of a server that it starts: python connect_query.py STORE WORK.
+"""Run docs/sql.md's Spark Connect examples as a client that starts its server: python connect_query.py STORE WORK.
 
-Batches, views and a stream from the topic "orders" into the topic "paid", which has one queue.
+It runs batches, views and a stream from the topic "orders" into the topic "paid", which has one queue.
 """
 
 from __future__ import annotations

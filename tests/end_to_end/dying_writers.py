@@ -1,14 +1,14 @@
-"""Writers that die. Run as a program of its own: it forks them, so that a hundred deaths take seconds.
+"""Writers that die. The program forks them, so that a hundred deaths take seconds.
 
     python -m tests.end_to_end.dying_writers random STORE KILLS SEED
     python -m tests.end_to_end.dying_writers at
 
-`random`: three writers at any time, one after the other killed with SIGKILL. Each keeps what was acknowledged to it
-in STORE.acks/, one line `queue offset body` a message.
-`at`: for each line `VERB STORE MODE CALL` of standard input one `put_many` (VERB append), the same in several pieces
-under one publication (VERB publish), or one opening and closing (VERB open) that dies at its CALL-th system call of
-those that change anything: before it, which is after the one before, or (MODE half) in the middle of what it writes,
-and after it where it writes nothing. Prints "done" when it made fewer calls, then the exit status.
+`random`: runs three writers at any time and kills one after the other with SIGKILL. Each writes its acknowledged
+messages to STORE.acks/, one line `queue offset body` a message.
+`at`: reads lines `VERB STORE MODE CALL` from standard input. VERB is append (one `put_many`), publish (several parts in
+one publication) or open (one open and close). The process dies before its CALL-th system call that changes anything. If
+MODE is half, it dies in the middle of that call's write, or after the call if it writes nothing. Prints "done" if it
+made fewer calls, then the exit status.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from store import Message, MessageStore
 from store.publish.published_end import PublishedEnd
 
 TOPIC, QUEUES = "t", 3
-_WORD_BYTES = 8  # aligned, as the publication is: the kernel copies them in one instruction
+_WORD_BYTES = 8  # aligned, as the published end is: the kernel copies them in one instruction
 WRITERS = 3
 
 
 def key_of(body: str) -> str:
-    """Every message's own: the writer and its number."""
+    """Return the message's unique key: the writer and its number."""
     return body.rpartition("-")[0]
 
 
@@ -84,7 +84,7 @@ def kill_at_random(store_path: str, kills: int, seed: int) -> None:
 
 @cache
 def to_append() -> tuple[list[Message], pa.Table]:
-    """Messages, and some of them as a table; pyarrow may import pandas to make one."""
+    """Return messages, and some of them as a table; pyarrow may import pandas to make one."""
     messages = [
         Message(TOPIC, bytes([65 + n]) * 700, queue_id=n % 2, tags="x", keys=(f"k{n}", "all")) for n in range(12)
     ]
@@ -93,7 +93,7 @@ def to_append() -> tuple[list[Message], pa.Table]:
 
 
 def die_at(verb: str, store_path: str, mode: str, call: int) -> None:
-    """Every way in which it touches the directory counts as one call."""
+    """Each call that touches the directory counts as one."""
     calls = itertools.count()
 
     def dying(original: Any, *, splits: bool = False, counts: Callable[..., object] = lambda *args: True) -> Any:
@@ -139,7 +139,7 @@ def main() -> None:
         store_path, kills, seed = sys.argv[2:]
         kill_at_random(store_path, int(kills), int(seed))
         return
-    to_append()  # once, and not by each that dies
+    to_append()  # load modules once, not in each child
     for line in sys.stdin:
         verb, store_path, mode, call = line.split()
         pid = os.fork()

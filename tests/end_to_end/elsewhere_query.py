@@ -1,8 +1,7 @@
 """Queries whose executors share no disk with the driver: python elsewhere_query.py DRIVER BUCKET PYTHON.
 
-DRIVER is the driver's directory, with the store `target` and the checkpoints; PYTHON, which executors run, sees an
-empty one in its place. One query copies what the archive in BUCKET has, another one holds it until there is a line on
-standard input.
+DRIVER is the driver's directory, with the store `target` and the checkpoints. Executors run PYTHON, which sees an empty
+directory instead. One query copies the archive in BUCKET; another one holds it until a line arrives on standard input.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def main(driver: str, bucket: str, python: str) -> None:
     print("seen", tasks.map(lambda _: os.listdir(driver)).collect(), flush=True)
 
     def start(topic: str, trigger: dict[str, Any], options: dict[str, str]) -> StreamingQuery:
-        """Every message of the archive into a topic of the driver's store."""
+        """Copy every message of the archive into a topic of the driver's store."""
         reader = spark.readStream.format("mq").options(subscribe="orders", startingOffsets="earliest", **options)
         writer = reader.load(f"{bucket}/archive").select("body").writeStream.format("mq").trigger(**trigger)
         writer = writer.options(topic=topic, stagingPath=f"{bucket}/staging")

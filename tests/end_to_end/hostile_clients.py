@@ -1,4 +1,4 @@
-"""Children of `test_hostile_clients`: hostile clients; a good producer and consumer.
+"""Child processes of `test_hostile_clients`: a server, hostile clients, and a good producer and consumer.
 
 hostile_clients.py serve DIRECTORY                   prints its address, serves until its input ends
 hostile_clients.py attack ADDRESS SECONDS            50 connections; prints how many frames each kind sent
@@ -65,7 +65,7 @@ def hostile_frames() -> dict[str, bytes]:
 
 
 def tags(number: int) -> bytes:
-    """A pull by 0.9 MB of tags that no other pull names."""
+    """Return a pull with 0.9 MB of tags that no other pull names."""
     from store.model.codes import RequestCode
     from store.remoting.command import Command, encode
     from store.remoting.headers import PullMessage
@@ -87,7 +87,7 @@ def attack(address: str, seconds: float) -> None:
             with suppress(OSError), socket.create_connection((host, int(port)), timeout=2) as hostile:
                 hostile.sendall(tags(next(numbers)) if kind == "tags" else frames[kind])
                 sent[kind] += 1
-                hostile.recv(1)  # an answer, or the end; or none, of a frame that is unfinished
+                hostile.recv(1)  # an answer or the end of the connection; neither for an unfinished frame
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(CONNECTIONS)]
     for thread in threads:
@@ -97,11 +97,11 @@ def attack(address: str, seconds: float) -> None:
     print(json.dumps(sent), flush=True)
 
 
-# --- good ones -------------------------------------------------------------------------------------------
+# --- good clients ----------------------------------------------------------------------------------------
 
 
 def work(address: str, seconds: float, queue_id: int) -> None:
-    """Send and read numbered messages, at most `RATE` a second, and then read the rest."""
+    """Send and read numbered messages, at most `RATE` a second, then read the rest."""
     from store.model.codes import RequestCode
     from store.remoting.client import Client
     from store.remoting.headers import SendMessageV2, TopicQueue
@@ -143,14 +143,14 @@ def _finish(waiting: deque[tuple[bytes, Future[Command]]], acknowledged: list[by
 
 
 class Queue(NamedTuple):
-    """Of topic orders, from a queue offset on."""
+    """A queue of topic orders, from an offset on."""
 
     id: int
     offset: int
 
 
 def _read(client: Client, address: str, queue: Queue, ended: threading.Event, sent: list[bytes]) -> Iterator[bytes]:
-    """Pull a queue until all that was sent is read."""
+    """Pull a queue until everything sent is read."""
     from store.format.stored_message import decode_record
     from store.model.codes import RequestCode
     from store.remoting.headers import PullMessage

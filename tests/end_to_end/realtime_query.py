@@ -1,7 +1,7 @@
-"""Real-time queries in a program of their own, to be killed: python realtime_query.py '{settings of Spark}'.
+"""Real-time queries in a process that tests can kill: python realtime_query.py '{settings of Spark}'.
 
-Each line on standard input is one query to start, and prints "started" when it runs. The next line stops it, and prints
-how long that took in seconds, or why the query had ended.
+Each line on standard input is a query to start; prints "started" when it runs. The next line stops it, and prints how
+many seconds that took, or the query's error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def session(conf: dict[str, str]) -> SparkSession:
 
 
 def failing_once(marks: str) -> Any:
-    """A stage that fails each task's first attempt when its input has ended, and marks in `marks` who came so far."""
+    """A stage that creates a file in `marks` when a task's input has ended, and then fails the task's first attempt."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
@@ -51,7 +51,7 @@ def failing_once(marks: str) -> Any:
 
 
 def writer(spark: SparkSession, given: dict[str, Any]) -> DataStreamWriter:
-    """The query that `given` says, to be started."""
+    """Return the query that `given` describes, ready to start."""
     rows = (
         spark.readStream.format("mq")
         .options(subscribe="orders", startingOffsets="earliest", **given["options"])

@@ -1,12 +1,13 @@
-"""Processes that get signals. Run as a program, which forks them, so that hundreds of signals take seconds:
+"""Processes that get signals. The program forks them, so that hundreds of signals take seconds:
 
-    python -m tests.end_to_end.signalled WORK STORE SIGNALS SEED
+python -m tests.end_to_end.signalled WORK STORE SIGNALS SEED
 
-Two processes at a time do the same work, see `WORKS`, over and over, and get SIGNALS signals of each kind at random
-moments: SIGINT, after which they go on; SIGTERM with a handler that raises SystemExit; and SIGTERM as Python leaves it.
+Two processes at a time repeat the same work, see `WORKS`, and get SIGNALS signals of each kind at random moments:
+SIGINT, after which they continue; SIGTERM with a handler that raises SystemExit; and SIGTERM with Python's default
+action.
 
-Each process writes `queue offset body` to a file of STORE.acks/ for each message whose put was acknowledged, and `body`
-to a file of STORE.seen/ for each message that it consumed.
+Each process writes `queue offset body` to a file of STORE.acks/ for each acknowledged message, and `body` to a file of
+STORE.seen/ for each consumed one.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from tests.children import ended
 from tests.waiting import PATIENCE, until
 
 TOPIC, QUEUES, GROUP = "t", 3, "g"
-STATUS = {"interrupt": 0, "exit": 7, "kill": -signal.SIGTERM}  # with which processes end
+STATUS = {"interrupt": 0, "exit": 7, "kill": -signal.SIGTERM}  # exit statuses of the processes
 _LATEST = 0.03  # seconds from the start of work to the signal
 _LOOK = os.WEXITED | os.WNOHANG | os.WNOWAIT
-_AGAIN = 10.0  # Python ignores what a handler raises in a finalizer: send the signal once more, as a user would
+_AGAIN = 10.0  # Python ignores exceptions of a handler in a finalizer: send the signal again, as a user would
 CONFIG = ConsumerConfig(consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET, consume_thread_max=2)
 
 
 class Reports:
-    """What one process says, in files: a message to a pipe would be lost with a reader that fails."""
+    """One process's reports, in files: messages to a pipe would be lost with a reader that fails."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._name = name
@@ -177,7 +178,7 @@ class Child(NamedTuple):
     words: int
 
     def hear(self, word: bytes, seconds: float = PATIENCE) -> bool:
-        """Whether it says that it is ready, b"r", or that it caught an interrupt, b"c", in time."""
+        """Return whether the process reports readiness, b"r", or a caught interrupt, b"c", in time."""
         readable, _, _ = select.select([self.words], [], [], seconds)
         assert not readable or os.read(self.words, 1) == word, f"process {self.pid} ended"
         return bool(readable)
@@ -212,8 +213,8 @@ def start(name: str, how: str, path: Path, signals: int) -> None:
     reports = Reports(path, f"{how}{next(numbers)}")
     pid = os.fork()
     if pid == 0:
-        alive.clear()  # they are the parent's
-        signal.alarm(int(10 * PATIENCE))  # this process outlives no test
+        alive.clear()  # these are the parent's
+        signal.alarm(int(10 * PATIENCE))  # limits the lifetime of this process
         work(name, how, path, reports, signals, partial(os.write, write))
         sys.exit()
     os.close(write)
@@ -229,7 +230,7 @@ def reap(how: str) -> None:
 
 
 def run(name: str, how: str, path: Path, signals: int) -> None:
-    many = 1 if name in CONSUMING else 2  # of two members one may have all messages
+    many = 1 if name in CONSUMING else 2  # one of two members may have all messages
     each = signals // many if how == "interrupt" else 1
     for _ in range(many):
         start(name, how, path, each)

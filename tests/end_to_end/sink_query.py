@@ -1,6 +1,6 @@
-"""A copying query as a program of its own, to be killed: python sink_query.py '{"source": ..., "target": ..., ...}'.
+"""A copying query in a process that tests can kill: python sink_query.py '{"source": ..., "target": ..., ...}'.
 
-Prints "started" whenever the query starts; one that fails is started again, as a supervisor would.
+Prints "started" whenever the query starts. A failed query is restarted, as a supervisor would.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.end_to_end.realtime_query import session
 
 
 def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
-    """Copies bodies "key-number", by their key."""
+    """Copy bodies of the form "key-number", by their key."""
     options = {"subscribe": "orders", "startingOffsets": "earliest", **given["options"]}
     frame = spark.readStream.format("mq").options(**options).load(given["source"])
     rows = frame.selectExpr("body", "split(string(body), '-')[0] shardingKey")

@@ -1,4 +1,4 @@
-"""Spark on an archive: alone, and through the store that was shortened."""
+"""Spark on an archive alone, and through the shortened store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/archive.md: the demo's flights go to an S3 server, the store's segments go, and a query says the same."""
+"""docs/archive.md: archive the demo's flights to an S3 server, delete the store's segments, and query them again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_flights_in_a_bucket(spark: SparkSession, tmp_path: Path, monkeypatch: p
         for name, value in environment(endpoint).items():
             monkeypatch.setenv(name, value)
         url = f"{new_bucket()}/mq"
-        # whoever reads: executors were started before
+        # The executors started before the environment was set, so every reader gets the settings as options.
         options = {"endpoint_url": endpoint, "key": "tester", "secret": SECRET}
         with MessageStore.open(path, config=StoreConfig(mappedFileSizeCommitLog=8 << 20)) as store:
             store.create_topic("flights", 4)

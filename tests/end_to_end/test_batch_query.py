@@ -1,5 +1,3 @@
-"""Batch queries through Spark."""
-
 from __future__ import annotations
 
 import pytest
@@ -136,7 +134,7 @@ def test_tables_are_refused(spark: SparkSession, filled: Filled) -> None:
     options = f"OPTIONS (path '{filled.path}', subscribe 'orders')"
     with pytest.raises(PySparkException, match=words):
         spark.sql(f"CREATE TABLE unnamed USING mq {options}")
-    spark.sql(f"CREATE TABLE named (body BINARY) USING mq {options}")  # of which Spark tells nobody
+    spark.sql(f"CREATE TABLE named (body BINARY) USING mq {options}")  # Spark does not tell the source
     try:
         with pytest.raises(PySparkException, match=words):
             spark.table("named").collect()
@@ -149,7 +147,7 @@ def test_tables_are_refused(spark: SparkSession, filled: Filled) -> None:
 def test_save_as_table_writes_and_leaves_a_table_that_is_refused(spark: SparkSession, filled: Filled) -> None:
     row = spark.sql("SELECT 'more' AS body, 0 AS queueId").write.format("mq").mode("append").option("topic", "orders")
     try:
-        for rows in (1, 2):  # the second time there is the table
+        for rows in (1, 2):  # the second time the table exists
             row.option("path", filled.path).saveAsTable("left_over")
             assert load(spark, filled).where("body = X'6d6f7265'").count() == rows
         with pytest.raises(PySparkException, match="Spark does not hand the options of CREATE TABLE"):
@@ -165,7 +163,7 @@ def test_a_condition_on_keys_reads_what_the_index_names(spark: SparkSession, fil
 
 
 def test_one_dataframe_serves_any_number_of_queries(spark: SparkSession, filled: Filled) -> None:
-    """Spark keeps with it what was planned for the last one: so a query's own conditions choose nothing here."""
+    """Spark reuses the source that it planned for the last query, so one query's filters must not restrict it."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
         rows = load(spark, filled)

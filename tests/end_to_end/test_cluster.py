@@ -1,4 +1,4 @@
-"""Spark on a cluster: a store that is served, of which Spark is told the name server and nothing else."""
+"""Spark on a served store; Spark knows only the address of the name server."""
 
 from __future__ import annotations
 

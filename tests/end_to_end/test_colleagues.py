@@ -1,4 +1,4 @@
-"""One directory, several users: who may write there for being in its group may write all of it; others nothing."""
+"""One directory and several users: members of its group can write everything in it, others nothing."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from store.upkeep.verify import verify
 from tests.children import in_a_child
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=50, maxIndexNum=60)
-ALICE, BOB, STRANGER = 12001, 12002, 12003  # users, and the group of each
+ALICE, BOB, STRANGER = 12001, 12002, 12003  # users, each with a group of the same id
 TEAM = 13000
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else: run this as root, in CI too")
 
 
 def as_user(user: int, groups: list[int], umask: int, work: Callable[[], object]) -> str:
-    """What `work` answers in a process of that user, as text."""
+    """Return the text of `work`'s result in a process of that user."""
 
     def as_that_user() -> object:
         os.setgroups(groups)
@@ -36,7 +36,7 @@ def as_user(user: int, groups: list[int], umask: int, work: Callable[[], object]
 
 
 def use(path: Path) -> int:
-    """Everything that makes files."""
+    """Make calls that create every kind of file."""
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", 2)
         for _ in range(3):
@@ -54,13 +54,13 @@ def store_offsets(path: Path) -> list[int]:
 
 @pytest.fixture(scope="module", autouse=True)
 def everything_is_loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """For another user may not be allowed to read the modules of this one's Python."""
+    """Import everything first: another user may not be able to read this user's Python modules."""
     assert use(tmp_path_factory.mktemp("first") / "mq") == 60
 
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that every user reaches."""
+    """A folder that every user can access."""
     folder = Path(tempfile.mkdtemp(prefix="mq-colleagues-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")))
     folder.chmod(0o755)
     yield folder
@@ -68,7 +68,7 @@ def shared() -> Iterator[Path]:
 
 
 def modes(path: Path) -> dict[str, set[str]]:
-    """The modes of all files, and of all folders, of a store."""
+    """Return the modes of all files and of all folders of a store."""
     entries = [path, *path.rglob("*")]
     return {
         "files": {oct(stat.S_IMODE(each.stat().st_mode)) for each in entries if each.is_file()},
@@ -77,7 +77,7 @@ def modes(path: Path) -> dict[str, set[str]]:
 
 
 def refused(told: str, path: Path) -> bool:
-    """Whether it is an error of the tree that says where, and what to do."""
+    """Return whether the result is a StoreError that names the path and says what to do."""
     return told.startswith("StoreUnavailable") and str(path) in told and "ask its owner for the right" in told
 
 
@@ -115,7 +115,7 @@ def test_what_root_does_in_the_directory_of_a_user(shared: Path) -> None:
 @needs_root
 @pytest.mark.parametrize(("mode", "rights"), [(0o770, {"0o600", "0o700"}), (0o775, {"0o644", "0o755"})])
 def test_a_group_that_the_maker_is_not_in_gets_nothing(shared: Path, mode: int, rights: set[str]) -> None:
-    """Nor does his own get what the directory gives to that one, but what it gives to all."""
+    """The files belong to the creator's own group, which gets only the rights that the directory gives to all users."""
     path = shared / "mq"
     path.mkdir()
     os.chown(path, ALICE, TEAM)

@@ -1,4 +1,4 @@
-"""Spark Connect: a client whose process has no JVM of its own, and a server that opens the store."""
+"""Spark Connect: a client without a JVM, and a server that opens the store."""
 
 from __future__ import annotations
 

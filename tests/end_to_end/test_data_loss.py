@@ -1,4 +1,4 @@
-"""Streaming and batch queries that find less than they count on: retention took it."""
+"""Streaming and batch queries whose messages retention deleted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["checkpoint"]  # a fixture
 
 
 def retain(filled: Filled) -> int:
-    """Delete all but the last segment; the oldest offset left in queue 0."""
+    """Delete all but the last segment; return the oldest remaining offset of queue 0."""
     assert len(filled.store.clean(forced=True).log) > 3
     return filled.store.min_offset("orders", 0)
 
@@ -52,7 +52,7 @@ def test_messages_that_go_between_planning_and_reading(spark: SparkSession, fill
         for fail in ("true", "false")
     }
     for frame in frames.values():
-        assert frame.rdd.getNumPartitions() == 2  # it is planned
+        assert frame.rdd.getNumPartitions() == 2  # plans the query
     first = retain(filled)
     with pytest.raises(PySparkException, match="is lost"):
         frames["true"].collect()

@@ -1,4 +1,4 @@
-"""Executors that share no disk with the driver: an archive, the ledger and staged rows are all that both see."""
+"""Executors share no disk with the driver: only the archive, the ledger and staged rows are visible to both."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ exec {UNSHARE} -rm sh -c 'mount -t tmpfs none "$HIDDEN" && exec {sys.executable}
 
 
 def hides() -> bool:
-    """Whether this process may hide a directory from its children."""
+    """Return whether this process can hide a directory from its children."""
     return UNSHARE is not None and subprocess.run([UNSHARE, "-rm", "true"], capture_output=True).returncode == 0
 
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """A Python that sees an empty directory where the variable HIDDEN says so."""
+    """A Python that sees an empty directory at the path in the variable HIDDEN."""
     it = tmp_path / "python"
     it.write_text(PYTHON)
     it.chmod(0o755)
@@ -42,7 +42,7 @@ def python(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A SPARK_HOME whose folder `work`, in which each executor has a directory of its own, is the test's."""
+    """A SPARK_HOME with its own `work` folder, where executors have their directories."""
     it = tmp_path / "home"
     it.mkdir()
     for entry in Path(pyspark.__file__).parent.iterdir():

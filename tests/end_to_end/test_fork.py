@@ -1,4 +1,4 @@
-"""Processes made by fork, in every way that Python programs use it, while a store is open."""
+"""Fork a process in every way that Python programs do, while a store is open."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def put_some(path: Path, store: MessageStore | None = None) -> int:
-    """Put with a store of this process; how many were acknowledged."""
+    """Put with this process's store; return how many puts were acknowledged."""
     with store or MessageStore.open(path) as own:
         for number in range(PUTS):
             own.put(Message("t", f"{uuid4()} {number}".encode(), keys=("k",)))
@@ -41,7 +41,7 @@ def put_some(path: Path, store: MessageStore | None = None) -> int:
 
 
 def nothing_is_lost(path: Path, puts: int) -> None:
-    """Each that was acknowledged is there once."""
+    """Check that each acknowledged message is stored once."""
     assert not (path / "abort").exists()
     assert verify(path).findings == []
     bodies: list[bytes] = []
@@ -53,7 +53,7 @@ def nothing_is_lost(path: Path, puts: int) -> None:
 
 
 def child_of(work: Callable[[], object]) -> int:
-    """A forked process; it ends with 0 when `work` raised nothing."""
+    """Fork a process that exits with 0 if `work` raised nothing."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -66,7 +66,7 @@ def child_of(work: Callable[[], object]) -> int:
 
 
 def test_parent_and_child_append_side_by_side(path: Path) -> None:
-    """The child is refused what its parent opened, and opens its own."""
+    """The child cannot use the parent's store, and opens its own."""
     parents = MessageStore.open(path)
     parents.put(Message("t", b"before"))
 
@@ -82,7 +82,7 @@ def test_parent_and_child_append_side_by_side(path: Path) -> None:
 
 
 def test_forked_while_other_threads_append(path: Path) -> None:
-    """Whatever the other threads hold at that moment, the child neither waits for it nor keeps it."""
+    """The child neither waits for locks of the other threads nor keeps them."""
     stop, done = threading.Event(), [0, 0]
     with MessageStore.open(path) as first, MessageStore.open(path) as second:
 
@@ -129,7 +129,7 @@ sys.stdin.read()
 
 
 def test_a_child_that_outlives_its_parent_holds_nothing(path: Path) -> None:
-    """Neither the turn to append, nor the place of a writer: a broker may have the directory."""
+    """Neither the append lock nor the writer's lock: a broker can take the directory."""
     parent = subprocess.Popen(
         [sys.executable, "-c", ORPHANING, str(path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -168,7 +168,7 @@ def test_multiprocessing(path: Path, method: str) -> None:
 
 
 def test_forked_by_what_makes_a_part_of_an_append(path: Path) -> None:
-    """In the middle of it, under the lock: the child goes on with nothing of it."""
+    """The fork happens within the append, under the lock: the child must not continue it."""
     with MessageStore.open(path) as store:
         store.create_topic("forked", 1)
         append, child = store.begin(), -1
@@ -178,7 +178,7 @@ def test_forked_by_what_makes_a_part_of_an_append(path: Path) -> None:
             child = os.fork()
             yield pa.record_batch({"body": [b"parent" if child else b"child"]})
 
-        for body in (b"first", b"second"):  # made before the lock is taken
+        for body in (b"first", b"second"):  # computed before the lock is acquired
             append.add("forked", pa.table({"body": [body]}))
         append.add("forked", pa.RecordBatchReader.from_batches(pa.schema([("body", pa.binary())]), forking()))
         refused = 1
@@ -197,7 +197,7 @@ def test_forked_by_what_makes_a_part_of_an_append(path: Path) -> None:
 
 
 def test_forked_by_what_interrupts_an_append(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal handler, say, that comes when the device has answered; its child is slow."""
+    """As by a signal handler that runs right after fsync returned; its child is slow."""
     real_flush, child, (waits, goes_on) = os.fdatasync, -1, os.pipe()
 
     def flush(fd: int) -> None:
@@ -207,7 +207,7 @@ def test_forked_by_what_interrupts_an_append(path: Path, monkeypatch: pytest.Mon
             child = os.fork()
             if child == 0:
                 os.close(goes_on)
-                os.read(waits, 1)  # until the parent closes it, or is gone
+                os.read(waits, 1)  # until the parent closes the pipe or exits
 
     config = StoreConfig(flushDiskType="SYNC_FLUSH", flushIntervalCommitLog=3_600_000)
     with MessageStore.open(path, config=config) as store:

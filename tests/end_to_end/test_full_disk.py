@@ -1,4 +1,4 @@
-"""A device without space, in the middle of an append: a small memory file system that the test mounts."""
+"""A device that runs out of space during an append: a small memory file system that the test mounts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = StoreConfig(
     maxHashSlotNum=1000,
     maxIndexNum=1000,
     flushIntervalCommitLog=60_000,
-    diskSpaceWarningLevelRatio=100,  # or nothing would be tried
+    diskSpaceWarningLevelRatio=100,  # otherwise the store would refuse to append
 )
 
 
@@ -44,7 +44,7 @@ def device(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(device: Path, free_pages: int) -> Path:
-    """A file that leaves `free_pages` pages of the device."""
+    """Create a file that leaves `free_pages` pages of the device."""
     ballast = device / "ballast"
     space = os.statvfs(device)
     ballast.write_bytes(bytes(space.f_bavail * space.f_frsize - free_pages * PAGE))
@@ -66,7 +66,7 @@ with MessageStore.open(sys.argv[1], read_only=True) as store:
 
 @pytest.mark.parametrize("free_pages", range(16))
 def test_an_append_that_runs_out_of_space(device: Path, free_pages: int) -> None:
-    """It would take 16 pages: of the log, then of the queues, then of the index, in files that do not exist yet."""
+    """It needs 16 pages: of the log, then of the queues, then of the index, in files that do not exist yet."""
     path = device / "mq"
     with MessageStore.open(path, config=SIZES) as store:
         store.create_topic("t", 2)
@@ -95,7 +95,7 @@ def test_an_append_that_runs_out_of_space(device: Path, free_pages: int) -> None
 
 
 def test_what_a_failed_flush_left_has_no_room_for_new_files(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store is not opened until there is; what was written of them takes nothing meanwhile."""
+    """Opening fails until there is space, and failed attempts leave no partly written files that use space."""
     path, sync = device / "mq", os.fdatasync
 
     def refuse(_fd: int) -> None:

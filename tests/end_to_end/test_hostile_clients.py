@@ -1,7 +1,7 @@
-"""A server in 512 MiB stands hostile clients, while a good producer and consumer go on, and nothing is lost.
+"""A server limited to 512 MiB serves a good producer and consumer without loss during attacks by hostile clients.
 
-`HOSTILE_SECONDS=600` makes it the long trial, which also holds the good clients to half of their rate. The limit is
-RLIMIT_DATA, which counts heap and stacks; RLIMIT_AS would count the mapped files of the store, too.
+`HOSTILE_SECONDS=600` runs the long trial, which also requires half of the good clients' normal rate. The limit is
+RLIMIT_DATA, which counts heap and stacks; RLIMIT_AS would also count the store's mapped files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECONDS = float(os.environ.get("HOSTILE_SECONDS", "5"))
 
 @contextmanager
 def limited_server(directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process of `pyspark-mq serve`, and its address."""
+    """Run `pyspark-mq serve`; yield its process and address."""
     limit = ["prlimit", f"--data={LIMIT_BYTES}"]
     serve = [sys.executable, "-m", "pyspark_mq", "serve", str(directory), "--listen", "127.0.0.1:0"]
     log = directory.parent / "server.log"

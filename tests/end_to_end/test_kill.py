@@ -1,4 +1,4 @@
-"""Writers that die at any moment, in processes of their own: what was acknowledged stays, the rest leaves no trace."""
+"""Kill writer processes at any moment: acknowledged messages stay, and the rest leaves no trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KILLS = 150
 
 
 def bodies(store: MessageStore, topic: str = TOPIC) -> dict[tuple[int, int], bytes]:
-    """(queue, offset) to body of everything the store has; offsets are dense or `scan` raises."""
+    """Map (queue, offset) to body for all messages of the store; `scan` raises if offsets are not dense."""
     found = {}
     for queue in range(store.topics()[topic]):
         minimum, maximum = store.offsets(topic, queue)
@@ -32,12 +32,12 @@ def bodies(store: MessageStore, topic: str = TOPIC) -> dict[tuple[int, int], byt
 
 
 def acknowledged_in(acks: Path) -> dict[tuple[int, int], bytes]:
-    """(queue, offset) to body of what dying writers say was acknowledged to them."""
+    """Map (queue, offset) to body for all messages that dying writers reported as acknowledged."""
     acknowledged = {}
     for file in acks.iterdir():
         for line in file.read_text().splitlines(keepends=True):
             if not line.endswith("\n"):
-                continue  # killed in the middle of writing it, over the end of a page
+                continue  # killed while writing it, across a page boundary
             queue, offset, body = line.split(" ")
             assert (int(queue), int(offset)) not in acknowledged
             acknowledged[int(queue), int(offset)] = body.rstrip("\n").encode()
@@ -45,7 +45,7 @@ def acknowledged_in(acks: Path) -> dict[tuple[int, int], bytes]:
 
 
 def check_log(path: Path, records: int) -> None:
-    """The log is walked from its first byte to its published end, and there is nothing behind it."""
+    """Check the log from its first byte to its published end, and that nothing follows."""
     with MessageStore.open(path, read_only=True) as store:
         end, size = store.confirm_offset, store.config.mappedFileSizeCommitLog
     log = CommitLog(path, size, writable=False)
@@ -68,7 +68,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     subprocess.run(command, cwd=ROOT, check=True)
 
     acknowledged = acknowledged_in(acks)
-    assert len(acknowledged) > KILLS / 3  # many die before their first
+    assert len(acknowledged) > KILLS / 3  # many die before their first message
     with MessageStore.open(path, read_only=True) as reader:
         found = bodies(reader)
         assert acknowledged.items() <= found.items()
@@ -87,7 +87,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
 
 
 def check_keys(store: MessageStore, keys: dict[tuple[int, int], tuple[str, ...]]) -> None:
-    """Every key finds its messages and nothing else."""
+    """Check that every key finds its messages and no others."""
     expected: dict[str, set[tuple[int, int]]] = {}
     for place, own in keys.items():
         for key in own:
@@ -111,7 +111,7 @@ def forker() -> subprocess.Popen[str]:
 
 
 def dies(forker: subprocess.Popen[str], line: str) -> bool:
-    """Whether the process died at that call; False when it made fewer."""
+    """Return whether the process died at that call; False if it made fewer calls."""
     assert forker.stdin is not None
     assert forker.stdout is not None
     print(line, file=forker.stdin, flush=True)
@@ -128,10 +128,10 @@ def dies(forker: subprocess.Popen[str], line: str) -> bool:
 def test_killed_at_every_system_call(
     tmp_path: Path, forker: subprocess.Popen[str], verb: str, mode: str, flush: str
 ) -> None:
-    """The append goes over three segments and two queue files in each of two queues."""
+    """The append spans three segments and two queue files in each of two queues."""
     base = tmp_path / "base"
     sizes = {"mappedFileSizeCommitLog": 4096, "mappedFileSizeConsumeQueue": 200}
-    index = {"maxHashSlotNum": 50, "maxIndexNum": 30}  # so that the append goes over to another file
+    index = {"maxHashSlotNum": 50, "maxIndexNum": 30}  # so that the append begins another index file
     config = StoreConfig(**sizes, **index, flushDiskType=flush)
     with MessageStore.open(base, config=config) as store:
         store.create_topic(TOPIC, 2)
@@ -163,7 +163,7 @@ def test_killed_at_every_system_call(
 
 @pytest.mark.parametrize("mode", ["before", "half"])
 def test_recovery_killed_at_every_system_call(tmp_path: Path, forker: subprocess.Popen[str], mode: str) -> None:
-    """The next one ends the same: here the watermark and the queues are gone, and the log's end is torn."""
+    """The next recovery has the same result: the watermark and the queues are deleted and the log's end is torn."""
     base = tmp_path / "base"
     config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
     with MessageStore.open(base, config=config) as store:

@@ -1,4 +1,4 @@
-"""Looking at a directory in every way while another process writes to it, and deletes what it wrote."""
+"""Read a directory in every way while another process writes to it and deletes its messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = StoreConfig(
     deleteFileBatchMax=3,
 )
 QUEUES = 2
-ROUNDS, SEGMENTS = int(os.environ.get("ROUNDS", "25")), 20  # of looks, and what is written meanwhile
+ROUNDS, SEGMENTS = int(os.environ.get("ROUNDS", "25")), 20  # number of checks, and of segments written during them
 
 WRITER = """
 import sys, threading
@@ -42,7 +42,7 @@ with MessageStore.open(sys.argv[1]) as store:
 
 
 def brokers_view(path: Path) -> Path:
-    """The same files as they look where a broker writes: no watermark, no settings of ours, and `abort`."""
+    """Copy the files to look like a broker's: no watermark, no settings of ours, and `abort`."""
     theirs = path.with_name("theirs")
     theirs.mkdir()
     (theirs / "abort").touch()

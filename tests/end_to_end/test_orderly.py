@@ -1,4 +1,4 @@
-"""Two queries of one group through Spark: no message is read by both, and each queue's come in order."""
+"""Two queries of one group: no message is read by both, and each queue is read in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "groups.md"
 
 
 class Sink:
-    """Queue to the offsets that came, as they came."""
+    """Map each queue to its offsets in order of arrival."""
 
     def __init__(self) -> None:
         self.came: dict[int, list[int]] = defaultdict(list)
@@ -54,12 +54,12 @@ def test_one_waits_and_one_takes_over(spark: SparkSession, filled: Filled, tmp_p
     group = DirectoryGroup(filled.path, "g")
     first, second, third = Sink(), Sink(), Sink()
     with query(spark, filled, tmp_path / "second-checkpoint", second) as waiting:
-        # Whoever is there first has them; the other has its own checkpoint, which knows nothing.
+        # The first query gets the messages; the other has its own, empty checkpoint.
         until(lambda: second.messages >= 8)
         with query(spark, filled, tmp_path / "first-checkpoint", first) as running:
             until(lambda: len(group.members()) == 2)
             filled.put("orders", 0, 40)
-            until(lambda: group.committed([Q0]) == {Q0: 43})  # a query that is stopped does not tell of its last batch
+            until(lambda: group.committed([Q0]) == {Q0: 43})  # a stopped query does not commit its last batch
             waiting.stop()
             filled.put("orders", 1, 20)
             until(lambda: first.messages >= 20)

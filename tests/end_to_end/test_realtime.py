@@ -1,4 +1,4 @@
-"""Real-time queries as real processes: rows before the batch ends, and every message once whoever is killed."""
+"""Real-time queries in separate processes: rows arrive before the batch ends, and each message once despite kills."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 class Program:
-    """realtime_query.py: a driver with a Spark session of its own, for one query after the other."""
+    """realtime_query.py: a driver with its own Spark session, for one query after the other."""
 
     def __init__(self) -> None:
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - one process after the other has it
@@ -67,22 +67,22 @@ class Program:
         self.pid = self._process.pid
 
     def start(self, query: dict[str, Any]) -> None:
-        """In a new session where the last one ended: a test that failed for that may run again."""
+        """Start in a new session if the last one ended, so that a failed test can be repeated."""
         if self._process.poll() is not None:
             self._begin()
         assert self._ask(json.dumps(query)) == "started\n"
 
     def stop(self) -> float:
-        """How long it took to stop the query, in seconds."""
+        """Stop the query; return how many seconds that took."""
         return float(self._ask("stop"))
 
     def kill(self) -> None:
-        """With all that it started."""
+        """Kill the driver and all its children."""
         kill_tree(self.pid)
         self._process.communicate()
 
     def _ask(self, line: str) -> str:
-        """Its answer. Where it ends instead, what it said last of why is the failure."""
+        """Return the answer. If the program exits instead, fail with its last output."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):
@@ -97,7 +97,7 @@ class Program:
 
 @pytest.fixture(scope="module")
 def program() -> Iterator[Program]:
-    """For the tests in which no driver is killed."""
+    """For the tests that do not kill a driver."""
     it = Program()
     yield it
     it.kill()
@@ -122,7 +122,7 @@ class Query:
 
     @contextmanager
     def running(self, **options: str) -> Iterator[int]:
-        """In real time, in a program of its own, which is killed at the end. Yields the process id of its driver."""
+        """Run in real time in its own process, which is killed at the end of the block. Yields its process id."""
         program = Program()
         try:
             program.start(self._in_real_time("", options))
@@ -132,7 +132,7 @@ class Query:
 
     @contextmanager
     def running_in(self, program: Program, failing: Path | None = None, **options: str) -> Iterator[None]:
-        """In real time, until the block ends. failing: see realtime_query.failing_once."""
+        """Run in real time until the block ends. failing: see realtime_query.failing_once."""
         program.start(self._in_real_time(str(failing or ""), options))
         try:
             yield
@@ -144,7 +144,7 @@ class Query:
         return {**self._given, "options": given, "failing": failing}
 
     def copy(self, directory: Path) -> Query:
-        """The same query on a copy of its checkpoint and of its sink."""
+        """Return the same query on copies of its checkpoint and its sink."""
         it = Query(directory)
         for ours, theirs in ((self.out, it.out), (self.checkpoint, it.checkpoint)):
             shutil.copytree(ours, theirs)
@@ -152,22 +152,22 @@ class Query:
         return it
 
     def drain(self, spark: SparkSession) -> None:
-        """As micro-batches, to the end of what is there."""
+        """Read everything in micro-batches."""
         given = {**self._given, "options": {}, "failing": ""}
         assert writer(spark, given).trigger(availableNow=True).start().awaitTermination(PATIENCE)
 
     def committed(self) -> int:
-        """How many batches Spark committed."""
+        """Return the number of batches that Spark committed."""
         folder = self.checkpoint / "commits"
         return sum(path.name.isdigit() for path in folder.iterdir()) if folder.exists() else 0
 
     def logged(self) -> int:
-        """How many batches are in Spark's offset log: begun, as far as Spark will remember."""
+        """Return the number of batches in Spark's offset log: planned, and possibly not committed."""
         folder = self.checkpoint / "offsets"
         return sum(path.name.isdigit() for path in folder.iterdir()) if folder.exists() else 0
 
     def rows(self) -> Counter[tuple[int, int]]:
-        """(queue id, queue offset) of what the sink's manifest lists."""
+        """Count (queue id, queue offset) of the rows in the sink's manifest."""
         files: dict[str, bool] = {}
         for manifest in sorted((self.out / "_spark_metadata").glob("[0-9]*")):
             for line in manifest.read_text().splitlines()[1:]:
@@ -185,7 +185,7 @@ def put(store: MessageStore, count: int, body: bytes = b"x") -> None:
 
 @contextmanager
 def steadily_put(store: MessageStore) -> Iterator[None]:
-    """Two messages every 2 ms until the block ends."""
+    """Put two messages every 2 ms until the block ends."""
     stop = threading.Event()
 
     def work() -> None:
@@ -206,7 +206,7 @@ def everything(store: MessageStore) -> Counter[tuple[int, int]]:
 
 
 def holders(pid: int) -> list[int]:
-    """The processes below `pid` that wait for the store: they have an inotify instance."""
+    """Return the processes below `pid` that wait for the store: they have an inotify instance."""
     return [each for each in tree(pid) if any("inotify" in target for target in open_files(each))]
 
 
@@ -221,14 +221,14 @@ def test_rows_are_in_the_sink_before_the_batch_ends_and_stopping_is_quick(
     query = Query(tmp_path, "text", ("cast(body as string)",))
     with query.running_in(program, batchDuration="1h"):
         until(lambda: len(holders(program.pid)) == 2)
-        put(store, QUEUES, b"arrived " * (1 << 15))  # more than what the sink's file keeps back
+        put(store, QUEUES, b"arrived " * (1 << 15))  # more than the buffer of the sink's file
 
         def written() -> bool:
             return any(path.stat().st_size > 10_000 for path in query.out.glob("part-*.txt"))
 
         until(written)
         assert query.committed() == 0
-    assert query.seconds_to_stop < PATIENCE  # the batch goes on for an hour
+    assert query.seconds_to_stop < PATIENCE  # the batch would run for an hour
     until(lambda: not holders(program.pid))
 
 
@@ -263,7 +263,7 @@ def test_a_killed_worker_is_replaced_and_nothing_comes_twice(
 def test_a_task_that_fails_after_its_record_is_run_again_and_reads_the_same(
     program: Program, spark: SparkSession, store: MessageStore, tmp_path: Path
 ) -> None:
-    """Its input has ended, so it has recorded what it read; more has arrived when it runs again."""
+    """It recorded its input before it failed; the second attempt reads the same although more has arrived."""
     query, marks = Query(tmp_path), tmp_path / "marks"
     marks.mkdir()
     with steadily_put(store), query.running_in(program, marks, batchDuration="1s"):
@@ -295,7 +295,7 @@ def test_a_copied_checkpoint_goes_on_beside_the_original(
 def test_a_killed_driver_loses_and_repeats_nothing(spark: SparkSession, store: MessageStore, tmp_path: Path) -> None:
     query = Query(tmp_path)
     with steadily_put(store):
-        with query.running(batchDuration="1h") as driver:  # killed before any task recorded what it read
+        with query.running(batchDuration="1h") as driver:  # killed before any task recorded its end
             until(lambda: query.logged() == 1 and len(holders(driver)) == QUEUES)
             read = everything(store)
             until(lambda: everything(store) > read)

@@ -1,4 +1,4 @@
-"""A message that was read can be written again, whatever the broker noted in its properties."""
+"""Messages that were read can be written again, with all properties that a broker set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = ("body", "tags", "keys", "properties", "flag", "bornTimestamp")
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Topic "orders" with messages that were delayed, timed, and committed in a transaction."""
+    """Topic "orders" with messages that were delayed, timed, or committed in a transaction."""
     path = tmp_path_factory.mktemp("source") / "mq"
     with MessageStore.open(path) as store:
         store.create_topic("orders", 1)

@@ -1,6 +1,6 @@
-"""Ctrl-C and SIGTERM at random moments: no acknowledged message is lost, no offset is given twice, and work goes on.
+"""Ctrl-C and SIGTERM at random moments: no message is lost, no offset is used twice, and work continues.
 
-SIGNALS says how many each kind of work gets of each kind, 10 by default.
+SIGNALS sets the number of signals of each kind for each kind of work, 10 by default.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_signals_lose_nothing_acknowledged(tmp_path: Path, work: str) -> None:
 
 
 def check_consumed(path: Path, reports: Path, put: set[bytes]) -> None:
-    """Each message was consumed, or comes to the next member."""
+    """Check that each message was consumed, or is delivered to the next member."""
     left = put - {body for file in reports.iterdir() for body in file.read_bytes().splitlines()}
 
     def listener(messages: Sequence[ReceivedMessage]) -> None:

@@ -1,4 +1,4 @@
-"""Writing with Spark, batches: every column, several topics, what is refused, from SQL."""
+"""Batch writes with Spark: all columns, several topics, refused writes, and SQL."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def test_every_column_of_several_topics(spark: SparkSession, store: MessageStore
     expected = {"region": "eu", "TAGS": "paid", "KEYS": "a b", "__SHARDINGKEY": "customer-7"}
     third, first = rows(store, "orders", *columns)
     assert first[:-1] == (b"1", "paid", "a b", 1, 9, born)
-    own = {name: value for name, value in first[-1] if name != "UNIQ_KEY"}  # rows of at-least-once writes have one
+    # Rows of at-least-once writes have a UNIQ_KEY.
+    own = {name: value for name, value in first[-1] if name != "UNIQ_KEY"}
     assert own == expected
     assert third[:5] == (b"3", None, None, 0, 0)
     assert [name for name, _ in third[-1]] == ([] if delivery == "exactly-once" else ["UNIQ_KEY"])
@@ -75,7 +76,7 @@ def test_rows_of_a_task_keep_their_order(spark: SparkSession, store: MessageStor
     for remainder in range(7):
         of_key = [(int(body), queue_id) for body, queue_id in found if int(body) % 7 == remainder]
         assert len({queue_id for _, queue_id in of_key}) == 1
-        for task in range(3):  # at least once: tasks at the same time
+        for task in range(3):  # at least once: tasks run concurrently
             first, end = task * 20_000 // 3, (task + 1) * 20_000 // 3
             of_task = [n for n, _ in of_key if first <= n < end]
             assert of_task == sorted(of_task)

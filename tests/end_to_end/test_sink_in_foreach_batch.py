@@ -1,4 +1,4 @@
-"""Writing with Spark, in `foreachBatch`: each write once a batch, if it has a name."""
+"""Writes in `foreachBatch`: a named write happens once a batch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""From topic to topic while processes are killed at random: Python workers, the commit, the driver. Every row once.
+"""Copy a topic while Python workers, committing processes and drivers are killed at random: every row arrives once.
 
-SINK_KILL_ROUNDS says how many drivers are killed, 1 by default, and SINK_KILLS how many other processes of each, 2 by
-default. SINK_SIGNALS: how many drivers get Ctrl-C or SIGTERM; none by default, for each takes
+SINK_KILL_ROUNDS sets the number of killed drivers, 1 by default. SINK_KILLS sets the number of other killed processes
+of each kind, 2 by default. SINK_SIGNALS sets how many drivers get Ctrl-C or SIGTERM: none by default, since each takes
 ten seconds.
 """
 
@@ -63,7 +63,7 @@ class Copy:
 
     @contextmanager
     def running(self, **options: str) -> Iterator[subprocess.Popen[str]]:
-        """Until the block ends; only its first process is killed then, as when somebody kills a driver."""
+        """Run until the block ends; then only the driver is killed, not its children."""
         log4j = f"-Dlog4j2.configurationFile={ROOT / 'pyspark_mq' / 'log4j2.properties'}"
         given = {**self._given, "options": options, "conf": {"spark.driver.extraJavaOptions": log4j}}
         with subprocess.Popen(
@@ -82,19 +82,19 @@ class Copy:
                 process.kill()
 
     def drain(self, spark: SparkSession) -> None:
-        """To the end of what is there, in another driver."""
+        """Copy everything in another driver."""
         assert start(spark, {**self._given, "options": {}, "availableNow": True}).awaitTermination(QUERY_PATIENCE)
 
 
 def _tell(lines: IO[str]) -> None:
-    """Why queries failed, where the test does; until the last orphan ends."""
+    """Print errors of the queries until the last orphan exits."""
     for line in lines:
         print(line, end="", flush=True)
 
 
 @contextmanager
 def steadily_put(store: MessageStore) -> Iterator[None]:
-    """A message of each key every 50 ms until the block ends; bodies are "key-number"."""
+    """Put a message of each key every 50 ms until the block ends; bodies are "key-number"."""
     stop = threading.Event()
 
     def work() -> None:
@@ -113,7 +113,7 @@ def steadily_put(store: MessageStore) -> Iterator[None]:
 
 
 def bodies(store: MessageStore, topic: str) -> dict[int, list[bytes]]:
-    """Of each queue, in order."""
+    """Return the bodies of each queue, in order."""
     return {
         queue_id: [
             body.as_py()
@@ -125,7 +125,7 @@ def bodies(store: MessageStore, topic: str) -> dict[int, list[bytes]]:
 
 
 def check_copies(source: MessageStore, target: Path) -> None:
-    """Every row once, in order by its key; nothing is left in staging."""
+    """Check that every row arrived once and in order by key, and that staging is empty."""
     with MessageStore.open(target) as store:
         copied, put = bodies(store, "copies"), bodies(source, "orders")
     times = Counter(body for queue in copied.values() for body in queue)
@@ -144,12 +144,12 @@ def check_copies(source: MessageStore, target: Path) -> None:
 
 
 def committing(pid: int, target: Path) -> list[int]:
-    """The processes below `pid` that have their turn to commit."""
+    """Return the processes below `pid` that hold the commit lock."""
     return [each for each in tree(pid) if any(f"{target}/commits/" in name for name in open_files(each))]
 
 
 def staging(pid: int, target: Path) -> list[int]:
-    """The tasks' processes below `pid` that keep rows right now, or are about to commit them."""
+    """Return the task processes below `pid` that stage rows, or are about to commit them."""
     return [each for each in tree(pid) if any(f"{target}/staging/" in name for name in open_files(each))]
 
 
@@ -169,7 +169,7 @@ def test_every_row_once_whoever_is_killed(
                     found = seen(lambda look=look: look(process.pid, target), QUERY_PATIENCE)
                     time.sleep(chance.uniform(0, 0.02))
                     kill(found)
-                # Then the driver, in turn at any moment and inside a commit, which goes on without it.
+                # Then kill the driver, at a random moment or within a commit, which continues without it.
                 if number % 2 == 0:
                     seen(lambda: committing(process.pid, target), QUERY_PATIENCE)
                 time.sleep(chance.uniform(0, 0.02 if number % 2 == 0 else 2))
@@ -182,7 +182,7 @@ def test_every_row_once_whoever_is_killed(
 
 @pytest.mark.skipif(not SIGNALS, reason="SINK_SIGNALS is not set")
 def test_every_row_once_after_signals(spark: SparkSession, source: MessageStore, target: Path, tmp_path: Path) -> None:
-    """Ctrl-C at a terminal, and SIGTERM by a supervisor, go to all processes of a program."""
+    """Ctrl-C at a terminal and SIGTERM by a supervisor reach all processes of a program."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -192,7 +192,7 @@ def test_every_row_once_after_signals(spark: SparkSession, source: MessageStore,
             with copy.running(maxOffsetsPerTrigger="60", minPartitions="4") as process:
                 time.sleep(chance.uniform(0, 2))
                 os.killpg(process.pid, signal.SIGTERM if number % 2 else signal.SIGINT)
-                with suppress(subprocess.TimeoutExpired):  # Spark's own end may hang
+                with suppress(subprocess.TimeoutExpired):  # Spark's own shutdown may hang
                     process.wait(SPARK_ENDS_SECONDS)
             kill_tree(process.pid)
     copy.drain(spark)

@@ -1,4 +1,4 @@
-"""Writing with Spark, streams: restarts, what a batch that is run again adds, backups of stores and checkpoints."""
+"""Streaming writes: restarts, repeated batches, and restored stores and checkpoints."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 @contextmanager
 def copying(frame: DataFrame, store: MessageStore, checkpoint: Path, **options: str) -> Iterator[StreamingQuery]:
-    """A query into the topic "copies" that runs until all that there is was copied."""
+    """Run a query into the topic "copies" until everything is copied."""
     writer = frame.writeStream.format("mq").options(topic="copies", checkpointLocation=str(checkpoint), **options)
     query = writer.trigger(availableNow=True).start(str(store.path))
     try:
@@ -82,7 +82,7 @@ def test_a_batch_that_spark_runs_again(
 def test_a_store_that_is_put_back_under_a_newer_checkpoint(
     spark: SparkSession, store: MessageStore, tmp_path: Path
 ) -> None:
-    """Every second batch has no rows. What the error says to delete of the checkpoint brings all rows, once."""
+    """Every second batch is empty. Deleting the checkpoint files that the error names brings each row once."""
     checkpoint, target, backup = (tmp_path / name for name in ("checkpoint", "target", "backup"))
     with MessageStore.open(target) as it:
         it.create_topic("copies", 1)

@@ -1,4 +1,4 @@
-"""Streaming queries through Spark. The test process appends; Spark's source always runs in another."""
+"""Streaming queries. The test process appends; Spark's source always runs in another one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = list[tuple[str, int, int, bytes]]
 
 
 class Sink:
-    """What each batch brought, the latest attempt of a batch instead of an earlier one."""
+    """The rows of each batch; a later attempt of a batch replaces an earlier one."""
 
     def __init__(self) -> None:
         self.batches: dict[int, Rows] = {}
@@ -56,7 +56,7 @@ def query(
 def run(
     spark: SparkSession, filled: Filled, sink: Sink, checkpoint: Path, trigger: str = "availableNow", **options: str
 ) -> list[dict[str, Any]]:
-    """Run a query to its end; the source's part of each batch's progress."""
+    """Run a query to its end; return the source's part of each batch's progress."""
     with query(spark, filled, sink, checkpoint, {trigger: True}, **options) as running:
         assert running.awaitTermination(120)
         return [json.loads(progress.json)["sources"][0] for progress in running.recentProgress]
@@ -94,7 +94,7 @@ def test_a_restarted_query_loses_and_repeats_nothing(spark: SparkSession, filled
 def test_a_batch_that_was_not_committed_is_the_same_batch_again(
     spark: SparkSession, filled: Filled, checkpoint: Path
 ) -> None:
-    # The first batch of a query that starts at the latest offset: the pin keeps what "latest" was.
+    # The first batch of a query that starts at the latest offset: the pin keeps the resolved offset.
     sink = Sink()
     with query(spark, filled, sink, checkpoint, {}) as running:
         running.processAllAvailable()
@@ -136,4 +136,4 @@ def test_new_topics_and_queues_join_a_running_query(spark: SparkSession, filled:
 def test_bad_options(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
     with pytest.raises(PySparkException, match="are for batch queries") as caught:
         run(spark, filled, Sink(), checkpoint, endingOffsets="latest")
-    assert "UnboundLocalError" not in str(caught.value)  # what Spark makes of an error in `streamReader`
+    assert "UnboundLocalError" not in str(caught.value)  # which Spark raises after an error in `streamReader`

@@ -1,6 +1,6 @@
-"""Everything at once: topics come, grow, go and come again, retention deletes, queries run, die and go on.
+"""Stress test: topics are created, grown, deleted and recreated, retention runs, and queries run, die and restart.
 
-STRESS_SECONDS (default 3): for how long.
+STRESS_SECONDS sets the duration, 3 by default.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SECONDS = float(os.environ.get("STRESS_SECONDS", "3"))
 WRITERS = 2
 PATIENCE = 300.0
 LOSS = re.compile(r"(\S+ \S.* is lost: .*)\. To go on with the messages that are left")
-BUSY = "Python worker failed to connect back"  # Spark's, on a machine that has other work to do
+BUSY = "Python worker failed to connect back"  # Spark's error on a busy machine
 
 ACCEPTING = {"failOnDataLoss": "false"}
 QUERIES: dict[str, dict[str, str]] = {
@@ -51,7 +51,7 @@ QUERIES: dict[str, dict[str, str]] = {
 
 
 class Put(NamedTuple):
-    """One message that was acknowledged; life: how often its topic had been created."""
+    """One acknowledged message; life: how often its topic had been created."""
 
     life: int
     place: tuple[str, int, int]
@@ -59,7 +59,7 @@ class Put(NamedTuple):
 
 @dataclass
 class Churned:
-    """A store, and the processes that make its life hard for `SECONDS`."""
+    """A store, and the processes that put it under load for `SECONDS`."""
 
     path: Path
     processes: list[subprocess.Popen[str]]
@@ -80,7 +80,7 @@ class Churned:
         return {"path": str(self.path), "startingOffsets": "earliest", "holdTimeoutMs": "20", **QUERIES[name]}
 
     def check(self, rows: dict[str, list[Row]]) -> None:
-        """That all went well, and that `rows` (of each query by its name) are what was put and still is there."""
+        """Check for errors, and that the rows of each query are the messages that were put and still exist."""
         for process in self.processes:
             assert process.returncode == 0, process.communicate()[1]
         put = dict(self._put())
@@ -102,7 +102,7 @@ class Churned:
                 yield body, Put(int(life), (topic, int(queue), int(offset)))
 
     def _there(self, put: dict[str, Put]) -> set[str]:
-        """The messages that nothing deleted."""
+        """Return the messages that were not deleted."""
         newest: dict[tuple[str, int, int], str] = {}
         for body, (life, place) in put.items():
             if place not in newest or life > put[newest[place]].life:
@@ -118,7 +118,7 @@ class Churned:
 
 
 def expected_loss(name: str, error: Exception) -> str:
-    """Which loss ended a query, that it may end for one."""
+    """Return the expected kind of loss that ended a query; other errors fail the test."""
     found = LOSS.search(str(error))
     assert found, f"{name}: {error}"
     assert name.startswith("strict"), f"{name}: {error}"
@@ -136,11 +136,11 @@ def churned(tmp_path: Path) -> Iterator[Churned]:
         process.wait()
 
 
-# --- without Spark: many more batches in the same time --------------------------------------------------
+# --- without Spark: many more batches in the same time -------------------------------------------------
 
 
 class Driven(DrivenQuery):
-    """A batch that is run again has less where its messages were deleted meanwhile."""
+    """A repeated batch has fewer rows if messages were deleted in between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Driven(DrivenQuery):
 
 
 def drive(churned: Churned, name: str, begun: Barrier) -> Driven:
-    """Runs of one query, that end, die, or lose messages that they may not lose, and one more to the end."""
+    """Run one query repeatedly; runs end, die or raise data loss. A last run reads to the end."""
     query, chance = Driven(), random.Random(name)
     before: list[MqStreamReader] = []
 
@@ -195,7 +195,7 @@ def test_everything_at_once_without_spark(churned: Churned) -> None:
 
 
 class SparkQuery:
-    """One streaming query, run after run from one checkpoint, and what each of its batches brought."""
+    """One streaming query, restarted from one checkpoint, and the rows of each of its batches."""
 
     def __init__(self, spark: SparkSession, churned: Churned, name: str) -> None:
         self.name = name
@@ -212,7 +212,7 @@ class SparkQuery:
         self.batches[batch_id] = [(r.topic, r.queueId, r.queueOffset, bytes(r.body)) for r in rows]
 
     def go_on(self, *, stop: bool = False, to_the_end: bool = False) -> bool:
-        """Start what does not run, or is to `stop`; False where it runs on."""
+        """Start the query if it does not run or is to `stop`; return False if it keeps running."""
         if self._running is not None and self._running.isActive and not stop:
             return False
         self.stop()
@@ -227,7 +227,7 @@ class SparkQuery:
         return True
 
     def stop(self) -> None:
-        """End it, if it did not end, and look why it did."""
+        """Stop the query if it runs, and check its error."""
         if self._running is None:
             return
         self._running.stop()
@@ -237,11 +237,11 @@ class SparkQuery:
             self._accepts = True
 
     def finish(self) -> None:
-        """Read the rest, whatever was lost."""
+        """Read the rest, with lost messages allowed."""
         while True:
             self.go_on(stop=True, to_the_end=True)
             assert self._running is not None
-            with suppress(StreamingQueryException):  # `stop` looks
+            with suppress(StreamingQueryException):  # `stop` checks the error
                 assert self._running.awaitTermination(PATIENCE)
             is_done = self._running.exception() is None
             self.stop()

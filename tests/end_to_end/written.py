@@ -1,4 +1,4 @@
-"""A store that tests write into with Spark, what is in it, and queries over it that run to their end."""
+"""A store that tests write into with Spark, its contents, and queries that run to their end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def three_topics(path: Path) -> Iterator[MessageStore]:
 
 
 def rows(store: MessageStore, topic: str, *columns: str) -> list[tuple[Any, ...]]:
-    """Of all messages of a topic, queue after queue."""
+    """Return columns of all messages of a topic, queue after queue."""
     names = columns or ("body",)
     return [
         tuple(row[name] for name in names)
@@ -60,7 +60,7 @@ def source(spark: SparkSession, store: MessageStore, **options: str) -> DataFram
 
 
 def run(writer: DataStreamWriter, path: str | None = None) -> None:
-    """A query, over what there is when it starts, to its end. Raises what it ends with."""
+    """Run a query over the messages that exist when it starts. Raises its error."""
     query = writer.trigger(availableNow=True).start(path)
     try:
         come_to_its_end(query)
@@ -69,13 +69,13 @@ def run(writer: DataStreamWriter, path: str | None = None) -> None:
 
 
 def come_to_its_end(query: StreamingQuery) -> None:
-    """Raises what it ends with."""
+    """Wait for a query's end. Raises its error."""
     done = query.awaitTermination(QUERY_PATIENCE)
     assert done, f"it has not ended after {QUERY_PATIENCE:.0f} s: {query.status}, last batch {query.lastProgress}"
 
 
 def forget_last_commit(checkpoint: Path) -> None:
-    """As if the driver had died before Spark noted that the last batch is done."""
+    """Undo Spark's last commit, as if the driver had died before it."""
     forget_above(last_of(checkpoint) - 1, checkpoint / "commits")
 
 
@@ -84,7 +84,7 @@ def last_of(checkpoint: Path) -> int:
 
 
 def forget_above(batch: int, *folders: Path) -> None:
-    """Files of batches in a checkpoint, and their checksums."""
+    """Delete a checkpoint's files of later batches, with their checksums."""
     for folder in folders:
         for path in folder.iterdir():
             number = path.name.removeprefix(".").removesuffix(".crc")
