@@ -1,4 +1,4 @@
-"""Tests here are marked `rocketmq` and skipped, with the reason, where Java or Maven is missing."""
+"""Tests in this folder are marked `rocketmq` and skipped, with the reason, if Java or Maven is missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.rocketmq.served import Served
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a run in several processes one starts what the tests of a file share for a release line."""
+    """With pytest-xdist, run a file's tests of one release line in one process, since they share fixtures."""
     for item in items:
         if isinstance(item, pytest.Function) and item.path.is_relative_to(Path(__file__).parent):
             given = item.callspec.params if hasattr(item, "callspec") else {}
@@ -27,13 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", params=chosen_lines())
 def rocketmq(request: pytest.FixtureRequest) -> RocketMQ:
-    """RocketMQ's own code, once for each release line that was chosen."""
+    """RocketMQ's own code, once for each chosen release line."""
     return line_of(request.param)
 
 
 @pytest.fixture(scope="session")
 def rocketmq5() -> RocketMQ:
-    """The newest release line of RocketMQ 5 that was chosen."""
+    """The newest chosen release line of RocketMQ 5."""
     lines = [line for line in chosen_lines() if line >= "5"]
     if not lines:
         pytest.skip("needs a line of RocketMQ 5: none is in LINES")
@@ -41,7 +41,7 @@ def rocketmq5() -> RocketMQ:
 
 
 def line_of(line: str) -> RocketMQ:
-    """That release line; skips where RocketMQ cannot run."""
+    """Return a release line; skips the test if RocketMQ cannot run."""
     reason = unavailable()
     if reason is not None:
         pytest.skip(reason)
@@ -50,7 +50,7 @@ def line_of(line: str) -> RocketMQ:
 
 @pytest.fixture(scope="module")
 def served(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    port = free_ports()["brokerPort"]  # which ids of messages name
+    port = free_ports()["brokerPort"]  # the port is part of message ids
     config = StoreConfig(mappedFileSizeCommitLog=1 << 22, mappedFileSizeConsumeQueue=20_000, listenPort=port)
     with (
         MessageStore.open(tmp_path_factory.mktemp("served") / "mq", config=config) as store,
@@ -66,7 +66,7 @@ def served(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest, served: Served) -> str:
-    """A topic of this test's own, with four queues."""
+    """A new topic with four queues."""
     name = request.node.originalname.removeprefix("test_")[:60]
     if name not in served.store.topics():
         served.store.create_topic(name, 4)
@@ -75,7 +75,7 @@ def topic(request: pytest.FixtureRequest, served: Served) -> str:
 
 @pytest.fixture
 def compare(record_property: Callable[[str, object], None]) -> Callable[[seen.Queues, seen.Queues], None]:
-    """`seen.assert_same`, noted for the summary: (ours, RocketMQ's)."""
+    """`seen.assert_same`, counted for the summary: (ours, RocketMQ's)."""
 
     def compare_and_note(ours: seen.Queues, theirs: seen.Queues) -> None:
         seen.assert_same(ours, theirs)
@@ -86,7 +86,7 @@ def compare(record_property: Callable[[str, object], None]) -> Callable[[seen.Qu
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line for each directory that was compared with what RocketMQ reads in it."""
+    """Print one line for each directory that was compared with RocketMQ's reading of it."""
     compared = [
         f"{report.nodeid.partition('::')[2].partition('@')[0]}: {value}"
         for report in terminalreporter.stats.get("passed", [])

@@ -1,7 +1,7 @@
-"""Makes the small directories of tests/golden: `python -m tests.rocketmq.golden [NAME ...]`.
+"""Create the small directories of tests/golden: `python -m tests.rocketmq.golden [NAME ...]`.
 
-Without names, directories that are there stay and only what RocketMQ sees in each is printed anew. `remoting` alone
-makes the frames of its protocol, `tiered` directories of its tiered store.
+Without names, existing directories stay and only RocketMQ's reading of each is printed again. `remoting` alone makes
+protocol frames, `tiered` directories of the tiered store.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ INDEX_SLOTS = 8  # of an archive's index: fewer than keys
 
 
 def config_of(name: str) -> dict[str, object]:
-    """The MessageStoreConfig of tests/golden/NAME."""
+    """Return the MessageStoreConfig of tests/golden/NAME."""
     mixes = MADE.get(name, ("5.3",))[1:]
     own = {key: value for mix in MIXES if mix.name in mixes for key, value in mix.config.items()}
     return {**own, **SIZES, **(SMALL_INDEX if name.startswith("index-") else {})}
 
 
 def make(name: str) -> None:
-    """Write tests/golden/NAME anew."""
+    """Rewrite tests/golden/NAME."""
     line, *mixes = MADE[name]
     chosen = [mix for mix in MIXES if mix.name in mixes]
     puts = [one for mix in chosen for one in mix.puts(MESSAGES // len(chosen), line)]
@@ -64,7 +64,7 @@ def make(name: str) -> None:
 
 
 def expect(name: str) -> None:
-    """Print what RocketMQ reads in tests/golden/NAME to tests/golden/NAME.jsonl, from a copy of it."""
+    """Write RocketMQ's reading of a copy of tests/golden/NAME to tests/golden/NAME.jsonl."""
     line, *_ = MADE.get(name, ("5.3",))
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(GOLDEN / name, Path(folder) / name)
@@ -73,14 +73,14 @@ def expect(name: str) -> None:
 
 
 def frames(line: str = "5.3") -> None:
-    """Write tests/golden/remoting anew: what RocketMQ's code makes of commands."""
+    """Rewrite tests/golden/remoting: commands as RocketMQ's code encodes them."""
     made = RocketMQ(line).frames()
     text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in made)
     (GOLDEN / "remoting" / f"frames-{line}.jsonl").write_text(text)
 
 
 def tiered(line: str = "5.5") -> None:
-    """Write tests/golden/tiered/5.5 anew: what RocketMQ's tiered store makes of the messages of other directories."""
+    """Rewrite tests/golden/tiered/5.5: other directories' messages as RocketMQ's tiered store writes them."""
     archive = GOLDEN / "tiered" / line
     shutil.rmtree(archive, ignore_errors=True)
     rocketmq = RocketMQ(line)
@@ -92,7 +92,7 @@ def tiered(line: str = "5.5") -> None:
 
 
 def tiered_index(line: str = "5.5") -> None:
-    """Write tests/golden/tiered/5.5-index anew: messages with keys, and what it finds by each of them."""
+    """Rewrite tests/golden/tiered/5.5-index: messages with keys, and the tiered store's lookups by each key."""
     archive = GOLDEN / "tiered" / f"{line}-index"
     shutil.rmtree(archive, ignore_errors=True)
     rocketmq, records = RocketMQ(line), list(records_of(GOLDEN / "index-5.3"))
@@ -105,11 +105,11 @@ def tiered_index(line: str = "5.5") -> None:
     seen = [*asked.values(), *rocketmq.tiered("query", archive, archive, list(asked.values()), slots=INDEX_SLOTS)]
     text = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in seen)
     (GOLDEN / "tiered" / f"{archive.name}.jsonl").write_text(text)
-    shutil.rmtree(archive / "tiered_index_file")  # of what is not in the archive yet
+    shutil.rmtree(archive / "tiered_index_file")  # an index of messages that are not in the archive yet
 
 
 def records_of(directory: Path) -> Iterator[Json]:
-    """All queued messages of a store, as `RocketMQ.tiered` takes them."""
+    """Yield all queued messages of a store, as `RocketMQ.tiered` takes them."""
     with MessageStore.open(directory, create=False, read_only=True) as store:
         for topic, count in store.topics().items():
             for queue_id in range(count):

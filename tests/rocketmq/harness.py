@@ -1,7 +1,7 @@
-"""RocketMQ as the judge: its own store, broker and client (src/, built by Maven) on directories of the tests.
+"""RocketMQ as the reference: its own store, broker and client (src/, built by Maven) on test directories.
 
-`read` and `write` are one short-lived JVM each, which prints JSON lines. They change the directory they are given, as
-RocketMQ does on opening one; pass a copy where that matters. `broker` runs until its block ends.
+`read` and `write` start one short-lived JVM each, which prints JSON lines. They change the given directory, as RocketMQ
+does on opening one; pass a copy if that matters. `broker` runs until its block ends.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ LINES = ("5.5", "5.3", "5.1", "4.9", "4.3")
 USUAL_LINES = ("5.5", "4.9")
 """Those of a run that names none: the newest, and the last one before queues, hosts and pulls of RocketMQ 5."""
 
-# RocketMQ 4 unmaps files by way of JDK internals.
+# RocketMQ 4 unmaps files through JDK internals.
 JVM_OPTIONS = (
     "-Xmx1g",
-    "-XX:+UseSerialGC",  # this and the next: quick to start, for a short life
+    "-XX:+UseSerialGC",  # this and the next: faster start for a short life
     "-XX:TieredStopAtLevel=1",
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -47,22 +47,25 @@ Json = dict[str, Any]
 
 
 class HarnessError(Exception):
-    """RocketMQ refused what it was given; the message ends with its own words."""
+    """RocketMQ refused the request; the message ends with its own error."""
 
 
 def unavailable() -> str | None:
-    """Why RocketMQ cannot run here, or None when it can."""
+    """Return why RocketMQ cannot run here, or None if it can."""
     missing = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
     return f"needs {' and '.join(missing)}: install a JDK 17+ and Maven" if missing else None
 
 
 def put(topic: str, body: bytes = b"", queue_id: int = 0, **fields: Any) -> Json:
-    """One message for `write`, with `fields` of Put in Spec.java; batches are `put(topic, batch=[put(...), ...])`."""
+    """Return one message for `write`.
+
+    `fields` are those of Put in Spec.java; a batch is `put(topic, batch=[put(...), ...])`.
+    """
     return {"topic": topic, "queueId": queue_id, "body": base64.b64encode(body).decode(), **fields}
 
 
 def chosen_lines() -> tuple[str, ...]:
-    """The release lines of this run: `make test-rocketmq LINES=all`, or LINES="5.3 4.3", which gives ROCKETMQ_LINES."""
+    """Return the release lines of ROCKETMQ_LINES: `make test-rocketmq LINES=all`, or LINES="5.3 4.3"."""
     asked = os.environ.get("ROCKETMQ_LINES", "").split() or list(USUAL_LINES)
     unknown = set(asked) - {*LINES, "all"}
     if unknown:
@@ -71,7 +74,7 @@ def chosen_lines() -> tuple[str, ...]:
 
 
 class Running:
-    """A JVM that is asked by lines: an iterator over its answers, as they come."""
+    """A JVM that takes requests as lines; iterate over its answers as they arrive."""
 
     def __init__(self, process: subprocess.Popen[str], words: IO[bytes]) -> None:
         assert process.stdin is not None
@@ -79,12 +82,12 @@ class Running:
         self._process = process
         self._requests, self._words = process.stdin, words
         self._answers = process.stdout.fileno()
-        self._read = b""  # of them, and not given yet
+        self._read = b""  # received bytes that were not returned yet
         self._turn = threading.Lock()  # a thread may iterate while the block is left
         self._is_left = False
 
     def ask(self, verb: str, **fields: Any) -> None:
-        """Make a request; its fields are those of the Java class that answers."""
+        """Send a request; its fields are those of the Java class that answers."""
         print(json.dumps({"verb": verb, **fields}), file=self._requests, flush=True)
 
     def __iter__(self) -> Iterator[Json]:
@@ -116,29 +119,28 @@ class Running:
         self._process.wait(COMMAND_SECONDS)
 
     def leave(self) -> None:
-        """Halt everything: a shutdown of all of RocketMQ's services takes twenty seconds."""
+        """Halt everything: an orderly shutdown of RocketMQ's services takes twenty seconds."""
         self._is_left = True
         self._requests.close()
-        for _ in self:  # a full pipe would block it
+        for _ in self:  # a full pipe would block the JVM
             pass
         self._process.wait(COMMAND_SECONDS)
 
 
 class Broker(Running):
-    """A running broker. What it is asked has the fields of Request in Spec.java:
+    """A running broker. Requests have the fields of Request in Spec.java.
 
-    send: "sent" for each acknowledged message, then "done", in the background. clean: "cleaned". tidy:
-    "tidied". consume: "consumed" for each message, then "done". describe: "described". persist: "persisted".
-    produce: "done".
-    look: lines as of `RocketMQ.read` and what the admin tool answers, then "done". stop: "stopped".
+    Answers by request: send: "sent" for each acknowledged message, then "done", in the background. clean: "cleaned".
+    tidy: "tidied". consume: "consumed" for each message, then "done". describe: "described". persist: "persisted".
+    produce: "done". look: lines as of `RocketMQ.read` and the admin tool's answers, then "done". stop: "stopped".
     """
 
 
 class Clients(Running):
-    """RocketMQ's producer, consumers and admin tool in one JVM; see RemoteClient.java for what they are asked."""
+    """RocketMQ's producer, consumers and admin tool in one JVM; requests: see RemoteClient.java."""
 
     def answers(self, verb: str, **fields: Any) -> list[Json]:
-        """What is answered up to "done"; raises `HarnessError` where something failed."""
+        """Return the answers up to "done". Raises `HarnessError` if the request failed."""
         self.ask(verb, **fields)
         found: list[Json] = []
         for answer in self:
@@ -154,14 +156,16 @@ _given: set[int] = set()  # ports
 
 
 def free_ports() -> dict[str, int]:
-    """For the name server, and for the broker, which also takes the port two below."""
+    """Return free ports for the name server and for the broker, which also uses the port two below."""
     broker = free_port(-2)
     return {"namesrvPort": free_port(), "brokerPort": broker}
 
 
 def free_port(*also: int) -> int:
-    """One that nobody listens at, nor so many above it; none of those that the system gives to connections, nor that
-    other processes of this run choose from, nor one that was given before."""
+    """Return a port that is unused, as are those at the distances `also`.
+
+    It is never an ephemeral port, a port in the range of another test process, or one returned before.
+    """
     first = 12_000 + 2_500 * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 8)
     while True:
         port = random.randrange(first + 2, first + 2_500)
@@ -194,7 +198,7 @@ class RocketMQ:
         exit: str = "clean",
         batch_topics: Sequence[str] = (),
     ) -> list[Json]:
-        """Puts every message in order with DefaultMessageStore; returns RocketMQ's answer to each.
+        """Put every message in order with DefaultMessageStore; return RocketMQ's answer to each.
 
         `config` has MessageStoreConfig's keys; `exit` is "clean" or "halt" (the process ends, abort stays).
         """
@@ -209,12 +213,13 @@ class RocketMQ:
         shutdown: bool = False,
         batch_topics: Sequence[str] = (),
     ) -> list[Json]:
-        """What RocketMQ's own reader sees: lines of kind log, queue, message, then one for each query.
+        """Return what RocketMQ's own reader sees: lines of kind log, queue, message, then one for each query.
 
-        Sizes of the log's and the queues' files are taken from the directory; those of an index are not
-        recorded in it and belong into `config` (maxHashSlotNum, maxIndexNum). A query asks by key
-        ({"topic", "key"[, "max", "begin", "end"]}), by id ({"id"}: the broker's offsetMsgId) or by time
-        ({"topic", "queueId", "time"[, "boundary": "LOWER" | "UPPER"]}).
+        File sizes of log and queues are taken from the directory. Index files do not record theirs: pass maxHashSlotNum
+        and maxIndexNum in `config`. A query asks by key ({"topic", "key"[, "max", "begin", "end"]}), by id ({"id"}: the
+        broker's offsetMsgId) or by time ({"topic", "queueId", "time"[, "boundary": "LOWER"
+
+        "UPPER"]}).
         """
         spec = {
             "config": _strings(config),
@@ -225,16 +230,19 @@ class RocketMQ:
         return self._run("read", directory, spec)
 
     def conditions(self, expressions: Sequence[str], property_sets: Sequence[Mapping[str, str]]) -> list[Json]:
-        """What RocketMQ's filter module makes of SQL92: for each expression "refused" with its parser's words, or
-        "results", one letter for each set of properties: T true, F false, N null, E an exception."""
+        """Evaluate SQL92 expressions with RocketMQ's filter module.
+
+        Each result has either "refused", the parser's error, or "results", one letter for each set of properties: T
+        true, F false, N null, E an exception.
+        """
         return self._run("conditions", HERE, {"expressions": expressions, "propertySets": property_sets})
 
     def frames(self) -> list[Json]:
-        """Frames that RocketMQ 5's own code encodes, and its codes; see Frames.java."""
+        """Return frames that RocketMQ 5's own code encodes, and its codes; see Frames.java."""
         return self.run("Frames")
 
     def run(self, main: str, *arguments: str) -> list[Json]:
-        """What a class of the harness prints."""
+        """Return the lines that a class of the harness prints."""
         done = subprocess.run(self._java(main, *arguments), capture_output=True, timeout=COMMAND_SECONDS, check=False)
         if done.returncode != 0:
             raise HarnessError(f"RocketMQ {self.line}, {main}:\n{_tail(done.stderr)}")
@@ -252,9 +260,9 @@ class RocketMQ:
         queue_bytes: int = 200,
         slots: int = INDEX_SLOTS,
     ) -> list[Json]:
-        """RocketMQ's tiered store, from 5.3 on, on files below `archive`, its metadata in `root`; see Tiered.java.
+        """Run RocketMQ's tiered store, from 5.3 on, on files below `archive`, with metadata in `root`; see Tiered.java.
 
-        records: or the questions of a query.
+        records: messages to write, or a query's requests.
         """
         command = self._java("Tiered", verb, str(archive), str(root), "DefaultCluster", broker)
         lines = "".join(json.dumps(record) + "\n" for record in records).encode()
@@ -270,9 +278,9 @@ class RocketMQ:
     def clients(
         self, name_server: str, account: tuple[str, str] | None = None, *, tls: bool = False
     ) -> Iterator[Clients]:
-        """RocketMQ's own clients, which know that name server; leaving the block halts them, as a kill does.
+        """Run RocketMQ's own clients with a name server; leaving the block halts them, as a kill does.
 
-        account: access key and secret key, with which they sign.
+        account: the access key and secret key for their signatures.
         """
         with tempfile.TemporaryFile() as words:
             process = subprocess.Popen(
@@ -297,10 +305,10 @@ class RocketMQ:
         properties: Any = None,
         **live: Any,
     ) -> Iterator[Broker]:
-        """A name server and a broker on `directory`; leaving the block halts both, as a kill does.
+        """Run a name server and a broker on `directory`; leaving the block halts both, as a kill does.
 
-        `live` are the fields of Live in Spec.java: topic, queues, bodyBytes, brokerConfig, authConfig; ports are found.
-        `properties` are its JVM's, a mapping.
+        `live` are the fields of Live in Spec.java: topic, queues, bodyBytes, brokerConfig, authConfig; free ports are
+        chosen. `properties` are system properties of its JVM.
         """
         with (
             _spec_file({"config": _strings(config), "live": {**free_ports(), **live}}) as spec,
@@ -369,7 +377,7 @@ def _spec_file(spec: Json) -> Iterator[Path]:
 
 
 def _strings(config: Mapping[str, object] | None) -> dict[str, str]:
-    """Booleans as Java spells them."""
+    """Convert values to strings, with booleans as Java spells them."""
     return {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in (config or {}).items()}
 
 

@@ -1,4 +1,4 @@
-"""Message mixes: everything that a RocketMQ broker puts into a log, each kind alone and all together.
+"""Message mixes: every kind of message that a RocketMQ broker puts into a log, each kind alone and all together.
 
 A mix is a function of a random generator and a number of messages; equal seeds make equal mixes.
 """
@@ -48,7 +48,7 @@ def with_properties(rng: random.Random, number: int) -> Json:
 
 
 def sized(rng: random.Random, number: int) -> Json:
-    """Empty, tiny, and up to what hardly fits a segment: every width of the blank at a segment's end."""
+    """Bodies from empty up to almost a segment, so that the blank at a segment's end has every width."""
     size = rng.choice((0, 0, 1, rng.randrange(100), rng.randrange(4000), rng.randrange(30_000)))
     return {**put("sized", rng.randbytes(size), rng.randrange(3)), "bornTimestamp": BORN + number}
 
@@ -99,7 +99,7 @@ def transactions(rng: random.Random, number: int) -> Json:
 
 
 def delayed(rng: random.Random, number: int) -> Json:
-    """As a broker's hook leaves them. No short levels: RocketMQ 4.9's store would deliver those meanwhile."""
+    """As a broker's hook writes them. No short levels: RocketMQ 4.9's store would deliver those during the test."""
     level = rng.randrange(9, 21)  # 18 is the longest, higher ones count as 18
     properties = {"TAGS": "T", "DELAY": str(level), "REAL_TOPIC": "orders", "REAL_QID": "1"}
     return {
@@ -157,7 +157,7 @@ INDEX = {"maxHashSlotNum": 1000, "maxIndexNum": 4000}
 
 @dataclass(frozen=True)
 class Mix:
-    """What to put and how the store is set up; `since` is the oldest RocketMQ line that can write it."""
+    """The messages and settings of a store; `since` is the oldest RocketMQ line that can write it."""
 
     name: str
     make: Make
@@ -171,7 +171,7 @@ class Mix:
         return {**SMALL_FILES, **INDEX, **self.config}
 
     def puts(self, count: int, line: str, seed: int = 1) -> list[Json]:
-        """At least `count` messages that this RocketMQ line can write; a batch counts as its parts."""
+        """Return at least `count` messages that this RocketMQ line can write; each message of a batch counts."""
         make = (self.make_in_4_3 if line == "4.3" else None) or self.make
         return list(_until(count, partial(make, random.Random(f"{self.name} {seed}"))))
 

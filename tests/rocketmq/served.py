@@ -1,4 +1,4 @@
-"""A store that is served to RocketMQ's own clients, and what tests ask of them."""
+"""A store that is served to RocketMQ's own clients, and helpers for requests."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from store import MessageStore
 from tests.rocketmq.harness import Clients, HarnessError, Json
 
-SECONDS = 120.0  # as long as a busy machine may take
+SECONDS = 120.0  # limit on a busy machine
 
 
 class Served(NamedTuple):
-    """A store that is served, and RocketMQ's clients of it."""
+    """A served store and RocketMQ's clients of it."""
 
     store: MessageStore
     clients: Clients
@@ -32,7 +32,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def consumed(clients: Clients, count: int) -> list[Json]:
-    """So many messages as consumers get them."""
+    """Return the next `count` messages that consumers receive."""
     found: list[Json] = []
     while len(found) < count:
         line = next(clients)
@@ -58,7 +58,7 @@ def left(clients: Clients, name: str) -> None:
 
 
 def mqadmin(clients: Clients, *words: str) -> str:
-    """What a command of mqadmin writes."""
+    """Return the output of an mqadmin command."""
     clients.ask("mqadmin", words=words)
     for line in clients:
         if line["kind"] == "failed":
@@ -69,5 +69,5 @@ def mqadmin(clients: Clients, *words: str) -> str:
 
 
 def rows_of(text: str) -> list[list[str]]:
-    """The words of each line."""
+    """Return the words of each line."""
     return [line.split() for line in text.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""A broker of RocketMQ's own that has accounts, and takes nobody without TLS."""
+"""A RocketMQ broker with accounts that requires TLS."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ SINCE_5_3 = {
     "authorizationEnabled": True,
     "authorizationProvider": f"{PROVIDERS}.DefaultAuthorizationProvider".format("authorization"),
     "authorizationMetadataProvider": f"{PROVIDERS}.LocalAuthorizationMetadataProvider".format("authorization"),
-    "migrateAuthFromV1Enabled": True,  # it takes plain_acl.yml over, and has no use for it otherwise
+    "migrateAuthFromV1Enabled": True,  # migrates plain_acl.yml, which it does not use otherwise
 }
 
 
 class Guarded(NamedTuple):
-    """Where the broker is, and its certificate."""
+    """A broker's address and certificate."""
 
     name_server: str
     broker: str
@@ -73,7 +73,7 @@ def guarded(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Ite
     own, ports = certificate(home), free_ports()
     properties = {
         "rocketmq.home.dir": home,
-        "tls.enable": True,  # of a broker at its name server
+        "tls.enable": True,  # for the broker's connection to its name server
         "tls.client.authServer": False,
         "tls.test.mode.enable": False,
         "tls.server.mode": "enforcing",
@@ -93,7 +93,8 @@ def guarded(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Ite
                 writer.create_topic(topic, 1)
         if rocketmq.line >= "5.3":
             account = KEEPER.access_key, KEEPER.secret_key
-            with rocketmq.clients(it.name_server, account, tls=True) as admin:  # or it may not ask where queues end
+            # Otherwise it may not ask for the ends of queues.
+            with rocketmq.clients(it.name_server, account, tls=True) as admin:
                 for topic, actions in {"orders": "Pub,Sub,Get", "bills": "Sub,Get"}.items():
                     words = ["-b", it.broker, "-s", "User:bookkeeper", "-r", f"Topic:{topic}", "-a", actions]
                     mqadmin(admin, "updateAcl", *words, "-d", "Allow")
@@ -105,7 +106,7 @@ def queue(topic: str) -> Queue:
 
 
 def write(asked: ClusterAddress, topic: str) -> None:
-    """One message that goes alone: brokers of RocketMQ 4 do not look at who sends batches."""
+    """Send one message that is not a batch: brokers of RocketMQ 4 do not check permissions for batches."""
     with asked.open_writer() as writer:
         append = writer.begin()
         append.add(topic, pa.table({"body": ["x"], "bornTimestamp": [1_700_000_000_000]}))
@@ -113,7 +114,7 @@ def write(asked: ClusterAddress, topic: str) -> None:
 
 
 def read(asked: ClusterAddress, topic: str) -> list[bytes]:
-    """All bodies, of what a scan finds and of what a held pull says."""
+    """Return all bodies, from a scan and from a held pull."""
     with asked.open() as log:
         bounds = log.bounds([queue(topic)])[queue(topic)]
         batches = log.scan(QueueRange(queue(topic), *bounds), ReadSpec(("body",), EVERYTHING))

@@ -1,4 +1,4 @@
-"""`config/*.json` as this store writes them, given to a real broker; and as that broker leaves them, read back."""
+"""Give `config/*.json` of this store to a real broker, and read that broker's files."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.rocketmq
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=2000, **INDEX)
 COMMITTED = {0: 4, 1: 10, 2: 7}  # of 10 in each queue
-NAMED_AFTER_THE_BROKER = {"harness", "DefaultCluster"}  # and the topic for replies, which 4.3 does not know
+NAMED_AFTER_THE_BROKER = {"harness", "DefaultCluster"}  # and the reply topic, which 4.3 does not know
 DELAYED_TO = 1  # the queue
 
 
 def fill(path: Path) -> dict[tuple[int, int], bytes]:
-    """What a group that goes on from `COMMITTED` has to read, two delayed messages of three at the end."""
+    """Return the messages that a group at `COMMITTED` must read, including two of three delayed messages at the end."""
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("orders", queues=3)
         store.create_topic(SCHEDULE_TOPIC, queues=len(SCHEDULE_DELAYS_MS))
@@ -36,7 +36,7 @@ def fill(path: Path) -> dict[tuple[int, int], bytes]:
         delayed = {"DELAY": "1", "REAL_TOPIC": "orders", "REAL_QID": f"{DELAYED_TO}"}
         later = [Message(SCHEDULE_TOPIC, f"late {n}".encode(), queue_id=0, properties=delayed) for n in range(3)]
         encoding = Encoding(SMALL.store_host, SMALL.maxMessageSize)
-        # past the door: nobody but a broker puts there
+        # only a broker puts into this topic, so bypass the check
         store._writing().append([encode_messages(later, [0] * 3, encoding, 0)])
         store.commit_offsets("readers", "orders", COMMITTED)
     ConsumerOffsets(path).settings.create("readers")

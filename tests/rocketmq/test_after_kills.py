@@ -1,4 +1,4 @@
-"""Our directories after kills, opened by RocketMQ; and directories that RocketMQ appended to after us."""
+"""RocketMQ opens our directories after kills, and we open directories that RocketMQ appended to after us."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tests.rocketmq.mixes import INDEX
 pytestmark = pytest.mark.rocketmq
 
 DYING_WRITERS = [sys.executable, "-m", "tests.end_to_end.dying_writers"]
-ROUNDS = int(os.environ.get("ROUNDS", "5"))  # each kills writers and lets RocketMQ recover what they leave
+ROUNDS = int(os.environ.get("ROUNDS", "5"))  # each kills writers, then RocketMQ recovers their directory
 ROUNDS_A_STORE = 5
-KILLS = 8  # in a round, and the three that are left at its end
-WHOLE = re.compile(rb"w\d+\.\d+-\d+-x*")  # what dying_writers puts
+KILLS = 8  # in a round, and the three that still run at its end
+WHOLE = re.compile(rb"w\d+\.\d+-\d+-x*")  # bodies of dying_writers
 WRITES_THE_LOG = 1  # the call of a dying append
 SIZES = {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 2000}
 SMALL = StoreConfig(**SIZES, **INDEX)
@@ -37,7 +37,7 @@ def new_store(path: Path) -> None:
 
 
 def seen_by(rocketmq: RocketMQ, path: Path) -> dict[tuple[int, int], bytes]:
-    """(queue, offset) to body of what its reader sees."""
+    """Map (queue, offset) to the body that RocketMQ's reader sees."""
     lines = rocketmq.read(path, INDEX)
     assert not [line for line in lines if line["kind"] == "gap"]
     return {
@@ -48,7 +48,7 @@ def seen_by(rocketmq: RocketMQ, path: Path) -> dict[tuple[int, int], bytes]:
 
 
 def test_killed_writers_leave_what_rocketmq_recovers(rocketmq: RocketMQ, tmp_path: Path) -> None:
-    """It does not know the watermark, so it may also find what was not acknowledged; but nothing less, nothing torn."""
+    """RocketMQ ignores the watermark, so it may also find unacknowledged messages, but none is missing or torn."""
     for first in range(0, ROUNDS, ROUNDS_A_STORE):
         path, acks = tmp_path / f"mq-{first}", tmp_path / f"mq-{first}.acks"
         acks.mkdir()
@@ -63,7 +63,7 @@ def test_killed_writers_leave_what_rocketmq_recovers(rocketmq: RocketMQ, tmp_pat
             assert published.items() <= recovered.items()
             assert max(Counter(recovered.values()).values()) == 1
             assert all(WHOLE.fullmatch(body) for body in recovered.values())
-            with MessageStore.open(path) as store:  # and back: what RocketMQ recovered is not taken away again
+            with MessageStore.open(path) as store:  # our recovery keeps what RocketMQ recovered
                 assert published.items() <= bodies(store).items() <= recovered.items()
         shutil.rmtree(path)
 
@@ -96,7 +96,7 @@ def test_killed_in_the_repair_of_an_append_that_began_queue_files(rocketmq: Rock
 def test_what_rocketmq_appends_where_a_writer_had_died(
     rocketmq: RocketMQ, tmp_path: Path, ending: str, messages: int
 ) -> None:
-    """It goes on behind the dead append's last whole record, still below the end that was announced."""
+    """RocketMQ continues after the dead append's last whole record, before the announced end."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic(TOPIC, 2)

@@ -1,4 +1,4 @@
-"""Archives: RocketMQ's tiered store (PosixFileSegment) reads what we wrote, and we read what it wrote."""
+"""RocketMQ's tiered store (PosixFileSegment) reads our archives, and we read its archives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = ("topic", "queueId", "queueOffset", "physicalOffset", "storeTimestamp"
 
 
 def put(store: MessageStore, count: int) -> None:
-    """Of all lengths, with tags and properties, in three queues of two topics."""
+    """Put bodies of all lengths, with tags and properties, in three queues of two topics."""
     for number in range(count):
         body = bytes([number % 256]) * (number * 37 % 900)
         store.put(Message("orders", body, queue_id=number % 2, tags="AB"[number % 2], properties={"n": str(number)}))
@@ -55,7 +55,7 @@ def test_it_reads_what_we_archived(tmp_path: Path, rocketmq5: RocketMQ) -> None:
     with archived(tmp_path, str(url)) as it:
         it.create_topic("orders", 2)
         it.create_topic("invoices", 1)
-        for count in (100, 3, 1):  # the last segments are written anew, and longer
+        for count in (100, 3, 1):  # the last segments are rewritten, and longer
             put(it.store, count)
             it.archive()
         ends = it.address.open().bounds([Queue("orders", 1)])
@@ -125,7 +125,7 @@ def test_it_finds_by_key_what_we_archived(tmp_path: Path, rocketmq5: RocketMQ) -
 
 
 def test_it_reads_what_we_archived_of_a_restarted_topic(tmp_path: Path, rocketmq5: RocketMQ) -> None:
-    """What was forgotten of the first one is gone for it, too: where nothing came after it, and by key."""
+    """It no longer finds the forgotten messages of the first topic, by queue or by key."""
     url = tmp_path / "archive"
     with archived(tmp_path, str(url)) as it:
         it.create_topic("orders", 2)

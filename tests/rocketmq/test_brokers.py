@@ -1,4 +1,4 @@
-"""Two brokers of RocketMQ's own that share a topic, under Spark."""
+"""Spark reads a topic of two RocketMQ brokers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = {"mappedFileSizeCommitLog": 8 << 20, "mappedFileSizeConsumeQueue": 20_00
 
 @contextmanager
 def running(rocketmq: RocketMQ, directory: Path, broker: str, name_server: str = "") -> Iterator[str]:
-    """A broker; the address of its own name server. It is also told to `name_server`."""
+    """Run a broker; yield its name server's address. The broker also registers at `name_server`."""
     ports = free_ports()
     own = f"127.0.0.1:{ports['namesrvPort']}"
     config = {"brokerName": broker, "namesrvAddr": f"{own};{name_server}" if name_server else own}

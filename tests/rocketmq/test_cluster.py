@@ -1,4 +1,4 @@
-"""A cluster of RocketMQ's own as a log of any kind, and what only a real broker shows."""
+"""A RocketMQ cluster as a log, and behaviour that only a real broker shows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def of_broker(topic: str, number: int) -> Queue:
 
 
 class Theirs:
-    """A name server and a broker that run, as `conformance.Making`."""
+    """A running name server and broker, as `conformance.Making`."""
 
     def __init__(self, running: Broker, directory: Path, ports: dict[str, int], client: Client) -> None:
         self._running = running
@@ -51,7 +51,7 @@ class Theirs:
             until(lambda: len(log.topics().get(topic, ())) == queues)
 
     def append(self, messages: list[Message]) -> None:
-        """One after the other, as a producer that waits for each answer; until consumers see them."""
+        """Send one by one, waiting for each answer, until consumers see the messages."""
         for message in messages:
             properties = encode_properties(message.all_properties()).decode()
             queue_id = message.queue_id or 0
@@ -60,7 +60,7 @@ class Theirs:
         self._wait_for(Counter(of_broker(message.topic, message.queue_id or 0) for message in messages))
 
     def _wait_for(self, sent: Counter[Queue]) -> None:
-        """What is acknowledged comes into queues a moment later."""
+        """Acknowledged messages get into queues a moment later."""
         self._ends.update(sent)
         with self.address.open() as log:
             until(lambda: all(log.bounds([queue])[queue].max_offset >= self._ends[queue] for queue in sent))
@@ -85,7 +85,7 @@ class Theirs:
         return positions
 
     def forget(self) -> None:
-        """All topics, also those that a test made by the log itself."""
+        """Delete all topics, including those that a test created through the log."""
         self._ends.clear()
         with self.address.open() as log:
             self._topics |= log.topics().keys()

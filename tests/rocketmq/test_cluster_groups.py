@@ -1,4 +1,4 @@
-"""Consumers on a broker of RocketMQ's own: alone, by two, beside a Java consumer of the same group."""
+"""Consumers of a RocketMQ broker: alone, two of them, and beside a Java consumer of the same group."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def theirs(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest, theirs: Theirs) -> str:
-    """A topic of this test's own; its group has the same name."""
+    """A new topic; its group has the same name."""
     name = request.node.name.removeprefix("test_").translate(str.maketrans("[]-.", "____"))[:60]
     theirs.create_topic(name, QUEUES)
     return name
@@ -66,7 +66,7 @@ def test_two_share_the_queues(theirs: Theirs, topic: str, orderly: bool) -> None
 
 
 def test_beside_a_java_consumer_of_the_group(theirs: Theirs, topic: str) -> None:
-    """It takes 20 messages of the queues that it gets, and leaves."""
+    """The Java consumer takes 20 messages of its queues, and leaves."""
     put(theirs, topic, range(20))
     with Consumer(theirs.address, topic, topic, seen := Seen(), config=config()) as consumer:
         until(lambda: len(seen.numbers) == 20)
@@ -106,7 +106,9 @@ def test_what_fails_comes_again_and_is_a_dead_letter_at_last(theirs: Theirs, top
 
 @pytest.mark.parametrize("in_its_name", [False, True])
 def test_a_reset_by_an_admin_tool(theirs: Theirs, topic: str, in_its_name: bool) -> None:
-    """A broker tells it who commits, or, and then nobody else, who pulls in the group's name."""
+    """A broker announces a reset to committing clients, or, once a client pulls in the group's name, only to that
+    client.
+    """
     put(theirs, topic, range(20))
     address = replace(theirs.address, consumer_group=topic) if in_its_name else theirs.address
     with Consumer(address, topic, topic, seen := Seen(), config=config()):

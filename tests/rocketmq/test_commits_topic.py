@@ -1,4 +1,4 @@
-"""The topic in which the sink keeps which batches it wrote, in a broker's hands: one of its own, which it keeps."""
+"""The sink's topic of written batches after a broker owned the directory: the broker keeps the topic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def batch_of(number: int) -> Batch:
 
 
 def write(store: MessageStore, number: int) -> None:
-    """As the sink does."""
+    """Write a batch as the sink does."""
     commits, batch = commits_of(store), batch_of(number)
     with commits.file.locked():
         assert not commits.has(batch)

@@ -1,4 +1,4 @@
-"""SQL92: what RocketMQ's filter module says of expressions at random, message by message and refusal by refusal."""
+"""Compare SQL92 filters with RocketMQ's filter module, for random expressions and messages, including refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETS = 100
 
 
 def ours(expression: str, sets: list[dict[str, str]]) -> str | None:
-    """A letter for each set, as the harness writes them; None for an expression that is refused."""
+    """Return a letter for each set, as the harness writes them; None for a refused expression."""
     try:
         condition, _ = parse_beginning(expression)
     except FilterError:

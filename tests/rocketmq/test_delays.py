@@ -1,4 +1,4 @@
-"""A real broker goes on with delayed messages where we were, and we where it was: each is delivered once."""
+"""A broker continues with delayed messages where this store stopped, and the reverse: each is delivered once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_delivered_by_whoever_has_the_directory(rocketmq: RocketMQ, tmp_path: Pa
     theirs = {"level, the broker's": EACH} | ({"time, the broker's": EACH} if has_timers else {})
     with rocketmq.broker(path, SIZES, topic=TOPIC, bodyBytes=10) as broker:
         until(lambda: delivered(path) == ours | theirs, every=0.2)
-        time.sleep(2.0)  # would it deliver again what we delivered, it had done so
+        time.sleep(2.0)  # a repeated delivery would happen within this time
         broker.ask("stop")
         assert next(broker)["kind"] == "stopped"
     assert delivered(path) == ours | theirs

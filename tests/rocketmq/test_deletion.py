@@ -1,4 +1,4 @@
-"""Topics that this store deleted, in a broker's hands: as those that it deleted itself."""
+"""A broker opens a directory with topics that this store deleted, as if the broker had deleted them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.rocketmq
 SIZES = {"mappedFileSizeCommitLog": 1 << 16, "mappedFileSizeConsumeQueue": 2000, **INDEX}
 QUEUES = 4
 DELETED = "deleted"  # the harness fills it, and deletes it with the admin tool
-ANEW = "single"  # the harness makes it
+ANEW = "single"  # the harness creates it
 ANEW_MESSAGES = 61
 KEPT = {(n % QUEUES, n // QUEUES): f"kept {n}".encode() for n in range(40)}
 
@@ -46,13 +46,13 @@ def look(broker: Broker) -> list[Json]:
 
 
 def topics_of(store: MessageStore) -> set[str]:
-    """Those that no broker made for itself."""
+    """Return the topics without a broker's own."""
     named = {*NAMED_AFTER_THE_BROKER, "DefaultCluster_REPLY_TOPIC"}
     return {topic for topic in store.topics() if not is_internal_topic(topic)} - named
 
 
 def test_a_broker_passes_over_what_our_deletion_left(rocketmq: RocketMQ, tmp_path: Path) -> None:
-    """It shows neither topic, and restarts a recreated one at 0, for it drops our key; we go on."""
+    """It shows neither topic and restarts a recreated one at 0, since it drops our key; this store continues."""
     path = filled(tmp_path / "mq")
     for topic in (DELETED, ANEW):
         delete_topic(path, topic)
@@ -78,9 +78,9 @@ def test_a_broker_passes_over_what_our_deletion_left(rocketmq: RocketMQ, tmp_pat
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_our_deletion_and_that_of_a_broker(rocketmq: RocketMQ, tmp_path: Path, killed: bool) -> None:
-    """After either: the same topics with the same messages here, and the others' messages in RocketMQ's reader.
+    """After either: the same topics and messages here, and the other topics' messages in RocketMQ's reader.
 
-    That may show again some of a deleted topic, whoever deleted it.
+    That reader may also show messages of a deleted topic again, whether the broker or this store deleted it.
     """
     path = filled(tmp_path / "theirs")
     ours = shutil.copytree(path, tmp_path / "ours")
@@ -106,7 +106,7 @@ def test_our_deletion_and_that_of_a_broker(rocketmq: RocketMQ, tmp_path: Path, k
 
 
 def test_the_end_of_the_log_is_of_a_deleted_topic(rocketmq: RocketMQ, tmp_path: Path) -> None:
-    """RocketMQ makes queues anew of what it finds behind all others', as after its own deletion; it lists no topic."""
+    """RocketMQ rebuilds the deleted queues from these records, as after its own deletion; it lists no topic."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=StoreConfig(**SIZES)) as store:
         for topic in ("kept", DELETED):

@@ -1,7 +1,7 @@
-"""Every kind of message on every RocketMQ line: what its client and its admin tool saw before the broker ended.
+"""Every kind of message on every RocketMQ line, compared with what its client and admin tool saw before it ended.
 
-A cell is a kind on a line, after a kill and after a clean stop, in the directory as it was left and after this store
-had opened it for writing. `known` says which cells are not equal, and why.
+A cell is a kind on a line, after a kill or a clean stop, in the directory as left or after this store opened it for
+writing. `known` lists the cells that differ, and why.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ pytestmark = pytest.mark.rocketmq
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of message: the oldest line that has it, and patterns of the topics and queues it leaves."""
+    """A kind of message: the oldest line that has it, and patterns of its topics and queues."""
 
     name: str
     topics: tuple[str, ...]
     since: str = "4.3"
-    is_about_deleting: bool = False  # in a directory of its own: a deletion can take other queues along
+    is_about_deleting: bool = False  # in a separate directory: a deletion can remove other queues too
 
     def has(self, topic: str) -> bool:
         return any(fnmatch.fnmatchcase(topic, pattern) for pattern in self.topics)
@@ -79,12 +79,12 @@ CHECKS_ONCE = {"transactionCheckInterval": "1000", "transactionTimeOut": "100", 
 
 
 def known(test: str, line: str, ending: str, state: str, kind: str) -> str | None:
-    """Why a cell is not equal to RocketMQ's; None where it is."""
+    """Return why a cell differs from RocketMQ's, or None if it is equal."""
     return None
 
 
 def cells(test: str) -> list[ParameterSet]:
-    """(line, ending, state, kind) of all cells of a test."""
+    """Return (line, ending, state, kind) of all cells of a test."""
     found = []
     for line, kind, ending, state in product(chosen_lines(), KINDS, ENDINGS, STATES):
         if line >= kind.since:
@@ -98,7 +98,7 @@ def cells(test: str) -> list[ParameterSet]:
 
 @dataclass
 class Ended:
-    """A directory, and what RocketMQ's client and admin tool had seen of it."""
+    """A directory, and RocketMQ's client's and admin tool's view of it."""
 
     line: str
     directory: Path
@@ -135,7 +135,7 @@ class Ended:
 
 
 class Run:
-    """One line's directories, by ending and state, of the kinds that are about deleting or the others."""
+    """One line's directories by ending and state, either of the kinds about deletion or of the others."""
 
     def __init__(self, line: str, is_about_deleting: bool, folder: Path) -> None:
         self._line, self._folder = line, folder
@@ -165,7 +165,8 @@ class Run:
             directory = self._folder / f"{ending}-{state}"
             shutil.copytree(as_left.directory, directory, dirs_exist_ok=True)
             turn = Turn(directory / LOCK_FILE, DELIVERY_BYTE)
-            assert turn.take()  # or what a broker delivered just before it was killed would come again, here as there
+            # Prevents this store from repeating a delivery that the broker made just before its kill.
+            assert turn.take()
             MessageStore.open(directory, config=StoreConfig(**INDEX)).close()
             turn.close()
             self._ended[ending, state] = Ended(self._line, directory, as_left.lines)
@@ -174,7 +175,7 @@ class Run:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Run | HarnessError]:
-    """By line and `is_about_deleting`, each made when it is first asked for."""
+    """Return a function of line and `is_about_deleting`; each run is made when first requested."""
 
     def make(line: str, is_about_deleting: bool) -> Run | HarnessError:
         try:
@@ -213,13 +214,13 @@ CELL = ("line", "ending", "state", "kind")
 
 
 def directories(test: str) -> list[ParameterSet]:
-    """The cells of one kind of each directory."""
+    """Return the cells of one kind for each directory."""
     return [cell for cell in cells(test) if str(cell.id).split("-")[1] in ("single", "deleted")]
 
 
 @pytest.mark.parametrize(CELL, cells("messages"))
 def test_messages(kind: Kind, ended: Ended, store: MessageStore) -> None:
-    """Every bound of every queue, and every field of every message."""
+    """Compare every bound of every queue, and every field of every message."""
     bounds = {name: bound for name, bound in ended.bounds.items() if kind.has(name[0])}
     assert kind.name == "deleted" or any(maximum for _, maximum in bounds.values())
     assert {name: store.offsets(*name) for name in bounds} == bounds
@@ -231,7 +232,7 @@ def test_messages(kind: Kind, ended: Ended, store: MessageStore) -> None:
 
 @pytest.mark.parametrize(CELL, cells("entries"))
 def test_entries(kind: Kind, ended: Ended, as_left: Ended, store: MessageStore) -> None:
-    """What no client shows, the tags codes of the queues' entries: as the broker left them."""
+    """Compare the tags codes of queue entries, which no client shows, with those that the broker left."""
     with MessageStore.open(as_left.directory, read_only=True, config=StoreConfig(**INDEX)) as before:
         for name in filter(lambda name: kind.has(name[0]), seen.queues_of(before)):
             bounds = before.offsets(*name)
@@ -240,10 +241,10 @@ def test_entries(kind: Kind, ended: Ended, as_left: Ended, store: MessageStore) 
 
 @pytest.mark.parametrize(CELL, cells("keys"))
 def test_keys(kind: Kind, ended: Ended, state: str, store: MessageStore) -> None:
-    """Every key that a message of this kind has.
+    """Compare lookups by every key of this kind.
 
-    But of a topic that was created again RocketMQ finds the messages of its older life too, by their keys alone. And
-    where its index lacks keys, those of before it was killed, opening for writing files them.
+    Two exceptions. For a recreated topic RocketMQ also finds the deleted topic's messages. Opening for writing adds
+    keys that RocketMQ's index lacks, those from before its kill.
     """
     answers = [line for line in ended.answers("query") if kind.has(line["topic"])]
     ours, theirs = {}, {}
@@ -260,7 +261,7 @@ def test_keys(kind: Kind, ended: Ended, state: str, store: MessageStore) -> None
 
 @pytest.mark.parametrize(CELL, cells("ids"))
 def test_ids(kind: Kind, ended: Ended, store: MessageStore) -> None:
-    """Every id: the producer's, of which there may be copies, and the broker's."""
+    """Compare lookups by every id: the producer's, which may have copies, and the broker's."""
     by_broker = {line["offsetMsgId"] for line in ended.answers("message")}
     for line in ended.answers("id"):
         if not kind.has(line["asked"]):
@@ -274,7 +275,7 @@ def test_ids(kind: Kind, ended: Ended, store: MessageStore) -> None:
 
 @pytest.mark.parametrize(CELL, cells("times"))
 def test_times(kind: Kind, ended: Ended, store: MessageStore) -> None:
-    """The times at which messages were stored, and those beside them."""
+    """Compare lookups by the stored times and the times next to them."""
     for line in ended.answers("time"):
         name = line["topic"], line["queueId"]
         if not kind.has(line["topic"]):
@@ -282,7 +283,7 @@ def test_times(kind: Kind, ended: Ended, store: MessageStore) -> None:
         ours = store.offset_by_time(*name, line["time"])
         if ended.line >= "5":
             assert ours == line["offset"], line
-        else:  # the nearest; ours is the first that is not older
+        else:  # RocketMQ 4 returns the nearest message, this store the first that is not older
             times = [row["storeTimestamp"] for row in ended.queues[name].rows]
             stored = dict(enumerate(times, ended.bounds[name][0]))
             assert abs(stored[line["offset"]] - line["time"]) == min(abs(at - line["time"]) for at in stored.values())
@@ -293,9 +294,9 @@ def test_times(kind: Kind, ended: Ended, store: MessageStore) -> None:
 
 @pytest.mark.parametrize(CELL, cells("verify"))
 def test_verify(kind: Kind, ended: Ended) -> None:
-    """A sound directory: nothing is found in the queues of this kind.
+    """Queues of this kind in an intact directory have no findings.
 
-    But of a topic that is in no table any more, a busy broker may leave a part of the queues: the others are missed.
+    Exception: a busy broker may leave some queues of a deleted topic, so that the others are reported as missing.
     """
     is_left_in_part = kind.name == "deleted" and any(ended.directory.glob("consumequeue/deleted/*/*"))
     found = [finding for finding in ended.findings if kind.has(topic_of(finding))]
@@ -304,7 +305,7 @@ def test_verify(kind: Kind, ended: Ended) -> None:
 
 @pytest.mark.parametrize(CELL, directories("whole"))
 def test_verify_finds_nothing_else(kind: Kind, ended: Ended) -> None:
-    """Neither in the log, nor in the index, nor in a queue of none of these kinds."""
+    """Neither in the log, nor in the index, nor in a queue of another kind."""
     assert [finding for finding in ended.findings if not any(one.has(topic_of(finding)) for one in KINDS)] == []
 
 
@@ -314,9 +315,9 @@ def topic_of(finding: Finding) -> str:
 
 @pytest.mark.parametrize(CELL, directories("topics"))
 def test_topics(kind: Kind, ended: Ended, as_left: Ended, store: MessageStore) -> None:
-    """All topics that the broker shows, and no messages where it shows none.
+    """Compare all topics that the broker shows; other topics have no messages.
 
-    But for queues that were taken away, and for topics that it deleted, of which it made the queues anew after a kill.
+    Exceptions: removed queues, and deleted topics whose queues the broker rebuilt after a kill.
     """
     (told,) = ended.answers("topics")
     ours = store.topics()

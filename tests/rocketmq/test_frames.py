@@ -1,4 +1,4 @@
-"""Frames as RocketMQ's own code encodes them: what tests/golden/remoting has of them is still so."""
+"""RocketMQ's own code still encodes frames as stored in tests/golden/remoting."""
 
 from __future__ import annotations
 

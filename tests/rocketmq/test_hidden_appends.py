@@ -1,5 +1,8 @@
-"""Appends that hide the head of their first record until the rest is there, killed on the way: RocketMQ keeps what was
-published, and goes on there. And empty segments that an append left, behind which it would go on."""
+"""Kill appends that write the head of their first record last: RocketMQ keeps the published messages and continues
+there.
+
+Also empty segments of a dead append, after which RocketMQ would continue.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from tests.rocketmq.test_after_kills import DYING_WRITERS, seen_by
 
 pytestmark = pytest.mark.rocketmq
 
-SIZES = {"mappedFileSizeCommitLog": 2048, "mappedFileSizeConsumeQueue": 200}  # the dead append needs six segments more
+SIZES = {"mappedFileSizeCommitLog": 2048, "mappedFileSizeConsumeQueue": 200}  # the dead append needs six more segments
 OLD = {(n % 2, n // 2): f"old {n}".encode() for n in range(12)}
 NEW = {(n % 2, 6 + n // 2): bytes([65 + n]) * 700 for n in range(12)}
 THEIRS = {(n % 2, 6 + n // 2): f"theirs {n}".encode() for n in range(4)}
@@ -41,7 +44,7 @@ def new_store(path: Path, flush: str = "ASYNC_FLUSH") -> Path:
 
 
 def states(path: Path) -> tuple[bool, bool]:
-    """Whether it died before its publication, and whether the head of its first record is there."""
+    """Return whether it died before publication, and whether the head of its first record is written."""
     with closing(PublishedEnd(path, writable=False)) as published:
         end, announced = published.confirm_offset, published.announced_end
     log = CommitLog(path, SIZES["mappedFileSizeCommitLog"], writable=False)
@@ -49,7 +52,7 @@ def states(path: Path) -> tuple[bool, bool]:
 
 
 def killed(tmp_path: Path, verb: str, flush: str) -> tuple[list[Path], list[Path]]:
-    """Directories of an append that died at one of its calls, in their order: while it was hidden, and after that."""
+    """Return the directories of an append killed at each of its calls: while its head was missing, and afterwards."""
     base = new_store(tmp_path / "base", flush)
     paths = [shutil.copytree(base, tmp_path / f"{call}") for call in range(CALLS)]
     calls = "".join(f"{verb} {path} half {call}\n" for call, path in enumerate(paths))
@@ -61,7 +64,7 @@ def killed(tmp_path: Path, verb: str, flush: str) -> tuple[list[Path], list[Path
 
 @pytest.mark.parametrize(("verb", "flush"), [("append", "SYNC_FLUSH"), ("publish", "ASYNC_FLUSH")])
 def test_killed_in_a_hidden_append(rocketmq: RocketMQ, tmp_path: Path, verb: str, flush: str) -> None:
-    """Nothing of it while its head is hidden, whatever whole records and segments lie behind; then all of it."""
+    """RocketMQ sees nothing of it while its head is missing, even with whole records after it; then it sees all."""
     hidden, shown = killed(tmp_path, verb, flush)
     last = hidden[-1]
     assert len(segments(last)) - len(segments(tmp_path / "base")) >= 3, "all is written but the head"

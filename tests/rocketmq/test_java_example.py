@@ -1,4 +1,4 @@
-"""examples/java_producer into a served store, and to RocketMQ's own brokers, while examples/count_orders.py counts."""
+"""Run examples/java_producer on a served store and on RocketMQ brokers, while examples/count_orders.py counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ORDERS = 30
 
 @pytest.fixture
 def classpath(tmp_path: Path) -> str:
-    """As OrderProducer.java says."""
+    """Build the class path as OrderProducer.java says."""
     if (reason := unavailable()) is not None:
         pytest.skip(reason)
     path = tmp_path / "classpath.txt"
@@ -33,7 +33,7 @@ def classpath(tmp_path: Path) -> str:
 
 
 def count_what_is_sent(tmp_path: Path, classpath: str, *where: str, name_server: str) -> None:
-    """The query is started first."""
+    """The query starts before the producer."""
     count = [sys.executable, str(EXAMPLES / "count_orders.py"), *where, "--orders", str(ORDERS)]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     with subprocess.Popen(count, stdout=subprocess.PIPE, text=True, env=environment) as counting:
@@ -49,7 +49,7 @@ def count_what_is_sent(tmp_path: Path, classpath: str, *where: str, name_server:
             assert f"{ORDERS} orders sent, the last one is SendResult [sendStatus=SEND_OK" in done.stdout, done.stderr
             said, _ = counting.communicate(timeout=COMMAND_SECONDS)
         finally:
-            counting.kill()  # or who leaves waits for orders that do not come
+            counting.kill()  # otherwise leaving the block would wait for orders that never arrive
     last = said.splitlines()[-1]
     assert last == "open: 10 orders, 135, paid: 10 orders, 145, shipped: 10 orders, 155"
 

@@ -1,4 +1,4 @@
-"""The directory of a running broker: messages are read as soon as its client has its acknowledgement."""
+"""Read the directory of a running broker: messages are visible as soon as its client gets the acknowledgement."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_reads_along(rocketmq: RocketMQ, tmp_path: Path) -> None:
 
 
 def check(store: MessageStore, queue_id: int, start: int, sent: dict[tuple[int, int], dict[str, object]]) -> int:
-    """Everything new in a queue is what the client sent there, nothing twice, nothing left out; returns the new end."""
+    """Check that the new messages of a queue are those that were sent, each once; return the new end."""
     end = store.max_offset("live", queue_id)
     offset = start
     for batch in store.scan("live", queue_id, start, end, columns=("queueOffset", "msgId", "tags", "body")):
         for row in batch.to_pylist():
             assert row["queueOffset"] == offset
             line = sent.get((queue_id, offset))
-            if line is not None:  # the first line went by, and the newest may be under way
+            if line is not None:  # the first line has passed, and the newest may be incomplete
                 assert row["msgId"] == line["msgId"]
                 assert row["body"][:4] == int(str(line["number"])).to_bytes(4, "little")
             offset += 1

@@ -1,4 +1,4 @@
-"""Our directories after a machine went down (see `tests/device`), opened by RocketMQ: as they are, and recovered."""
+"""RocketMQ opens our directories after machine crashes (see `tests/device`), before and after our recovery."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Place = tuple[str, int | None, int | None, bytes]  # topic, queue id, queue offs
 
 
 def seen_by(rocketmq: RocketMQ, path: Path, flush: str, *, deleting: bool = False) -> set[Place]:
-    """Everything that its reader sees.
+    """Return everything that RocketMQ's reader sees.
 
-    deleting: old segments were being deleted. Queue files may be left then whose records are all gone; RocketMQ looks
-    for the first entry that counts in a queue's first file only, and passes over them until it deletes them itself.
+    deleting: old segments were being deleted. Queue files may remain whose records are all deleted; RocketMQ looks for
+    the first valid entry only in a queue's first file, and skips such queues until it deletes the files itself.
     """
     sizes = small(flush)
     lines = rocketmq.read(path, {"maxHashSlotNum": sizes.maxHashSlotNum, "maxIndexNum": sizes.maxIndexNum})

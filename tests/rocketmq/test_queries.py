@@ -1,4 +1,4 @@
-"""Queries by time and by id: RocketMQ's answers and ours."""
+"""Compare queries by time and by id with RocketMQ."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def answers(rocketmq: RocketMQ, name: str, queries: list[Json], folder: Path) ->
 
 @pytest.mark.parametrize("name", NAMES)
 def test_offset_by_time(name: str, rocketmq5: RocketMQ, tmp_path: Path) -> None:
-    """RocketMQ 4 knows no boundary: it answers the nearest message."""
+    """RocketMQ 4 has no boundary parameter and returns the nearest message."""
     queues = seen.golden(GOLDEN / f"{name}.jsonl")
     queries = [
         {"topic": topic, "queueId": queue_id, "time": row["storeTimestamp"] + step, "boundary": boundary.name}

@@ -1,4 +1,4 @@
-"""Directories that RocketMQ writes: every message, field by field, as RocketMQ's own reader prints it."""
+"""Read directories that RocketMQ writes: every field of every message equals RocketMQ's own reading."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.rocketmq
 
 Compare = Callable[[seen.Queues, seen.Queues], None]
 Written = tuple[Path, seen.Queues]
-MESSAGES = int(os.environ.get("MESSAGES", "1000"))  # in each mix; `make test-rocketmq MESSAGES=10000` is the whole run
+MESSAGES = int(os.environ.get("MESSAGES", "1000"))  # in each mix; the full run is `make test-rocketmq MESSAGES=10000`
 AT_ONCE = 4  # directories that are being written
 EVERYTHING = next(mix for mix in MIXES if mix.name == "everything")
 
@@ -29,9 +29,9 @@ EVERYTHING = next(mix for mix in MIXES if mix.name == "everything")
 def written(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[RocketMQ, Mix], Written]]:
-    """A directory that RocketMQ wrote, and what it reads in it.
+    """Return a directory that RocketMQ wrote, and RocketMQ's reading of it.
 
-    All that are asked for are written together: a RocketMQ that shuts down sleeps for seconds.
+    All requested directories are written concurrently: a RocketMQ shutdown sleeps for seconds.
     """
     folder = tmp_path_factory.mktemp("theirs")
     names = {item.name for item in request.session.items}
@@ -63,7 +63,8 @@ def test_equal_field_by_field(
     if rocketmq.line < mix.since:
         pytest.skip(f"RocketMQ {rocketmq.line} cannot write this")
     directory, theirs = written(rocketmq, mix)
-    assert sum(len(queue.rows) for queue in theirs.values()) >= MESSAGES / 3  # some mixes have many outside queues
+    # Some mixes have many messages outside of queues.
+    assert sum(len(queue.rows) for queue in theirs.values()) >= MESSAGES / 3
 
     with MessageStore.open(directory, read_only=True) as store:
         seen.assert_same(seen.by_get_message(store), theirs)
@@ -72,7 +73,7 @@ def test_equal_field_by_field(
 
 @pytest.mark.parametrize("deleted", [1, 3])
 def test_a_log_whose_head_retention_cut(deleted: int, rocketmq5: RocketMQ, tmp_path: Path) -> None:
-    """Not with RocketMQ 4: of a queue without any record left it does not move the first offset to the last."""
+    """Not for RocketMQ 4: it does not advance the first offset of a queue without records."""
     directory = tmp_path / "theirs"
     rocketmq5.write(directory, EVERYTHING.puts(2000, rocketmq5.line), EVERYTHING.full_config)
     for segment in sorted((directory / "commitlog").iterdir())[:deleted]:

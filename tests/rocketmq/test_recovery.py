@@ -1,4 +1,4 @@
-"""Damaged directories: after our recovery every queue holds what it holds after RocketMQ's."""
+"""Damaged directories: every queue has the same content after our recovery as after RocketMQ's."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ def without_an_index(directory: Path) -> None:
 
 
 def queues_cut_short(directory: Path) -> None:
-    """Their last files lose the last entries, as if they had not reached the device."""
+    """The last files lack their last entries, as if these had not reached the device."""
     for queue in (directory / "consumequeue").glob("*/*"):
         overwrite(sorted(queue.iterdir())[-1], lambda data: data[: len(data) // 3 // 20 * 20])
 
 
 def log_cut_short(directory: Path) -> None:
-    """The log ends early, the queues point behind its end."""
+    """The log ends early, and queue entries point past its end."""
     overwrite(last_segment(directory), lambda data: data[: len(data) // 2])
 
 
 def log_torn(directory: Path) -> None:
-    """The middle of the last segment is zero, records follow."""
+    """The middle of the last segment is zero, and records follow."""
     overwrite(
         last_segment(directory), lambda data: data[: len(data) // 3] + bytes(3000) + data[len(data) // 3 + 3000 :]
     )
 
 
 def a_body_flipped(directory: Path) -> None:
-    """A bit of the body of the last segment's third record: only the CRC shows it."""
+    """A bit of the body of the last segment's third record is flipped: only the CRC shows it."""
 
     def flip(data: bytes) -> bytes:
         at = 0
@@ -66,19 +66,19 @@ def a_body_flipped(directory: Path) -> None:
 
 
 def drop_empty_segments(directory: Path) -> None:
-    """The next one may have no length yet when RocketMQ is halted; 4.9 does not load that."""
+    """After a halt RocketMQ's next segment may have no length yet, and 4.9 does not load that."""
     for path in (directory / "commitlog").iterdir():
         if not path.stat().st_size:
             path.unlink()
 
 
 def last_segment(directory: Path) -> Path:
-    """The last one with records: the one after it is preallocated."""
+    """Return the last segment with records: the one after it is preallocated."""
     return [path for path in sorted((directory / "commitlog").iterdir()) if path.read_bytes()[:8].strip(b"\0")][-1]
 
 
 def overwrite(path: Path, change: Callable[[bytes], bytes]) -> None:
-    """Keeps the length: what is cut off becomes zero."""
+    """Keep the file's length: removed bytes become zero."""
     data = path.read_bytes()
     path.write_bytes(change(data).ljust(len(data), b"\0"))
 

@@ -1,4 +1,4 @@
-"""This project's own client against a name server and a broker of RocketMQ: routes, sends, pulls, refusals."""
+"""This project's client with a RocketMQ name server and broker: routes, sends, pulls, refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SUSPEND, SUBSCRIPTION = 2, 4
 
 
 class Theirs(NamedTuple):
-    """Addresses of a RocketMQ that runs, and a client."""
+    """Addresses of a running RocketMQ, and a client."""
 
     name_server: str
     broker: str
@@ -51,7 +51,7 @@ def test_routes_sends_and_pulls(theirs: Theirs) -> None:
     properties = encode_properties({"KEYS": "k", "own": "café"}).decode()
     header = SendMessageV2("producers", "orders", "TBW102", 4, 1, 0, 1_700_000_000_000, -7, properties)
     sent, left = [], [b"%d" % n for n in range(100)]
-    while left:  # a busy broker refuses some, for a while
+    while left:  # a busy broker refuses some for a while
         asked = [(body, client.ask(broker, RequestCode.SEND_MESSAGE_V2, header.texts(), body)) for body in left]
         answers = [(body, answer.result()) for body, answer in asked]
         sent += [SendAnswer.of(answer.fields) for _, answer in answers if answer.code == ResponseCode.SUCCESS]
@@ -80,7 +80,8 @@ def test_a_pull_that_is_held(theirs: Theirs) -> None:
     _, broker, client = theirs
     header = SendMessageV2("producers", "orders", "TBW102", 4, 0, 0, 1_700_000_000_000, 0)
     held = client.ask(broker, RequestCode.PULL_MESSAGE, pull(0, queue_id=0, seconds=60).texts(), timeout=120)
-    client.request(broker, RequestCode.GET_MAX_OFFSET, TopicQueue("orders", 0).texts())  # it has the pull by now
+    # By now the broker has the pull.
+    client.request(broker, RequestCode.GET_MAX_OFFSET, TopicQueue("orders", 0).texts())
     assert not held.done()
     client.request(broker, RequestCode.SEND_MESSAGE_V2, header.texts(), b"wake")
     assert messages(bytes(held.result().body))[0].body == b"wake"

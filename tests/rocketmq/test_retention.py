@@ -1,4 +1,4 @@
-"""Directories whose old messages this store deleted: RocketMQ reads what is left, from the same offsets on."""
+"""After this store's retention RocketMQ reads the remaining messages, at the same offsets."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def test_a_cleaned_store(part: str, rocketmq: RocketMQ, tmp_path: Path, compare:
         while (done := store.clean(asked=True, forced=part != "half")).log:
             assert done.min_offset > 0
         by_put(store, random.Random("afterwards"))
-        # Right after loading, RocketMQ takes 0 as the minimum of a queue whose first file is expired as a whole, until
-        # its own clean-up comes by. Such a file is left where it was the queue's last one; the next step takes it.
+        # Right after loading, RocketMQ takes 0 as the minimum of a queue whose first file is entirely expired, until
+        # its own clean-up runs. If that file was the queue's last one, our retention leaves it; the next clean deletes
+        # it.
         store.clean()
         store.commit_offsets("group", "orders", {0: store.min_offset("orders", 0)})
     with MessageStore.open(directory, read_only=True) as store:

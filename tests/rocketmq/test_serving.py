@@ -1,4 +1,4 @@
-"""RocketMQ's own producer and consumers, unchanged, against a store that is served."""
+"""RocketMQ's unchanged producer and consumers with a served store."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_two_members_share_the_queues_until_one_leaves(served: Served, topic: st
         return {line["id"] for line in lines if line["kind"] == "consumed"}
 
     until(lambda: readers() == {"first", "second"})
-    left(clients, "first")  # messages may have come twice when the second one came
+    left(clients, "first")  # messages may have arrived twice when the second consumer joined
     until(lambda: readers() == {"second"})
     left(clients, "second")
 
@@ -155,7 +155,7 @@ def test_a_message_that_always_fails_is_dead(served: Served, topic: str) -> None
 
 
 def test_in_order(served: Served, topic: str) -> None:
-    """A message that fails holds up its queue, and no other."""
+    """A failing message blocks its own queue only."""
     clients = served.clients
     clients.answers("send", topic=topic, messages=20)
     clients.ask("subscribe", id="orderly", group="orderly", topic=topic, orderly=True, failures=1)
@@ -168,7 +168,7 @@ def test_in_order(served: Served, topic: str) -> None:
 
 
 def test_a_message_that_always_fails_in_order_is_dead(served: Served, topic: str) -> None:
-    """Its consumer does not send it back, but as a new message for its group."""
+    """An orderly consumer does not send it back, but sends it as a new message for its group."""
     store, clients = served
     clients.answers("send", topic=topic, messages=1)
     clients.ask("subscribe", id="gives-up", group="gives-up", topic=topic, orderly=True, failures=99, most=2)
@@ -212,7 +212,7 @@ def test_transactions_that_are_ended_at_once(served: Served, topic: str) -> None
 
 
 def test_transactions_that_are_asked_for(served: Served, topic: str) -> None:
-    """Their producer is shown each message as it would be committed, and decides then."""
+    """The producer is shown each message as it would be committed, and then decides."""
     store, clients = served
     shown: dict[str, Json] = {}
     for checked in ("COMMIT_MESSAGE", "ROLLBACK_MESSAGE"):
@@ -250,7 +250,7 @@ def test_who_broadcast_all_get_everything(served: Served, topic: str) -> None:
 
 
 def test_a_pull_consumer(served: Served, topic: str) -> None:
-    """RocketMQ's own (DefaultLitePullConsumer): it gets all, commits, and goes on from there."""
+    """RocketMQ's DefaultLitePullConsumer gets all messages, commits, and continues from its offset."""
     clients = served.clients
     for _ in range(2):
         clients.answers("send", topic=topic, messages=12, tags=["paid", "open"])
@@ -260,7 +260,7 @@ def test_a_pull_consumer(served: Served, topic: str) -> None:
 
 
 def test_a_group_that_consumers_beside_the_server_are_in(served: Served, topic: str) -> None:
-    """The client gets nothing until they have left, and is in within its next heart-beat (30 s) then."""
+    """The client gets nothing until the other members have left; then its next heartbeat (every 30 s) joins."""
     store, clients = served
     with DirectoryGroup(store.path, "beside").join({topic: Subscription()}):
         clients.ask("subscribe", id="second", group="beside", topic=topic)
@@ -273,15 +273,15 @@ def test_a_group_that_consumers_beside_the_server_are_in(served: Served, topic: 
 
 
 def held(store: MessageStore, topic: str) -> int:
-    """How many pulls."""
+    """Return the number of held pulls."""
     return sum(each.counts[0] for _, each in figures_in(Path(store.path)) if (each.name, each.topic) == (HELD, topic))
 
 
 @pytest.mark.parametrize("is_told", [False, True])
 def test_a_topic_is_deleted_and_made_anew(rocketmq: RocketMQ, served: Served, topic: str, is_told: bool) -> None:
-    """Its clients go on with the first message of the new one. is_told: they were told that it is gone.
+    """Its clients continue with the first message of the new topic. is_told: they got a notification of the deletion.
 
-    Unlike RocketMQ's broker the server goes on at the old offsets, so the clients do not go back.
+    Unlike RocketMQ's broker, the server continues at the old offsets, so the clients do not go back.
     """
     if rocketmq.line < "5":
         pytest.skip("it waits 10 seconds before it goes back")

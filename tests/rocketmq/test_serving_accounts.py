@@ -1,4 +1,4 @@
-"""RocketMQ's own clients with an account, by TLS, against a store that is served to such clients only."""
+"""RocketMQ's own clients with an account over TLS, against a store that requires both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RocketMQ's admin tool, unchanged, against a store that is served."""
+"""RocketMQ's unchanged admin tool with a served store."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_mqadmin_resets_a_group_that_is_away(served: Served, topic: str) -> None
 
 
 def test_mqadmin_resets_a_group_that_reads(served: Served, topic: str) -> None:
-    """Its members are told, and get the messages again."""
+    """Its members are notified, and get the messages again."""
     clients = served.clients
     clients.answers("send", topic=topic, messages=8)
     clients.ask("subscribe", id="reset", group="reset", topic=topic)
@@ -158,7 +158,7 @@ def test_mqadmin_resets_a_group_that_reads(served: Served, topic: str) -> None:
 
 
 def test_mqadmin_deletes_a_topic_that_is_in_use(served: Served, topic: str) -> None:
-    """Readers no longer see its messages; the next message recreates it, behind the old end."""
+    """Readers no longer see its messages; the next message recreates it, after the old end."""
     store, clients = served
     clients.answers("send", topic=topic, messages=8)
     clients.ask("subscribe", id="bereft", group="bereft", topic=topic)

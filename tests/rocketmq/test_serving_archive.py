@@ -1,5 +1,4 @@
-"""RocketMQ's own consumer and admin tool, unchanged, against a served store that has the newest messages only: the rest
-is in its archive."""
+"""RocketMQ's unchanged consumer and admin tool with a served store whose older messages are only in its archive."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def served(rocketmq: RocketMQ, tmp_path: Path) -> Iterator[Served]:
 
 
 def test_what_is_archived_is_consumed_and_comes_again(rocketmq: RocketMQ, served: Served) -> None:
-    """Messages of producers, which have ids of their own, and others, which their place names alone."""
+    """Messages of producers, which have their own ids, and others, which have only an id made of their log offset."""
     store, clients = served
     clients.answers("send", topic=TOPIC, messages=20, bodyBytes=6000)
     store.put_many([Message(TOPIC, bytes(1000), keys=(f"ours-{n}",), queue_id=n % 4) for n in range(100)])

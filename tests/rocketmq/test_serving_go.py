@@ -1,4 +1,4 @@
-"""RocketMQ's client for Go, unchanged, against a store that is served."""
+"""RocketMQ's unchanged Go client with a served store."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def program() -> Path:
 
 @contextmanager
 def running(program: Path, *arguments: str) -> Iterator[Iterator[Json]]:
-    """What it says; it leaves at the end."""
+    """Yield its output lines; the program ends with the block."""
     with subprocess.Popen(
         [program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -1,4 +1,4 @@
-"""A slave of RocketMQ's own that has what its master had: it is read when the master was killed."""
+"""A RocketMQ slave with all messages of its master is read after the master was killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = {"mappedFileSizeCommitLog": 8 << 20, "mappedFileSizeConsumeQueue": 20_00
 
 
 class Pair(NamedTuple):
-    """A master and its slave, each with a name server of its own that knows both."""
+    """A master and its slave, each with its own name server that knows both."""
 
     master: Broker
     slave_path: Path
@@ -41,14 +41,14 @@ class Pair(NamedTuple):
             append.publish()
 
     def wait_for_copies(self, count: int) -> None:
-        """Until the slave's directory has them."""
+        """Wait until the slave's directory has them."""
 
         def has_all() -> bool:
             try:
                 with MessageStore.open(self.slave_path, read_only=True) as store:
                     return "orders" in store.topics() and store.max_offset("orders", 0) == count
             except StoreError:
-                return False  # it has just been begun
+                return False  # it has just started
 
         until(has_all)
 
@@ -59,7 +59,7 @@ def pair(rocketmq: RocketMQ, tmp_path: Path) -> Iterator[Pair]:
     servers = [f"127.0.0.1:{each['namesrvPort']}" for each in ports]
     names = {"brokerName": "broker-a", "namesrvAddr": ";".join(servers), "registerNameServerPeriod": "10000"}
     usual = {"topic": "orders", "queues": 1}
-    its = {**SMALL, "haListenPort": free_port()}  # at which slaves come; it is told to them by name servers
+    its = {**SMALL, "haListenPort": free_port()}  # the port for slaves, which name servers tell them
     with rocketmq.broker(
         tmp_path / "master", {**its, "brokerRole": "ASYNC_MASTER"}, brokerConfig=names, **usual, **ports[0]
     ) as master:

@@ -1,4 +1,4 @@
-"""Streaming queries over the directory of a running broker: its client sends, its retention deletes under them."""
+"""Streaming queries over a running broker's directory, while its client sends and its retention deletes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Place = tuple[int, int]  # queue id, queue offset
 
 
 class Sent(NamedTuple):
-    """One message that the broker acknowledged."""
+    """A message that the broker acknowledged."""
 
     number: int
     physical_offset: int
@@ -43,7 +43,7 @@ class Sent(NamedTuple):
 
 
 class Client:
-    """The broker's client and its retention. What is acknowledged is noted in a thread."""
+    """The broker's client and retention. A thread records the acknowledged messages."""
 
     def __init__(self, broker: Broker, directory: Path) -> None:
         self.sent: dict[Place, Sent] = {}
@@ -60,7 +60,7 @@ class Client:
         until(lambda: len(self.sent) == messages)
 
     def delete_below(self, physical_offset: int) -> int:
-        """Let the broker delete the segments before this log offset, ten at a time; the log's first byte then."""
+        """Let the broker delete the segments before this log offset, ten at a time; return the log's first offset."""
         for segment in self._log.iterdir():
             if int(segment.name) + SEGMENT <= physical_offset:
                 os.utime(segment, (0, 0))
@@ -71,7 +71,7 @@ class Client:
         return minimum
 
     def oldest_unread(self, read: Counter[Place]) -> int:
-        """Log offset of the first message that is not in `read`."""
+        """Return the log offset of the first message that is not in `read`."""
         offsets = [sent.physical_offset for place, sent in self.sent.copy().items() if place not in read]
         return min(offsets, default=max(sent.physical_offset for sent in self.sent.copy().values()))
 
@@ -99,7 +99,7 @@ def client(rocketmq: RocketMQ, directory: Path) -> Iterator[Client]:
 def delete_what_is_read(
     it: Client, messages: int, batches: Callable[[], int], read: Callable[[], Counter[Place]]
 ) -> int:
-    """Until `messages` are read the broker deletes behind the reader, batch by batch; the log's first byte then."""
+    """Delete read segments, batch by batch, until `messages` are read; return the log's first offset."""
     seen = minimum = 0
 
     def all_read() -> bool:

@@ -1,4 +1,4 @@
-"""A real broker takes a directory of ours over, and we take it back: open readers are told, and new ones go on."""
+"""A broker takes over our directory, and we take it back: open readers raise StoreReplaced, and new ones continue."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def put(path: Path, what: str) -> None:
 def test_readers_are_told_of_a_broker_and_of_a_writer_after_it(
     rocketmq5: RocketMQ, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The second time the broker goes on where a writer of ours died, below the end that it had announced."""
+    """The second time the broker continues where our writer died, before the end that the writer had announced."""
     path, sink = tmp_path / "mq", Sink()
     put(path, "ours")
 
@@ -53,7 +53,7 @@ def test_readers_are_told_of_a_broker_and_of_a_writer_after_it(
             bodies(reader)
 
     def all_read_by(query: StreamingQuery) -> MessageStore:
-        """A reader that saw everything, as the query did."""
+        """Return a reader that has seen everything, as the query has."""
         reader = MessageStore.open(path, read_only=True)
         query.processAllAvailable()
         assert read() == bodies(reader)

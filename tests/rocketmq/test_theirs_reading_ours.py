@@ -1,4 +1,4 @@
-"""Directories that this store writes: RocketMQ loads them and reads every message, field by field."""
+"""RocketMQ loads directories that this store writes, and reads every field of every message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=
 TOPICS = {"orders": 4, "payments": 1, "a-%_|topic": 3}
 
 
-# Names that mean something to RocketMQ elsewhere, and nothing in a message of an ordinary topic.
+# Names that RocketMQ uses elsewhere, and that have no effect in a message of an ordinary topic.
 HARMLESS = (
     *("WAIT", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "PGROUP", "DUP_INFO", "INSTANCE_ID", "TRACE_ON", "MSG_REGION"),
     *("TIMER_OUT_MS", "CLUSTER", "MAX_RECONSUME_TIMES", "ORIGIN_MESSAGE_ID", "__transactionId__", "1ST_POP_TIME"),
@@ -116,13 +116,13 @@ def test_a_closed_store(
     lines = rocketmq.read(tmp_path / "ours", sizes, queries)
     compare(ours, seen.by_rocketmq(lines))
     found = [line for line in lines if line["kind"] == "query"]
-    # RocketMQ finds a message twice that has a key twice
+    # RocketMQ returns a message twice if it has a key twice
     assert ours_by_key == {(line["topic"], line["key"]): sorted(set(line["physicalOffsets"])) for line in found}
     assert any(ours_by_key.values())
 
 
 def test_a_store_whose_writer_was_killed(rocketmq: RocketMQ, tmp_path: Path, compare: Compare) -> None:
-    """What the directory holds in the middle of things is what a kill leaves: `abort`, no last flush."""
+    """Copying an open store's directory is like a kill: `abort` exists, and the last flush is missing."""
     with filled(tmp_path / "ours", by_all_of_them, SMALL) as store:
         copy = shutil.copytree(tmp_path / "ours", tmp_path / "copy")
         compare(seen.by_scan(store), seen.by_rocketmq(rocketmq.read(copy, INDEX)))
@@ -130,7 +130,7 @@ def test_a_store_whose_writer_was_killed(rocketmq: RocketMQ, tmp_path: Path, com
 
 @pytest.mark.parametrize("verify", [False, True])
 def test_records_with_property_crcs(rocketmq: RocketMQ, tmp_path: Path, compare: Compare, verify: bool) -> None:
-    """After a kill RocketMQ 5 checks them in its recovery, if it is told to; 4.9 takes them for a property."""
+    """After a kill RocketMQ 5 can check them in its recovery; 4.9 reads them as a property."""
     with filled(tmp_path / "ours", by_all_of_them, replace(SMALL, enabledAppendPropCRC=True)) as store:
         copy = shutil.copytree(tmp_path / "ours", tmp_path / "copy")
         told = {"enabledAppendPropCRC": True, "forceVerifyPropCRC": verify} if rocketmq.line != "4.9" else {}
@@ -138,7 +138,7 @@ def test_records_with_property_crcs(rocketmq: RocketMQ, tmp_path: Path, compare:
 
 
 def test_taking_turns(rocketmq: RocketMQ, tmp_path: Path, compare: Compare) -> None:
-    """We write, RocketMQ opens and closes the directory, we write on, RocketMQ reads all of it."""
+    """We write, RocketMQ opens and closes the directory, we write more, and RocketMQ reads everything."""
     directory = tmp_path / "ours"
     filled(directory, by_put_many, SMALL).close()
     rocketmq.read(directory, INDEX, shutdown=True)

@@ -1,4 +1,4 @@
-"""Transactions that a real broker kept: those it left open are ended here; and it reads what was committed here."""
+"""A broker's open transactions are ended here, and the broker reads transactions that were committed here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_what_a_broker_left_open(rocketmq: RocketMQ, tmp_path: Path) -> None:
         there = all_of(store, "transactional")
         assert sorted(each.body for each in there) == sorted(committed | left)
         theirs, ours = there[0], next(each for each in there if each.body in left)
-        brokers = {"REAL_TOPIC", "REAL_QID", "TRANSACTION_CHECK_TIMES"}  # the newest ones take the first two out again
+        brokers = {"REAL_TOPIC", "REAL_QID", "TRANSACTION_CHECK_TIMES"}  # the newest brokers remove the first two
         assert theirs.properties.keys() - brokers == ours.properties.keys() - brokers
         assert (theirs.sys_flag, theirs.flag) == (ours.sys_flag, ours.flag)
         half = store.message_by_id("7F00000100002A9F" + f"{ours.prepared_transaction_offset:016X}")
