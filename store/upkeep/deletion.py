@@ -1,11 +1,12 @@
-"""Deleting a topic: its queues and its settings go; the log and the offsets of groups stay.
+"""Delete topics: remove a topic's queues and settings. The log and the offsets of groups stay.
 
-A topic of the same name goes on behind the old one: the table of topics keeps where each queue ended (see `Tombstone`).
-The topic is deleted when the table is written without it, in one write. A process killed before has deleted nothing;
-the next writer that appends or opens the store finishes a deletion whose process was killed after.
+A recreated topic continues at the offsets where the deleted one ended. A `Tombstone` in the table of topics has them.
 
-Other processes may have the store open. They drop what they cached of queues when the published end's number of
-deletions changes: readers at their next look, writers under the append lock. So no writer puts into a deleted file.
+The deletion takes effect when the table is written without the topic, atomically. If the process is killed before, the
+topic still exists. If it is killed after, the next writer that appends or opens the store finishes the deletion.
+
+Other processes may have the store open. They drop cached queues when the published end's deletion count changes:
+readers at their next look, writers under the append lock. So no writer appends to a deleted queue file.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ class Deletion:
         self._topics = Topics(root)
 
     def delete(self, topic: str, ends: Sequence[int]) -> None:
-        """Delete a topic that exists. ends: queue offset after the last message of each queue.
+        """Delete an existing topic. ends: end offset of each queue.
 
-        Everything that is published must be on the device, and no dead append left. Raises `CorruptStore`.
+        All published messages must be flushed, and unfinished appends undone. Raises `CorruptStore`.
         """
         with system_errors(self._root):
-            check_reached(self._root)  # an unreadable file would stop whoever finishes this, and all appends
-            self._topics.enter(topic)  # or one that needs no entry counted as deleted before it is
+            check_reached(self._root)  # fail now: an unreadable file would fail `finish` and all later appends
+            self._topics.enter(topic)  # a recreated topic without an entry would count as deleted too early
             self._published_end.begin_deletion()
             make_directory(self._root / DELETED_DIR)
             make_directory(self._root / DELETED_DIR / topic)
@@ -53,13 +54,13 @@ class Deletion:
         self.finish()
 
     def finish(self) -> None:
-        """Finish a deletion, also of a process that was killed."""
+        """Finish a deletion that this process or a killed one began."""
         finish_deletion(self._root)
         self._published_end.end_deletion()
 
 
 def finish_deletion(root: Path) -> None:
-    """`Deletion.finish`, for a writer without a published end. Others learn of the deletion by its odd number."""
+    """As `Deletion.finish`, for a writer without a published end. The odd deletion count tells other processes."""
     deleted, queues = root / DELETED_DIR, root / CONSUME_QUEUE_DIR
     if status_of(deleted) is None:
         return
@@ -67,19 +68,19 @@ def finish_deletion(root: Path) -> None:
         gone = TopicTable(root).deleted
         for topic in sorted(each.name for each in deleted.iterdir() if each.name in gone):
             forget_reached(root, topic)
-            with suppress(FileNotFoundError):  # it never had a message, or the dead deletion did this
-                (queues / topic).rename(deleted / topic)  # all at once: a reader must not meet a part of it
+            with suppress(FileNotFoundError):  # the topic had no message, or the killed process moved it
+                (queues / topic).rename(deleted / topic)  # atomic: readers never see a part of the topic
                 sync_directory(queues)
         shutil.rmtree(deleted)
         sync_directory(root)
 
 
 def remove_what_came_back(root: Path) -> None:
-    """Remove queues of deleted topics, whose messages would appear in the next topic of that name.
+    """Remove queues of deleted topics, so that a recreated topic does not show their messages.
 
-    Call as the only writer, with no deletion left to finish. A broker that starts after a kill rebuilds such queues
-    from the log. They are also there if the table of topics is newer than the log, because it came from a copy. A queue
-    with a younger message stays: then the table is older than the store, and gets the topic again.
+    Such queues exist if a broker rebuilt them from the log after a crash, or if the table of topics came from a newer
+    copy than the log. If a queue has messages from after the deletion, the table is older than the store: the topic is
+    added to the table again. Call as the only writer, after finishing any deletion.
     """
     queues, topics = root / CONSUME_QUEUE_DIR, Topics(root)
     deleted, gone = topics.deletions(), topics.table().deleted
@@ -97,26 +98,26 @@ def remove_what_came_back(root: Path) -> None:
             "the topic again; see what else it lacks",
             *(root, topic, TOPICS_FILE),
         )
-        topics.create(topic, 1)  # from then on its folders count
+        topics.create(topic, 1)  # once it exists, its folders give the number of queues
         topics.create(topic, topics.queue_count(topic))
 
 
 def with_messages_since(root: Path) -> list[str]:
-    """Return topics that are deleted by the table and have messages since: the table is older than the store.
+    """Return topics that are deleted in the table but have later messages, because the table is older than the store.
 
-    It is right while others write: they enter a topic into the table before they put messages into it.
+    Safe during concurrent writes: a writer adds a topic to the table before its first message.
     """
     found, table = list[str](), TopicTable(root)
     for topic in sorted(table.deleted):
         folder = root / CONSUME_QUEUE_DIR / topic
-        with suppress(FileNotFoundError):  # it is being deleted
+        with suppress(FileNotFoundError):  # deleted concurrently
             found += [topic] if folder.exists() and not _is_before(folder, table.tombstones[topic].at) else []
     now = TopicTable(root)
     return [topic for topic in found if topic in now.deleted and now.tombstones[topic] == table.tombstones[topic]]
 
 
 def _published(root: Path) -> int:
-    """Return the log offset up to which messages are published, without a limit if that is unknown."""
+    """Return the published end of the log, LONG_MAX if it is unknown."""
     published = published_end_of(root)
     if published is None:
         return LONG_MAX
@@ -125,7 +126,7 @@ def _published(root: Path) -> int:
 
 
 def _is_before(folder: Path, at: int) -> bool:
-    """Return whether a topic has queues, and all their messages are before log offset `at`."""
+    """Return whether a topic has queue files whose entries are all of records before log offset `at`."""
     for file in folder.glob("*/*"):
         with system_errors(file):
             data = file.read_bytes()

@@ -1,8 +1,8 @@
-"""What a check of a whole store finds: its report, and records that are wrong although their checksums are right.
+"""`Report`: the findings of `verify`. `misplaced` and `broken_bodies` find damage that checksums do not detect.
 
-Usually no checksum covers a record's header. Damage there may move a message to another queue or topic, or out of all
-of them. The queue that still has it is then the only one that knows, and must not be rebuilt from the log. A compressed
-body has a checksum of its stored bytes, which does not tell whether it inflates.
+Usually no checksum covers a record's header. A damaged header may name another topic or queue, or none that exists.
+Then only the queue that still has the entry reveals the damage, so it must not be rebuilt from the log. The checksum of
+a compressed body covers its stored bytes; they may be correct and still not decompress.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from store.model.integers import counted
 def misplaced(
     log: CommitLog, queues: ConsumeQueues, name: QueueName, begin: int, max_offset: int, safe: int
 ) -> Iterator[tuple[int, StoredMessage]]:
-    """Yield queue offset and record of entries outside of [begin, max_offset) that alone know of a sound record.
+    """Yield queue offset and record of entries outside [begin, max_offset) for sound records that no other queue has.
 
-    [begin, max_offset): what the log says of the queue. safe: log offset before which records count. The queue's files
-    must be whole.
+    begin, max_offset: the range of the queue according to the log. safe: log offset after which records are ignored.
+    The queue's files must be complete.
     """
     queue = queues.of(*name)
     for index in _before(queue, begin, log.min_offset()):
@@ -46,17 +46,17 @@ def misplaced(
 
 
 def _before(queue: ConsumeQueue, begin: int, first_byte: int) -> range:
-    """Return the entries before `begin` of records from `first_byte` on."""
+    """Return the offsets of entries before `begin` whose records are not deleted."""
     try:
         return range(queue.min_offset(first_byte, begin), begin)
-    except OffsetLost:  # it does not go so far
+    except OffsetLost:  # the queue ends before
         return range(0)
     except CorruptSegment:
         return range(queue.first(), begin)
 
 
 def place_of(record: StoredMessage) -> str:
-    """Return what a record says of its place."""
+    """Describe the topic, queue and offset in a record's header."""
     return (
         f"the record at log offset {record.physical_offset} says topic {record.topic}, queue {record.queue_id}, "
         f"offset {record.queue_offset}, flags {record.sys_flag:#x}"
@@ -66,7 +66,7 @@ def place_of(record: StoredMessage) -> str:
 def _known_here_alone(
     log: CommitLog, queues: ConsumeQueues, name: QueueName, index: int, safe: int
 ) -> StoredMessage | None:
-    """Return the record that an entry names, None if there is none or the queue that it names has it."""
+    """Return the record of an entry. None if it is not sound, or if the queue in its header also has an entry for it."""
     offset, size, _ = queues.of(*name).entries_left(index, index + 1)[0].item()
     if not (log.min_offset() <= offset and 0 < size <= safe - offset):
         return None
@@ -86,14 +86,14 @@ def _known_here_alone(
 
 
 class Broken(NamedTuple):
-    """A body that does not inflate: log offset of its record, and what is wrong."""
+    """A body that cannot be decompressed: log offset of its record, and the reason."""
 
     at: int
     what: str
 
 
 def broken_bodies(chunk: LogChunk, max_bytes: int) -> list[Broken]:
-    """Return those of a chunk, in order. A body counts as good once it exceeds `max_bytes`: no more is inflated."""
+    """Return the bodies of a chunk that cannot be decompressed. Only the first `max_bytes` of a body are checked."""
     flags = chunk.records.field("sys_flag")
     rows = np.flatnonzero(flags & SYS_COMPRESSED)
     if not len(rows):
@@ -118,11 +118,11 @@ REPAIR = "verify --repair"
 
 
 class Enough(Exception):
-    """Raised when there are `MAX_FINDINGS`."""
+    """Raised when the report has `MAX_FINDINGS` findings."""
 
 
 class Finding(NamedTuple):
-    """What is wrong, where, and the remedy."""
+    """One problem. where: file or queue, and offset. what: the problem. remedy: what to do."""
 
     where: str
     what: str
@@ -131,7 +131,10 @@ class Finding(NamedTuple):
 
 @dataclass
 class Report:
-    """What was checked, and what was found: at most `MAX_FINDINGS`, then the check ends."""
+    """Result of `verify`. The check stops after `MAX_FINDINGS` findings.
+
+    records, log_bytes, queues: how many were checked.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     records: int = 0
@@ -140,7 +143,7 @@ class Report:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether the store is: unreadable bodies are mistakes of producers."""
+        """Whether the store is damaged. Unreadable bodies do not count: their producers sent them so."""
         return any(finding.remedy != UNREADABLE for finding in self.findings)
 
     def __repr__(self) -> str:

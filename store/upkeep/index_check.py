@@ -1,6 +1,6 @@
-"""Checks the index: whether each file is the hash table of its entries, and whether they say what the log says.
+"""`IndexCheck`: checks that each index file is a valid hash table, and that its entries match the log.
 
-Entries are in the order of the log, so the log is walked once beside them. Memory: the slots of one file, and one piece
+Index entries are in the order of the log, so one walk of the log suffices. Memory: the slots of one file and one piece
 of its entries.
 """
 
@@ -44,7 +44,7 @@ class _Entries(NamedTuple):
     """Consecutive entries of one file, in the order of the log."""
 
     file: str
-    header: Header  # of that file
+    header: Header
     numbers: Ints
     entries: Entries
 
@@ -53,29 +53,29 @@ class _Entries(NamedTuple):
 
 
 class IndexCheck:
-    """Call `compare` for each stretch of the log in order, then `finish`, then read `findings`."""
+    """Compares index and log. Call `compare` for each range of the log in order, then `finish`, then `findings`."""
 
     def __init__(self, index: Index, log: CommitLog, end: int, *, is_complete: bool) -> None:
         """end: log offset up to which records are compared.
 
-        is_complete: every key must be filed. A RocketMQ broker leaves gaps between two files, and before the first, if
-        the index was deleted or a crash took the last file.
+        is_complete: every key must be in the index. False for a broker's index: it has gaps before and between files
+        if the index was deleted, or if a crash destroyed the last file.
         """
         self._index = index
         self._log = log
         self._end = end
         self._is_complete = is_complete
-        self._counts: dict[tuple[str, str], tuple[int, int]] = {}  # file and what is wrong: how many, the first
+        self._counts: dict[tuple[str, str], tuple[int, int]] = {}  # (file, problem) to (count, first)
         self._other: list[tuple[str, str]] = []
         self._spans: list[tuple[int, int]] = []  # log offsets of first and last record of the files
         self._pieces = self._read_files()
         self._piece = next(self._pieces, None)
 
     def compare(self, keys: Keys, with_tags: Keys, begin: int, end: int) -> None:
-        """Compare the keys (see `dispatch.index_keys`) of the records in log bytes [begin, end).
+        """Compare the keys of the records in log bytes [begin, end) with the index.
 
-        with_tags: these, and those that may be filed besides. Entries of records between the stretch before and `begin`
-        are not compared: the log is damaged there.
+        keys: must be in the index, see `dispatch.index_keys`. with_tags: all that may be in the index. Entries of
+        records between the previous range and `begin` are skipped, because the log is damaged there.
         """
         for _ in self._until(begin):
             pass
@@ -97,12 +97,12 @@ class IndexCheck:
         self._add(INDEX_DIR, _NOT_FILED, missing[self._must_be_filed(missing)])
 
     def finish(self) -> None:
-        """Check the rest of the files. Call it after the last stretch."""
+        """Check the rest of the files. Call it after the last range."""
         for _ in self._until(self._end):
             pass
 
     def findings(self, *, is_at_rest: bool) -> Iterator[tuple[str, str]]:
-        """Yield where, and what. is_at_rest: no append is under way, so nothing may lie behind the end."""
+        """Yield (place, problem). is_at_rest: no append is in progress, so entries after the end are errors."""
         yield from self._other
         for (where, what), (count, first) in self._counts.items():
             if is_at_rest or what not in _WHEN_AT_REST:
@@ -111,17 +111,21 @@ class IndexCheck:
     # --- entries and the log ---------------------------------------------------------------------------
 
     def _check_times(self, piece: _Entries, timestamps: Ints) -> None:
-        """A file begins with the time of its first entry, whose own says something else (see `IndexFile.append`)."""
+        """Compare the store times in entries and header with the records.
+
+        The first entry is compared with the header's begin time, because its own field has another meaning (see
+        `IndexFile.append`).
+        """
         begin, numbers = piece.header["begin_timestamp"], piece.numbers
         expected = seconds_since(begin, timestamps)
         wrong = np.where(numbers == _FIRST, timestamps != begin, piece.entries["seconds"] != expected)
         end, last = piece.header["end_timestamp"], timestamps[numbers == piece.header["next_entry"] - 1]
-        # Not exact behind an append that died, and then not before the begin, though the clock was set back.
+        # After a killed append the header's end time is rounded, and at least the begin time if the clock went back.
         wrong[len(wrong) - len(last) :] |= ((end - last) // _MS != 0) & ((end - np.maximum(last, begin)) // _MS != 0)
         self._add(piece.file, _SECONDS, numbers[wrong])
 
     def _must_be_filed(self, offsets: Ints) -> Mask:
-        there = offsets >= self._log.min_offset()  # retention may be faster than this
+        there = offsets >= self._log.min_offset()  # retention may delete concurrently
         if self._is_complete or not there.any():
             return there & self._index.is_enabled
         inside = np.zeros(len(offsets), np.bool_)
@@ -130,7 +134,7 @@ class IndexCheck:
         return there & inside
 
     def _until(self, end: int) -> Iterator[_Entries]:
-        """The entries of records before log offset `end` that were not looked at yet."""
+        """Yield the next entries, up to those of records at log offset `end`."""
         while self._piece is not None:
             piece = self._piece
             stop = int(np.searchsorted(piece.entries["physical_offset"].astype(np.int64), end))
@@ -144,13 +148,13 @@ class IndexCheck:
     # --- the files -------------------------------------------------------------------------------------
 
     def _read_files(self) -> Iterator[_Entries]:
-        """All entries of records before the end, without those that are out of order; each file is checked."""
+        """Check each file and yield its entries of records before the end. Entries out of order are left out."""
         reached = -1
         for name in self._index.names():
             where = f"{INDEX_DIR}/{name}"
             try:
                 file = self._index.file(name)
-            except FileNotFoundError:  # retention was faster
+            except FileNotFoundError:  # deleted by retention
                 continue
             except ConfigError as error:
                 self._other.append((where, str(error)))
@@ -185,10 +189,10 @@ class IndexCheck:
         self._check_slots(where, file, newest, limit)
 
     def _check_header(self, where: str, file: IndexFile, header: Header, used: int) -> None:
-        """What the header says of entries that are all of published records."""
+        """Compare a file's header with its entries. All of them must be of published records."""
         last = header["next_entry"] - 1
         begin_offset, end_offset = (int(file.entries(n, n + 1)[0]["physical_offset"]) for n in (_FIRST, last))
-        # Before 4.7 RocketMQ counted a slot once for each entry, and another may have gone on with the file.
+        # RocketMQ before 4.7 counted a slot once for each entry, and another writer may have continued the file.
         slots_used = min(max(header["slots_used"], used), last)
         expected = {"begin_offset": begin_offset, "end_offset": end_offset, "slots_used": slots_used}
         wrong = [
@@ -202,7 +206,7 @@ class IndexCheck:
             expected = newest[start : start + _SLOTS_AT_ONCE]
             values = file.slot_values(start, start + _SLOTS_AT_ONCE)
             wrong = _before(file, values, limit) != expected
-            if wrong.any():  # it may have been looked at in the middle of a write
+            if wrong.any():  # read again: a write may have been in progress
                 wrong &= _before(file, file.slot_values(start, start + _SLOTS_AT_ONCE), limit) != expected
             self._add(where, _SLOT, start + np.flatnonzero(wrong))
             self._add(where, _SLOT_BEHIND, start + np.flatnonzero(values >= limit))
@@ -214,17 +218,17 @@ class IndexCheck:
 
 
 def _pairs(records: Ints, offsets: Ints, hashes: npt.NDArray[np.generic]) -> Ints:
-    """Return one number for each record, by its row in `records`, and hash."""
+    """Return numbers that combine a record's row in `records` (upper 32 bits) and a key's hash, int64."""
     return np.searchsorted(records, offsets) << 32 | hashes.astype(np.int64)
 
 
 def _isin(these: Ints, those: Ints) -> Mask:
-    """`np.isin`, fast if both are the same."""
+    """`np.isin`, with a fast path for equal arrays."""
     return np.ones(len(these), np.bool_) if np.array_equal(these, those) else np.isin(these, those)
 
 
 def _chain(newest: npt.NDArray[np.int32], slots: Ints, numbers: Ints) -> Ints:
-    """Return the previous entries of entries with these numbers and slots, and update `newest` of all slots."""
+    """Return the previous entry in the same slot for each entry, and update `newest`, the newest entry by slot."""
     order = np.argsort(slots, kind="stable")
     heads, starts = np.unique(slots[order], return_index=True)
     previous = np.empty(len(numbers), np.int64)
@@ -237,7 +241,7 @@ def _chain(newest: npt.NDArray[np.int32], slots: Ints, numbers: Ints) -> Ints:
 
 
 def _before(file: IndexFile, slots: Ints, limit: int) -> Ints:
-    """Return the content of slots before the entries from `limit` on."""
+    """Return the slots' values as they were before the entries from `limit` on were added."""
     values = slots.copy()
     late = np.flatnonzero(values >= limit)
     while len(late):
@@ -247,7 +251,7 @@ def _before(file: IndexFile, slots: Ints, limit: int) -> Ints:
 
 
 def _steady_header(file: IndexFile) -> Header:
-    """Return the header as it is between two writes."""
+    """Read the header until two reads agree, so that it is not read during a write."""
     header = file.header()
     while (again := file.header()) != header:
         header = again

@@ -1,4 +1,4 @@
-"""What a directory needs, by the evidence found in it: a decision table. Nothing is read or written here."""
+"""`plan_for`: a decision table from the evidence in a directory to a recovery plan. No I/O."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 
 class Evidence(NamedTuple):
-    """What is found in a directory."""
+    """The state of a directory before recovery."""
 
-    published: bool
-    current: bool  # it was made since the machine came up, and the log does not go on behind it
-    queues: bool  # queues and index are where they were left, or the published end says that there is nothing in them
-    abort: bool  # a writer, ours or RocketMQ, did not leave in good order
-    checkpoint: bool  # RocketMQ's has a time
+    published: bool  # there is a published end
+    current: bool  # it is of this boot, and no broker has appended since
+    queues: bool  # queues and index are as the last writer left them, or are empty and ought to be
+    abort: bool  # a writer of ours or a broker has not closed the store
+    checkpoint: bool  # RocketMQ's checkpoint file has a time
 
 
 class Point(Enum):
@@ -21,24 +21,26 @@ class Point(Enum):
 
     FIRST_BYTE = auto()
     FLUSHED = auto()  # the published end's flushed offset
-    CONFIRMED = auto()  # its confirm offset, and nothing behind it counts
-    LAST_SEGMENT = auto()  # the last one that begins with a record
-    CHECKPOINT = auto()  # the last one whose first record is 3 s older than the checkpoint, as in RocketMQ
+    CONFIRMED = auto()  # the published end's confirm offset; later bytes are ignored
+    LAST_SEGMENT = auto()  # start of the last segment that begins with a record
+    CHECKPOINT = auto()  # start of the last segment whose first record is 3 s older than RocketMQ's checkpoint
 
 
 class Filed(Enum):
-    """Index files that are known to be whole; keys of records behind `begin` may be missing all the same."""
+    """Index files that are known to be undamaged. Keys of records after `Plan.begin` may be missing in them."""
 
     NONE = auto()
     ALL = auto()
-    FULL = auto()  # all but the last: it is begun when the one before is on the device
-    CHECKPOINT = auto()  # those that end before RocketMQ's checkpoint of the index
+    FULL = auto()  # all except the last: each file is flushed before the next is created
+    CHECKPOINT = auto()  # files that end before RocketMQ's checkpoint of the index
 
 
 class Plan(NamedTuple):
-    """Walk the log from `begin`; up to `trusted` all of it is on the device. Keys that `filed` lacks are filed again.
+    """A plan for recovery.
 
-    left_well: the last writer left in good order, so there should be nothing behind the end.
+    begin: where to begin walking the log. trusted: the log is on the device up to this point. filed: index files to
+    keep; keys of other records are added again. left_well: the last writer closed the store, so that there should be
+    no bytes after the end.
     """
 
     begin: Point
@@ -47,17 +49,17 @@ class Plan(NamedTuple):
     left_well: bool = False
 
 
-Y, N, X = True, False, None  # yes, no, no matter
+Y, N, X = True, False, None  # yes, no, either
 CASES: list[tuple[tuple[bool | None, ...], Plan | None]] = [
     # published end, current, queues, abort, checkpoint
-    ((Y, Y, Y, X, X), None),  # what a dead writer left is undone by the next append
-    # The machine came up, or a broker appended; the machine died.
+    ((Y, Y, Y, X, X), None),  # the next append undoes an append of a killed writer
+    # First row: the machine was shut down, or a broker appended. Second row: the machine crashed.
     ((Y, N, Y, N, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.ALL, left_well=True)),
     ((Y, N, Y, Y, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.FULL)),
-    ((Y, Y, N, X, X), Plan(Point.FIRST_BYTE, Point.CONFIRMED, Filed.ALL)),  # a part of queues or index is gone
+    ((Y, Y, N, X, X), Plan(Point.FIRST_BYTE, Point.CONFIRMED, Filed.ALL)),  # parts of queues or index are missing
     ((Y, N, N, N, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.ALL, left_well=True)),
     ((Y, N, N, Y, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.FULL)),
-    # A broker's directory. Its queues are made anew: a part may be missing, and stale entries stay after its crashes.
+    # A broker's directory. Its queues are rebuilt: parts may be missing, and crashes leave stale entries.
     ((N, X, X, N, X), Plan(Point.FIRST_BYTE, Point.LAST_SEGMENT, Filed.ALL, left_well=True)),
     ((N, X, X, Y, Y), Plan(Point.FIRST_BYTE, Point.CHECKPOINT, Filed.CHECKPOINT)),
     ((N, X, X, Y, N), Plan(Point.FIRST_BYTE, Point.FIRST_BYTE, Filed.NONE)),
@@ -65,7 +67,7 @@ CASES: list[tuple[tuple[bool | None, ...], Plan | None]] = [
 
 
 def plan_for(evidence: Evidence) -> Plan | None:
-    """The first case that matches; None when there is nothing to recover."""
+    """Return the plan of the first matching case, None if no recovery is needed."""
     for pattern, plan in CASES:
         if all(wanted in (None, found) for wanted, found in zip(pattern, evidence, strict=True)):
             return plan

@@ -1,7 +1,7 @@
-"""Checks the queues: whether each record has its entry, each entry its record, and both say the same.
+"""`QueuesCheck`: checks that each record has a matching queue entry, and each entry a matching record.
 
-The log is walked once beside them. Offsets are dense, so other entries of a queue show as gaps. Memory: one line for
-each queue.
+It compares queues with the log in one walk. Queue offsets are contiguous, so an entry without a record shows as a gap.
+Memory: a few values for each queue.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TWICE = "{count} records have a queue offset that an earlier one has"
 
 @dataclass
 class _Run:
-    """Adjacent queue offsets of one queue with the same fault: the first, their number, and an example."""
+    """Queue offsets of one queue with the same fault: the first, their number, and an example."""
 
     first: int
     count: int
@@ -44,7 +44,7 @@ class _Run:
 
 
 class QueuesCheck:
-    """Call `compare` for each chunk of the log in order, then `finish`. It reports faults."""
+    """Reports faults of queues. Call `compare` for each chunk of the log in order, then `finish`."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class QueuesCheck:
         deletions: Mapping[str, int],
         patience: float,
     ) -> None:
-        """is_compared: whether a topic's record at a log offset is compared: not those of deleted topics and batch
-        queues. deletions: see `Topics.deletions`. patience: seconds to wait in all for a broker's dispatch.
+        """Check the names and sizes of queue files. A queue with a wrong or missing file is reported and not compared.
 
-        A queue whose files have wrong names or lengths, or holes, is a finding, and not compared.
+        is_compared: given topic and log offset, False for records of deleted topics and batch queues. deletions: see
+        `Topics.deletions`. patience: total seconds to wait for a broker's dispatch.
         """
         self._all_queues = queues
         self._log = log
@@ -68,8 +68,8 @@ class QueuesCheck:
         self._patience = patience
         self._queues: dict[QueueName, ConsumeQueue] = {}
         self._life_begins: dict[QueueName, int] = {}
-        self._restarted: dict[str, int] = {}  # log offset where the newest life of a topic begins
-        self._last_at: dict[QueueName, int] = {}  # log offset of the last record of a queue without folder
+        self._restarted: dict[str, int] = {}  # log offset at which a topic was last recreated
+        self._last_at: dict[QueueName, int] = {}  # log offset of the last record of a queue without a folder
         self._begin: dict[QueueName, int] = {}  # queue offset of the first record seen
         self._next: dict[QueueName, int] = {}  # queue offset after the last record seen
         self._runs: dict[tuple[QueueName, str], _Run] = {}
@@ -86,7 +86,7 @@ class QueuesCheck:
                 self._queues[name] = queue
 
     def compare(self, chunk: LogChunk, end: int) -> None:
-        """Compare the entries of a chunk's records, those before log offset `end`."""
+        """Compare the records of a chunk that are before log offset `end`."""
         for topic, queue_id, offsets, entries, is_certain in all_entries(chunk, self._deletions):
             if not (is_certain or self._stands(topic, queue_id, offsets, entries)):
                 continue
@@ -95,19 +95,20 @@ class QueuesCheck:
                 self._compare(chunk, (topic, queue_id), offsets[:count], entries[:count])
 
     def forget_offsets(self) -> None:
-        """Forget the offsets of records that retention deleted before they were compared."""
+        """Restart the comparison at any offset, because retention deleted records before they were compared."""
         self._begin.clear()
         self._next = {name: offset for name, offset in self._next.items() if offset == _NOT_COMPARED}
 
     def next_record(self, at: int, end: int) -> int:
-        """Return the log offset of the next record behind `at` that a queue knows, `end` without one."""
+        """Return the log offset of the next record after `at` that has a queue entry, or `end`."""
         known = (self._record_after(name, at, end) for name in self._queues)
         return min((offset for offset in known if offset > at), default=end)
 
     def finish(self, end: int, noted: Ends, is_gone: Callable[[str], bool], *, is_damaged: bool) -> None:
-        """Check the other entries of the queues, up to log offset `end`. noted: how many entries they had, also of
-        deleted records. is_gone: whether a topic was deleted during the check; such a topic is not reported.
-        is_damaged: the log is.
+        """Check the entries that no record was compared with, up to log offset `end`, and report all faults.
+
+        noted: the queue ends in the file of ends. is_gone: whether a topic was deleted during the check; such a topic
+        is not reported. is_damaged: the log is damaged.
         """
         for name, queue in self._queues.items():
             try:
@@ -124,7 +125,7 @@ class QueuesCheck:
             if is_gone(name[0]):
                 continue
             if name in self._last_at and self._last_at[name] < self._restarted.get(name[0], 0):
-                continue  # the queue ended with an older life of its topic
+                continue  # the recreated topic has no such queue
             example = f"; {run.example}" if run.example else ""
             remedy = COPY if what == _TWICE or (what == _NO_RECORD and is_damaged) else REPAIR
             self._report.add(
@@ -132,7 +133,7 @@ class QueuesCheck:
             )
 
     def behind(self, end: int, *, of_records: bool = False) -> list[str]:
-        """Return where queues have entries behind log offset `end`. of_records: only entries of records behind it."""
+        """Return the places of entries after the queues' ends. of_records: only those of records at or after `end`."""
         found = []
         for name, queue in self._queues.items():
             at = queue.stale(max(self._max_offset(name, end), self._next.get(name, 0)))
@@ -141,7 +142,7 @@ class QueuesCheck:
         return found
 
     def _stands(self, topic: str, queue_id: int, offsets: Ints, entries: Entries) -> bool:
-        """Return whether a light queue has, or should have, the record that names it: a client may have made it up."""
+        """Return whether a record belongs to a light queue that it names. A client may have set that name wrongly."""
         first, name = int(offsets[0]), (topic, queue_id)
         offset, size, _ = self._all_queues.of(*name).entries_left(first, first + 1)[0].item()
         if size:
@@ -149,10 +150,10 @@ class QueuesCheck:
         return first == self._next.get(name, first if self._log.min_offset() else 0)
 
     def _compare(self, chunk: LogChunk, name: QueueName, offsets: Ints, entries: Entries) -> None:
-        """Compare a queue's consecutive records in a chunk with its entries, without those of an older life."""
+        """Compare consecutive records of a queue with its entries. Records from before a restart are left out."""
         life_begin = self._life_begin(name)
         newest = int(np.searchsorted(entries["physical_offset"].astype(np.int64), life_begin))
-        if newest and offsets[newest - 1] >= self._queues[name].first():  # it restarted, or lost a file
+        if newest and offsets[newest - 1] >= self._queues[name].first():  # the queue restarted, or lost a file
             self._restarted[name[0]] = min(life_begin, self._restarted.get(name[0], life_begin))
             offsets, entries = offsets[newest:], entries[newest:]
             if not len(offsets):
@@ -187,17 +188,17 @@ class QueuesCheck:
             self._note(name, _WRONG_ENTRY, first + row, int(wrong.sum()), example)
 
     def _life_begin(self, name: QueueName) -> int:
-        """Return `log_end.life_begin`; 0 for a queue that is missing or not compared."""
+        """Return `log_end.life_begin` of a queue, cached. 0 for a queue that is missing or not compared."""
         if name not in self._life_begins:
             self._life_begins[name] = life_begin(self._log, self._queues[name]) if name in self._queues else 0
         return self._life_begins[name]
 
     def _found(self, chunk: LogChunk, name: QueueName, first: int, expected: Entries) -> tuple[Entries, Entries]:
-        """Return the queue's entries from `first` on, and what they must be.
+        """Return the queue's entries from `first` on, and the expected ones with their delivery times.
 
-        They are zeros if its file is missing, and as expected if retention deleted it.
+        The former are zeros if the file is missing, and equal the latter if retention deleted the records.
         """
-        if name not in self._queues:  # there is none, or a broker made it meanwhile
+        if name not in self._queues:  # the queue is missing, or a broker created it concurrently
             self._queues[name] = self._all_queues.of(*name)
             self._last_at[name] = 0
         if name in self._last_at:
@@ -208,18 +209,18 @@ class QueuesCheck:
         return found, with_delivery_times(chunk, name[0], expected, found)
 
     def _max_offset(self, name: QueueName, end: int) -> int:
-        """Return the queue's max offset; if an entry is damaged, that of the records that were compared."""
+        """Return the queue's end offset. If an entry is damaged, return the end of the compared records."""
         try:
             return self._queues[name].max_offset(end)
         except CorruptSegment:
             return max(self._next.get(name, 0), self._queues[name].first())
 
     def _check_rest(self, name: QueueName, queue: ConsumeQueue, end: int, is_gone: Callable[[str], bool]) -> bool:
-        """Check entries before the first and behind the last record, and return whether one shows a damaged log."""
+        """Check entries before the first and after the last record. Return whether one reveals a damaged log."""
         max_offset = self._max_offset(name, end)
         try:
             min_offset = queue.min_offset(self._log.min_offset(), max_offset)
-        except CorruptSegment as error:  # as was found out by its records, unless they are gone
+        except CorruptSegment as error:  # already found by comparing its records, unless they were deleted
             min_offset = self._begin.get(name, max_offset)
             if all(name != noted for noted, _ in self._runs):
                 self._report.add(_name(name), str(error).partition(";")[0], _ANEW)
@@ -251,7 +252,7 @@ class QueuesCheck:
         try:
             found = bisect_right(range(max_offset), at, first, max_offset, key=physical_offset)
             return physical_offset(found) if found < max_offset else end
-        except OffsetLost:  # one of its files is missing
+        except OffsetLost:  # a queue file is missing
             return end
 
 

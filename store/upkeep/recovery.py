@@ -1,9 +1,10 @@
-"""Recovery: find out what a directory has when no published end of this boot says so, by a plan (see `plans`).
+"""Recovery: find the log's end and rebuild queues and index if there is no valid published end.
 
-A recovery walks the log, checks every record as RocketMQ's does, and decides which queue entries follow from it. The
-first bad record ends the log, unless everything up to some later point is known to be on the device: then it is
-damage, and an error, because the records behind it must not be lost. It writes in a second walk, after all decisions:
-a directory that cannot be recovered stays as it is, byte for byte.
+`Recovery.decide` walks the log by a plan (see `plans`), checks every record as RocketMQ does, and computes the queue
+entries. The log ends before the first bad record. But if the log is known to be on the device up to a later offset, a
+bad record is damage: recovery raises an error, because cutting there would lose sound records.
+
+`Recovery.carry_out` writes in a second walk. So a directory that cannot be recovered stays unchanged.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ _REMEDY = "restore the segment from a copy, or read what is left with read_only=
 
 
 class RecoveryDecision(NamedTuple):
-    """What a recovery will write. Nothing is changed yet, and nothing is wrong.
+    """The changes that a recovery will write.
 
-    begin, end: log offsets of the walked records. queues: each queue as these records make it; its entries from there
-    on are dropped. index_files: the files that stay. filed_from: keys of records from this log offset on are filed
-    again. times_from, keys_from: for the published end.
+    begin, end: log offsets of the walk. queues: each queue as computed from the walked records; later entries are
+    dropped. index_files: the files that are kept. filed_from: log offset from which keys are added to the index.
+    times_from, keys_from: fields of the published end.
     """
 
     begin: int
@@ -58,26 +59,29 @@ class RecoveryDecision(NamedTuple):
 
 
 class _Times:
-    """Finds the log offset from which on store times ascend."""
+    """Finds the log offset after which store times never decrease."""
 
     def __init__(self, begin: int) -> None:
-        """begin: log offset at which the walk begins; records before it do not count."""
+        """begin: log offset at which the walk begins. Earlier records are ignored."""
         self._from, self._last = begin, 0
 
     def follow(self, offsets: Ints, times: Ints) -> None:
-        """Take the next records: their log offsets, and store times in ms; int64, both of shape (n,), n > 0."""
+        """Add the next records. offsets: log offsets. times: store times, ms. Both int64, shape (n,), n > 0."""
         back = np.flatnonzero(np.diff(times, prepend=self._last) < 0)
         self._from = int(offsets[back[-1]]) if len(back) else self._from
         self._last = int(times[-1])
 
     def ascend_from(self, end: int, least: int) -> int:
-        """Return that log offset; `end`, the walk's end, if the next record, stored at `least` or later, may be earlier
-        than the last."""
+        """Return the log offset from which store times ascend.
+
+        end: the walk's end, returned if the next record may be older than the last one. least: the earliest store time
+        of the next record, ms.
+        """
         return self._from if self._last <= least else end
 
 
 class Recovery:
-    """Makes log, queues and index of one directory agree: first decides, then writes. Use as the only writer."""
+    """Makes log, queues and index of a directory consistent. Call `decide`, then `carry_out`, as the only writer."""
 
     def __init__(
         self,
@@ -96,13 +100,13 @@ class Recovery:
         self._existing_queues = self._queues.existing()
 
     def decide(self, plan: Plan, ends: Mapping[QueueName, int] = MappingProxyType({})) -> RecoveryDecision:
-        """Read everything that the plan names, and change nothing.
+        """Walk the log by a plan and return the changes to write. Nothing is written.
 
-        ends: queue offset after the last entry of each queue at `Point.FLUSHED`, if the plan begins there: no search
-        finds them if an entry, or its record, is damaged, and the entries behind it would be lost.
+        ends: end of each queue at `Point.FLUSHED`, if the plan begins there. Searching for it would find a wrong end if
+        an entry or record is damaged, and lose the entries after it.
 
-        Raises `ConfigError` for an index of other sizes, `CorruptStore` for a damaged table of topics,
-        `CorruptSegment`, and `CorruptRecord` for damage.
+        Raises `ConfigError` if index files have other sizes, `CorruptStore` if the table of topics is damaged,
+        `CorruptSegment`, and `CorruptRecord`.
         """
         Topics(self._root).queue_counts()
         segments = self._log.segments
@@ -114,7 +118,8 @@ class Recovery:
         for name in self._existing_queues:
             queue = self._queues.of(*name)
             queue.check()
-            is_known = plan.begin is Point.FLUSHED and begin > first_byte  # or else a broker's retention went on there
+            # If the log begins at its first byte, a broker's retention may have deleted more than `ends` knows.
+            is_known = plan.begin is Point.FLUSHED and begin > first_byte
             queues.begin(name, ends.get(name, queue.begin) if is_known else queue.max_offset(begin))
         end, times = begin, _Times(begin)
         store_timestamp = 0 if self._was is None else self._was.store_timestamp
@@ -147,9 +152,9 @@ class Recovery:
         return RecoveryDecision(begin, end, store_timestamp, queues.found, index_files, filed_from, *known)
 
     def _follow(self, queues: QueuesInLog, chunk: LogChunk, *, is_all: bool) -> bool:
-        """Take a chunk's records. Return False if entries before them may be missing. is_all: none are.
+        """Add a chunk's records to the queues. Return False if earlier queue entries may be missing.
 
-        Raises `CorruptRecord`.
+        is_all: the walk began at the log's first byte, so that none can be missing. Raises `CorruptRecord`.
         """
         for topic, queue_id, offsets, entries, is_certain in all_entries(chunk, self._deletions):
             name, at = (topic, queue_id), int(entries["physical_offset"][0])
@@ -163,7 +168,10 @@ class Recovery:
         return True
 
     def _refuse_misplaced(self, found: Mapping[QueueName, QueueInLog], safe: int) -> None:
-        """Raises `CorruptRecord` for an entry that alone knows of a record before `safe`: then the record is wrong."""
+        """Raise `CorruptRecord` if `misplaced` finds a record before `safe`.
+
+        Its header is damaged, and rebuilding the queue from the log would lose the message.
+        """
         for name in self._existing_queues:
             said = found[name].begin, found[name].max_offset
             for index, record in misplaced(self._log, self._queues, name, *said, safe):
@@ -175,7 +183,7 @@ class Recovery:
                 )
 
     def _warn_of_what_goes(self, plan: Plan, end: int, found: Mapping[QueueName, QueueInLog]) -> None:
-        """Warn of bytes behind the end that neither a dead append of ours nor a known crash explains."""
+        """Warn of cut bytes or entries after the end, unless a killed writer of ours or a known crash explains them."""
         segments = self._log.segments
         start = end - end % segments.size
         if plan.left_well and segments.first_not_zero(end, start + segments.size) is not None:
@@ -199,16 +207,16 @@ class Recovery:
         warnings.warn(what, RuntimeWarning, stacklevel=2)
 
     def _knows_more(self, name: QueueName, max_offset: int, end: int) -> bool:
-        """Return whether a queue goes on behind `max_offset` with a record behind log offset `end`."""
+        """Return whether a queue has an entry at or after `max_offset` for a record at or after log offset `end`."""
         queue = self._queues.of(*name)
         left = queue.stale(max_offset)
         return left is not None and bool(queue.entries_left(left, left + 1)["physical_offset"][0] >= end)
 
     def _known(self, begin: int, end: int, times_from: int, index_files: list[str], filed_from: int) -> tuple[int, int]:
-        """Return the log offsets from which on times ascend, and all keys will be in the index.
+        """Return the log offsets from which store times ascend, and from which the index has all keys.
 
-        They stay as they were if nothing was appended after the last flush: the machine came up again. Otherwise a
-        broker may have appended, and may have left any part of the index.
+        If nothing was appended after the last flush, the previous values are still valid. Otherwise a broker may have
+        appended, and may have written only parts of the index.
         """
         keys_from = filed_from if self._index.is_enabled and not index_files else end
         if self._was is not None and begin == end:
@@ -219,9 +227,9 @@ class Recovery:
         return times_from, keys_from
 
     def _remember(self, found: dict[QueueName, QueueInLog]) -> None:
-        """Let queues without a record go on at their ends, even if their own files do not tell those.
+        """Take the ends of queues without records from the file of ends.
 
-        Raises `CorruptStore` if the file of ends is damaged and some queues have no other evidence.
+        Raises `CorruptStore` if that file is damaged and the end of some queue cannot be found elsewhere.
         """
         ends, topics = QueueEnds.read(self._root), Topics(self._root).queue_counts()
         bare = [(topic, n) for topic, count in topics.items() for n in range(count) if (topic, n) not in found]
@@ -237,10 +245,10 @@ class Recovery:
                 found[name] = QueueInLog(end, is_cut=True, is_remembered=True)
 
     def carry_out(self, decision: RecoveryDecision) -> None:
-        """Write the decision, and last a clean published end. Raises `StoreFull`.
+        """Execute a decision. A new published end is written last. Raises `StoreFull`.
 
-        Entries are overwritten in place, so that readers lose none; the log, queues and index behind the log's end are
-        cut off. If the process dies here, the next one reaches the same decision.
+        Entries are overwritten in place, so that concurrent readers lose none. Log, queues and index are cut at the
+        log's end. If this process dies, the next recovery makes the same decision.
         """
         restarted = [name for name, it in decision.queues.items() if it.begin < self._queues.of(*name).begin]
         if restarted:
@@ -254,10 +262,10 @@ class Recovery:
             if published.has_failed:
                 self._log.segments.write_again(published.flushed_offset, published.written_end)
                 for name, queue in decision.queues.items():
-                    # First, for readers have the files open: what was refused would count there once the log goes on.
+                    # Truncate first: readers have the files open, and would see rejected entries once the log grows.
                     self._queues.of(*name).truncate(queue.max_offset)
                     self._queues.of(*name).write_again(queue.begin)
-            published.note_keys_from(decision.end)  # readers shall not search an index that is being made
+            published.note_keys_from(decision.end)  # keeps readers from searching an incomplete index
             self._write(decision)
 
     def _write(self, decision: RecoveryDecision) -> None:
@@ -288,7 +296,8 @@ class Recovery:
         for name, queue in queues.items():
             self._queues.of(*name).truncate(queue.max_offset)
             self._queues.of(*name).flush(queue.begin, queue.max_offset)
-            self._queues.of(*name).expire(first_byte)  # a deletion died; RocketMQ seeks the head in the first file
+            # Finish an interrupted clean-up: RocketMQ expects the queue's first valid entry in its first file.
+            self._queues.of(*name).expire(first_byte)
         self._index.truncate(end)
         known = decision.times_from, decision.keys_from
         PublishedEnd.create(self._root, end, decision.store_timestamp, *known)
@@ -309,7 +318,7 @@ class Recovery:
         )
 
     def _may_be_torn(self) -> bool:
-        """Return whether unflushed bytes may have reached the device in parts; a broker that appended lost nothing."""
+        """Return whether a crash or a failed flush may have written unflushed bytes in part."""
         return self._was is not None and (self._was.has_failed or not self._was.same_boot)
 
     def _refused_from(self) -> int | None:
@@ -328,7 +337,7 @@ class Recovery:
 
 
 class _KeptIndex:
-    """Decides which index files stay in a recovery."""
+    """Decides which index files a recovery keeps."""
 
     def __init__(self, root: Path, log: CommitLog, index: Index) -> None:
         self._root = root
@@ -336,11 +345,11 @@ class _KeptIndex:
         self._index = index
 
     def decide(self, plan: Plan, begin: int, end: int) -> tuple[list[str], int]:
-        """Return the files that stay, and the log offset from which on keys are filed again.
+        """Return the files to keep, and the log offset from which keys are added again.
 
-        begin, end: of the walk. No file stays if keys are missing before the first file or between two, because files
-        are only ever added behind the last. A broker leaves such an index after a crash: it rebuilds it from where it
-        recovers.
+        begin, end: log offsets of the walk. If keys are missing before or between files, no file is kept: keys can only
+        be appended after the last file. A broker leaves such an index after a crash, because its recovery adds only
+        later keys.
         """
         names = self._trusted(plan.filed)
         if begin == self._log.min_offset():  # a zeroed file behind others would take all keys once more
@@ -360,7 +369,7 @@ class _KeptIndex:
         return self._index.trusted(read_index_checkpoint(self._root) if filed is Filed.CHECKPOINT else -1)
 
     def _are_filed(self, spans: list[tuple[int, int]]) -> bool:
-        """Return whether the log has no key between these stretches of it, nor before the first."""
+        """Return whether the log has no key before the first of these ranges, and none between two of them."""
         at = self._log.min_offset()
         filed = at - 1
         for begin, end in spans:
@@ -375,9 +384,9 @@ class _KeptIndex:
 
 
 def must_reach(log: CommitLog, end: int) -> None:
-    """Raises `CorruptSegment` if the segment in which the log ends at `end` is missing, or begins with no record.
+    """Raise `CorruptSegment` if the segment before log offset `end` is missing or does not begin with a record.
 
-    An append there would leave a hole, and the next recovery would lose all records behind it.
+    An append would leave a hole there, and the next recovery would lose all records after the hole.
     """
     start = (end - 1) - (end - 1) % log.segments.size
     if end > log.min_offset() and next(walk(log, start, until=end, check_crc=False), None) is None:

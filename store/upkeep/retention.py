@@ -1,8 +1,8 @@
-"""Which log segments are deleted, and which files with them: RocketMQ's clean-up (CleanCommitLogService), one step a
-call.
+"""`Retention`: delete old log segments, and then queue and index files, as RocketMQ's CleanCommitLogService does.
 
-The oldest segments are deleted, never the last one with a record; then the queue files without records. A process that
-has a file open or mapped reads on, and the space is free when it closes it.
+Each call does one step. The oldest segments are deleted first, never the last one with a record; then queue and index
+files without records. A process that has a deleted file open can still read it; the space is freed when it closes the
+file.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from store.log.consume_queues import ConsumeQueues
 from store.model.errors import StoreFull, system_errors
 
 _SECONDS_PER_HOUR = 3600
-Files = list[tuple[str, int]]  # path, and the bytes it took on the device
+Files = list[tuple[str, int]]  # path, bytes used on the device
 
 
 class Reason(Enum):
-    """Why segments may go at this moment; the value says so."""
+    """Why segments are deleted or kept now. The value is the text shown to users."""
 
     DISK_FULL = "the disk is fuller than diskSpaceCleanForciblyRatio: the oldest go, whatever their age"
     FORCED = "all but the last were to go, whatever their age"
@@ -40,22 +40,22 @@ class Reason(Enum):
 
     @property
     def whatever_age(self) -> bool:
-        """Whether young segments go, too."""
+        """Whether segments are deleted before they expire."""
         return self in (Reason.DISK_FULL, Reason.FORCED)
 
 
 class CleanMoment(NamedTuple):
-    """The time and the disk, on which a decision depends besides the files."""
+    """The time and disk usage of a decision."""
 
     now: float  # seconds since 1970
     hour: int  # local, 0 to 23
     used_percent: int  # of the device
-    asked: bool = False  # `clean` was called, at any hour
-    forced: bool = False
+    asked: bool = False  # called explicitly: ignore deleteWhen
+    forced: bool = False  # delete regardless of age
 
 
 class LogSegment(NamedTuple):
-    """A segment that may go."""
+    """A segment that may be deleted."""
 
     start: int  # log offset
     modified: float  # seconds since 1970
@@ -69,9 +69,9 @@ class CleanDecision(NamedTuple):
 
 
 def decide(config: StoreConfig, moment: CleanMoment, segments: list[LogSegment]) -> CleanDecision:
-    """Return the segments to delete in one step: at most `deleteFileBatchMax` of `segments`. Pure.
+    """Return the segments to delete in one step, at most `deleteFileBatchMax`. No I/O.
 
-    segments: ascending, without the last. The first one that is too young ends the list, as in RocketMQ.
+    segments: ascending, without the last. The result ends before the first one that is too young, as in RocketMQ.
     """
     reason = _reason(config, moment)
     if reason is Reason.NOT_NOW:
@@ -95,10 +95,11 @@ def _reason(config: StoreConfig, moment: CleanMoment) -> Reason:
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What one step deleted, or would delete.
+    """The files that one step deleted, or would delete.
 
-    log, queues, index: paths, oldest first. taken: bytes they took on the device. min_offset: the log's first byte now.
-    kept: how many more segments are old enough, and stay because their messages are still to be archived or delivered.
+    log, queues, index: paths, oldest first. taken: bytes they used on the device. min_offset: the log's first offset
+    after the step. kept: number of expired segments that are kept, because messages in them are not yet archived or
+    delivered.
     """
 
     reason: Reason
@@ -112,7 +113,7 @@ class Cleaned:
 
 
 class Retention:
-    """Deletes from one store."""
+    """Deletes expired files of one store."""
 
     def __init__(
         self,
@@ -131,9 +132,9 @@ class Retention:
     def decide(
         self, confirm_offset: int, now: float | None, kept_from: int | None = None, *, asked: bool, forced: bool
     ) -> tuple[CleanDecision, int, int]:
-        """Return the decision for the files as they are; how full the device is, in percent; and `Cleaned.kept`.
+        """Return the decision for the current files, the device's usage in percent, and `Cleaned.kept`.
 
-        kept_from: log offset from which on everything stays, because it is still to be archived or delivered.
+        kept_from: log offset of the first record that is not yet archived or delivered; it and later ones are kept.
         """
         used, now = used_percent(self._root), time.time() if now is None else now
         moment = CleanMoment(now, time.localtime(now).tm_hour, used, asked, forced)
@@ -143,28 +144,28 @@ class Retention:
         return decision, used, len(decide(self._config, moment, segments).starts) - len(decision.starts)
 
     def _candidates(self, confirm_offset: int) -> Iterator[LogSegment]:
-        """Yield segments before the last published record's, which stays even if the next one exists."""
+        """Yield the segments before the one with the last published record."""
         segments = self._log.segments
         for start in segments.starts()[:-1]:
             if start + segments.size < confirm_offset:
-                with suppress(FileNotFoundError):  # another process cleans, too
+                with suppress(FileNotFoundError):  # deleted concurrently
                     yield LogSegment(start, segments.modified(start))
 
     def preview(self, decision: CleanDecision, used: int, kept: int) -> Cleaned:
-        """Return what `clean` would delete of the log, without the queue files that would follow."""
+        """Return the log segments that `clean` would delete. Queue and index files are not included."""
         paths, taken = self._of_log(decision, self._log.segments.taken)
         return Cleaned(decision.reason, self._log.min_offset(), used, taken, paths, kept=kept)
 
     def clean(
         self, decision: CleanDecision, used: int, kept: int, held: Callable[[], AbstractContextManager[None]]
     ) -> Cleaned:
-        """Carry out a decision; queue files that an earlier step left are deleted, too.
+        """Execute a decision. Queue files left by an earlier step are deleted, too.
 
-        The system takes long to delete a segment of 1 GiB, so appends go on: no process writes to it any more. held:
-        takes the lock for the rest, because one of those files may be the next to be written to.
+        Segments are deleted without a lock: that is slow for 1 GiB, and no process writes to them any more. held:
+        acquires the append lock for queue and index files, because appends may write to them.
         """
         paths, taken = self._of_log(decision, self._log.segments.delete)
-        with suppress(FileNotFoundError):  # no segment may come back after a crash of the machine without its entries
+        with suppress(FileNotFoundError):  # sync, so that a machine crash cannot restore segments without their entries
             sync_directory(self._log.segments.directory)
         with held():
             minimum, queue_files, index_files = self._of_the_rest()
@@ -179,7 +180,7 @@ class Retention:
         return minimum, queue_files, self._index.expire(minimum)
 
     def _of_log(self, decision: CleanDecision, take: Callable[[int], int]) -> tuple[list[str], int]:
-        """Return paths of the segments that still exist, and the sum of `take` of each."""
+        """Call `take` for each segment that exists. Return the paths and the sum of the results."""
         paths, taken = [], 0
         for start in decision.starts:
             with suppress(FileNotFoundError):
@@ -189,7 +190,7 @@ class Retention:
 
 
 def used_percent(path: Path) -> int:
-    """How full the device of `path` is for an ordinary user, rounded up, as `df` says it."""
+    """Return the usage of a path's device in percent, rounded up, as `df` shows it to an unprivileged user."""
     with system_errors(path):
         space = os.statvfs(path)
     used = space.f_blocks - space.f_bfree
@@ -197,7 +198,7 @@ def used_percent(path: Path) -> int:
 
 
 def refuse_when_full(path: Path, config: StoreConfig) -> None:
-    """Raises `StoreFull` above `diskSpaceWarningLevelRatio`, where RocketMQ refuses puts as well (DISK_FULL)."""
+    """Raise `StoreFull` above `diskSpaceWarningLevelRatio`, the level at which RocketMQ rejects puts (DISK_FULL)."""
     used = used_percent(path)
     if used > config.diskSpaceWarningLevelRatio:
         raise StoreFull(

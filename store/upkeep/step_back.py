@@ -1,7 +1,7 @@
-"""Files beside the log that are ahead of it step back to its end, before anything is put there.
+"""Roll back offsets and topics that are ahead of the log's end, before the next append.
 
-They are ahead after a crash of the machine that lost what was not flushed, after a restore from a backup if they are
-newer than its log, and after a broker served an append whose writer had died and did not keep it.
+They are ahead in three cases: a machine crash lost unflushed records; a backup has files that are newer than its log;
+or a broker served a dead writer's append and then dropped it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from store.model.log_protocol import Positions, Queue
 from store.publish.locks import among_groups
 
 WHY = "after a crash of the machine, or from a backup, they may be newer than the log"
-_TURN_SECONDS = 30.0  # until those who change offsets let others do that
+_TURN_SECONDS = 30.0  # time to wait for the lock of consumer groups
 _logger = logging.getLogger("store")
 
 
 def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
-    """Set everything beside the log back to log offset `end`. `queues` expect the entries they had then, or less.
+    """Roll back group offsets, topic deletions and producer progress to log offset `end`.
 
-    Call as the only writer, under the store lock. Groups that had read lost messages read those that come in their
-    place. If a topic was deleted behind the end, messages before that offset are no longer a deleted topic's. Named
-    producers go by the log. A file that cannot be read stays; its readers get the error.
+    Call as the only writer, under the store lock. Groups that consumed lost messages will consume the messages that
+    replace them. A topic deleted after `end` counts as deleted at `end`, so that records appended next do not count as
+    deleted. Named producers take their progress from the log. An unreadable file stays unchanged; its readers raise the
+    error. queues: expect the entries at `end`, or fewer.
     """
     topics = Topics(root)
     at_most = partial(_at_most, topics, TopicTable(root).batches, queues, end)
@@ -61,9 +62,9 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
 
 
 def _at_most(topics: Topics, batches: set[str], queues: ConsumeQueues, end: int, queue: Queue, offset: int) -> int:
-    """Return `offset`, or the queue's end if that is less: its end at deletion, or 0, if it is missing.
+    """Return the lower one of `offset` and the queue's end. A deleted queue ends where it ended before the deletion.
 
-    batches: topics whose queues cannot be read here.
+    batches: topics with batch queues, which cannot be read; their offsets stay.
     """
     if offset <= queues.expected.get((queue.topic, queue.queue_id), 0) or queue.topic in batches:
         return offset
@@ -72,15 +73,16 @@ def _at_most(topics: Topics, batches: set[str], queues: ConsumeQueues, end: int,
         if not is_there:
             return min(offset, topics.begin(queue.topic, queue.queue_id))
         return queues.at_most(queue.topic, queue.queue_id, end, offset)
-    except CorruptSegment:  # the others step back all the same
+    except CorruptSegment:  # keep this offset, and roll back the other queues
         return offset
 
 
 def _beyond(offsets: ConsumerOffsets, at_most: Callable[[Queue, int], int]) -> Iterator[tuple[str, Positions]]:
-    """Yield the groups that have offsets behind the ends of queues, with those ends."""
+    """Yield the groups with offsets after queue ends, and the ends of those queues."""
     for group, positions in offsets.all_positions().items():
         ends = {queue: end for queue, at in positions.items() if (end := at_most(queue, at)) < at}
-        if ends and group == TRANSACTIONS_GROUP:  # what ended half messages may be gone: the op messages left tell
+        # Op messages may be lost: read all half messages and remaining op messages again.
+        if ends and group == TRANSACTIONS_GROUP:
             ends = dict.fromkeys((Queue(HALF_TOPIC, 0), Queue(OP_TOPIC, 0)), 0)
         if ends:
             yield group, ends

@@ -1,4 +1,4 @@
-"""The directory of a store: what makes it one, its settings, and whether it was closed cleanly."""
+"""`StoreDirectory`: a store's directory, its settings, its `abort` file, and the evidence for recovery."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ from store.publish.published_end import published_end_of
 from store.read.query import message_at
 from store.upkeep.plans import Evidence
 
-_ENTRIES = 256  # looked at together; a writer that files tags files one for each message that has one
-_RECORDS = 256  # looked at until one has a tag: one message of traces has hundreds of keys, and none
+_ENTRIES = 256  # read at once; a writer with tags in the index adds one for each message that has a tag
+_RECORDS = 256  # limit of records without a tag: trace messages have hundreds of keys and no tag
 
 
 def tags_are_filed(root: Path, config: StoreConfig) -> bool:
-    """Return whether the newest messages with a tag have it in the index; False if none tells."""
+    """Return whether the newest messages with tags have them in the index. False if no such message is found."""
     index, log = Index.of(root, config, writable=False), CommitLog(root, config.mappedFileSizeCommitLog, writable=False)
     looked = 0
     try:
@@ -65,13 +65,13 @@ def tags_are_filed(root: Path, config: StoreConfig) -> bool:
             looked += len(offsets)
             if has or looked >= _RECORDS:
                 return any(has)
-    except ConfigError:  # of other sizes than configured: filing a key raises that
+    except ConfigError:  # index files of other sizes than configured: adding a key raises this error
         pass
     return False
 
 
 def _newest_first(index: Index) -> Iterator[Entries]:
-    """Yield pieces of the index's entries. If a record is in two pieces, the older one does not have it."""
+    """Yield pieces of the index's entries. A record that spans two pieces is only in the newer one."""
     cut = -1
     for name in reversed(index.names()):
         file = index.file(name)
@@ -84,7 +84,7 @@ def _newest_first(index: Index) -> Iterator[Entries]:
 
 
 def _has_its_tag(log: CommitLog, entries: Entries, offset: int) -> bool | None:
-    """Return whether the record at a log offset has its tag among its entries, the last ones; None without a tag."""
+    """Return whether the entries of a record include its tag. None if it has no tag or cannot be read."""
     try:
         message = message_at(log, offset, log.next_segment(offset))
     except (OffsetLost, OffsetNotYet, CorruptRecord):
@@ -100,7 +100,7 @@ _MARKS = (PUBLISHED_END_FILE, COMMIT_LOG_DIR, TOPICS_FILE)
 
 
 class StoreDirectory:
-    """A path that is, or becomes, a store."""
+    """The directory of an existing store, or of one to create."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -108,7 +108,7 @@ class StoreDirectory:
 
     @staticmethod
     def at(path: str | os.PathLike[str]) -> StoreDirectory:
-        """The directory that a path or a `file:` URL names. Raises `NotAStore` for another file system's URL."""
+        """Return the directory of a path or a `file:` URL. Raises `NotAStore` for any other URL."""
         text = os.fsdecode(path)
         url = re.fullmatch(_URL, text, re.DOTALL)
         if url is None:
@@ -130,7 +130,7 @@ class StoreDirectory:
             return any((self.root / mark).exists() for mark in _MARKS)
 
     def must_be_store(self, *, writing: bool = False) -> None:
-        """Raises `NotAStore`, and `UnsupportedStore` for a kind that cannot be read, or written if `writing`."""
+        """Raise `NotAStore`, or `UnsupportedStore` for a kind that cannot be read (written, if `writing`)."""
         refuse_kinds(self.root, writing=writing)
         if not self.is_store():
             what = "is no store" if self.root.exists() else "does not exist"
@@ -139,7 +139,10 @@ class StoreDirectory:
             )
 
     def create(self) -> None:
-        """Make the folder if needed. Raises `NotAStore` if it is a file or has other files, and as `must_be_store`."""
+        """Create the directory unless it is a store.
+
+        Raises `NotAStore` if the path is a file or a directory with other files, and `UnsupportedStore`.
+        """
         refuse_kinds(self.root, writing=True)
         if self.is_store():
             return
@@ -147,18 +150,21 @@ class StoreDirectory:
             raise NotAStore(f"{self.root}: a file; name a directory")
         with system_errors(self.root):
             others = sorted(entry.name for entry in self.root.iterdir()) if self.root.exists() else []
-        if self.is_store():  # another process has just made one of it
+        if self.is_store():  # another process created it concurrently
             return
         if others and others != [CONFIG_DIR]:
             raise NotAStore(
                 f"{self.root}: holds other files ({', '.join(others[:3])}{', ...' if len(others) > 3 else ''}) "
                 "and no store; name a new or an empty directory"
             )
-        make_root(self.root)  # whose rights are for the user to choose
+        make_root(self.root)  # with the permissions of the user's umask
         make_folder(self.root / COMMIT_LOG_DIR)
 
     def configuration(self, given: StoreConfig | str | os.PathLike[str] | None) -> StoreConfig:
-        """Return the settings to use: those given, else the directory's own; file sizes as the files have them."""
+        """Return the given settings, or else the directory's own.
+
+        File sizes, tag index and archive are always taken from the directory if it has them. Raises `ConfigError`.
+        """
         own = settings_there(self._conf)
         self._warn_if_lost()
         if given is None:
@@ -168,21 +174,21 @@ class StoreDirectory:
         if not own.keys() >= set(SIZES):
             config = config.with_file_sizes(_file_size(self.root / COMMIT_LOG_DIR), self._queue_file_size())
             config = replace(config, tagIndexEnable=config.tagIndexEnable or tags_are_filed(self.root, config))
-        # Sizes that it was made with come first, so that a file cut short is noticed.
+        # Sizes in the settings have priority over sizes of files, so that a truncated file is noticed.
         return replace(config, **{name: own[name] for name in (*SIZES, "tagIndexEnable", *REMEMBERED) if name in own})
 
     @property
     def has_configuration(self) -> bool:
-        """Whether its own `config/store.conf` says the sizes of its files."""
+        """Whether the directory's `config/store.conf` has the sizes of its files."""
         return settings_there(self._conf).keys() >= set(SIZES)
 
     def check_sizes(self, config: StoreConfig) -> None:
-        """Raises `ConfigError` for other sizes than the directory's own. Call under the store lock.
+        """Raise `ConfigError` if file sizes differ from the directory's own. Call under the store lock.
 
-        Another process may have created the store with its own sizes after `configuration` read them.
+        They differ if another process created the store after `configuration` read the sizes.
         """
         own = settings_there(self._conf)
-        there = replace(config, **{name: own[name] for name in SIZES if name in own})  # which rounds as it does
+        there = replace(config, **{name: own[name] for name in SIZES if name in own})  # rounded as in `config`
         for name in SIZES:
             if (size := getattr(there, name)) != getattr(config, name):
                 raise ConfigError(
@@ -191,8 +197,7 @@ class StoreDirectory:
                 )
 
     def save_configuration(self, config: StoreConfig) -> None:
-        """Write settings that `config/store.conf` lacks: all of a new store, or the file sizes. Call under the store
-        lock."""
+        """Write `config/store.conf` of a new store, or add missing file sizes. Call under the store lock."""
         own = settings_there(self._conf)
         missing = [name for name in SIZES if name not in own]
         if missing:
@@ -202,8 +207,9 @@ class StoreDirectory:
             write_file(self._conf, with_settings(text, added) if text else config.text().encode("ascii"))
 
     def _warn_if_lost(self) -> None:
-        """Warn of lost settings: messages might be kept for too short a time, or reach the device too late."""
-        is_ours = (self.root / PUBLISHED_END_FILE).exists()  # asked first: a new store gets its settings before that
+        """Warn if the settings file is lost: the defaults may delete messages too early or flush them too late."""
+        # Checked before the settings: a new store gets its settings first and this file later.
+        is_ours = (self.root / PUBLISHED_END_FILE).exists()
         if settings_text(self._conf) or not (is_ours or self._conf.exists()):
             return
         what = "empty, as after a crash" if self._conf.exists() else "lost"
@@ -214,22 +220,25 @@ class StoreDirectory:
         )
 
     def mark_open(self) -> None:
-        """Write `abort`, which exists while a writer is open: RocketMQ then recovers from an abnormal end."""
+        """Create `abort`, which exists while a writer is open. A broker that finds it recovers as after a crash."""
         abort = self.root / ABORT_FILE
         if not abort.exists():
             write_file(abort, str(os.getpid()).encode("ascii"))
         create_checkpoint(self.root)
-        sync_directory(self.root)  # the process that made it may have died before it did this
+        sync_directory(self.root)  # always: the process that created the files may have died before its own sync
         sync_directory(self.root.parent, if_readable=True)
 
     def mark_closed(self) -> None:
-        """Delete `abort`: the last writer leaves, and everything is complete."""
+        """Delete `abort`. The last writer calls this when log, queues and index are complete."""
         abort = self.root / ABORT_FILE
         with system_errors(abort):
             abort.unlink(missing_ok=True)
 
     def warn_of_missing_segments(self, log: CommitLog) -> None:
-        """Warn of a hole in the log, or bytes behind its end that no append of ours left. Call under the store lock."""
+        """Warn of a missing segment, and of bytes after the log's end that this project's appends cannot have left.
+
+        Call under the store lock.
+        """
         try:
             log.segments.check()
         except CorruptSegment as error:
@@ -254,10 +263,10 @@ class StoreDirectory:
     def evidence(
         self, log: CommitLog, index: Index, queue_file_size: int, ends: QueueEnds | None, *, alone: bool
     ) -> Evidence:
-        """Return what recovery decides by. Call under the store lock, before `mark_open`.
+        """Return the evidence from which recovery chooses a plan. Call under the store lock, before `mark_open`.
 
-        ends: those of the directory's file; they learn what was appended since. alone: no other writer is open. If one
-        is, it has checked whether the queues are whole.
+        ends: read from the directory's file; updated with the messages appended since. alone: no other writer is open.
+        If another one is, it has already checked the queues.
         """
         abort = (self.root / ABORT_FILE).exists()
         checkpoint = read_checkpoint(self.root) is not None
@@ -270,18 +279,18 @@ class StoreDirectory:
             current = published.same_boot and not (published.has_failed or overtaken)
             end = published.confirm_offset if current else published.flushed_offset
             if queues and alone:
-                # A broker, not a writer of ours, deleted `abort` without noting the ends, or appended to a dead
-                # writer's log. It may have rebuilt the index.
+                # Our writers write the ends before they delete `abort`. If the ends are stale, a broker was the last
+                # writer, or it appended after our writer died. It may have rebuilt the index.
                 left_alone = ends is not None and (ends.at == published.confirm_offset or (abort and not overtaken))
                 left_alone = left_alone and not published.has_lost
                 files = log, index, queue_file_size, end
                 announced = published.announced_end if current else None
-                anew = abort and not current  # the index's last file is made
+                anew = abort and not current  # the last index file is rebuilt
                 queues = bool(left_alone and ends and ends.agree_with(*files, announced=announced, filed_anew=anew))
                 if not anew:
                     queues = queues and (not index.is_enabled or index.have_what_they_say(index.names(), end))
             confirm = published.confirm_offset
-            # Whether nothing was appended since the last topic was deleted that had queues: there are none then.
+            # True if nothing was appended since the last topic with queues was deleted: no queues are expected then.
             is_bare = not queues and not alone and confirm in Topics(self.root).deletions().values()
             return Evidence(True, current, queues or is_bare or confirm == 0, abort, checkpoint)
 
@@ -292,6 +301,5 @@ class StoreDirectory:
 
 
 def _file_size(folder: Path) -> int | None:
-    """Return the length of the first file of a folder that has one: a broker creates files before it gives them a
-    length."""
+    """Return the size of the first file that is not empty: a broker creates a file and sets its size later."""
     return next((status.st_size for _, status in list_files(folder) if status.st_size), None)

@@ -1,8 +1,8 @@
-"""Checks every byte of a store that has a meaning, and rebuilds what is derived from the log.
+"""`verify` checks a store, and `repair` rebuilds its queues and index from the log.
 
-`verify` walks the log once. It compares each record's queue entry with what it must be (`QueuesCheck`), and looks for
-its keys in the index (`IndexCheck`). Memory: a few chunks of the log, one line for each queue, and the slots of an
-index file. Others may write: messages published later are not checked. `repair` rebuilds queues and index.
+`verify` walks the log once. It compares each record with its queue entry (`QueuesCheck`) and its keys with the index
+(`IndexCheck`). Memory: a few chunks of the log, a few values for each queue, and the slots of one index file. Writers
+may append concurrently; messages published after the start are not checked.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from store.upkeep.queues_check import QueuesCheck
 from store.upkeep.recovery import Recovery
 from store.upkeep.store_directory import StoreDirectory
 
-Progress = Callable[[int, int], None]  # bytes of log done, of all
+Progress = Callable[[int, int], None]  # bytes of the log: checked, total
 
-_DISPATCH_SECONDS = 1.0  # how far the queues of a running broker are behind its log, at most
+_DISPATCH_SECONDS = 1.0  # maximal lag of a running broker's queues behind its log
 _SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 
 _BAD_END = (
@@ -70,10 +70,10 @@ def verify(
     progress: Progress = lambda done, total: None,
     config: StoreConfig | str | os.PathLike[str] | None = None,
 ) -> Report:
-    """Check a store, ours or a RocketMQ broker's, without changing anything.
+    """Check a store of this project or of a RocketMQ broker. Nothing is written.
 
-    config: as `MessageStore.open` takes it; for the directory of a broker whose index has other sizes than RocketMQ's
-    defaults. Raises `NotAStore` and `ConfigError`; whatever else is wrong is a finding.
+    config: as in `MessageStore.open`. A broker's directory needs it if the sizes of index files are not RocketMQ's
+    defaults. Raises `NotAStore` and `ConfigError`; every other problem is reported as a finding.
     """
     directory = StoreDirectory.at(path)
     directory.must_be_store()
@@ -94,10 +94,10 @@ class _Verifier:
         self._progress = progress
         self._config = config
         self._log = CommitLog(self._root, self._config.mappedFileSizeCommitLog, writable=False)
-        # By log offset: not so what deleted topics had, and batch queues.
+        # By topic and log offset: False for records of deleted topics, and for batch queues.
         self._is_compared: Callable[[str, int], bool] = lambda topic, at: True
-        self._deletions: dict[str, int] = {}  # when this began
-        self._is_damaged = False  # the log is
+        self._deletions: dict[str, int] = {}  # topics deleted before the check began
+        self._is_damaged = False  # whether the log is damaged
 
     def add(self, where: str, what: str, remedy: str) -> None:
         self.report.add(where, what, remedy)
@@ -106,7 +106,8 @@ class _Verifier:
         self._check_admin_files()
         with closing(LogEnd(self._root, self._log)) as log_end:
             begin, end = self._log.min_offset(), log_end.confirm_offset
-            with suppress(CorruptStore):  # of all that is in the log by now; what is wrong is told already
+            # Read the topics again: some may have been created since. Errors were reported above.
+            with suppress(CorruptStore):
                 self._look_at_topics(is_told=False)
             size = self._config.mappedFileSizeConsumeQueue
             by_log = log_end.by_log
@@ -131,13 +132,13 @@ class _Verifier:
             index_check.finish()
             left = self._left_in_log(end)
             behind = [self._place(at) for at in left] + queues_check.behind(end, of_records=log_end.by_log)
-            is_closed = not (self._root / ABORT_FILE).exists()  # looked at after that, and before the end
+            is_closed = not (self._root / ABORT_FILE).exists()  # read after the queues and before the end
             is_over = end == log_end.confirm_offset
             is_at_rest = log_end.is_at_rest and is_over
             if log_end.by_log and is_closed and is_over:
                 for where in [self._place(end)] if left else behind:
                     self.add(where, _BAD_END if left else _LOST_END.format(end=end), COPY)
-            if is_at_rest:  # or else it is an append under way, or one that died: the next one undoes it
+            if is_at_rest:  # otherwise an append is in progress, or its process died and the next append undoes it
                 for where in behind:
                     self.add(where, "something is left behind the end", REPAIR)
             for where, what in index_check.findings(is_at_rest=is_at_rest):
@@ -171,8 +172,8 @@ class _Verifier:
         self._is_compared = lambda topic, at: topic not in table.batches and table.is_there(topic, at)
 
     def _noted_ends(self, end: int) -> Ends:
-        """How many entries queues had, of topics that are there, when the log went up to `end` or less."""
-        with suppress(CorruptStore):  # which is told already
+        """Return the queue ends in the file of ends, for existing topics. Ignore the file if it is newer than `end`."""
+        with suppress(CorruptStore):  # reported by _check_admin_files
             noted, topics = QueueEnds.sound(self._root), Topics(self._root).queue_counts()
             if noted is not None and noted.at <= end:
                 noted.forget(self._deletions)
@@ -180,7 +181,7 @@ class _Verifier:
         return {}
 
     def _is_gone(self, topic: str) -> bool:
-        """Whether a topic was deleted since this began."""
+        """Return whether a topic was deleted since the check began."""
         with suppress(CorruptStore):
             return Topics(self._root).deletions().get(topic) != self._deletions.get(topic)
         return False
@@ -188,7 +189,7 @@ class _Verifier:
     # --- the log ---------------------------------------------------------------------------------------
 
     def _walk(self, at: int, end: int, queues: QueuesCheck) -> Iterator[LogChunk]:
-        """All sound records of [at, end); what lies between them is a finding."""
+        """Yield all sound records in [at, end). Report the bytes between them as findings."""
         while at < end:
             for chunk in walk(self._log, at):
                 yield chunk
@@ -196,20 +197,20 @@ class _Verifier:
                 if at >= end:
                     return
             first = self._log.min_offset()
-            if at < first:  # retention was faster
+            if at < first:  # retention deleted this part concurrently
                 at = first
                 queues.forget_offsets()
                 continue
             try:
                 resume, what = self._resume(at, end, queues), self._damage(at)
-            except OffsetLost:  # likewise
+            except OffsetLost:  # deleted by retention
                 continue
             self._is_damaged = True
             self.add(self._place(at), f"{what}; {resume - at} bytes up to log offset {resume} cannot be read", COPY)
             at = resume
 
     def _check_times(self, chunk: LogChunk) -> None:
-        """No CRC covers a record's header. Its other fields are compared with queue and index, or mean nothing here."""
+        """Report impossible store times. No CRC covers a record's header; its other fields are compared elsewhere."""
         times = chunk.records.field("store_timestamp")
         wrong = chunk.offsets[(times <= 0) | (times > LAST_MS)]
         if len(wrong):
@@ -222,7 +223,7 @@ class _Verifier:
             self.add(self._place(broken[0].at), what, UNREADABLE)
 
     def _damage(self, at: int) -> str:
-        """What is wrong with the record at log offset `at`."""
+        """Describe the damage of the record at log offset `at`."""
         segments = self._log.segments
         if not segments.exists(at):
             return "the segment is missing"
@@ -238,7 +239,7 @@ class _Verifier:
         return f"{record.topic!r} cannot be a topic"
 
     def _resume(self, at: int, end: int, queues: QueuesCheck) -> int:
-        """Where to go on: at the next record that a queue knows, or at the next segment."""
+        """Return the log offset at which to continue: the next record with a queue entry, or the next segment."""
         following = next((start for start in self._log.segments.starts() if start > at), end)
         if not self._log.segments.exists(at):
             return min(end, following)
@@ -249,17 +250,18 @@ class _Verifier:
         return f"{self._log.segments.path(start).relative_to(self._root)} @ {at - start}"
 
     def _left_in_log(self, end: int) -> list[int]:
-        """Log offset of the first byte behind the end that is not zero, if any."""
+        """Return the log offset of the first nonzero byte after the end, as a list of at most one."""
         segments = self._log.segments
         found = [segments.first_not_zero(end, start + segments.size) for start in segments.starts()[-1:]]
         return [at for at in found if at is not None]
 
 
 def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike[str] | None = None) -> None:
-    """Rebuild queues and index from the log, and cut off what lies behind its end, as recovery may do.
+    """Rebuild queues and index from the log, and cut off all bytes after the log's end.
 
-    Raises `StoreLocked` if others write here, `CorruptStore` for what cannot be repaired, `ConfigError` for a broker's
-    index of other sizes than those of `config`; then nothing was changed.
+    config: as for `verify`. Raises `StoreLocked` if another process writes, `CorruptStore` for damage that cannot be
+    repaired, and `ConfigError` if the sizes of a broker's index files differ from `config`. After an error the store is
+    unchanged.
     """
     directory = StoreDirectory.at(path)
     directory.must_be_store(writing=True)
@@ -268,16 +270,17 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
     index = Index.of(root, settings, writable=True)
     made = root / REPAIR_DIR
     with alone(root, "a repair"), system_errors(root):
-        if not directory.has_configuration:  # or else the sizes are right and a file that does not fit is wrong
+        # The store's own settings have the right sizes. Without them, a file of another size may be intact.
+        if not directory.has_configuration:
             index.check()
-        shutil.rmtree(made, ignore_errors=True)  # of a repair that was killed
+        shutil.rmtree(made, ignore_errors=True)  # left by a repair that was killed
         new = Index.of(made, settings, writable=True) if settings.messageIndexEnable else index
         recovery = Recovery(root, log, new, settings.mappedFileSizeConsumeQueue)
         evidence = directory.evidence(log, index, settings.mappedFileSizeConsumeQueue, QueueEnds.read(root), alone=True)
         plan = plan_for(evidence) or Plan(Point.FIRST_BYTE, Point.CONFIRMED)
         filed = Filed.NONE if settings.messageIndexEnable else Filed.ALL
         decision = recovery.decide(plan._replace(begin=Point.FIRST_BYTE, filed=filed))
-        decision = decision._replace(keys_from=decision.end)  # the index that has all is not in its place yet
+        decision = decision._replace(keys_from=decision.end)  # the complete index is not in its final folder yet
         directory.mark_open()
         with _in_place_of(made, root) if settings.messageIndexEnable else nullcontext():
             recovery.carry_out(decision)
@@ -288,7 +291,7 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
 
 @contextmanager
 def _in_place_of(made: Path, root: Path) -> Iterator[None]:
-    """Put the new index, in the folder `made`, in the place of the old one if the context ends without an error."""
+    """Replace the store's index by the one in folder `made`, if the context ends without an error."""
     make_folder(made / INDEX_DIR)
     try:
         yield
