@@ -1,1 +1,1 @@
-"""The archive: old messages in RocketMQ's tiered layout, on any file system."""
+"""The archive: old messages in the layout of RocketMQ's tiered store, on any file system."""

@@ -1,1 +1,1 @@
-"""What keeps a directory in order: recovery, retention, verify, repair."""
+"""Maintenance of a store's directory: recovery, retention, topic deletion, verify and repair."""

@@ -66,7 +66,7 @@ def place_of(record: StoredMessage) -> str:
 def _known_here_alone(
     log: CommitLog, queues: ConsumeQueues, name: QueueName, index: int, safe: int
 ) -> StoredMessage | None:
-    """Return the record of an entry. None if it is not sound, or if the queue in its header also has an entry for it."""
+    """Return the record of an entry. None if it is not sound, or if the queue in its header has an entry for it."""
     offset, size, _ = queues.of(*name).entries_left(index, index + 1)[0].item()
     if not (log.min_offset() <= offset and 0 < size <= safe - offset):
         return None

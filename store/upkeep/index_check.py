@@ -134,7 +134,7 @@ class IndexCheck:
         return there & inside
 
     def _until(self, end: int) -> Iterator[_Entries]:
-        """Yield the next entries, up to those of records at log offset `end`."""
+        """Yield the next entries, up to log offset `end`."""
         while self._piece is not None:
             piece = self._piece
             stop = int(np.searchsorted(piece.entries["physical_offset"].astype(np.int64), end))

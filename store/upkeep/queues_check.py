@@ -133,7 +133,7 @@ class QueuesCheck:
             )
 
     def behind(self, end: int, *, of_records: bool = False) -> list[str]:
-        """Return the places of entries after the queues' ends. of_records: only those of records at or after `end`."""
+        """Return the places of entries after the queues' ends. of_records: only if their records are after `end`."""
         found = []
         for name, queue in self._queues.items():
             at = queue.stale(max(self._max_offset(name, end), self._next.get(name, 0)))

@@ -62,7 +62,7 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
 
 
 def _at_most(topics: Topics, batches: set[str], queues: ConsumeQueues, end: int, queue: Queue, offset: int) -> int:
-    """Return the lower one of `offset` and the queue's end. A deleted queue ends where it ended before the deletion.
+    """Return the lower one of `offset` and the queue's end. For a deleted queue, use its end before the deletion.
 
     batches: topics with batch queues, which cannot be read; their offsets stay.
     """
@@ -78,7 +78,7 @@ def _at_most(topics: Topics, batches: set[str], queues: ConsumeQueues, end: int,
 
 
 def _beyond(offsets: ConsumerOffsets, at_most: Callable[[Queue, int], int]) -> Iterator[tuple[str, Positions]]:
-    """Yield the groups with offsets after queue ends, and the ends of those queues."""
+    """Yield the groups with offsets after queue ends, each with these ends."""
     for group, positions in offsets.all_positions().items():
         ends = {queue: end for queue, at in positions.items() if (end := at_most(queue, at)) < at}
         # Op messages may be lost: read all half messages and remaining op messages again.
