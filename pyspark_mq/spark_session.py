@@ -1,4 +1,4 @@
-"""A Spark session in which `format("mq")` works at once."""
+"""Start a Spark session that is configured for `format("mq")`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SETTINGS = {
-    "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",  # an error of the source is then its own text
+    "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",  # hides the traceback of the source's errors
     "spark.sql.session.timeZone": "UTC",
-    "spark.ui.showConsoleProgress": "false",  # the bar overwrites what a program prints
+    "spark.ui.showConsoleProgress": "false",  # the progress bar overwrites a program's output
 }
 _REAL_TIME = {
-    "spark.python.udf.pipelined.enabled": "true",  # Python workers hand over each batch at once
+    "spark.python.udf.pipelined.enabled": "true",  # Python workers pass on each batch immediately
     "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing"
-    ".FileSystemBasedCheckpointFileManager",  # a shorter gap between two batches; for local disks and HDFS
+    ".FileSystemBasedCheckpointFileManager",  # shorter pauses between batches; for local disks and HDFS
 }
 
 
@@ -27,10 +27,11 @@ def session(
 ) -> SparkSession:
     """Start a Spark session in which `format("mq")` works, with this Python in all workers.
 
-    real_time: also the settings that `option("realTime", "true")` needs. config: more Spark settings; they win.
+    real_time: add the settings that `option("realTime", "true")` needs. config: more Spark settings, which take
+    precedence.
 
-    Spark settings of `spark-submit` and `SparkSession.builder` count as usual. Raises `JavaMissing` without a Java that
-    Spark can run on, `SessionExists` if a session runs already: it would ignore these settings.
+    Settings of `spark-submit` and `SparkSession.builder` apply as usual. Raises `JavaMissing` if there is no suitable
+    Java, and `SessionExists` if a session runs already, because it would ignore these settings.
     """
     from pyspark.sql import SparkSession
 
@@ -44,7 +45,7 @@ def session(
         )
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # the Python in which Spark looks for format("mq")
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable  # Spark searches this Python for format("mq")
     builder = SparkSession.builder.appName(app_name)
     for name, value in {**_SETTINGS, **(_REAL_TIME if real_time else {}), **(config or {})}.items():
         builder = builder.config(name, value)

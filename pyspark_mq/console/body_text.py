@@ -1,4 +1,4 @@
-"""Bodies of messages as a person reads them: JSON, text or hexadecimal digits."""
+"""Conversion of message bodies for display: JSON, text or hexadecimal digits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEX_WIDTH = 16
 
 
 class ShownBody(NamedTuple):
-    """note: why it is not shown as asked for, or not whole; "" otherwise."""
+    """A converted body. note: why it is cut or in another form than requested; "" otherwise."""
 
     form: BodyForm
     text: str
@@ -21,7 +21,7 @@ class ShownBody(NamedTuple):
 
 
 def shown_body(body: bytes, form: BodyForm | None = None) -> ShownBody:
-    """Return a body in the form that was asked for; by default the first form that fits: JSON, text, hex."""
+    """Return a body in the requested form; by default the first form that fits: JSON, text, hex."""
     cut = body[:SHOWN_BYTES]
     note = f"Only the first {SHOWN_BYTES >> 10} KiB are shown; the download has all." if len(cut) < len(body) else ""
     if form == "hex":
@@ -49,7 +49,7 @@ def preview(body: bytes) -> str:
 
 
 def as_text(body: bytes, *, is_cut: bool = False) -> str | None:
-    """Return UTF-8 as text; None for other bytes. is_cut: the last character may be cut."""
+    """Return UTF-8 as text, or None for other bytes. is_cut: the last character may be incomplete."""
     for missing in range(4 if is_cut else 1):
         try:
             return body[: len(body) - missing].decode()
@@ -59,7 +59,7 @@ def as_text(body: bytes, *, is_cut: bool = False) -> str | None:
 
 
 def as_json(text: str) -> str | None:
-    """Return JSON with line breaks; None for any other text, and for a bare number or word."""
+    """Return indented JSON, or None for other text and for a bare number or word."""
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:
@@ -69,7 +69,7 @@ def as_json(text: str) -> str | None:
 
 
 def hex_dump(body: bytes) -> str:
-    """Return lines of an offset, sixteen bytes, and the same as ASCII."""
+    """Return a hex dump: lines of an offset, sixteen bytes, and these as ASCII."""
     lines = []
     for at in range(0, len(body), _HEX_WIDTH):
         row = body[at : at + _HEX_WIDTH]

@@ -1,4 +1,4 @@
-"""The application of one console, and its web server."""
+"""The web application of a console, and its server."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from store.model.log_protocol import LogAddress
 
 
 class ConsoleApp:
-    """All pages of a console, what open pages ask for, and errors. `app` closes the log at its shutdown.
+    """The pages of a console, their updates, and error pages. `app` closes the log at shutdown.
 
-    is_over: set it to end the streams of open pages.
+    is_over: set it to end the event streams of open pages.
     """
 
     def __init__(self, site: Site) -> None:
@@ -64,7 +64,7 @@ class ConsoleApp:
         await run_in_threadpool(self._site.sampler.close)
 
     async def live(self, request: Request) -> Response:
-        """A part of a page as server-sent events, each time it changed."""
+        """Stream a part of a page as server-sent events, one for each change."""
         render = self._parts.get(request.query_params.get("part", ""))
         if render is None:
             raise HTTPException(404, "There is no such part")
@@ -83,7 +83,7 @@ class ConsoleApp:
             await asyncio.sleep(self._site.sampler.interval)
 
     def chart(self, request: Request) -> Response:
-        """The last hour of a topic's rate, or of a group's lag."""
+        """Return the last hour of a topic's rate, or of a group's lag."""
         topic, group = request.query_params.get("topic"), request.query_params.get("group", "")
         values: list[float | None] = []
         times = []
@@ -106,9 +106,9 @@ class ConsoleApp:
 
 
 class ConsoleServer(uvicorn.Server):
-    """Serves a log's console at `url` while `serve` runs. The port is taken, and the log is open, from the start.
+    """Serves a log's console at `url`. The constructor opens the port and the log.
 
-    interval: seconds between two looks at the log.
+    interval: seconds between two samples of the log.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ConsoleServer(uvicorn.Server):
     ) -> None:
         keys = ConsoleKeys()
         self._console = ConsoleApp(Site(address, keys, interval=interval, allow_changes=allow_changes))
-        # No access log: it would show the token.
+        # An access log would show the token.
         super().__init__(
             uvicorn.Config(self._console.app, log_level="error", access_log=False, timeout_graceful_shutdown=2)
         )
@@ -126,17 +126,17 @@ class ConsoleServer(uvicorn.Server):
         self.url = f"http://{shown}:{self._listener.getsockname()[1]}/?{TOKEN_PARAMETER}={keys.token}"
 
     def serve_pages(self) -> None:
-        """Serve until `stop`, or a signal."""
+        """Serve until `stop` or a signal."""
         try:
             self.run([self._listener])
         finally:
             self._listener.close()
 
     def stop(self) -> None:
-        """End `serve_pages`; any thread may call it."""
+        """End `serve_pages`. Thread-safe."""
         self._console.is_over.set()
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._console.is_over.set()  # or else open pages would keep it
+        self._console.is_over.set()  # open pages would delay the shutdown
         super().handle_exit(sig, frame)

@@ -1,4 +1,4 @@
-"""Pages of consumer groups: lag, members, a reset that is planned first, and dead letters that are sent again."""
+"""Pages of consumer groups: lag, members, resets with a dry run, and redelivery of dead letters."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from store.broker.retries import send_back
 from store.format.layout import DLQ_TOPIC_PREFIX
 from store.model.log_protocol import Log, LogAddress, Positions, Queue
 
-_SOON = 1  # the delay level of a second
+_SOON = 1  # the delay level of one second
 
 
 @dataclass(frozen=True)
 class QueueMove:
-    """before: None if the group has no offset. lag: messages that the group will not have read."""
+    """A queue's offset in a reset. before: None if the group has no offset. lag: unread messages after the reset."""
 
     queue: Queue
     before: int | None
@@ -35,7 +35,7 @@ class QueueMove:
 
 @dataclass(frozen=True)
 class GroupReset:
-    """A reset that was planned; nothing is changed yet."""
+    """A planned reset, not applied yet."""
 
     group: str
     topic: str
@@ -45,14 +45,13 @@ class GroupReset:
 
     @property
     def positions(self) -> Positions:
-        """The next offset of each queue."""
         return {move.queue: move.after for move in self.moves}
 
 
 def plan_reset(address: LogAddress, log: Log, group: str, topic: str, place: str) -> GroupReset:
-    """Return what a reset would change; an offset outside of a queue becomes its first or its end.
+    """Return what a reset would change. An offset outside of a queue is clamped to its bounds.
 
-    Raises `InvalidArgument` for a place, `UnknownTopic`, `InvalidGroup`.
+    Raises `InvalidArgument` for an invalid place, `UnknownTopic`, `InvalidGroup`.
     """
     bounds = bounds_of(log, topic)
     before, moves = log.committed(group, bounds), list[QueueMove]()
@@ -64,26 +63,26 @@ def plan_reset(address: LogAddress, log: Log, group: str, topic: str, place: str
 
 
 def apply_reset(address: LogAddress, reset: GroupReset) -> None:
-    """Move the group. Raises `UnsupportedStore`, `UnknownGroup`, `GroupConflict`, `StoreLocked`."""
+    """Apply a reset. Raises `UnsupportedStore`, `UnknownGroup`, `GroupConflict`, `StoreLocked`."""
     if not isinstance(address, HasGroups):
         raise UnsupportedStore(f"{address} keeps no consumer groups")
     address.group(reset.group).reset(reset.positions)
 
 
 def members_of(address: LogAddress, group: str) -> list[MemberInfo]:
-    """Return the members of a group; none if the log keeps no groups."""
+    """Return the members of a group, or [] if the log keeps no groups."""
     return address.group(group).members() if isinstance(address, HasGroups) else []
 
 
 def group_of_dead_letters(topic: str) -> str | None:
-    """Return the group whose dead letters the topic has; None for any other topic."""
+    """Return the group of a dead-letter topic, or None for another topic."""
     return topic.removeprefix(DLQ_TOPIC_PREFIX) if topic.startswith(DLQ_TOPIC_PREFIX) else None
 
 
 def send_again(address: LogAddress, queue: Queue, offset: int) -> str:
-    """Give a dead letter back to its group, which gets it in a second, with all its tries before it. Returns the group.
+    """Redeliver a dead letter to its group after a second, with its number of attempts. Return the group.
 
-    The dead letter stays in its topic. Raises `UnsupportedStore` for a cluster, `OffsetLost`, `StoreLocked` while a
+    The dead letter stays in its topic. Raises `UnsupportedStore` for a cluster, `OffsetLost`, and `StoreLocked` while a
     RocketMQ broker runs on the directory.
     """
     group = group_of_dead_letters(queue.topic)
@@ -103,7 +102,7 @@ def send_again(address: LogAddress, queue: Queue, offset: int) -> str:
 
 
 class GroupPages:
-    """Consumer groups, one of them, its reset, and dead letters."""
+    """Pages of all groups, of one group, of its reset, and of dead letters."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -129,7 +128,7 @@ class GroupPages:
     def group(self, request: Request) -> Response:
         name = request.query_params.get("group", "")
         if name not in self._site.sampler.last.groups:
-            self._site.sampler.look()  # it may be new
+            self._site.sampler.look()  # the group may be new
         if name not in self._site.sampler.last.groups:
             raise HTTPException(404, f"There is no group {name!r:.80}")
         return self._site.page(
@@ -150,7 +149,7 @@ class GroupPages:
         return self._site.part("_group.html", lags=found, members=members, owners=owners, figures=figures)
 
     def planned_reset(self, request: Request) -> Response:
-        """The dry run, which changes nothing."""
+        """Show the dry run of a reset."""
         return self._site.page("reset.html", at="groups", reset=self._plan(request.query_params))
 
     def _plan(self, given: Parameters) -> GroupReset:

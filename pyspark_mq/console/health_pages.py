@@ -1,4 +1,4 @@
-"""Pages of a store's health: files, retention, archive, `verify` in the background; and of delayed messages."""
+"""Pages of a store's health (files, retention, archive, background `verify`) and of delayed messages."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from store.upkeep.findings import Report
 from store.upkeep.retention import Cleaned
 from store.upkeep.verify import verify
 
-_NEXT = 20  # delayed messages that a page shows of each level
-_TIMERS = 10_000  # that are looked at
+_NEXT = 20  # delayed messages shown for each level
+_TIMERS = 10_000  # newest timer messages that are searched
 
 
 @dataclass(frozen=True)
 class StoreHealth:
-    """retention: what `pyspark-mq clean` would delete now. archive: its `url` is "" if there is none."""
+    """A store's state. retention: what `pyspark-mq clean` would delete now. archive: its `url` is "" without one."""
 
     files: LogFiles
     retention: Cleaned
@@ -41,7 +41,7 @@ class StoreHealth:
 
 
 def health_of(directory: str) -> StoreHealth:
-    """Look at a store's files, without changing them. Raises `StoreError`."""
+    """Return the state of a store, opened read-only. Raises `StoreError`."""
     with MessageStore.open(directory, create=False, read_only=True) as store:
         oldest = [
             found.store_timestamp
@@ -64,7 +64,7 @@ def health_of(directory: str) -> StoreHealth:
 
 
 class Verification:
-    """`verify` in a thread of its own, one at a time. Pages show its progress and its report."""
+    """Runs `verify` in a background thread, one at a time. Pages show its progress and its report."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -81,11 +81,11 @@ class Verification:
 
     @property
     def percent(self) -> int:
-        """How much of the log is verified."""
+        """The verified part of the log."""
         return 100 * self.done // self.total if self.total else 0
 
     def start(self) -> None:
-        """Begin, unless one is running."""
+        """Start unless it is running."""
         with self._lock:
             if not self.is_running:
                 self.done = self.total = 0
@@ -93,7 +93,6 @@ class Verification:
                 self._thread.start()
 
     def join(self) -> None:
-        """Wait for the end."""
         if self._thread is not None:
             self._thread.join()
 
@@ -111,8 +110,11 @@ class Verification:
 
 @dataclass(frozen=True)
 class DelayedMessages:
-    """Messages that wait for their time. seconds: the delay of a level, None for any time. lines: those due first,
-    each with its time."""
+    """Delayed messages that are not due yet.
+
+    seconds: the delay of a level, None for messages with an arbitrary time. lines: the messages due first, with their
+    times.
+    """
 
     queue: Queue
     seconds: int | None
@@ -121,9 +123,9 @@ class DelayedMessages:
 
 
 def delayed(log: Log) -> list[DelayedMessages]:
-    """Return the messages that wait, by level; only levels with some.
+    """Return the pending delayed messages by level, without empty levels.
 
-    Messages at any time are counted among the newest 10,000.
+    For messages with an arbitrary time, only the newest 10,000 are counted.
     """
     topics, now, found = log.topics(), round(time.time() * 1000), list[DelayedMessages]()
     for queue, has in log.bounds(topics.get(SCHEDULE_TOPIC, ())).items():
@@ -151,7 +153,7 @@ def delayed(log: Log) -> list[DelayedMessages]:
 
 
 def _timers_after(log: Log, wanted: QueueRange, now: int) -> list[tuple[int, int]]:
-    """Return time (ms) and offset of the messages whose time is after `now`, in the order of their times."""
+    """Return time (ms) and offset of the messages due after `now`, sorted by time."""
     due = list[tuple[int, int]]()
     for batch in log.scan(wanted, ReadSpec(("queueOffset", "properties"), message_filter("*"))):
         for row in batch.to_pylist():
@@ -162,7 +164,7 @@ def _timers_after(log: Log, wanted: QueueRange, now: int) -> list[tuple[int, int
 
 
 def record_of(directory: str, queue: Queue, offset: int) -> bytes:
-    """Return a message's record as it stands in the log, for one that cannot be decoded; b"" if it cannot be read."""
+    """Return a message's raw record, for one that cannot be decoded; b"" if it cannot be read."""
     with MessageStore.open(directory, create=False, read_only=True) as store:
         try:
             found = store.get_message("", queue.topic, queue.queue_id, offset, 1, as_records=True)
@@ -173,7 +175,7 @@ def record_of(directory: str, queue: Queue, offset: int) -> bytes:
 
 
 class HealthPages:
-    """The health of a directory, and messages that wait for their time."""
+    """Pages of a store's health and of delayed messages."""
 
     def __init__(self, site: Site) -> None:
         self._site = site

@@ -1,4 +1,4 @@
-"""Messages of a topic for a page: the newest, those from a place on, or those with a key; each searched in bounds."""
+"""Searches of a topic for a page: the newest messages, from a place on, or by key. Each has a limit."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from store import (
 from store.format.layout import KEY_SEPARATOR
 from store.model.log_protocol import Bounds, Log, MessageFilter, Queue, QueueRange, ReadSpec
 
-SEARCHED = 200_000  # messages of a queue, at most, for one page
-MOST = 500  # messages on a page
+SEARCHED = 200_000  # messages searched at most in each queue for one page
+MOST = 500  # messages on a page at most
 _COLUMNS = ("queueOffset", "msgId", "tags", "keys", "body", "bodyError", "storeTimestamp")
 _ALL_COLUMNS = (
     *_COLUMNS,
@@ -44,9 +44,9 @@ _FIELDS = ("queue", "place", "tags", "sql", "key", "count")
 
 @dataclass(frozen=True)
 class MessageSearch:
-    """What a visitor asks for, as written in the form.
+    """A search as written in the form.
 
-    queue: "" for all queues. key: also an id. place: "" for the newest messages.
+    queue: "" for all queues. key: may also be an id. place: "" for the newest messages.
     """
 
     topic: str
@@ -59,7 +59,7 @@ class MessageSearch:
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> MessageSearch:
-        """Raises `InvalidArgument`."""
+        """Parse the fields of a form. Raises `InvalidArgument`."""
         given = {name: parameters.get(name, "").strip() for name in ("queue", "place", "tags", "sql", "key")}
         number = parameters.get("count", "") or "50"
         if not number.isdecimal() or not 1 <= int(number) <= MOST:
@@ -68,7 +68,7 @@ class MessageSearch:
 
     @property
     def query(self) -> str:
-        """The search as the query of an address."""
+        """The search as the query string of a URL."""
         given = {name: getattr(self, name) for name in _FIELDS if getattr(self, name)}
         return urlencode({"topic": self.topic, **given})
 
@@ -79,7 +79,7 @@ class MessageSearch:
 
 @dataclass(frozen=True)
 class MessageLine:
-    """A message in a table; one that cannot be read has only `error`."""
+    """A message in a table. If it cannot be read, only `error` is set."""
 
     queue: Queue
     offset: int
@@ -93,14 +93,15 @@ class MessageLine:
 
 @dataclass(frozen=True)
 class FoundMessages:
-    """lines: the newest first, or in order from a place. is_partial: older or later messages were not searched."""
+    """The result of a search. lines: the newest first, or in order from a place. is_partial: the limit ended the
+    search."""
 
     lines: list[MessageLine]
     is_partial: bool
 
 
 def queue_named(log: Log, topic: str, name: str) -> Queue:
-    """Raises `UnknownTopic`, `UnknownQueue`."""
+    """Return a queue by its name. Raises `UnknownTopic`, `UnknownQueue`."""
     for queue in topic_queues(log, topic):
         if queue.name == name:
             return queue
@@ -108,7 +109,7 @@ def queue_named(log: Log, topic: str, name: str) -> Queue:
 
 
 def topic_queues(log: Log, topic: str) -> tuple[Queue, ...]:
-    """Raises `UnknownTopic`."""
+    """Return the queues of a topic. Raises `UnknownTopic`."""
     queues = log.topics().get(topic)
     if queues is None:
         raise UnknownTopic(f"There is no topic {topic!r:.80}")
@@ -116,7 +117,7 @@ def topic_queues(log: Log, topic: str) -> tuple[Queue, ...]:
 
 
 def find(log: Log, search: MessageSearch) -> FoundMessages:
-    """Return the messages that a search finds; at most `SEARCHED` of each queue are looked at.
+    """Return the messages that match a search. At most `SEARCHED` messages of each queue are read.
 
     Raises `InvalidArgument`, `FilterError`, `UnknownTopic`, `UnknownQueue`.
     """
@@ -137,7 +138,7 @@ def _newest(log: Log, bounds: Mapping[Queue, Bounds], count: int, accept: Messag
     for queue, has in bounds.items():
         found, end, step = list[MessageLine](), has.max_offset, count
         first = max(has.min_offset, end - SEARCHED)
-        while len(found) < count and end > first:  # a filter lets few through: look back twice as far
+        while len(found) < count and end > first:  # too few matched, so search twice as many
             begin = max(first, end - step)
             found[:0] = readable(log, QueueRange(queue, begin, end), accept)
             end, step = begin, 2 * step
@@ -175,7 +176,7 @@ def _with_key(log: Log, bounds: Mapping[Queue, Bounds], search: MessageSearch, a
 
 
 def readable(log: Log, wanted: QueueRange, accept: MessageFilter, key: str = "") -> list[MessageLine]:
-    """Return the messages of a range that match; each that cannot be decoded becomes a line with its error."""
+    """Return the matching messages of a range. A message that cannot be decoded becomes a line with its error."""
     try:
         return list(_lines(log, wanted, accept, key))
     except CorruptRecord as error:
@@ -204,7 +205,7 @@ def _lines(log: Log, wanted: QueueRange, accept: MessageFilter, key: str) -> Ite
 
 
 def _timed(lines: list[MessageLine]) -> list[MessageLine]:
-    """Give messages that cannot be read the time of the message before, which keeps their place in the table."""
+    """Give each unreadable message the time of the previous one, so that it keeps its place in the table."""
     timed, last = list[MessageLine](), _LONG_AGO
     for line in lines:
         last = line.stored or last
@@ -217,7 +218,7 @@ def _time(line: MessageLine) -> tuple[datetime, str, int]:
 
 
 def message_at_offset(log: Log, queue: Queue, offset: int) -> dict[str, Any]:
-    """Return all columns of one message, as Python values. A body that does not decompress is as it is stored.
+    """Return all columns of one message as Python values. A body that does not decompress is returned compressed.
 
     Raises `OffsetLost`, `OffsetNotYet`, `UnknownTopic`, `CorruptRecord`.
     """

@@ -1,4 +1,4 @@
-"""What a log has, looked at again and again: sizes, rates and lags, and their last hour."""
+"""Periodic samples of a log: sizes, rates and lags, with a history of an hour."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
 
 
 class QueueSize(NamedTuple):
-    """The messages of a queue. size: bytes of their records, None if the log cannot tell."""
+    """The messages of a queue. size: bytes of their records, or None if the log cannot tell."""
 
     bounds: Bounds
     size: int | None
 
 
 class TopicFigures(NamedTuple):
-    """A topic at one moment. rate: messages a second; byte_rate: bytes of records a second; None at the first look."""
+    """A topic in a sample. rate: messages per second. byte_rate: record bytes per second. Both are None at first."""
 
     topic: str
     queues: int
@@ -38,12 +38,12 @@ class TopicFigures(NamedTuple):
 
     @property
     def is_system(self) -> bool:
-        """Whether RocketMQ or a group made the topic, and no user."""
+        """Whether RocketMQ or a group created the topic, not a user."""
         return self.topic in SYSTEM_TOPICS or self.topic.startswith(_PREFIXES)
 
 
 class GroupFigures(NamedTuple):
-    """A consumer group at one moment. lag: messages not read; rate: messages a second that it reads."""
+    """A consumer group in a sample. lag: unread messages. rate: messages read per second."""
 
     group: str
     topics: tuple[str, ...]
@@ -53,7 +53,7 @@ class GroupFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """A log at one moment. at: seconds since 1970. offsets: committed ones, by group and queue."""
+    """The state of a log. at: seconds since 1970. offsets: committed offsets by group and queue."""
 
     at: float
     queues: Mapping[Queue, QueueSize] = field(default_factory=dict)
@@ -63,9 +63,9 @@ class Sample:
 
 
 class Sampler:
-    """Looks at a log every `interval` seconds in a thread of its own, from `start` to `close`.
+    """Samples a log every `interval` seconds in a background thread, from `start` to `close`.
 
-    It opens the log again if a RocketMQ broker took its directory over or gave it back (`StoreReplaced`).
+    It reopens the log if a RocketMQ broker takes its directory over or returns it (`StoreReplaced`).
     """
 
     def __init__(self, address: LogAddress, interval: float) -> None:
@@ -76,21 +76,21 @@ class Sampler:
         self.failure: str | None = None  # of the last look
         self.history: deque[Sample] = deque([self.last], maxlen=round(HISTORY_SECONDS / interval))
         self._is_over = threading.Event()
-        self._lock = threading.Lock()  # one look at a time
+        self._lock = threading.Lock()  # one sample at a time
         self._thread = threading.Thread(target=self._run, name="mq-console", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, and close the log."""
+        """Stop the thread and close the log."""
         self._is_over.set()
         if self._thread.ident is not None:
             self._thread.join()
         self.log.close()
 
     def look(self) -> None:
-        """Take a sample now. An error of the store becomes `failure`, which pages show."""
+        """Take a sample now. An error of the store is kept in `failure`, which pages show."""
         with self._lock:
             try:
                 self.last, self.failure = take_sample(self.log, self.last), None
@@ -114,7 +114,7 @@ class Sampler:
 
 
 def take_sample(log: Log, before: Sample | None) -> Sample:
-    """Look at a log; of queues that were looked at before, only the change is read."""
+    """Take a sample of a log. before: the previous sample; only changes since then are read."""
     now, queues, topics = time.time(), dict[Queue, QueueSize](), dict[str, TopicFigures]()
     seconds = None if before is None else max(0.001, now - before.at)
     for topic, names in sorted(log.topics().items()):
@@ -138,7 +138,7 @@ def _size_of(log: Log, queue: Queue, has: Bounds, before: QueueSize | None) -> Q
     for first in range(start, has.max_offset, _SIZES_AT_ONCE):
         try:
             sizes = log.sizes(QueueRange(queue, first, min(first + _SIZES_AT_ONCE, has.max_offset)))
-        except OffsetLost:  # deleted concurrently; the next look sees the new bounds
+        except OffsetLost:  # deleted concurrently; the next sample has the new bounds
             return QueueSize(has, None)
         if sizes is None:
             return QueueSize(has, None)

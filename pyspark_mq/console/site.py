@@ -1,4 +1,4 @@
-"""What all pages of a console share: the log, templates with autoescape always on, forms."""
+"""Shared parts of a console's pages: the log, templates that escape all values, forms."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The starts and ends of a query: the offset that `startingOffsets`, `startingTimestamp` and the like mean in a queue.
+"""The starts and ends of a query: options such as `startingOffsets` and `startingTimestamp`, resolved to offsets.
 
-As in Spark's Kafka source a time comes before times by queue, and those before offsets; and a time means the first
-message stored at it or after. Relative ones are ours: "-1000" is the last 1,000 messages of each queue, and
+As in Spark's Kafka source, a time takes precedence over times by queue, and these over offsets. A time means the first
+message stored at or after it. Relative values are an addition: "-1000" is the last 1,000 messages of each queue, and
 "-10 minutes" is that long before the query is planned.
 """
 
@@ -35,7 +35,7 @@ _UNITS_MS = {
 
 
 def milliseconds_of(text: str) -> float | None:
-    """Return the length of time that a text says, or None."""
+    """Parse a duration, such as "10 minutes". Returns None for another text."""
     length = _LENGTH.fullmatch(text.strip())
     unit = _UNITS_MS.get(length[2].lower()) if length else None
     return None if length is None or unit is None else float(length[1]) * unit
@@ -54,15 +54,15 @@ class Limit(Protocol):
     """The start or the end of a query. Frozen and picklable."""
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """Return an offset for each queue of `bounds`, the subscribed ones; `bounds` counts while `log` grows.
+        """Return an offset for each subscribed queue. bounds: of these queues; `log` may have grown since.
 
-        Only an offset that a user or a group gave may lie outside of the bounds. Raises `OptionError`.
+        Only an offset that a user or a group gave may be outside of the bounds. Raises `OptionError`.
         """
 
 
 @dataclass(frozen=True)
 class EarliestOrLatest:
-    """EARLIEST or LATEST, in every queue."""
+    """The earliest or the latest offset of every queue."""
 
     offset: int
 
@@ -72,7 +72,7 @@ class EarliestOrLatest:
 
 @dataclass(frozen=True)
 class LastMessages:
-    """So many messages of each queue, or all that it has."""
+    """The last `count` messages of each queue, or all if it has fewer."""
 
     count: int
 
@@ -82,23 +82,23 @@ class LastMessages:
 
 @dataclass(frozen=True)
 class OffsetsByQueue:
-    """An offset for each queue, which may be EARLIEST or LATEST. option: its name."""
+    """An offset for each queue, which may be EARLIEST or LATEST. option: the name of the option."""
 
     option: str
     offsets: Positions
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """Require all queues to be named and no others, as Spark's Kafka source does."""
+        """Raises `OptionError` unless exactly the subscribed queues are named, as Spark's Kafka source does."""
         _same_queues(self.option, self.offsets, bounds, "-2 for the earliest and -1 for the latest offset of a queue")
         return {queue: _offset(self.offsets[queue], bound) for queue, bound in bounds.items()}
 
 
 @dataclass(frozen=True)
 class Time:
-    """The first message of each queue that was stored at a time or after.
+    """The first message of each queue that was stored at or after a time.
 
-    timestamp: ms since 1970, or below 0 so many ms before now. unmatched: the result if all messages are older; a
-    relative time always gives the latest offset then.
+    timestamp: ms since 1970, or negative: relative to now. unmatched: the result if all messages are older; a relative
+    time then always gives the latest offset.
     """
 
     option: str
@@ -114,7 +114,7 @@ class Time:
 
 @dataclass(frozen=True)
 class TimesByQueue:
-    """`Time`, with one of its own for each queue."""
+    """Like `Time`, with a time for each queue."""
 
     option: str
     timestamps: Positions
@@ -127,25 +127,25 @@ class TimesByQueue:
 
 @dataclass(frozen=True)
 class GroupPosition:
-    """The offsets of a consumer group; the first message of a queue in which the group has none."""
+    """The offsets of a consumer group, or the first message of a queue in which the group has none."""
 
     group: str
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """Keep an offset outside of its queue: messages before it are lost, or the queue was replaced.
+        """Keep offsets outside of their queues, which show that messages are lost or the queue was replaced.
 
         A queue that is deleted concurrently gets no offset.
         """
         positions = {queue: first for queue, (first, _) in bounds.items()} | log.committed(self.group, bounds)
         there = log.bounds(positions)
-        for queue, (_, end) in there.items():  # the group reads concurrently, and may be past `bounds`
+        for queue, (_, end) in there.items():  # the group may have read past `bounds` since
             if positions[queue] <= end:
                 positions[queue] = min(positions[queue], bounds[queue].max_offset)
         return {queue: position for queue, position in positions.items() if queue in there}
 
 
 def parse_offsets(option: str, text: str, group: str | None = None) -> Limit:
-    """Parse `startingOffsets` or `endingOffsets`. group: the group that "group" means, if the query has one.
+    """Parse `startingOffsets` or `endingOffsets`. group: the query's group, for the value "group".
 
     Raises `OptionError`, which names the wrong part of the text.
     """
@@ -181,7 +181,7 @@ def parse_time(option: str, text: str, unmatched: Strategy) -> Time:
             f"such as '-10 minutes'; got {text[:40]!r}"
         ) from error
     if moment.tzinfo is None:
-        local = moment.isoformat()  # a date alone has no zone
+        local = moment.isoformat()  # a date without a time has no zone
         raise OptionError(f"{option}={text[:40]!r}: of which time zone? Write {local}Z for UTC, or {local}+02:00")
     return Time(option, max(0, (moment - _EPOCH) // timedelta(milliseconds=1)), unmatched)
 
@@ -193,7 +193,7 @@ def parse_times(option: str, text: str, unmatched: Strategy) -> TimesByQueue:
 
 
 def start_of(given: Mapping[str, str]) -> Limit | None:
-    """Return the start that the options name; None without one of them. Raises `OptionError`."""
+    """Return the start that the options give, or None. Raises `OptionError`."""
     unmatched: Strategy = _strategy("startingOffsetsByTimestampStrategy", given)
     return _first_given(
         given,
@@ -206,7 +206,8 @@ def start_of(given: Mapping[str, str]) -> Limit | None:
 
 
 def end_of(given: Mapping[str, str]) -> Limit | None:
-    """Return the end of a batch query, likewise; a time after all messages means the latest offset."""
+    """Return the end of a batch query, or None. A time after all messages means the latest offset. Raises
+    `OptionError`."""
     return _first_given(
         given,
         {
@@ -218,12 +219,12 @@ def end_of(given: Mapping[str, str]) -> Limit | None:
 
 
 def option_of(limit: Limit, default: str) -> str:
-    """Return the name of the option that gave a limit, `default` if it does not know."""
+    """Return the name of the option that gave a limit, or `default` if unknown."""
     return limit.option if isinstance(limit, OffsetsByQueue | Time | TimesByQueue) else default
 
 
 def require_order(start: Limit, end: Limit) -> None:
-    """Raise `OptionError` for an end that is a time before the start."""
+    """Raise `OptionError` if the end is a time before the start."""
     if isinstance(start, Time) and isinstance(end, Time):
         now = int(time.time() * 1000)
         first, last = (each.timestamp if each.timestamp >= 0 else now + each.timestamp for each in (start, end))
@@ -235,7 +236,8 @@ def require_order(start: Limit, end: Limit) -> None:
 
 
 def says(limit: Limit, offset: int) -> str | None:
-    """Whether a limit is EARLIEST or LATEST, which `offset` is: "" if it is, the queue if it is in one; else None."""
+    """Return "" if a limit is `offset` (EARLIEST or LATEST), a text with the queue if it is that in a queue, or else
+    None."""
     if isinstance(limit, EarliestOrLatest):
         return "" if limit.offset == offset else None
     by_queue = limit.offsets if isinstance(limit, OffsetsByQueue) else {}
@@ -250,7 +252,7 @@ def _strategy(name: str, given: Mapping[str, str]) -> Strategy:
 
 
 def _first_given(given: Mapping[str, str], parsers: Mapping[str, Callable[[str, str], Limit]]) -> Limit | None:
-    """The limit by the first of `parsers` whose option is given; but all that are given have to be right."""
+    """Return the limit of the first option that is given. All given options are parsed, so that errors are raised."""
     limits = [parse(name, given[name]) for name, parse in parsers.items() if name in given]
     return limits[0] if limits else None
 
@@ -274,7 +276,7 @@ def _by_time(
 
 
 def _inside(positions: Positions, bounds: Mapping[Queue, Bounds]) -> Positions:
-    """For each queue that has a position the offset of it that lies nearest."""
+    """Clamp each position to the bounds of its queue."""
     there = ((queue, bounds[queue]) for queue in bounds if queue in positions)
     return {queue: min(max(positions[queue], first), end) for queue, (first, end) in there}
 
@@ -282,7 +284,7 @@ def _inside(positions: Positions, bounds: Mapping[Queue, Bounds]) -> Positions:
 def _json(expected: str, text: str, lowest: int) -> Positions:
     try:
         json_ = decode_unique(text)
-        if isinstance(json_, dict):  # users take offsets out of a checkpoint, too
+        if isinstance(json_, dict):  # users also copy offsets from a checkpoint
             json_ = {topic: by_queue for topic, by_queue in json_.items() if not topic.startswith("$")}
         return positions_from_json(json_, lowest=lowest)
     except ValueError as error:
@@ -294,7 +296,7 @@ def _offset(offset: int, bound: Bounds) -> int:
 
 
 def _same_queues(option: str, named: Iterable[Queue], bounds: Mapping[Queue, Bounds], use: str) -> None:
-    """Raises `OptionError` unless exactly the subscribed queues are named. use: what to write for one."""
+    """Raise `OptionError` unless exactly the subscribed queues are named. use: advice on values."""
     for problem, queues in (
         ("names queues that do not exist or are not subscribed", set(named) - bounds.keys()),
         ("has to name every subscribed queue and leaves out", bounds.keys() - set(named)),

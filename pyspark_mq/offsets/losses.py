@@ -1,26 +1,26 @@
-"""Missing messages that a query counts on: every case, how it is noticed, and how the query goes on.
+"""Messages that a query counts on and that are lost: all cases, their detection, and how the query continues.
 
-    case      noticed                                       true    with failOnDataLoss=false the query goes on
-    EXPIRED   a queue's first message is behind the         ends    at the first message
-              query's offset: in the driver, or in a
-              task that retention overtook
-    CUT       a queue ends before the query's offset        ends    at the first message: it is another queue
-    ANOTHER   another message stands before the query's     ends    at the first message; a task, which does not
-              offset, or before a batch's end, than the             know the batch after it, without its range
-              fingerprint in the checkpoint says
-    GONE      a queue that the checkpoint has is not there  ends    without it, and with the first message if it
-              or not subscribed; or a task's is gone, or            comes back
-              one of a new query while that is planned
-    UNSEEN    a task does not see the end of its range      ends    with the part that it sees
-    MISSING   a topic or queue that an option names is not  ends    without it until it is there; but a new query
-              there, and the checkpoint does not have it            ends, and one that reads a batch
-    NOT_YET   an option's offset is behind the queue's end  ends    with the next message
+    case      detected by                                   true    with failOnDataLoss=false the query continues
+    EXPIRED   a queue's first message is after the query's  fails   at the first message
+              offset: in the driver, or in a task that
+              retention overtook
+    CUT       a queue ends before the query's offset        fails   at the first message: it is another queue
+    ANOTHER   the message before the query's offset, or     fails   at the first message; a task does not know the
+              before a batch's end, differs from the                next batch, and skips its range
+              fingerprint in the checkpoint
+    GONE      a queue in the checkpoint is deleted or not   fails   without it; at the first message if it is
+              subscribed; or a queue of a task, or of a             created again
+              new query while it is planned, is deleted
+    UNSEEN    a task does not see the end of its range      fails   with the part that it sees
+    MISSING   a topic or queue that an option names does    fails   without it until it is created; but a new query
+              not exist, and is not in the checkpoint               and a batch query fail
+    NOT_YET   an option's offset is after the queue's end   fails   with the next message
 
-The last two may still come: `SubscriptionError` and `OptionError` instead of `DataLossError`. A recreated topic
-is EXPIRED, if anything is lost. A store that was put back from a backup, and a topic that a RocketMQ broker restarted
-at 0, is CUT if it has fewer messages than were read, else ANOTHER. An empty range is never missing.
-Trigger.AvailableNow is no case of its own: it ends with the messages present when it began. A real-time task reads no
-more of a queue that becomes ANOTHER, CUT or GONE: with failOnDataLoss=false the next batch goes on as the table says.
+Messages of the last two cases may still arrive, so they raise `SubscriptionError` and `OptionError`, not
+`DataLossError`. A recreated topic is EXPIRED if anything is lost. A store restored from a backup, or a topic that a
+RocketMQ broker restarted at 0, is CUT if it has fewer messages than were read, else ANOTHER. An empty range is never
+lost. Trigger.AvailableNow is no special case: it ends with the messages present when it began. A real-time task stops
+reading a queue that becomes ANOTHER, CUT or GONE; with failOnDataLoss=false the next batch continues as in the table.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger("pyspark_mq")
 
 
 class Case(Enum):
-    """Why messages are lost, as the user reads it. first, end: what the queue has now."""
+    """The cause of a loss, as an error message. first, end: the present bounds of the queue."""
 
     EXPIRED = "the queue's first message is {first}, older ones were deleted"
     CUT = "the queue ends at {end}, it was recreated or cut"
@@ -52,9 +52,9 @@ class Case(Enum):
 
 
 class Loss(NamedTuple):
-    """Messages that a query counts on and its queue does not have.
+    """Messages that a query counts on and that its queue does not have.
 
-    lost: an empty range if the number is unknown. there: the bounds of the queue now.
+    lost: an empty range if the number is unknown. there: the present bounds of the queue.
     """
 
     lost: QueueRange
@@ -62,7 +62,7 @@ class Loss(NamedTuple):
     there: Bounds = Bounds(0, 0)
 
     def left_of(self, wanted: QueueRange) -> QueueRange:
-        """Return the part of a range that is not lost: its end, or its begin."""
+        """Return the remaining part of a range: its begin, if the loss is after that, else its end."""
         if self.lost.start > wanted.start:
             return wanted._replace(end=self.lost.start)
         return wanted._replace(start=self.lost.end)
@@ -74,9 +74,9 @@ class Loss(NamedTuple):
 
 
 def loss_before(queue: Queue, position: int, there: Bounds | None, is_another: bool = False) -> Loss | None:
-    """Return the loss to a query that goes on at `position`, or None.
+    """Return the loss of a query that continues at `position`, or None.
 
-    there: None for a deleted queue. is_another: another message stands before `position` than the one that was read.
+    there: None for a deleted queue. is_another: the message before `position` is not the one that was read.
     """
     rest = QueueRange(queue, position, position)
     if there is None:
@@ -91,7 +91,7 @@ def loss_before(queue: Queue, position: int, there: Bounds | None, is_another: b
 
 
 def loss_in(wanted: QueueRange, there: Bounds | None, is_another: bool) -> Loss | None:
-    """Return the loss in a range that was planned for a task, or None."""
+    """Return the loss in a task's planned range, or None."""
     if wanted.length <= 0:
         return None
     if there is None:
@@ -106,9 +106,9 @@ def loss_in(wanted: QueueRange, there: Bounds | None, is_another: bool) -> Loss 
 
 
 def report_loss(fail: bool, loss: Loss, option: str = "") -> None:
-    """Raise `DataLossError` if `fail`, which is the option `failOnDataLoss`; otherwise warn.
+    """Raise `DataLossError` if `fail`, the value of `failOnDataLoss`; otherwise warn.
 
-    The caller then goes on as the table says. option: which one counts on the messages, if it is not the checkpoint.
+    The caller then continues as in the table. option: the option that counts on the messages; "" for the checkpoint.
     """
     what = f"{option}: {loss}" if option else str(loss)
     if fail:
@@ -120,7 +120,7 @@ def report_loss(fail: bool, loss: Loss, option: str = "") -> None:
 
 
 def report_missing(fail: bool, error: MqSourceError) -> None:
-    """Raise `error` if `fail`, otherwise warn: the topic, queue or message may still come."""
+    """Raise `error` if `fail`, otherwise warn, because the topic, queue or message may still be created."""
     if fail:
         raise error
     _log.warning("Going on because failOnDataLoss is false: %s", error)

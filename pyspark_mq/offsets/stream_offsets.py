@@ -1,31 +1,31 @@
-"""The offsets of micro-batches and of real-time batches in the checkpoint, and the JSON of offsets in options.
+"""The offsets of micro-batches and real-time batches in the checkpoint, and the JSON of offsets in options.
 
-The offset of a micro-batch is JSON in Spark's checkpoint, hence a format that outlives a version:
+The offset of a micro-batch is JSON in Spark's checkpoint, so the format must stay compatible between versions:
 
     {"orders": {"0": 23, "1": 345}, "$start": {"orders": {"1": 300}}}
 
-maps each queue to the *next* offset to read. `$start` pins the begin of this batch in a queue that the batch reads
-first (all of them in the first batch, later new topics and queues), and in a queue of which it skipped lost messages.
-In other queues a batch begins at the end of the batch before. Spark asks for the initial offset again when it replays
-the first batch; by then "latest" and "earliest" may have moved, but the pin has not.
+maps each queue to the *next* offset to read. `$start` pins the begin of this batch, in a queue that the batch reads for
+the first time (all queues in the first batch, new queues later), or in which it skipped lost messages. In other queues
+a batch begins at the end of the previous one. Spark asks for the initial offset again when it replays the first batch.
+By then "latest" and "earliest" may have moved, but the pin has not.
 
     {"orders": {"0": 23, "1": 0}, "$last": {"orders": {"0": [104857, 1763772000123]}}}
 
-`$last` is the fingerprint of each queue's last message before `next`: log offset and store time. It leaves out a queue
-in which that message was deleted or damaged, or in which there was none. If another message stands there now, the topic
-was recreated, the store was put back from a backup, or a machine went down before messages were flushed. `$last` is
-always present, if only `{}`, so an offset of another Spark source is told apart.
+`$last` is the fingerprint of each queue's last message before `next`: log offset and store time. A queue is left out if
+that message is deleted or damaged, or does not exist. If the message there now is another one, the topic was recreated,
+the store was restored from a backup, or a machine crashed before messages were flushed. `$last` is always present, if
+only as `{}`, to distinguish these offsets from those of other Spark sources.
 
-Topic names hold no `$`, so keys that begin with it are free for this use; an unknown one is from
-a newer version.
+Topic names contain no `$`, so keys that begin with it are reserved for this format. An unknown one was written by a
+newer version.
 
-The end of a real-time batch is not known when it is planned. Its offset names the begin of each of its tasks, and the
-records in the ledger that have the ends. Here `$last` is about the messages before `$from`:
+The end of a real-time batch is not known when it is planned. Its offset has the begin of each task, and names the
+ledger's records with the ends. Here `$last` is about the messages before `$from`:
 
     {"$epoch": 7, "$reader": "5f0c2b9e...", "$from": [{"orders": {"0": 23}}, {"orders": {"1": 345}}], "$last": {}}
 
-Positions are JSON `{topic: {queue id: value}}` here, in the ledger, and in options. Any of it
-may be damaged, or hostile: all of it is checked before anything is read or named by it.
+Positions are JSON `{topic: {queue id: value}}` here, in the ledger, and in options. The JSON may be damaged or
+malicious, so all of it is validated before use.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ _READER = "$reader"
 _FROM = "$from"
 
 _OF_EPOCH = {"epoch": _EPOCH, "reader": _READER, "tasks": _FROM, "last": _LAST}
-READER_ID = re.compile(r"[0-9a-f]{32}")  # names a folder of the ledger
+READER_ID = re.compile(r"[0-9a-f]{32}")  # the name of a folder in the ledger
 
 T = TypeVar("T")
 OffsetJson = dict[str, dict[str, Any]]
 _QUEUE_NAME = re.compile(r"(?:(?P<broker>[^:]{1,255}):)?(?P<number>0|[1-9][0-9]{0,9})")
-_MAX_QUEUE_ID = (1 << 31) - 1  # both are Java's
+_MAX_QUEUE_ID = (1 << 31) - 1  # Java's maximum
 
 
 def to_json(positions: Mapping[Queue, int | list[int]]) -> OffsetJson:
-    """`{topic: {queue id: offset}}`, sorted by queue."""
+    """Return `{topic: {queue id: offset}}`, sorted by queue."""
     json_: OffsetJson = {}
     for queue in sorted(positions):
         json_.setdefault(queue.topic, {})[queue.name] = positions[queue]
@@ -67,12 +67,12 @@ def to_json(positions: Mapping[Queue, int | list[int]]) -> OffsetJson:
 
 
 def positions_from_json(json_: Any, lowest: int = 0) -> Positions:
-    """Parse the JSON of `to_json`, offsets of at least `lowest`. Raises `ValueError` that names the wrong part."""
+    """Parse the JSON of `to_json`, with offsets of at least `lowest`. Raises `ValueError` with the wrong part."""
     return _by_queue(json_, "an offset belongs", lambda value: value if is_long(value, lowest) else None)
 
 
 def fingerprints_to_json(last: Fingerprints) -> OffsetJson:
-    """`{topic: {queue id: [log offset, ms]}}`, as `to_json`."""
+    """Return `{topic: {queue id: [log offset, ms]}}`, as `to_json`."""
     return to_json({queue: list(was) for queue, was in last.items()})
 
 
@@ -87,7 +87,7 @@ def fingerprints_from_json(json_: Any) -> Fingerprints:
 
 
 def _by_queue(json_: Any, expected: str, parse: Callable[[Any], T | None]) -> dict[Queue, T]:
-    """Parse `{topic: {queue id: value}}`. parse: returns None for a wrong value. Raises `ValueError` that names it."""
+    """Parse `{topic: {queue id: value}}`. Raises `ValueError` for a value for which `parse` returns None."""
     values: dict[Queue, T] = {}
     for topic, by_queue in json_object(json_, "the top level").items():
         for queue_id, value in json_object(by_queue, repr(topic)).items():
@@ -102,7 +102,7 @@ def _by_queue(json_: Any, expected: str, parse: Callable[[Any], T | None]) -> di
 
 
 def queue_of(topic: str, name: str) -> Queue | None:
-    """Return the queue of a topic with a `Queue.name`, or None if `name` is not one."""
+    """Return the queue with a `Queue.name`, or None if `name` is malformed."""
     found = _QUEUE_NAME.fullmatch(name)
     if found is None or int(found["number"]) > _MAX_QUEUE_ID:
         return None
@@ -110,19 +110,19 @@ def queue_of(topic: str, name: str) -> Queue | None:
 
 
 def is_long(json_: Any, lowest: int = 0) -> bool:
-    """Whether a value is a Java long of at least `lowest`."""
+    """Return whether a value is a Java long of at least `lowest`."""
     return type(json_) is int and lowest <= json_ <= LONG_MAX
 
 
 def json_object(json_: Any, where: str) -> dict[str, Any]:
-    """Return a value that is an object. Raises `ValueError`, which names `where`."""
+    """Return a value that is an object. Raises `ValueError` with `where` in it."""
     if not isinstance(json_, dict):
         raise ValueError(f"{where} is {shown(json_)} where an object belongs")
     return json_
 
 
 def shown(json_: Any) -> str:
-    """Return a short text of a value for errors: JSON may be nested deeper than Python can write it."""
+    """Return a short text of a value for errors. JSON may be nested too deeply for Python to write."""
     if isinstance(json_, list | dict):
         return "a list" if isinstance(json_, list) else "an object"
     return json.dumps(json_)[:50]
@@ -142,13 +142,13 @@ class StreamOffset:
     last: Fingerprints = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """In one canonical order: Spark compares offsets as text."""
+        """Return JSON in a canonical order, because Spark compares offsets as text."""
         pinned = {_START: to_json(self.starts)} if self.starts else {}
         return {**to_json(self.next), **pinned, _LAST: fingerprints_to_json(self.last)}
 
     @classmethod
     def from_json(cls, json_: Any) -> StreamOffset:
-        """Raises `CheckpointError` for JSON that `to_json` of this version does not write."""
+        """Parse an offset. Raises `CheckpointError` for JSON that `to_json` of this version does not write."""
         if isinstance(json_, dict):
             _refuse_newer(json_, (_START, _LAST))
         try:
@@ -177,9 +177,8 @@ class _EpochJson(msgspec.Struct, forbid_unknown_fields=True, rename=_OF_EPOCH):
 class EpochOffset:
     """The end of one real-time batch.
 
-    epoch: number of the batch among real-time ones. reader: id of the run of the query that planned it, 32 hexadecimal
-    digits. tasks: for each task, the offset at which it begins in each of its queues. last: the message before each of
-    these, if there is one.
+    epoch: the number of the batch among real-time batches. reader: the id of the run of the query that planned it, 32
+    hexadecimal digits. tasks: for each task, the begin of its queues. last: the message before each begin, if any.
     """
 
     epoch: int
@@ -189,21 +188,21 @@ class EpochOffset:
 
     @property
     def begin(self) -> Positions:
-        """The begin of the batch in each queue, over all tasks."""
+        """The begin of the batch in each queue, of all tasks."""
         return {queue: offset for task in self.tasks for queue, offset in task.items()}
 
     def last_of(self, task: Positions) -> Fingerprints:
-        """`last`, in the queues of one of the tasks."""
+        """Return the part of `last` for the queues of one task."""
         return {queue: self.last[queue] for queue in task if queue in self.last}
 
     def to_json(self) -> dict[str, Any]:
-        """In one canonical order, as `StreamOffset.to_json`."""
+        """Return JSON in a canonical order, as `StreamOffset.to_json`."""
         begin = [to_json(task) for task in self.tasks]
         return {_EPOCH: self.epoch, _READER: self.reader, _FROM: begin, _LAST: fingerprints_to_json(self.last)}
 
     @classmethod
     def from_json(cls, json_: Any) -> EpochOffset | None:
-        """None for the offset of a micro-batch. Raises `CheckpointError` as `StreamOffset.from_json` does."""
+        """Parse an offset, or return None for a micro-batch's. Raises `CheckpointError` as `StreamOffset.from_json`."""
         if not isinstance(json_, dict) or _EPOCH not in json_:
             return None
         _refuse_newer(json_, tuple(_OF_EPOCH.values()))
@@ -227,9 +226,9 @@ def _refuse_newer(json_: Mapping[str, Any], known: tuple[str, ...]) -> None:
 
 
 class BatchStart(NamedTuple):
-    """The begin of a batch in each queue, the part of it to be pinned, and the losses before it.
+    """The begin of a batch in each queue, its pinned part, and the losses before it.
 
-    last: the message before `begin`, as far as the offset before names it.
+    last: the message before `begin`, if the previous offset has it.
     """
 
     begin: Positions
@@ -241,10 +240,10 @@ class BatchStart(NamedTuple):
 def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], replaced: Collection[Queue] = ()) -> BatchStart:
     """Return the begin of the batch after `start`. bounds: of the subscribed queues.
 
-    replaced: queues in which another message stands before `start.next` than the one that was read.
+    replaced: queues in which the message before `start.next` is not the one that was read.
 
-    A queue that no batch has read begins at its first message. A pin is carried on until a batch moves past it, so that
-    the end offset of the first batch in a queue has it. After lost messages the batch begins, pinned, at the next one.
+    A queue that no batch has read begins at its first message. A pin is kept until a batch moves past it, so the end
+    offset of the first batch in a queue has the pin. After lost messages the batch begins, pinned, at the next one.
     """
     begin: Positions = {}
     starts: Positions = {}
@@ -264,7 +263,8 @@ def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], replaced: C
 
 
 def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
-    """Return the non-empty ranges of the batch between two offsets. Pure, so a replayed batch is the same batch."""
+    """Return the non-empty ranges of the batch between two offsets. They depend on nothing else, so a replay is the
+    same."""
     ranges = []
     for queue, until in end.next.items():
         begin = end.starts.get(queue, start.next.get(queue))
@@ -278,12 +278,11 @@ def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
 
 
 def _bare(json_: dict[str, Any]) -> dict[str, Any]:
-    """Return the next offsets alone."""
     return {topic: by_queue for topic, by_queue in json_.items() if topic not in (_START, _LAST)}
 
 
 def _tasks(json_: list[Any]) -> tuple[Positions, ...]:
-    """Raises `ValueError` if an item is no positions, or a queue is in two."""
+    """Parse the tasks' positions. Raises `ValueError` if an item is malformed, or if two tasks have the same queue."""
     tasks = tuple(positions_from_json(task) for task in json_)
     seen: set[Queue] = set()
     for queue in (queue for task in tasks for queue in task):

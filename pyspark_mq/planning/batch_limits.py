@@ -1,7 +1,7 @@
-"""How much of a backlog a micro-batch takes by the limits of its query, and how its ranges become input partitions.
+"""The size of a micro-batch within the limits of its query, and the split of its ranges into input partitions.
 
-A queue is never starved: if the limit allows it, every waiting queue gets at least one message; otherwise the queues
-take turns. `turn` counts the limited batches; any number does, as long as it goes up by one.
+No queue is starved. If the limit allows it, every queue with messages gets at least one; otherwise the queues take
+turns. `turn` counts the limited batches. It may start at any number, but must increase by one.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from pyspark_mq.options.source import SourceOptions
 from store.model.log_protocol import Bounds, Int64s, Log, Positions, Queue, QueueRange
 
 _SIZES_AT_ONCE = 1 << 14
-_PACKED_MESSAGES = 1 << 16  # of several queues in one partition, about
+_PACKED_MESSAGES = 1 << 16  # approximate size of a partition of several queues
 
 
 class BatchLimits:
-    """The limits of one run of one query: the time and the end of the next micro-batch."""
+    """The limits of one run of a query. Decides when the next micro-batch is due and where it ends."""
 
     def __init__(self, log: Log, options: SourceOptions) -> None:
         self.target: Positions | None = None
-        """Where Trigger.AvailableNow ends."""
+        """The end of Trigger.AvailableNow."""
         self._log = log
         self._options = options
-        self._turn: int | None = None  # of the last batch that was limited
-        self._triggered = -math.inf  # time.monotonic() of the last batch; the first one comes at once
+        self._turn: int | None = None  # of the last limited batch
+        self._triggered = -math.inf  # time.monotonic() of the last batch; the first batch is due at once
 
     def least_messages(self) -> int:
-        """Return how many messages the next batch has at least: one if `maxTriggerDelay` is over.
+        """Return the minimal number of messages of the next batch: one if `maxTriggerDelay` is over.
 
-        As in Spark's Kafka source, the delay then begins again, even if nothing has arrived.
+        As in Spark's Kafka source, the delay then restarts, even if nothing has arrived.
         """
         if time.monotonic() - self._triggered >= self._options.max_trigger_delay_seconds:
             self.note_batch()
@@ -44,18 +44,18 @@ class BatchLimits:
         return self._options.min_offsets_per_trigger or 1
 
     def note_batch(self) -> None:
-        """A batch was planned: `maxTriggerDelay` begins again."""
+        """Restart `maxTriggerDelay` after a batch was planned."""
         self._triggered = time.monotonic()
 
     def end_of(self, batch: BatchStart, seen: Positions, bounds: Mapping[Queue, Bounds], *, once: bool) -> Positions:
-        """Return the end of a batch; `seen`, the end of the batch before, if nothing is new. once: without limits."""
+        """Return the end of a batch, or `seen`, the end of the previous one, if nothing is new. once: ignore limits."""
         ranges = self._available(batch, seen, bounds)
         if not batch.losses and {r.queue: r.end for r in ranges} == seen:
             return seen
         return {r.queue: r.end for r in (ranges if once else self._limited(ranges))}
 
     def _available(self, batch: BatchStart, seen: Positions, bounds: Mapping[Queue, Bounds]) -> list[QueueRange]:
-        """Return all there is to read, up to the target if there is one."""
+        """Return the ranges of all messages, up to the target if there is one."""
         if self.target is None:
             return [QueueRange(queue, begin, bounds[queue].max_offset) for queue, begin in batch.begin.items()]
         return [
@@ -65,7 +65,8 @@ class BatchLimits:
         ]
 
     def _limited(self, ranges: list[QueueRange]) -> list[QueueRange]:
-        # The first turn depends on positions: a query that restarts after every batch serves other queues each time.
+        # The first turn depends on positions, so that a query that restarts after every batch does not always serve the
+        # same queues.
         self._turn = hash(tuple(r.start for r in ranges)) if self._turn is None else self._turn + 1
         options = self._options
         return limit_ranges(
@@ -73,7 +74,7 @@ class BatchLimits:
         )
 
     def _sizes(self, r: QueueRange) -> Int64s:
-        """Return record sizes; 0 for messages deleted since `r` was planned, of which the task reports the loss."""
+        """Return record sizes, with 0 for messages that were deleted after planning. The task reports their loss."""
         sizes = self._log.sizes(r)
         if sizes is None:
             raise OptionError(
@@ -90,28 +91,27 @@ def limit_ranges(
     sizes: Callable[[QueueRange], Int64s],
     turn: int = 0,
 ) -> list[QueueRange]:
-    """Cut `ranges` so that both limits hold. Each range keeps its start; it may become empty.
+    """Cut `ranges` so that both limits hold. Each range keeps its start, and may become empty.
 
-    sizes: the record sizes of a range in bytes, int64, one a message. Asked for as much of each queue as
-    might fit into `max_bytes`, or little more, however long the backlog is.
+    sizes: returns the record sizes of a range in bytes, int64, one for each message. It is called for at most a little
+    more than fits into `max_bytes`, regardless of the length of the backlog.
     """
     limited = list(ranges)
     if max_messages is not None:
         limited = _first_messages(limited, share(max_messages, [r.length for r in limited], turn))
     if max_bytes is not None:
         known = [_first_sizes(r, max_bytes, sizes) for r in limited]
-        # A message beyond the known sizes counts as many bytes as the known ones have on average.
+        # Estimate messages beyond the known sizes by the average of the known sizes.
         backlog = [int(s.sum()) * r.length // max(len(s), 1) for r, s in zip(limited, known, strict=True)]
         limited = _first_messages(limited, fit(max_bytes, known, backlog, turn))
     return limited
 
 
 def share(limit: int, backlog: Sequence[int], turn: int = 0) -> list[int]:
-    """Share `limit` out in proportion to `backlog` (any one unit).
+    """Share `limit` in proportion to `backlog`. Both have the same unit.
 
-    Returns a share for each: never more than its backlog, min(limit, sum(backlog)) together. The shares
-    follow the proportion to within one, except that each gets at least one; when `limit` is too small for
-    that, `turn` decides who gets one.
+    Returns a share for each, at most its backlog, and min(limit, sum(backlog)) in total. The shares follow the
+    proportion to within one, but each is at least one. If `limit` is too small for that, `turn` decides which get one.
     """
     if sum(backlog) <= limit:
         return list(backlog)
@@ -133,12 +133,12 @@ def share(limit: int, backlog: Sequence[int], turn: int = 0) -> list[int]:
 
 
 def fit(limit: int, sizes: Sequence[Int64s], backlog: Sequence[int], turn: int = 0) -> list[int]:
-    """How many messages of each queue fit into `limit` bytes together.
+    """Return how many messages of each queue fit into `limit` bytes in total.
 
-    sizes: sizes in bytes of the messages that come first in each queue. backlog: bytes of each queue, for shares.
-    Each queue gets its first message if there is room for it, those whose turn comes next before the others,
-    and the first of these alone if it is larger than `limit`: else it might wait for ever. Then each
-    gets the longest prefix that its share has room for. The rest of the limit goes to the queues in turn.
+    sizes: sizes in bytes of the first messages of each queue. backlog: bytes of each queue, for the shares. Each queue
+    gets its first message if it fits, in the order of turns. If the very first one is larger than `limit`, it is taken
+    alone, because otherwise it would wait forever. Then each queue gets the longest prefix that fits into its share.
+    The rest of the limit goes to the queues in turn.
     """
     counts = [0] * len(sizes)
     ends = [np.cumsum(s) for s in sizes]
@@ -164,10 +164,10 @@ def fit(limit: int, sizes: Sequence[Int64s], backlog: Sequence[int], turn: int =
 
 
 def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records: int | None) -> list[QueueRange]:
-    """Cut ranges into input partitions: none above `max_records`, and `min_partitions` of them if possible.
+    """Cut ranges into input partitions of at most `max_records`, and into `min_partitions` if possible.
 
-    The range with the largest pieces is cut further first. Pieces of a range differ by at most one message.
-    Empty ranges are left out.
+    The range with the largest pieces is cut first. Pieces of a range differ by at most one message. Empty ranges are
+    dropped.
     """
     ranges = [r for r in ranges if r.length > 0]
     pieces = [-(-r.length // max_records) if max_records else 1 for r in ranges]
@@ -186,10 +186,11 @@ def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records:
 
 
 def pack(pieces: Sequence[QueueRange], least: int, max_records: int | None) -> list[tuple[QueueRange, ...]]:
-    """Put small pieces together into partitions of at most `max_records`: a task costs more than a few messages.
+    """Combine small pieces into partitions of at most `max_records`, since a task costs more than reading a few
+    messages.
 
-    least: as many partitions at least, or as there are pieces; more if these would be large. The longest pieces go
-    first, each to the partition with the fewest messages.
+    least: the minimal number of partitions, if there are as many pieces. Large partitions are avoided by a higher
+    number. The longest pieces are placed first, each in the partition with the fewest messages.
     """
     count = max(least, -(-sum(piece.length for piece in pieces) // _PACKED_MESSAGES))
     if len(pieces) <= count:
@@ -207,7 +208,7 @@ def pack(pieces: Sequence[QueueRange], least: int, max_records: int | None) -> l
 
 
 def _first_sizes(r: QueueRange, max_bytes: int, sizes: Callable[[QueueRange], Int64s]) -> Int64s:
-    """Int64s from the start of `r` on: all of them, or enough to reach `max_bytes`."""
+    """Return the first sizes of `r`: all of them, or enough to reach `max_bytes`."""
     known = sizes(r._replace(end=min(r.end, r.start + _SIZES_AT_ONCE)))
     while len(known) < r.length and known.sum() < max_bytes:
         begin = r.start + len(known)
@@ -225,7 +226,7 @@ def _first_messages(ranges: Sequence[QueueRange], counts: Sequence[int]) -> list
 
 
 def _extend(counts: list[int], i: int, ends: Int64s, room: int) -> int:
-    """Take as many more messages of queue `i` as `room` bytes hold; returns the bytes taken."""
+    """Take the messages of queue `i` that fit into `room` bytes. Return the bytes taken."""
     used = int(ends[counts[i] - 1]) if counts[i] else 0
     counts[i] = int(np.searchsorted(ends, used + room, side="right"))
     return (int(ends[counts[i] - 1]) if counts[i] else 0) - used

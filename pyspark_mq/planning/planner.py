@@ -1,7 +1,7 @@
-"""Plans the offsets of a query's next batch: from the offset before, what the log has, and the limits of the query.
+"""Plans the offsets of a query's next batch: from the previous offset, the state of the log, and the query's limits.
 
-Micro-batches and real-time batches share a planner: for both it acquires the query's queues, notices lost messages, and
-tells the consumer group what is done.
+Micro-batches and real-time batches share a planner. For both it acquires the query's queues, detects lost messages, and
+reports progress to the consumer group.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Planner:
     """Plans the batches of one run of one query, in the process beside Spark's driver."""
 
     def __init__(self, options: SourceOptions) -> None:
-        """Raises `OptionError`. Opens nothing: tasks unpickle this too."""
+        """Raises `OptionError`. Opens nothing, because tasks unpickle this object."""
         self._options = options
         self._start = options.stream_start()
-        self._start_error: MqSourceError | None = None  # why a new query cannot start
+        self._start_error: MqSourceError | None = None  # raised when a new query plans its first batch
         self.bounds: dict[Queue, Bounds] = {}  # as last seen
         self.confirmed: StreamOffset | EpochOffset | None = None
-        """The offset that this run planned or checked last: its queues were not replaced."""
+        """The last offset that this run planned or checked: its queues were not replaced."""
 
     def first(self) -> StreamOffset:
-        """Return the start of a new query. Spark may ask again: the pin in the first end offset counts.
+        """Return the start of a new query. Spark may ask again, but only the pin in the first end offset counts.
 
-        Spark also asks when the first batch runs again, and queues may have come or gone since. So an error of the
-        start is raised only when a batch is planned from there.
+        Spark also asks when the first batch runs again, and queues may have changed since then. So an error is raised
+        only when a batch is planned from this start.
         """
         positions: Positions = {}
         try:
@@ -47,19 +47,19 @@ class Planner:
         return StreamOffset(positions, starts=positions, last=self._log.fingerprints(positions))
 
     def end_with_present_messages(self) -> None:
-        """Plan up to the present end of each queue, for Trigger.AvailableNow."""
+        """Plan only up to the present end of each queue, for Trigger.AvailableNow."""
         self.limits.target = ends(self._queues.bounds())
 
     @property
     def member(self) -> str | None:
-        """The id of an orderly query among the members of its group."""
+        """The id of an orderly query as a member of its group."""
         return self._group.member
 
     def micro_batch(self, start: StreamOffset, *, once: bool) -> StreamOffset:
-        """Return the end of the micro-batch after `start`; `start` itself if nothing arrives within `holdTimeoutMs`.
+        """Return the end of the micro-batch after `start`, or `start` itself if nothing arrives within `holdTimeoutMs`.
 
-        once: plan all there is, without limits. Raises `DataLossError` (see `failOnDataLoss`), `SubscriptionError`,
-        `QueuesTaken`, and `OptionError` for a start that cannot be.
+        once: plan all messages, without limits. Raises `DataLossError` (see `failOnDataLoss`), `SubscriptionError`,
+        `QueuesTaken`, and `OptionError` for an impossible start.
         """
         waits = not once and self.limits.target is None
         while (begin := self._begin(start, self._options.hold_timeout_seconds if waits else math.inf)) is not None:
@@ -78,11 +78,11 @@ class Planner:
                 break
             if waits:  # otherwise the unchanged offset would end Trigger.AvailableNow
                 break
-        self._group.persist()  # Spark may end this process without `stop`
+        self._group.persist()  # Spark may end this process without calling `stop`
         return start
 
     def real_time_batch(self, start: StreamOffset) -> StreamOffset | None:
-        """Return the begin of the real-time batch after `start` in each queue; None while it has no queue.
+        """Return the begin of the real-time batch after `start` in each queue, or None if the query has no queue.
 
         Raises as `micro_batch`.
         """
@@ -94,7 +94,7 @@ class Planner:
         return planned if planned is not None and planned.next else None
 
     def require_same_queues(self, end: StreamOffset | EpochOffset) -> None:
-        """Acquire the queues of a batch that runs again, and check that none was replaced since it was planned.
+        """Acquire the queues of a batch that runs again, and check that none was replaced after it was planned.
 
         Raises `DataLossError` (see `failOnDataLoss`), `QueuesTaken`.
         """
@@ -108,7 +108,6 @@ class Planner:
             report_loss(self._options.fail_on_data_loss, Loss(lost, Case.ANOTHER, there))
 
     def close(self) -> None:
-        """Close the log, and leave the group."""
         if "_group" in self.__dict__:
             self._group.close()
         if "_log" in self.__dict__:
@@ -120,7 +119,7 @@ class Planner:
 
     @cached_property
     def limits(self) -> BatchLimits:
-        """The time and the end of the next micro-batch."""
+        """Decides when the next micro-batch is due and where it ends."""
         return BatchLimits(self._log, self._options)
 
     @cached_property
@@ -132,10 +131,11 @@ class Planner:
         return group_of_query(self._log, self._options)
 
     def _begin(self, start: StreamOffset, timeout: float) -> StreamOffset | None:
-        """Tell the group that the batch before `start` is done, and acquire the queues; None without them.
+        """Commit `start` to the group, and acquire the queues. Return the begin of the batch, or None without the
+        queues.
 
-        Spark asks for a batch when it has logged the one before: it is done then, and `commit` may never come. The
-        group of an orderly query may be further than `start`: then the batch is pinned to the offset of the group.
+        Spark asks for a batch after it has logged the previous one, so that is done. `commit` may never be called. If
+        the group of an orderly query is ahead of `start`, the batch is pinned to the group's offset.
         """
         if self._start_error is not None and not start.next:
             raise self._start_error
@@ -150,14 +150,14 @@ class Planner:
         return replace(start, next=start.next | further, starts=start.starts | further, last=last)
 
     def _acquire(self, timeout: float) -> bool:
-        """Whether the query may read: an orderly one needs the locks of all its queues."""
+        """Return whether the query may read. An orderly query needs the locks of all its queues."""
         return not self._group.locks or self._group.acquire(self._queues.bounds(), timeout)
 
     def _end(self, start: StreamOffset, end_of: Callable[[BatchStart], Positions]) -> StreamOffset | None:
-        """Return the end of the batch after `start`, which `end_of` chooses; None while the query lacks a queue.
+        """Return the end of the batch after `start`, chosen by `end_of`, or None if the query lacks a queue.
 
-        A topic may be deleted and recreated while this plans. So whether queues were replaced is checked last, and the
-        batch is planned again if any was. Raises `DataLossError`.
+        A topic may be deleted and recreated during planning. So replaced queues are looked for last, and if there are
+        any, the batch is planned again. Raises `DataLossError`.
         """
         replaced: list[Queue] = []
         while self._group.acquire(self.bounds, 0.0):
@@ -177,7 +177,7 @@ class Planner:
 def _is_outdated(
     log: Log, start: StreamOffset, batch: BatchStart, following: Positions, known: Collection[Queue]
 ) -> bool:
-    """Whether a queue changed while the batch was planned, beyond what the fingerprints of `start` can tell."""
+    """Return whether a queue changed during planning in a way that the fingerprints of `start` do not show."""
     firsts = {queue: begin for queue, begin in batch.begin.items() if queue not in start.next}
     unknown = {queue: end for queue, end in following.items() if queue not in known}
     return any_is_deleted(log, unknown) or any(map(log.fingerprints, (firsts, unknown)))

@@ -1,10 +1,10 @@
 """A query as a part of a consumer group: it reports its progress, and an orderly query locks its queues.
 
 NoGroup         the query has no group
-GroupProgress   the group learns now and then how far the query is, so that the tools of groups show it
-OrderlyQueues   `consumeMode=orderly`: a member of the group has all of the query's queues, or none, and commits
-                what Spark has done. A query that gets queues goes on where the group is, if that is further than
-                its own checkpoint: another query of the group read them.
+GroupProgress   reports the query's progress to the group periodically, for monitoring
+OrderlyQueues   `consumeMode=orderly`: a member of the group that owns all of the query's queues or none, and commits
+                the batches that Spark has finished. When it gets queues, it continues at the group's offsets if they
+                are ahead of its checkpoint, because another query of the group has read these messages.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from store.broker.members import is_served
 from store.directory.directory_log import DirectoryAddress
 from store.model.log_protocol import Fingerprints, Log, LogAddress, Positions, Queue
 
-_RENEW_SECONDS = 5.0  # and persist; RocketMQ's persistConsumerOffsetInterval, its locks are renewed every 20 s
-_GRACE_SECONDS = 3.0  # for a query that is just being killed; RocketMQ's, between two tries to lock
-_TRY_SECONDS = 1.0  # no event tells that a lock has expired
+_RENEW_SECONDS = 5.0  # also persists; a RocketMQ client renews locks every 20 s
+_GRACE_SECONDS = 3.0  # time for a killed query to release its locks, as RocketMQ's pause between two attempts
+_TRY_SECONDS = 1.0  # no event signals that a lock has expired
 _COMMIT_SECONDS = 5.0  # RocketMQ's persistConsumerOffsetInterval
 _logger = logging.getLogger("pyspark_mq")
 
 
 def group_of(address: LogAddress, name: str) -> Group:
-    """Raises `OptionError` for a log without groups."""
+    """Return a group of the log. Raises `OptionError` for a log without groups."""
     if not isinstance(address, HasGroups):
         raise OptionError(f"consumeMode=orderly: {address} keeps no consumer groups whose members could lock queues")
     return address.group(name)
 
 
 def has_locks(group: Group, member: str, queues: Collection[Queue]) -> bool:
-    """Whether a member has all of `queues`: not if its process was killed, or stopped for a minute."""
+    """Return whether a member owns all of `queues`. It loses them if its process is killed, or stopped for a minute."""
     return any(each.id == member and set(queues) <= set(each.queues) for each in group.members())
 
 
@@ -46,35 +46,35 @@ class NoGroup:
     """A query without a group: it may read any queue, and reports nothing."""
 
     locks = False
-    """Whether the query has to acquire its queues."""
+    """Whether the query must acquire its queues."""
 
     @property
     def member(self) -> str | None:
-        """The id of the query among the members of the group; None if it is no member."""
+        """The id of the query as a member of the group, or None if it is not a member."""
         return None
 
     def acquire(self, queues: Collection[Queue], timeout: float) -> bool:
-        """Whether the query may read `queues`, which it waits for `timeout` seconds at most."""
+        """Wait up to `timeout` seconds for `queues`. Return whether the query may read them."""
         return True
 
     def further(self, positions: Positions) -> Positions:
-        """Return the offsets of the group, in queues in which these were further than `positions`."""
+        """Return the group's offsets in queues in which they are ahead of `positions`."""
         return {}
 
     def done(self, positions: Positions, last: Fingerprints) -> None:
-        """Note that all messages before `positions` are done. last: the message before each, if it is known."""
+        """Record that all messages before `positions` are done. last: the message before each position, if known."""
 
     def persist(self) -> None:
         """Commit to the group at once."""
 
     def close(self) -> None:
-        """Leave the group. The query stops, or another took its queues over."""
+        """Leave the group, because the query stops or another query took its queues over."""
 
 
 class OrderlyQueues(NoGroup):
-    """The queues of one run of one query, from the first `acquire` to `close`.
+    """The queues of one run of a query, from the first `acquire` to `close`.
 
-    A thread of its own renews the locks. One other thread uses this.
+    A background thread renews the locks. Only one other thread may use this object.
     """
 
     locks = True
@@ -86,16 +86,16 @@ class OrderlyQueues(NoGroup):
         self._when_locked = when_locked
         self._member: Member | None = None
         self._over = threading.Event()
-        self._turn = threading.Lock()  # of this thread and the one that keeps the queues; held for no wait
-        self._begins: Positions = {}  # offset of the group in each queue, when this query got it
+        self._turn = threading.Lock()  # between this thread and the renewing thread; never held during a wait
+        self._begins: Positions = {}  # the group's offset in each queue at its acquisition
         self._failure: Exception | None = None
-        self._done: Positions | None = None  # as committed last
+        self._done: Positions | None = None  # the last committed positions
 
     def acquire(self, queues: Collection[Queue], timeout: float) -> bool:
-        """Whether this query has all of `queues`; if not, it has none. Waits for them `timeout` seconds at most.
+        """Return whether this query owns all of `queues`; otherwise it owns none. Waits up to `timeout` seconds.
 
-        Raises `QueuesTaken` if another member has one and `whenLocked` is `fail`, or if another query took over; and
-        as `Group.join`.
+        Raises `QueuesTaken` if another query took over, or if another member owns a queue and `whenLocked` is `fail`.
+        Also raises the errors of `Group.join`.
         """
         wanted = set(queues)
         member = self._joined()
@@ -126,7 +126,7 @@ class OrderlyQueues(NoGroup):
         return None if self._member is None else self._member.id
 
     def further(self, positions: Positions) -> Positions:
-        """Return the offsets of the group when this query got its queues, in queues in which these are further."""
+        """Return the group's offsets at acquisition, in queues in which they are ahead of `positions`."""
         return {queue: begin for queue, begin in self._begins.items() if begin > positions.get(queue, 0)}
 
     def done(self, positions: Positions, last: Fingerprints) -> None:
@@ -151,7 +151,7 @@ class OrderlyQueues(NoGroup):
             member.leave()
 
     def _heed_resets(self) -> None:
-        """Warn of resets of the group. Its earlier offsets in these queues do not count any more."""
+        """Warn of resets of the group, and forget its earlier offsets in these queues."""
         if self._member is not None and (reset := self._member.resets()):
             with self._turn:
                 self._begins |= {
@@ -175,7 +175,7 @@ class OrderlyQueues(NoGroup):
         return self._member
 
     def _has(self, member: Member, wanted: set[Queue]) -> bool:
-        """Get all of them, or none."""
+        """Lock all of the queues, or none."""
         with self._turn:
             if self._begins.keys() >= wanted:
                 return True
@@ -189,7 +189,7 @@ class OrderlyQueues(NoGroup):
             return False
 
     def _keep(self, member: Member, over: threading.Event) -> None:
-        """Runs in its own thread."""
+        """Renew the locks, in a background thread."""
         while not over.wait(_RENEW_SECONDS):
             with self._turn:
                 if over.is_set():
@@ -197,22 +197,21 @@ class OrderlyQueues(NoGroup):
                 try:
                     member.persist()
                     if self._begins and member.lock(self._begins) < self._begins.keys():
-                        self._begins = {}  # this process was stopped for a minute
+                        self._begins = {}  # the locks expired: this process was stopped for a minute
                 except Exception as error:  # noqa: BLE001  # after any error, this thread renews no locks
                     self._failure = error
                     return
 
 
 class GroupProgress(NoGroup):
-    """Commits a query's progress as the group's offsets, now and then, and at its end.
+    """Commits a query's progress as the group's offsets, periodically and at its end.
 
-    It is only for monitoring: the query goes on from its checkpoint, so a failure is a warning. After a crash the group
-    may be some seconds behind. In a topic that consumers of the group were seen to read, the offsets stay theirs, also
-    while they are restarted.
+    The offsets are only for monitoring. The query continues from its checkpoint, so a failure is only a warning. After
+    a crash the offsets may be some seconds behind. If consumers of the group read a topic, their offsets are never
+    overwritten, even while they restart.
     """
 
     def __init__(self, log: Log, address: LogAddress, group: str) -> None:
-        """address: of the log."""
         self._log = log
         self._address = address
         self._group = group
@@ -258,21 +257,21 @@ class GroupProgress(NoGroup):
 
 
 def consumed_topics(address: LogAddress, group: str, topics: Collection[str]) -> set[str]:
-    """Return the topics that members of a group read now: these commit offsets. Empty if the log cannot tell.
+    """Return the topics that members of a group read now, and so commit offsets in. Empty if the log cannot tell.
 
     Raises `StoreError`.
     """
     if not isinstance(address, DirectoryAddress):
         return set()
     it = address.group(group)
-    if is_served(it.path, group):  # of which topics is not known here
+    if is_served(it.path, group):  # a served store does not tell its members' topics here
         return set(topics)
     sharing = [member for member in it.members() if member.model is MessageModel.CLUSTERING]
     return {topic for member in sharing for topic in member.subscriptions if topic in topics}
 
 
 def group_of_query(log: Log, options: SourceOptions) -> NoGroup:
-    """Return what a stream with these options does for its group. Raises `OptionError`."""
+    """Return the group object for a stream with these options. Raises `OptionError`."""
     if options.consumer_group is None:
         return NoGroup()
     if options.orderly is None:

@@ -1,4 +1,4 @@
-"""The subscribed queues of one open log, as the driver sees them."""
+"""The subscribed queues of an open log, as the driver sees them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from store.read.conditions import is_never_true
 from store.read.sql_filter import SqlFilter
 
 _logger = logging.getLogger("pyspark_mq")
-_OLDEST_SECONDS = 60.0  # new queues and brokers of a topic that is known
+_OLDEST_SECONDS = 60.0  # maximal delay until new queues and brokers of a known topic are seen
 _AFTER_FOREIGN_ARRIVAL_SECONDS = 0.005
 
 
 def ends(bounds: Mapping[Queue, Bounds]) -> Positions:
-    """The offset that each queue will give next."""
+    """Return the next offset of each queue."""
     return {queue: bound.max_offset for queue, bound in bounds.items()}
 
 
 def look_early(options: SourceOptions) -> None:
-    """Check the path and the topics that `options` name, before a query is planned.
+    """Check the path and the topics of `options` before a query is planned.
 
-    With `failOnDataLoss=false` topics may be missing: they may be in the checkpoint, and are losses then.
+    With `failOnDataLoss=false` topics may be missing. If the checkpoint has them, they are reported as losses.
     """
     with options.address.open() as log:
         if options.fail_on_data_loss:
@@ -37,7 +37,7 @@ def look_early(options: SourceOptions) -> None:
 
 
 class Queues:
-    """The subscribed queues. Every call asks the log again: other processes append to it."""
+    """The subscribed queues. Every call reads the log, because other processes append to it."""
 
     def __init__(self, log: Log, options: SourceOptions) -> None:
         self._log = log
@@ -46,17 +46,17 @@ class Queues:
         self._told: set[str] = set()
 
     def bounds(self) -> dict[Queue, Bounds]:
-        """Return the bounds of each subscribed queue, sorted; not of queues whose broker is missing."""
+        """Return the bounds of each subscribed queue, sorted. Queues of missing brokers are left out."""
         return self._log.look(self._options.subscription.select(self._topics())).bounds
 
     def _topics(self) -> Mapping[str, tuple[Queue, ...]]:
         return self._log.topics(self._options.subscription.lists, _OLDEST_SECONDS)
 
     def bounds_of_all(self) -> dict[Queue, Bounds]:
-        """Return the `bounds` for a query that begins: a queue that vanishes now is a loss.
+        """Return the `bounds` for a query that begins. A queue that is deleted concurrently is a loss.
 
-        Raises `SubscriptionError` for a topic or queue that an option names and that does not exist. Waits for brokers
-        that are missing, and raises `BrokerMissing` in the end, unless the query goes on without them.
+        Raises `SubscriptionError` for a named topic or queue that does not exist. Waits for missing brokers and then
+        raises `BrokerMissing`, unless the query skips them.
         """
         topics = self._topics()
         self._options.subscription.require(topics)
@@ -76,7 +76,7 @@ class Queues:
                 report_loss(self._options.fail_on_data_loss, Loss(QueueRange(queue, 0, 0), Case.GONE))
 
     def _warn(self, topics: Collection[str]) -> None:
-        """Warn, once, of an option that matches nothing and may be a mistake."""
+        """Warn once of an option that matches nothing."""
         doubts = [self._options.subscription.doubt(topics or self._log.topics())]
         if isinstance(found := self._options.message_filter, SqlFilter) and is_never_true(found.condition):
             doubts.append(f"subExpression {found.expression!r} is true of no message; see 'Filters' in docs/source.md")
@@ -86,11 +86,11 @@ class Queues:
                 _logger.warning("%s", doubt)
 
     def bounds_behind(self, seen: Positions) -> dict[Queue, Bounds]:
-        """Return the `bounds` for a query that goes on from `seen`: a queue of these that does not exist is a loss.
+        """Return the `bounds` for a query that continues from `seen`. If a queue of `seen` does not exist, it is a
+        loss.
 
-        A queue whose broker is missing has no messages but those that were seen. Raises `BrokerMissing` if that lasts
-        for longer than `brokerTimeout`. Any other missing queue that an option
-        names may still come: with failOnDataLoss it is a `SubscriptionError`.
+        A queue of a missing broker has no new messages. Raises `BrokerMissing` after `brokerTimeout`. Another missing
+        queue may still be created. With failOnDataLoss it raises `SubscriptionError`.
         """
         topics = self._topics()
         try:
@@ -120,9 +120,9 @@ class Queues:
         return kept | self._log.fingerprints({queue: end for queue, end in ends.items() if queue not in kept})
 
     def resolve(self, option: str, limit: Limit, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """`limit`, the value of `option`, as one existing offset for each queue of `bounds`.
+        """Resolve `limit`, the value of `option`, to one existing offset for each queue of `bounds`.
 
-        An offset outside of its queue is handled as `losses` says. Raises `OptionError`.
+        An offset outside of its queue is handled as in `losses`. Raises `OptionError`.
         """
         found = limit.resolve(self._log, bounds)
         self._must_have(bounds, found)
@@ -139,9 +139,9 @@ class Queues:
         return positions
 
     def hold(self, seconds: float, known: Positions, seen: Positions, least: int = 1) -> dict[Queue, Bounds]:
-        """`bounds_behind` the `known`, once there are `least` messages behind `seen`, or other queues.
+        """Wait for `least` messages after `seen`, or for other queues, and return `bounds_behind` `known`.
 
-        After `seconds` at the latest.
+        Returns after `seconds` at the latest.
         """
         deadline = time.monotonic() + seconds
         pause = 0.0
@@ -150,24 +150,25 @@ class Queues:
             left = deadline - time.monotonic()
             if left <= 0 or has_news(seen, bounds, least):
                 return bounds
-            # A message of another topic woke us: a steady stream there must not make this a spinning loop.
-            if pause:  # even to sleep for no time is a wake-up
+            # Messages of other topics also end the wait. The pause keeps a steady stream of them from making this a
+            # busy loop.
+            if pause:  # sleeping for 0 seconds would still be a wake-up
                 time.sleep(min(left, pause))
             pause = _AFTER_FOREIGN_ARRIVAL_SECONDS
             self._log.wait(ends(bounds), left)
 
 
 def replaced_queues(log: Log, positions: Positions, last: Fingerprints) -> list[Queue]:
-    """Return the queues in which another message stands before the position than `last` says.
+    """Return the queues whose message before the position differs from the fingerprint in `last`.
 
-    A queue that `last` does not name counts as replaced if a message stands there now: then, it was deleted.
+    A queue without a fingerprint counts as replaced if there is a message now, because that message was deleted before.
     """
     deleted = {queue: position for queue, position in positions.items() if queue not in last}
     return [*log.replaced(positions, last), *log.fingerprints(deleted)]
 
 
 def positions_in_same_queues(log: Log, positions: Positions, last: Fingerprints) -> Positions:
-    """Return the positions in queues that were not replaced: of a recreated topic nothing is done yet."""
+    """Return the positions in queues that were not replaced. A recreated topic has no progress yet."""
     others, there = replaced_queues(log, positions, last), log.look(positions).bounds
     return {
         queue: positions[queue]
@@ -177,14 +178,14 @@ def positions_in_same_queues(log: Log, positions: Positions, last: Fingerprints)
 
 
 def any_is_deleted(log: Log, ends: Positions) -> bool:
-    """Whether a queue no longer reaches one of `ends`: its topic was deleted."""
+    """Return whether a queue no longer reaches one of `ends`, because its topic was deleted."""
     there, missing = log.look(queue for queue, end in ends.items() if end > 0)
     reached = {queue: end for queue, end in ends.items() if end > 0 and queue.broker not in missing}
     return any(queue not in there or end > there[queue].max_offset for queue, end in reached.items())
 
 
 def has_news(seen: Positions, bounds: Mapping[Queue, Bounds], least: int = 1) -> bool:
-    """Whether `least` messages follow `seen`, or queues came or went, or one has fewer messages."""
+    """Return whether `least` messages follow `seen`, queues were added or deleted, or a queue became shorter."""
     now = ends(bounds)
     if now.keys() != seen.keys() or any(now[queue] < offset for queue, offset in seen.items()):
         return True

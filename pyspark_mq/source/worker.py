@@ -1,4 +1,4 @@
-"""The Python worker in which Spark runs a task: how many run at once, and its garbage collection."""
+"""The Python worker that runs a task of Spark: the number of task slots, and garbage collection."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LOCAL = re.compile(r"local(?:\[(\*|[0-9]+)(?:, *[0-9]+)?\])?")
 
 
 def task_slots() -> int | None:
-    """Return how many tasks run at once, in a task; None if the settings leave that open (dynamic allocation)."""
+    """Return how many tasks run concurrently, or None if that varies (dynamic allocation). Call it in a task."""
     context = TaskContext.get()
     return None if context is None else slots(context.getLocalProperty)
 
 
 def slots(setting: Callable[[str], str | None]) -> int | None:
-    """By Spark's settings: the cores of a local master, of a cluster's executors, or all that it may take."""
+    """Compute the number from Spark's settings: cores of a local master, of a cluster's executors, or the maximum."""
     cores = _cores(setting)
     return None if cores is None else max(1, cores // _number(setting("spark.task.cpus"), 1))
 
@@ -42,10 +42,10 @@ def _number(text: str | None, default: int) -> int:
 
 @cache
 def spare_what_is_loaded() -> None:
-    """In a process of Spark's daemon, have the garbage collector leave alone all that is loaded by the first call.
+    """In a worker of Spark's daemon, exclude all objects loaded so far from garbage collection. Runs once per process.
 
-    The daemon's workers collect garbage after everything that they do for a query. With the modules of Spark and Arrow
-    that takes some 30 ms of a core each time, and finds nothing in them: a third of what a small query takes in all.
+    The daemon's workers collect garbage after each call for a query. With the modules of Spark and Arrow that takes 30
+    ms of CPU and frees nothing: a third of the time of a small query.
     """
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if main is not None and main.name == "pyspark.daemon":
