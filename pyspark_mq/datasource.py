@@ -53,7 +53,7 @@ class DefaultSource(DataSource):
         return WriteOptions.parse(self.options)
 
     def schema(self) -> StructType:
-        """Return the default columns: for INSERT INTO if a view has only options of writes, else those of a query.
+        """Return the default columns: a write's if a view has only options of writes, else a query's.
 
         Spark calls this if the user gave no `.schema(...)`. It is the first call of `load()`, so the path and the
         topics are checked here. Raises as `look_early` and `source_options`.

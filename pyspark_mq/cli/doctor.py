@@ -19,8 +19,7 @@ from pyspark_mq.requirements import require_java, require_own_store, require_pys
 
 _TIMEOUT_SECONDS = 60.0
 _OLDEST_PYTHON = (3, 11)
-# Spark finds sources in the same way: by the folders of sys.path, where an editable install by import hook is
-# invisible.
+# Spark finds sources in the same way: by the folders of sys.path. It misses editable installs by import hook.
 _FIND_SOURCE = """
 import pkgutil, sys
 found = any(module.name == "pyspark_mq" for module in pkgutil.iter_modules())

@@ -80,7 +80,7 @@ def group_of_dead_letters(topic: str) -> str | None:
 
 
 def send_again(address: LogAddress, queue: Queue, offset: int) -> str:
-    """Redeliver a dead letter to its group after a second, with its number of attempts. Return the group.
+    """Redeliver a dead letter to its group after a second, with its attempts reset to 0. Return the group.
 
     The dead letter stays in its topic. Raises `UnsupportedStore` for a cluster, `OffsetLost`, and `StoreLocked` while a
     RocketMQ broker runs on the directory.

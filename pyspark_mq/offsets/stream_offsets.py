@@ -14,7 +14,7 @@ By then "latest" and "earliest" may have moved, but the pin has not.
 `$last` is the fingerprint of each queue's last message before `next`: log offset and store time. A queue is left out if
 that message is deleted or damaged, or does not exist. If the message there now is another one, the topic was recreated,
 the store was restored from a backup, or a machine crashed before messages were flushed. `$last` is always present, if
-only as `{}`, to distinguish these offsets from those of other Spark sources.
+only as `{}`, to distinguish these offsets from other Spark sources'.
 
 Topic names contain no `$`, so keys that begin with it are reserved for this format. An unknown one was written by a
 newer version.

@@ -63,7 +63,7 @@ class Staging:
     ) -> tuple[str, Counter[str]]:
         """Stage the rows of one attempt at a task. Return the file ("" without rows) and the row count of each topic.
 
-        Raises `StagingError`, also if the run has not begun or is over.
+        Raises `StagingError` if files cannot be written, or if the run has not begun or is over.
         """
         folder, writer = _folder(owner, run), None
         name = f"{folder}/{task}.arrow"
