@@ -1,4 +1,4 @@
-"""Following a topic; what the command prints of it: `test_tail`."""
+"""Following a topic. The command's output: `test_tail`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_between_places_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_what_lies_between_is_of_one_life_of_an_archived_topic(tmp_path: Path) -> None:
-    """What came in its place was taken for a part of it."""
+    """Messages of the recreated topic counted as part of the old one."""
     filled, spec, url = Filled(tmp_path / "mq", {"t": 1}), rows_of(COLUMNS, EVERYTHING), str(tmp_path / "archive")
     with filled.store as store:
         filled.put("t", 0, 5)
@@ -68,7 +68,7 @@ def test_who_follows_gets_a_new_queue_from_its_first_message(tmp_path: Path) -> 
 
 
 def test_a_queue_that_was_away_goes_on_where_it_was(tmp_path: Path) -> None:
-    """As one whose broker was down for longer than it is waited for: all of it came again."""
+    """As after a broker was down for longer than the retry limit: otherwise all messages are returned again."""
 
     class Leaving(DirectoryLog):
         away = False
@@ -138,7 +138,7 @@ def test_the_newest_are_the_last_of_all(tmp_path: Path, count: int, accept: Mess
 
 
 def test_the_newest_of_an_archive_were_stored_last(tmp_path: Path) -> None:
-    """Its queues have a log each, and the offsets of one say nothing of those of another."""
+    """Each archived queue has its own log, so log offsets of different queues cannot be compared."""
     filled, url = Filled(tmp_path / "mq", {"t": 2}), str(tmp_path / "archive")
     spec, queues = rows_of(COLUMNS, EVERYTHING), [Queue("t", queue_id) for queue_id in range(2)]
     with filled.store as store:

@@ -1,4 +1,4 @@
-"""What `load()` already refuses: the first that Spark asks for is the schema."""
+"""Errors that `load()` raises: Spark first asks for the schema."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_topic_that_is_not_there(filled: Filled, option: dict[str, str]) -> No
     source = {"path": filled.path, **option}
     with pytest.raises(SubscriptionError, match=r"^The log has no payments.*; it has orders \(2 queues\)"):
         DefaultSource(source).schema()
-    # What a checkpoint knows may be gone: such a query goes on, and here nobody knows of its checkpoint.
+    # The topic may be deleted and known only to a checkpoint; such a query continues, but the schema has no checkpoint.
     assert DefaultSource({**source, "failOnDataLoss": "false"}).schema() == default_schema(False)
 
 

@@ -1,4 +1,4 @@
-"""The floor plan of `pyspark_mq`: what stands on a floor knows those below it, never those above or beside it."""
+"""The layers of `pyspark_mq`: a module imports only from lower layers, never from its own or a higher one."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ FLOORS = (
 
 
 def floor(module: str) -> int:
-    """How high `pyspark_mq.<module>` lies."""
+    """Return the layer of `pyspark_mq.<module>`."""
     return next(number for number, rooms in enumerate(FLOORS) if module.split(".")[0] in rooms)
 
 
 def imported(path: Path) -> Iterator[str]:
-    """What of `pyspark_mq` a file imports, as "package.module", or "__init__" for its public names."""
+    """Yield a file's imports of `pyspark_mq`, as "package.module", or "__init__" for its public names."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "pyspark_mq":
             name = node.module.removeprefix("pyspark_mq").removeprefix(".")

@@ -1,4 +1,4 @@
-"""The package as Spark's look-up and users see it."""
+"""The package as Spark's lookup and users see it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_without_pyspark_the_lookup_is_not_disturbed(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what a wheel has beside the packages: `share`, and the metadata."""
+    """A folder with a wheel's other contents: `share`, and the metadata."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("out")
     for name in ("conf", "examples", "pyspark_mq", "store"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))

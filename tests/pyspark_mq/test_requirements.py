@@ -1,4 +1,4 @@
-"""What is said where another package took the place of `store`, and where PySpark is too old."""
+"""Errors if another package replaces `store`, or if PySpark is too old."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """Where both packages are installed."""
+    """A folder with both packages installed."""
     for name in ("store", "pyspark_mq"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
@@ -54,7 +54,7 @@ def missing(own: Path, what: str) -> str:
 
 def test_another_store_installed_into_the_same_folder(site: Path) -> None:
     own = site / "store/__init__.py"
-    own.write_text("")  # as PyPI's does
+    own.write_text("")  # as in PyPI's package
     said = missing(own, "belongs to another package, such as PyPI's 'store'")
     used = run(site, "-c", USES)
     assert (used.returncode, used.stdout.splitlines()) == (0, [said] * 3), used.stderr
@@ -66,7 +66,7 @@ def test_another_store_installed_into_the_same_folder(site: Path) -> None:
 def test_another_store_that_was_uninstalled_again(site: Path) -> None:
     own = site / "store/__init__.py"
     own.unlink()
-    command = run(site, "-S", "-m", "pyspark_mq", "--help")  # -S: or else the store that is tested here is found
+    command = run(site, "-S", "-m", "pyspark_mq", "--help")  # -S: otherwise the store under test is found
     assert (command.returncode, command.stdout, command.stderr) == (1, "", f"Error: {missing(own, 'is missing')}\n")
 
 

@@ -1,4 +1,4 @@
-"""What each of Spark's processes for a query loads: no more than it uses, for every query starts one or another."""
+"""Modules that each of a query's processes loads: only those it uses, since every query starts some."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""What tests of the commands share."""
-
 from pathlib import Path
 
 import pytest

@@ -1,4 +1,4 @@
-"""The command line as a user has it: the installed script, run as a process; and in this one."""
+"""Run the command line: the installed script in a process, or its code in this process."""
 
 import ctypes
 import signal
@@ -18,7 +18,7 @@ TIMEOUT_SECONDS = 60
 
 
 def run(*arguments: object, stdin: bytes | None = None) -> subprocess.CompletedProcess[str]:
-    """The command in this process; with `stdin` as a process of its own, for it reads a pipe."""
+    """Run the command in this process, or in its own process if it reads `stdin` from a pipe."""
     words = list(map(str, arguments))
     if stdin is None:
         done = CliRunner().invoke(main, words, prog_name="pyspark-mq", catch_exceptions=False)
@@ -35,7 +35,7 @@ def succeed(*arguments: object, stdin: bytes | None = None) -> str:
 
 @contextmanager
 def started(*arguments: object, stdin: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A command that runs meanwhile, with pipes; ended with the block."""
+    """Run a command with pipes in the background; it ends with the block."""
     words = list(map(str, arguments))
     with subprocess.Popen([SCRIPT, *words], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
@@ -45,7 +45,7 @@ def started(*arguments: object, stdin: int | None = None) -> Iterator[subprocess
 
 
 def signal_another_thread(process: subprocess.Popen[bytes], which: signal.Signals) -> None:
-    """The signal is the process's, but not its first thread's, in which Python has it handled."""
+    """Send a signal to a thread other than the main one, which alone runs Python's handlers."""
     tasks = Path(f"/proc/{process.pid}/task")
     others = [int(task.name) for task in tasks.iterdir() if int(task.name) != process.pid]
     takes = [tid for tid in others if "SigBlk:\t0000000000000000" in (tasks / str(tid) / "status").read_text()]
@@ -54,7 +54,7 @@ def signal_another_thread(process: subprocess.Popen[bytes], which: signal.Signal
 
 @contextmanager
 def tailing(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """`pyspark-mq tail`, ended with the block."""
+    """Run `pyspark-mq tail` until the block ends."""
     with subprocess.Popen(
         [SCRIPT, "tail", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

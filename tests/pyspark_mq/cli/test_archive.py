@@ -1,5 +1,3 @@
-"""`pyspark-mq archive`."""
-
 import json
 import os
 import time
@@ -36,7 +34,7 @@ def test_watching_outlives_an_archive_that_is_away_for_a_while(
     rounds, wait = iter(range(3)), time.sleep
 
     def sleep(seconds: float) -> None:
-        """Between the rounds: a file takes the archive's place, then goes, then Ctrl-C."""
+        """Between the rounds, a file replaces the archive, then the archive is restored, then Ctrl-C arrives."""
         if seconds < 60:
             return wait(seconds)
         match next(rounds):

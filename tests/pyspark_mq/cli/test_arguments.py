@@ -1,4 +1,4 @@
-"""What a shell is offered."""
+"""Shell completion."""
 
 from pathlib import Path
 

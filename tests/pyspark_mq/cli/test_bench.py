@@ -1,5 +1,3 @@
-"""`pyspark-mq bench`."""
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Commands on a cluster: what they read there, and what they say where they cannot."""
+"""Commands on a cluster: what they read, and their errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_is_there_is_read(serving: Serving, store: MessageStore, tmp_path: 
     assert json.loads(succeed("query", cluster, "orders", "--time", 0, "--queue", 1, "--json"))["queueId"] == "b:1"
     with tailing(cluster, "orders", "--from", "latest", "--count", 1) as tail:
         assert tail.stdout is not None
-        while tail.poll() is None:  # it begins at some time
+        while tail.poll() is None:  # tail starts at an unknown time
             store.put(Message("orders", b"came", queue_id=0))
         assert tail.stdout.read() == "came\n"
 
@@ -98,7 +98,7 @@ def test_what_is_wrong_is_told_in_one_line(serving: Serving) -> None:
 def test_a_broker_that_goes_while_a_command_looks_where_to_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Place | None
 ) -> None:
-    """What the others have is not all, nor does anybody begin at the end of what it has when it is back."""
+    """The result would lack the broker's queues, and tail would start at their end once the broker is back."""
     with ExitStack() as stack:
         brokers = []
         for name in "ab":

@@ -1,4 +1,4 @@
-"""How commands end: results, errors of one line, exit codes."""
+"""Results, one-line errors and exit codes of commands."""
 
 import os
 import subprocess
@@ -152,7 +152,7 @@ def test_what_cannot_be_printed_whole_is_an_error(path: Path, tmp_path: Path, co
     succeed("send", path, "orders", "x" * 5000, "--keys", "k")
     limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "-", SCRIPT, command, path, "orders", *more]
     with (tmp_path / "printed").open("wb") as out:
-        # Under the limit Python would write what it compiles cut short, and others would import that.
+        # Under the limit Python would write truncated .pyc files that other processes import.
         environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(limited, stdout=out, stderr=subprocess.PIPE, env=environment, timeout=TIMEOUT_SECONDS)
     assert (done.returncode, done.stderr) == (1, b"Error: [Errno 27] File too large\n")

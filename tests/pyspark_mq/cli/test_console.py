@@ -1,5 +1,3 @@
-"""`pyspark-mq console`."""
-
 import re
 import signal
 import subprocess
@@ -23,7 +21,7 @@ def test_console_serves_until_interrupted(path: Path) -> None:
         assert "Read-only" in page
         live = browser.open(url.partition("?")[0] + "live?part=topics", timeout=TIMEOUT_SECONDS)
         assert live.readline().startswith(b"data: ")
-        process.send_signal(signal.SIGINT)  # an open page does not keep it
+        process.send_signal(signal.SIGINT)  # an open page does not delay it
         assert process.wait(TIMEOUT_SECONDS) == 130
         live.close()
         out, error = process.communicate()

@@ -1,4 +1,4 @@
-"""The demo, run as a user runs it, and what it is made of."""
+"""The demo as a user runs it, and its data."""
 
 import json
 import os

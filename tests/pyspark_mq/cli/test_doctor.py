@@ -1,4 +1,4 @@
-"""`pyspark-mq doctor` in environments that work and that do not."""
+"""`pyspark-mq doctor` in working and broken environments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.filled import Filled
 
 @pytest.fixture
 def working(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This Python is the one that Spark starts."""
+    """Make Spark start this Python."""
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))

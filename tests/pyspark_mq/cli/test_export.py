@@ -1,5 +1,3 @@
-"""`pyspark-mq export`."""
-
 import errno
 import os
 import signal
@@ -93,7 +91,7 @@ def test_arrow_through_a_pipe(filled_path: Path) -> None:
 
 
 def test_a_pipe_by_its_name_stays_one(filled_path: Path, tmp_path: Path) -> None:
-    """Or a device: whoever may replace files in /dev would not have it any more."""
+    """The same holds for a device: replacing it would remove it from /dev."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -168,7 +166,7 @@ def test_what_the_system_refuses_is_said_of_the_file_that_was_named(tmp_path: Pa
 
 
 def test_two_lives_of_an_archived_topic_are_not_joined(path: Path, tmp_path: Path) -> None:
-    """Its queues are written one after the other; meanwhile another topic is archived under that name."""
+    """Queues are exported one after the other; in between another topic is archived under that name."""
     archive = str(tmp_path / "archive")
 
     def put(life: bytes) -> None:
@@ -180,7 +178,7 @@ def test_two_lives_of_an_archived_topic_are_not_joined(path: Path, tmp_path: Pat
         with started("export", archive, "orders", "--to", "jsonl", "-o", "-") as process:
             assert process.stdout is not None
             assert process.stderr is not None
-            lines = [process.stdout.readline()]  # more than a pipe holds are about to come
+            lines = [process.stdout.readline()]  # more than a pipe holds follows
             delete_as_broker(path, "orders")
             store.create_topic("orders", 2)
             put(b"new")

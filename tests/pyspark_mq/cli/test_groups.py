@@ -1,5 +1,3 @@
-"""`pyspark-mq groups`."""
-
 import json
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from tests.pyspark_mq.cli.process import run, succeed
 
 @pytest.fixture
 def read(path: Path) -> Path:
-    """Queue 0 has 4 messages, queue 1 has 2; group "billing" read 1 and none, "idle" has never read."""
+    """Queue 0 has 4 messages, queue 1 has 2; group "billing" has read 1 and 0 of them, "idle" none."""
     with MessageStore.open(path) as store:
         store.put_many([Message("orders", b"x", queue_id=queue) for queue in (0, 0, 0, 0, 1, 1)])
         store.commit_offsets("billing", "orders", {0: 1})

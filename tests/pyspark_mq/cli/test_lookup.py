@@ -1,5 +1,3 @@
-"""`pyspark-mq query`."""
-
 import json
 from pathlib import Path
 

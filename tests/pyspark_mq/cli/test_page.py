@@ -1,8 +1,6 @@
-"""`docs/cli.md`: its examples are run, and what it says of options is what the commands say.
+"""Run the examples of `docs/cli.md`, and compare its options with the commands' help.
 
-    python -m tests.pyspark_mq.cli.test_page
-
-writes what `--help` says into the page.
+`python -m tests.pyspark_mq.cli.test_page` writes the output of `--help` into the page.
 """
 
 import os
@@ -25,7 +23,7 @@ LAST = "\n# Every option\n"
 
 
 def commands(group: click.Group, *before: str) -> Iterator[tuple[str, ...]]:
-    """The words of every verb."""
+    """Yield the words of every command."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -52,7 +50,7 @@ def examples_on_page() -> list[tuple[str, str]]:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether they are equal, where "..." stands for anything, and blanks for blanks."""
+    """Return whether they are equal, with "..." for any text and any number of blanks for blanks."""
     parts = (r"\s+".join(map(re.escape, part.split())) for part in re.split(r"\.\.\.", shown))
     return re.fullmatch(r"\s*.*?\s*".join(parts), " ".join(printed.split()), re.DOTALL) is not None
 
@@ -81,16 +79,16 @@ def test_the_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_verb_has_an_example() -> None:
     shown = [command for command, _ in examples_on_page()]
     without = [words for words in commands(main) if not any(f"pyspark-mq {' '.join(words)}" in each for each in shown)]
-    assert without == [("console",), ("demo",), ("serve",)]  # which would go on for ever
+    assert without == [("console",), ("demo",), ("serve",)]  # these run until interrupted
 
 
 def every_option() -> str:
-    """The end of the page."""
+    """Return the end of the page."""
     return LAST + "".join(f"```\n{help_of(words).rstrip()}\n```\n" for words in commands(main))
 
 
 def test_every_option() -> None:
-    """Written by this module, see above; versions of click break lines elsewhere."""
+    """This module writes that part of the page. Versions of click break lines differently."""
     said = PAGE.read_text().partition(LAST)[2]
     assert said.split() == every_option().removeprefix(LAST).split()
 

@@ -1,5 +1,3 @@
-"""`pyspark-mq send`, as a process."""
-
 import json
 import os
 import re

@@ -1,4 +1,4 @@
-"""`pyspark-mq serve`, as a process: it serves until it is told to end, and ends in good order."""
+"""`pyspark-mq serve` as a process: it serves until a signal, and shuts down cleanly."""
 
 import json
 import signal
@@ -59,7 +59,7 @@ def test_it_answers_and_leaves_in_good_order(tmp_path: Path, how: signal.Signals
 
 
 def test_a_signal_that_another_thread_is_given(tmp_path: Path) -> None:
-    """As one that comes in the moment in which the first one begins to wait."""
+    """As when the signal arrives just before the main thread begins to wait."""
     with served(tmp_path / "mq") as (process, _):
         signal_another_thread(process, signal.SIGTERM)
         assert process.wait(TIMEOUT_SECONDS) == 0
@@ -91,7 +91,7 @@ def route(client: Client, address: str, topic: str) -> Command:
 
 
 def test_settings_of_a_file(tmp_path: Path) -> None:
-    """RocketMQ's own keys; what is said on the command line counts instead."""
+    """RocketMQ's own keys; command line options override them."""
     conf = tmp_path / "broker.conf"
     conf.write_text("brokerName=of-the-file\nbrokerClusterName=old\nautoCreateTopicEnable=false\nmaxMessageSize=3\n")
     with served(tmp_path / "mq", "--config", conf, "--cluster", "new") as (_, address), Client(60) as client:

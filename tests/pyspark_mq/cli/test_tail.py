@@ -1,5 +1,3 @@
-"""`pyspark-mq tail`, as a process."""
-
 import json
 import re
 import signal
@@ -76,7 +74,7 @@ def test_tail_latest_leaves_out_what_was_there(path: Path) -> None:
     succeed("send", path, "orders", "old")
     with tailing(path, "orders", "--count", 1) as tail:
         assert tail.stdout is not None
-        # When tail has taken its start is not visible from outside: send until it answers.
+        # It is not visible when tail has chosen its start, so send until it prints a message.
         while tail.poll() is None:
             succeed("send", path, "orders", "new")
         assert tail.stdout.read() == "new\n"
@@ -84,7 +82,7 @@ def test_tail_latest_leaves_out_what_was_there(path: Path) -> None:
 
 @pytest.fixture
 def numbered(path: Path) -> tuple[Path, list[int]]:
-    """A store with the messages 0 to 11 in turn in two queues, each stored later than the one before; and when."""
+    """A store with the messages 0 to 11, alternating between two queues, in ascending store times; and these times."""
     times: list[int] = []
     with MessageStore.open(path) as store:
         for number in range(12):
@@ -96,7 +94,7 @@ def numbered(path: Path) -> tuple[Path, list[int]]:
 
 
 def numbers(path: Path, *arguments: object) -> list[int]:
-    """What `tail` prints, which has to end by itself."""
+    """Return the output of `tail`, which must end by itself."""
     return [int(line) for line in succeed("tail", path, "orders", *arguments).splitlines()]
 
 
@@ -156,7 +154,7 @@ def test_wrong_usage_is_one_line(path: Path, arguments: list[str], words: str) -
 
 @pytest.mark.parametrize("arguments", [["--until-end"], ["--from", "earliest"]])
 def test_head_ends_it(path: Path, arguments: list[str]) -> None:
-    """Also where it waits for messages that never come."""
+    """Even while it waits for messages that never arrive."""
     succeed("send", path, "orders", *map(str, range(5)))
     with started("tail", path, "orders", *arguments) as tail:
         head = subprocess.run(["head", "-n", "2"], stdin=tail.stdout, capture_output=True, timeout=TIMEOUT_SECONDS)
@@ -179,7 +177,7 @@ def test_head_ends_it_in_the_middle_of_much(path: Path) -> None:
 
 @pytest.fixture
 def unreadable(path: Path) -> Path:
-    """Queue 0 has "good", a body that claims to be compressed and is not, and "more"."""
+    """Queue 0 has "good", a body flagged as compressed that is not, and "more"."""
     with MessageStore.open(path) as store:
         messages = [Message("orders", body, queue_id=0) for body in (b"good", b"poison", b"more")]
         mark(store, store.put_many(messages)[1].physical_offset, 0x301)

@@ -1,4 +1,4 @@
-"""`pyspark-mq top`, and what it makes of two looks."""
+"""`pyspark-mq top`, and the rates that it computes from two samples."""
 
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""`pyspark-mq topic`."""
-
 import subprocess
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""`pyspark-mq clean` and `verify`."""
-
 import os
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A store with a few messages, and its console as Starlette's test client sees it."""
+"""A store with a few messages, and its console in Starlette's test client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONFIG = StoreConfig(mappedFileSizeCommitLog=1 << 20, mappedFileSizeConsumeQueue
 
 
 class Visitor:
-    """A browser that may have the token. Forms are sent as a page of the console sends them."""
+    """A browser, with or without the token. Forms are sent as a page of the console sends them."""
 
     def __init__(self, client: TestClient, keys: ConsoleKeys) -> None:
         self.client = client

@@ -1,5 +1,3 @@
-"""How bodies are shown."""
-
 import pytest
 
 from pyspark_mq.console.body_text import SHOWN_BYTES, hex_dump, preview, shown_body

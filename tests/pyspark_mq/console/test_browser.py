@@ -1,4 +1,4 @@
-"""The console in a real browser: Chromium of the system, driven by Playwright. Skipped without either."""
+"""The console in the system's Chromium, driven by Playwright. Skipped if either is missing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ def server(shop: Path) -> Iterator[ConsoleServer]:
 
 @pytest.fixture
 def page(browser: Browser, server: ConsoleServer) -> Iterator[Page]:
-    """A page of the console; a test fails if the browser complains, as of the security policy, or runs a script."""
+    """A page of the console.
+
+    The test fails if the browser reports an error, as of the security policy, or runs a script.
+    """
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     context.set_default_timeout(PATIENCE_MS)
     found, complaints = context.new_page(), list[str]()

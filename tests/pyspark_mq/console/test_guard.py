@@ -1,4 +1,4 @@
-"""Access to the console: the token, forms, and the headers of every answer."""
+"""Access to the console: the token, forms, and the headers of every response."""
 
 from pathlib import Path
 

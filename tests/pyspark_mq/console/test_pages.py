@@ -163,7 +163,7 @@ def test_body_that_does_not_decompress_is_shown_as_stored(visit: Visit, tmp_path
     config = StoreConfig(maxDecompressedMessageSize=1_000)
     with MessageStore.open(tmp_path / "mq", config=config) as store:
         store.create_topic("t", 1)
-        put(store, b"x" * 10_000)  # compressed, as a producer of RocketMQ's does
+        put(store, b"x" * 10_000)  # compressed, as by a RocketMQ producer
     visitor = visit(DirectoryAddress(str(tmp_path / "mq"))).enter()
     assert "maxDecompressedMessageSize" in visitor.page("/topic?topic=t")
     page = visitor.page("/message?topic=t&queue=0&offset=0")

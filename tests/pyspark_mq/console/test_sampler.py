@@ -1,4 +1,4 @@
-"""Rates, sizes and lags between two looks."""
+"""Rates, sizes and lags between two samples."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_topics_of_users_and_of_the_system(topic: str, is_system: bool) -> None:
 
 def test_sampler_opens_a_log_again_that_was_replaced(shop: Path) -> None:
     sampler = Sampler(DirectoryAddress(str(shop)), 1.0)
-    sampler.log.close()  # as after `StoreReplaced`, its calls raise now
+    sampler.log.close()  # as after `StoreReplaced`: its calls raise from now on
     sampler.look()
     sampler.look()
     assert sampler.failure is None

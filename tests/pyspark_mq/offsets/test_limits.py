@@ -31,8 +31,10 @@ Q0, Q1 = Queue("orders", 0), Queue("orders", 1)
 
 
 class TimedLog:
-    """A log whose queue 0 got 10 messages, then 5 more; queue 1 got 4 with the first ones. `between` is a time after
-    the first and before the second, ms."""
+    """A log whose queue 0 got 10 messages, then 5 more; queue 1 got 4 with the first ones.
+
+    `between` is a time between the two, in ms.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -97,7 +99,7 @@ def test_a_start_after_all_messages_is_an_error_unless_that_is_meant(timed: Time
     with pytest.raises(OptionError, match="no message of orders/0, orders/1"):
         resolved(log, {"startingTimestamp": after})
     assert resolved(log, {"endingTimestamp": after}) == {Q0: 15, Q1: 4}
-    assert resolved(log, {"startingTimestamp": "-1 ms"})[Q1] == 4  # a relative one never is
+    assert resolved(log, {"startingTimestamp": "-1 ms"})[Q1] == 4  # a relative time always has a match
 
 
 def test_no_earlier_time_is_advised_for_an_empty_queue(tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ def test_what_is_more_exact_counts_as_in_the_kafka_source() -> None:
     assert start_of(given) == LastMessages(5)
     assert start_of({"endingOffsets": "latest"}) is None
     assert end_of({"endingOffsets": "latest", "endingTimestamp": "7"}) == Time("endingTimestamp", 7, "latest")
-    with pytest.raises(OptionError, match="startingOffsets takes"):  # what does not count has to be right all the same
+    with pytest.raises(OptionError, match="startingOffsets takes"):  # an unused option must be valid all the same
         start_of({"startingTimestamp": "7", "startingOffsets": "newest"})
 
 

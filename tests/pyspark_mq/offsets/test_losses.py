@@ -1,4 +1,4 @@
-"""Every row of the table of `losses`, through the readers: what ends a query, and how one goes on that accepts it."""
+"""Test every row of the table in `losses`: which losses end a query, and where an accepting query continues."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_lost_messages_are_an_error_or_a_warning(caplog: pytest.LogCaptureFixtur
 
 
 class Query:
-    """One that read all there was, with a checkpoint; it is to go on in a new run."""
+    """A query that read everything, and continues from its checkpoint in a new run."""
 
     def __init__(self, filled: Filled, **options: str) -> None:
         self._filled, self._options = filled, {**EARLIEST, **options}
@@ -104,7 +104,7 @@ class Query:
         it.stop()
 
     def accepts(self, *, available_now: bool = False) -> list[tuple[Any, ...]]:
-        """What it reads with failOnDataLoss=false, up to where there is nothing more."""
+        """Return the rows that it reads with failOnDataLoss=false, up to the end."""
         it = reader(self._filled, **self._options, failOnDataLoss="false")
         if available_now:
             it.prepareForTriggerAvailableNow()
@@ -124,7 +124,7 @@ def delete(filled: Filled, topic: str = "orders") -> None:
 
 
 def recreate(filled: Filled, count: int) -> None:
-    """Topic orders anew, with `count` messages in queue 0 and as many as ever in queue 1, of another life."""
+    """Recreate topic orders at offset 0, with `count` messages in queue 0 and 5 in queue 1."""
     delete(filled)
     filled.store.create_topic("orders", 2)
     put_new(filled, 0, count)
@@ -138,7 +138,7 @@ def put_new(filled: Filled, queue: int, count: int) -> None:
 
 
 def expire(filled: Filled) -> int:
-    """Messages into queue 0 until retention takes some that nobody read; the first that is left."""
+    """Put into queue 0 until retention deletes unread messages; return the first remaining offset."""
     filled.put("orders", 0, 250, size=1000)
     assert filled.store.clean(forced=True).log
     filled.put("orders", 1, 1)
@@ -171,7 +171,7 @@ def test_expired_before_a_start(filled: Filled, fail: bool) -> None:
 
 
 def test_expired_while_a_task_reads(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retention comes between the first rows and the next."""
+    """Retention runs between the first rows and the next."""
     filled.put("orders", 0, 250, size=1000)
     wanted, scan = QueueRange(Queue("orders", 0), 0, 253), DirectoryLog.scan
 
@@ -195,7 +195,7 @@ def test_expired_while_a_task_reads(filled: Filled, monkeypatch: pytest.MonkeyPa
 
 
 def test_made_anew_while_a_task_reads_a_log_that_cannot_tell(filled: Filled) -> None:
-    """As a cluster, which does not know which message stood there: what it gave comes once."""
+    """As in a cluster, which cannot tell whether a message was replaced: each offset is returned once."""
     filled.put("orders", 0, BATCH_ROWS)
     wanted = QueueRange(Queue("orders", 0), 0, BATCH_ROWS + 3)
     parsed = SourceOptions.parse({"path": filled.path, "subscribe": "orders", "failOnDataLoss": "false"})
@@ -250,7 +250,7 @@ def test_another_store_from_a_backup(filled: Filled, tmp_path: Path, available_n
 
 @pytest.mark.parametrize("count", [2, 3, 30])
 def test_another_life_between_planning_and_reading(filled: Filled, count: int) -> None:
-    """A task must not hand out the new life's messages: the next batch begins with all of them."""
+    """The next batch begins with all messages of the recreated topic."""
     it = reader(filled, **EARLIEST)
     start = it.initialOffset()
     end = latest(it, start)
@@ -267,7 +267,7 @@ def test_another_life_between_planning_and_reading(filled: Filled, count: int) -
 
 
 def test_a_shorter_life_when_retention_took_the_one_before(filled: Filled) -> None:
-    """The last message that was planned is deleted, but that is not why the queue ends before it."""
+    """The last planned message is deleted, but the queue ends early because the topic was recreated."""
     filled.put("orders", 0, 250, size=1000)
     it = reader(filled, **EARLIEST)
     start = it.initialOffset()
@@ -297,7 +297,7 @@ def test_another_life_under_a_batch_query(filled: Filled) -> None:
 
 @pytest.mark.parametrize("count", [0, 2, 3, 5, 30])
 def test_another_life_while_a_batch_is_planned(filled: Filled, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """The topic is deleted between two looks of the driver, and perhaps recreated."""
+    """The topic is deleted, and possibly recreated, between two requests of the driver."""
     query, last = Query(filled), Queues.last
     filled.put("orders", 0, 1)
 
@@ -326,7 +326,7 @@ def test_gone(filled: Filled, available_now: bool) -> None:
     query.must_end(DataLossError, r"orders/[01] from [35] on is lost: the queue is gone, or no longer subscribed")
     filled.put("more", 0, 1)
     assert query.accepts(available_now=available_now) == filled.rows[-1:]
-    query.must_end(SubscriptionError, r"^The log has no orders; it has more")  # the checkpoint has it no longer
+    query.must_end(SubscriptionError, r"^The log has no orders; it has more")  # the checkpoint no longer has the topic
     assert query.accepts(available_now=available_now) == []
     filled.store.create_topic("orders", 2)
     put_new(filled, 1, 3)

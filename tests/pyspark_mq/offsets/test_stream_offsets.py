@@ -1,4 +1,4 @@
-"""Offsets: both ways through JSON, fixtures of checkpoints, and where batches begin."""
+"""Offsets to and from JSON, stored checkpoints, and where batches begin."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_future_checkpoint_is_refused_with_what_to_do() -> None:
 @pytest.mark.parametrize(
     "json_",
     [
-        {"orders": {"0": 3}},  # as another source writes it, Kafka's
+        {"orders": {"0": 3}},  # as Kafka's source writes it
         {},
         {"orders": 3, **NONE},
         {"orders": {"0": "3"}, **NONE},
@@ -183,7 +183,7 @@ def test_the_first_batch_is_pinned_until_it_is_read() -> None:
     bounds = {A0: Bounds(0, 9), A1: Bounds(0, 0)}
     first = StreamOffset({A0: 7, A1: 0}, begin_batch(initial, bounds).starts)
     assert first.starts == {A0: 5, A1: 0}
-    # A replay gets another initial offset, because "latest" moved. The batch is the same.
+    # A replay gets another initial offset, because "latest" has moved. The batch is the same.
     moved = StreamOffset({A0: 9, A1: 4}, starts={A0: 9, A1: 4})
     assert batch_ranges(moved, first) == batch_ranges(initial, first) == [QueueRange(Queue("a", 0), 5, 7)]
     # The second batch has moved past the pin of a/0, and reads a/1 first.

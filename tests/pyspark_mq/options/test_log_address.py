@@ -104,7 +104,7 @@ def test_what_is_refused(more: dict[str, str], told: str) -> None:
 
 
 def test_tls(tmp_path: Path) -> None:
-    """Tasks need no file of certificates: what is in it goes with the options."""
+    """The certificates are sent to tasks with the options, so tasks need no file."""
     assert SourceOptions.parse({**BASE, "useTls": "false"}).address == ClusterAddress(("a:1", "b:2"))
     assert SourceOptions.parse({**BASE, "useTls": "True"}).address == ClusterAddress(("a:1", "b:2"), tls=Tls())
     made = certificate(tmp_path).path
@@ -139,7 +139,7 @@ def test_queues_of_brokers_in_json() -> None:
 
 
 def test_the_page_says_of_all_options_what_becomes_of_them() -> None:
-    """And names no option that there is not."""
+    """It also names no unknown option."""
     names = {*names_of(READ_OPTIONS), *names_of(WRITE_OPTIONS)}
     assert names >= NOT_ON_A_CLUSTER.keys() | OTHERWISE_ON_A_CLUSTER.keys()
     page = PAGE.read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Options of writes: what is read, what is refused, and with which words."""
+"""Options of writes: accepted values and errors."""
 
 from __future__ import annotations
 

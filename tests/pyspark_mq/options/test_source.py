@@ -1,4 +1,4 @@
-"""Options: what is read, what is refused, and with which words."""
+"""Options of reads: accepted values and errors."""
 
 from __future__ import annotations
 
@@ -180,10 +180,10 @@ def test_path_means_the_same_in_every_process(tmp_path: Path, monkeypatch: pytes
     assert SourceOptions.parse({**BASE, "path": "mq"}).address == DirectoryAddress(str(tmp_path / "mq"))
     assert SourceOptions.parse({**BASE, "path": "file:mq"}).address == DirectoryAddress(str(tmp_path / "mq"))
     assert SourceOptions.parse({**BASE, "path": "file:/data/mq"}).address == DirectoryAddress("/data/mq")
-    for url in ("file:///data/mq", "file://localhost/data/mq"):  # so the archive that it remembers counts, too
+    for url in ("file:///data/mq", "file://localhost/data/mq"):  # so the archive in its settings is used, too
         assert SourceOptions.parse({**BASE, "path": url}).address == DirectoryAddress("/data/mq")
     remote = SourceOptions.parse({**BASE, "path": "file://host/mq"})
-    assert remote.address == DirectoryAddress("file://host/mq")  # which the store refuses
+    assert remote.address == DirectoryAddress("file://host/mq")  # the store refuses this address
 
 
 @pytest.mark.parametrize("path", ["dbfs:/data/mq", "dbfs:///data/mq", "DBFS:/data/mq"])
@@ -193,7 +193,7 @@ def test_a_path_of_databricks(path: str) -> None:
 
 
 def test_a_relative_path_where_nothing_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with Spark Connect, where whoever gives it is in another folder."""
+    """As with Spark Connect, where the client's working directory is another one."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError, match=f"'mq' is relative, .* there is no {tmp_path}/mq; give an absolute path"):
         SourceOptions.parse({**BASE, "path": "mq"})
@@ -317,7 +317,7 @@ def test_a_topic_that_is_misspelled(subscription: tuple[str | None, str | None, 
 
 
 def test_of_many_topics_none_is_suggested() -> None:
-    """A query that waits for one asks at every arrival, and this would take most of the time."""
+    """A waiting query checks at every arrival, and the suggestion would take most of the time."""
     many = {f"orders-{number}": (Queue(f"orders-{number}", 0),) for number in range(1000)}
     with pytest.raises(SubscriptionError, match=r"queues\)\. Create the topic first"):
         SubscribedQueues.parse("orders-", None, None).require(many)

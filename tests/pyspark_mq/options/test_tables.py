@@ -1,8 +1,6 @@
-"""Every option: its example is run, its default is what is done without it, and the pages have the tables.
+"""Run every option's example, check its default, and compare the tables in the docs.
 
-    python -m tests.pyspark_mq.options.test_tables
-
-writes the tables into docs/source.md and docs/sink.md.
+`python -m tests.pyspark_mq.options.test_tables` writes the tables into docs/source.md and docs/sink.md.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ NEEDS = {
 LIMITS = {"maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"}
 STREAMS = LIMITS | {"holdTimeoutMs", "consumeMode", "whenLocked"}
 HELD = {"realTime", "batchDuration", "realTimePartitions", "ledgerPath"}
-ROWS = {  # of the 8 of topic orders
+ROWS = {  # of the 8 rows of topic orders
     "subscribe": 10,
     "subscribePattern": 10,
     "startingOffsets": 6,
@@ -72,14 +70,14 @@ def path(tmp_path: Path) -> str:
 
 
 def options_with(option: Option, value: str, path: str) -> dict[str, str]:
-    """That option, and what it does not go without; beside `path` what the examples have beside /data/mq."""
+    """Return an option with those it requires; files beside /data/mq in examples are beside `path` here."""
     base = {"path": path} if option.name in SUBSCRIBES else {"path": path, "subscribe": "orders"}
     here = value.replace("/data/mq", path).replace("/data", str(Path(path).parent))
     return {**base, **NEEDS.get(option.name, {}), option.name: here}
 
 
 def read(option: Option, options: SourceOptions) -> int:
-    """How many rows come, of a stream in its first batch."""
+    """Return the number of rows; of a stream, those in its first batch."""
     schema = default_schema(options.include_properties)
     if option.name not in STREAMS | HELD:
         batch_reader = MqBatchReader(options, schema)
@@ -109,7 +107,7 @@ def test_examples_of_queries(option: Option, path: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("option", WRITE_OPTIONS, ids=by_name)
 def test_examples_of_writes(option: Option, path: str) -> None:
-    """What is written by them: `end_to_end/test_sink`."""
+    """Their results are checked in `end_to_end/test_sink`."""
     given = {"path": path, option.name: option.example.replace("/data/mq", path)}
     assert WriteOptions.parse(given) != WriteOptions.parse({"path": path}) or option.name == "path"
 
@@ -127,7 +125,7 @@ def test_the_default_is_what_is_done_without(option: Option, path: str) -> None:
 
 
 def table(options: Iterable[Option]) -> str:
-    """As it stands on a page."""
+    """Return a table as it is on a page."""
     rows = (
         (f"`{each.name}`", f"`{each.default}`" if each.default else each.without, f"`{each.example}`", each.meaning)
         for each in options
@@ -141,7 +139,7 @@ def test_the_pages_have_the_tables(page: Path) -> None:
 
 
 def test_what_is_called_as_in_kafka() -> None:
-    """Each row of the page that says yes."""
+    """Check each row of the page that says yes."""
     rows = re.findall(r"^\| (.*?) \| yes \|", (DOCS / "coming-from-kafka.md").read_text("utf-8"), re.MULTILINE)
     names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert len(names) > 15

@@ -1,4 +1,4 @@
-"""Limits and partitions: tables of inputs and outputs, and what holds for all of them."""
+"""Limits and partitions: tables of inputs and outputs, and properties of all of them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_nobody_waits_for_ever(limit: int, backlog: list[int]) -> None:
         (1000, [[], []], 0, [0, 0]),
         (1000, [[100] * 3, [200] * 2], 0, [3, 2]),
         (1000, [[100] * 9, [100] * 9], 0, [5, 5]),
-        (1000, [[400, 400, 400], [90]], 0, [2, 1]),  # what one share leaves over, another uses
+        (1000, [[400, 400, 400], [90]], 0, [2, 1]),  # other queues use the rest of a share
         (1000, [[5000, 100], [100] * 3], 0, [1, 0]),  # larger than the limit: alone, in its turn
         (1000, [[5000, 100], [100] * 3], 1, [0, 3]),
         (1000, [[1000], [1000]], 0, [1, 0]),

@@ -1,4 +1,4 @@
-"""A query of two brokers of which one is away: the other is read, and nothing is lost or read twice."""
+"""One of a query's two brokers is down: the other is read, and no message is lost or read twice."""
 
 from __future__ import annotations
 

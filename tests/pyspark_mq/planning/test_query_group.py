@@ -1,4 +1,4 @@
-"""Orderly streams, driven as Spark drives them, over real stores.
+"""Orderly streams over real stores, called as Spark calls them.
 
 Two real queries: `tests/end_to_end/test_orderly.py`.
 """
@@ -39,7 +39,7 @@ EVERYTHING = {"orders": Subscription()}
 
 
 class Readers:
-    """Each is one run of a query. All are stopped at last."""
+    """Each reader is one run of a query. All are stopped after the test."""
 
     def __init__(self, filled: Filled, stack: ExitStack) -> None:
         self._filled = filled
@@ -77,7 +77,7 @@ def test_a_query_has_its_queues_while_it_runs(reader: Readers, group: DirectoryG
 
 
 def test_the_group_knows_what_is_done_before_the_query_ends(reader: Readers, group: DirectoryGroup) -> None:
-    """Spark ends a query that has read all without `stop`."""
+    """Spark ends a query that has read everything without calling `stop`."""
     it = reader()
     end = latest(it, it.initialOffset())
     assert latest(it, end) == end
@@ -91,7 +91,7 @@ def test_another_waits_and_goes_on_where_the_group_is(reader: Readers, filled: F
     assert latest(other, start) == start
     following = latest(one, end)
     assert latest(other, start) == start
-    one.stop()  # the second batch was not done
+    one.stop()  # the second batch was not committed
     theirs = latest(other, start)
     first = {Queue("orders", int(queue)): offset for queue, offset in end["orders"].items()}
     assert bare(theirs) == {"orders": {"0": 3, "1": 5}, "$start": {"orders": {"0": first[Q0], "1": first[Q1]}}}
@@ -216,7 +216,9 @@ def test_real_time_tasks_wait_for_the_lock(reader: Readers, filled: Filled) -> N
 def test_real_time_tasks_end_with_the_process_that_has_their_queues(
     reader: Readers, filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark learns only behind the batch that its Python beside the driver was killed; another has them by then."""
+    """Spark learns only after the batch that the Python process beside its driver was killed; by then another owns the
+    queues.
+    """
     monkeypatch.setenv("SPARK_PIPELINED_UDF", "1")
     it, other = reader(realTime="true", batchDuration="10 minutes", realTimePartitions="1"), reader()
     start = it.initialOffset()
@@ -311,7 +313,7 @@ def test_a_batch_query_locks_nothing() -> None:
 def test_whatever_keeps_it_from_keeping_its_queues_is_told(
     group: DirectoryGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A query that went on would read what is another's a minute later."""
+    """If the query continued, it would read queues that have another owner a minute later."""
     monkeypatch.setattr("pyspark_mq.planning.query_group._RENEW_SECONDS", 0.05)
     with DirectoryAddress(group.path).open() as log:
         it = OrderlyQueues(log, group, EVERYTHING, WhenLocked.WAIT)

@@ -1,4 +1,4 @@
-"""What the driver warns of before it reads nothing."""
+"""Warnings of the driver for queries that read nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def warned(filled: Filled, caplog: pytest.LogCaptureFixture, **options: str) -> 
     parsed = SourceOptions.parse({"path": filled.path, **options})
     with caplog.at_level(logging.WARNING, "pyspark_mq"), parsed.address.open() as log:
         queues = Queues(log, parsed)
-        assert queues.bounds_of_all() == queues.bounds_of_all()  # says it once
+        assert queues.bounds_of_all() == queues.bounds_of_all()  # it warns once
     return [record.getMessage() for record in caplog.records]
 
 

@@ -1,4 +1,4 @@
-"""Which batch was written last: told exactly, whoever is killed at which moment, and whatever retention deletes."""
+"""The record of the last written batch is exact, despite kills and retention."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def commits_of(store: MessageStore, query: str = QUERY) -> Commits:
 def write(
     store: MessageStore, number: int, *, until: str = "end", query: str = QUERY, consecutive: bool = False
 ) -> None:
-    """Write a batch as a delivery does, or up to a step after which its process dies."""
+    """Write a batch as the sink does, or up to a step after which its process dies."""
     commits, batch = commits_of(store, query), Batch(number, {"orders": 1}, "first run", consecutive=consecutive)
     with commits.file.locked():
         commits.begin(batch)
@@ -68,7 +68,7 @@ def has(
 
 
 def delete_old(store: MessageStore) -> None:
-    """As retention does, when all that there is now is old."""
+    """Delete everything that exists now, as retention does later."""
     store.put_many([Message("orders", b"x" * 1000) for _ in range(12)])
     for segment in sorted(Path(store.path, "commitlog").iterdir())[:-1]:
         segment.unlink()
@@ -161,7 +161,7 @@ def test_an_end_that_a_crash_of_the_machine_took_back(store: MessageStore, tmp_p
 
 @pytest.mark.parametrize("until", ["append", "end"])
 def test_a_batch_that_was_planned_anew_is_refused(store: MessageStore, until: str) -> None:
-    """Its checkpoint lacks its newest files, of one batch."""
+    """The checkpoint lost the files of its newest batch."""
     write(store, 7, until=until)
     with pytest.raises(CommitError, match=r"batch 7 .* with 1 rows for orders, and now comes with 31 rows for orders"):
         has(store, 7, rows=31)
@@ -179,7 +179,7 @@ def test_two_writes_of_one_batch_with_one_name_are_refused(store: MessageStore) 
 
 
 def test_a_batch_is_the_same_if_its_plan_is(store: MessageStore) -> None:
-    """Whatever rows the query makes of it; and another if not, also where it has as many."""
+    """Whatever rows the query computes. With another plan it is another batch, even with as many rows."""
     commits, rows = commits_of(store), {"orders": 1}
     with commits.file.locked():
         commits.begin(Batch(7, rows, plan="one"))
@@ -193,7 +193,7 @@ def test_a_batch_is_the_same_if_its_plan_is(store: MessageStore) -> None:
 
 
 def test_a_log_that_is_older_than_the_file(store: MessageStore) -> None:
-    """Put back from a backup, in which the file is newer."""
+    """The store was restored from a backup whose file is newer than its log."""
     write(store, 6, query="other")
     write(store, 7)
     mark = Path(store.path, "commits", QUERY, "mark.json")
@@ -207,9 +207,9 @@ def test_a_log_that_is_older_than_the_file(store: MessageStore) -> None:
                 has(older, 7)
             with pytest.raises(CommitError, match=r"batch 7 was written, now comes batch 8, and the log has nothing"):
                 has(older, 8)
-            for batch in range(3):  # of others, behind the place where this one was
+            for batch in range(3):  # batches of others, past this one's position
                 write(older, batch, query="other")
-        write(older, 7, until="append")  # and one that is here, though at another place
+        write(older, 7, until="append")  # the batch exists, at another position
         shutil.copy(mark, copied)
         assert has(older, 7)
 
@@ -219,7 +219,7 @@ UNTIL = pytest.mark.parametrize("until", ["begin", "append", "end"])
 
 @contextmanager
 def put_back(store: MessageStore, name: str = "put back") -> Iterator[MessageStore]:
-    """A store that is put back from a backup of this moment."""
+    """Restore a copy of the store as it is now."""
     path = Path(store.path).parent / name
     shutil.copytree(store.path, path, ignore=shutil.ignore_patterns("abort", "lock"))
     with MessageStore.open(path) as it:
@@ -228,7 +228,7 @@ def put_back(store: MessageStore, name: str = "put back") -> Iterator[MessageSto
 
 @UNTIL
 def test_a_stream_whose_store_was_put_back(store: MessageStore, caplog: pytest.LogCaptureFixture, until: str) -> None:
-    """Its checkpoint is newer: what it wrote between is gone."""
+    """The checkpoint is newer than the store, so batches between are lost."""
     for batch in range(7):
         write(store, batch, consecutive=True)
     write(store, 7, consecutive=True, until=until)
@@ -247,7 +247,7 @@ def test_a_stream_whose_store_was_put_back(store: MessageStore, caplog: pytest.L
 
 @UNTIL
 def test_a_note_that_is_older_than_the_log_says_nothing_of_a_loss(store: MessageStore, until: str) -> None:
-    """It was put back alone: the log has the batch before."""
+    """The file was restored alone: the log has the batch before."""
     write(store, 6, consecutive=True)
     mark = Path(store.path, "commits", QUERY, "mark.json")
     before = mark.read_bytes()
@@ -270,7 +270,7 @@ def test_batches_of_foreach_batch_have_gaps(store: MessageStore) -> None:
 
 
 def test_a_batch_without_rows_that_comes_again_with_some_is_written(store: MessageStore) -> None:
-    """Its checkpoint lacks its newest files, so it was planned anew; and nothing of it is here."""
+    """The checkpoint lost its newest files, so the batch was planned again, and the store has none of its rows."""
     commits = commits_of(store)
     write(store, 6, consecutive=True)
     with commits.file.locked():

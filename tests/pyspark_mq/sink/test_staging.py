@@ -1,4 +1,4 @@
-"""Rows on their way: what a task kept is what the driver reads, and what is deleted when."""
+"""Staged rows: the driver reads what tasks wrote, and old rows are deleted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from store.objects.any_objects import objects_at
 
 @pytest.fixture(params=["directory", "memory", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where rows may be kept."""
+    """A place for staged rows."""
     if request.param == "memory":
         return f"memory://{uuid4().hex}/staging"
     return f"{request.getfixturevalue('bucket')}/staging" if request.param == "s3" else str(tmp_path / "staging")
@@ -69,7 +69,7 @@ def test_a_query_has_one_live_batch_and_others_have_many(place: str) -> None:
         staging.begin(owner, run)
         staging.write(owner, run, "0-0", [("a", batch("1"))])
     others = [f"other.{q1}", f"q-group.{q1}"]
-    staging.forget("q", run_of_batch(9, "d"))  # the commit of a stream does not know which run its tasks were
+    staging.forget("q", run_of_batch(9, "d"))  # a stream's commit does not know the run of its tasks
     assert list(objects_at(place, {}).names("")) == sorted(["batch.5", "batch.6", *others, f"q.{q10}"])
     staging.forget("batch", "5")
     assert list(objects_at(place, {}).names("")) == sorted(["batch.6", *others, f"q.{q10}"])
@@ -78,7 +78,7 @@ def test_a_query_has_one_live_batch_and_others_have_many(place: str) -> None:
 
 
 def test_what_is_old_anywhere(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where files cannot be made older young ones are taken for old."""
+    """Object times cannot be changed, so the test makes new objects count as old."""
     run = uuid4().hex
     staging = begun(place, "batch", run)
     staging.write("batch", run, "0-0", [("a", batch("1"))])
@@ -97,7 +97,7 @@ def test_what_nobody_touched_for_long_is_deleted_by_anybody(tmp_path: Path) -> N
         staging = begun(tmp_path, owner, run)
         paths.append(tmp_path / staging.write(owner, run, "0-0", [("a", batch("1"))])[0])
     old = time.time() - RETENTION_SECONDS - 60
-    for path in (*paths[1:], *(path.parent / ".made" for path in paths)):  # the first has a file that is young
+    for path in (*paths[1:], *(path.parent / ".made" for path in paths)):  # the first has a new file
         os.utime(path, (old, old))
     staging.forget("q", run_of_batch(3, uuid4().hex))
     assert [path.exists() for path in paths] == [True, False, False]
@@ -105,7 +105,7 @@ def test_what_nobody_touched_for_long_is_deleted_by_anybody(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", [".ssh", "project.v1", "image.0123456789abcdef0123456789abcdef"])
 def test_what_is_not_ours_stays_however_old(tmp_path: Path, name: str) -> None:
-    """stagingPath may be a directory that has other things in it."""
+    """stagingPath may be a directory that has other contents."""
     theirs = tmp_path / name / "file"
     theirs.parent.mkdir()
     theirs.write_text("theirs")
@@ -134,7 +134,7 @@ def test_a_task_that_lives_longer_than_its_run_writes_no_more(place: str) -> Non
         driver.forget("batch", "1")
         yield "a", batch("2")
 
-    with suppress(StagingError):  # in a directory its file went while it wrote
+    with suppress(StagingError):  # in a directory its file was deleted while it wrote
         task.write("batch", "1", "0-0", late())
     with pytest.raises(StagingError, match="cannot keep the rows of a write there"):
         task.write("batch", "1", "1-1", [("a", batch("3"))])

@@ -1,4 +1,4 @@
-"""What tasks kept is what is appended, all of it or nothing."""
+"""All rows that tasks staged are appended, or none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from store.format.topic_names import COMMITS_TOPIC
 
 
 def test_a_file_that_became_shorter(tmp_path: Path) -> None:
-    """Between two batches, where it looks whole."""
+    """The file was cut between two record batches, where it looks complete."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 1)
     options = WriteOptions.parse({"path": str(tmp_path), "topic": "orders"})
@@ -53,7 +53,7 @@ def options_of(store: MessageStore, **more: str) -> WriteOptions:
 
 
 def staged(store: MessageStore, number: int, *bodies: str, run: str = "1", attempt: str = "a") -> TaskRows:
-    """What the only task of a batch kept."""
+    """Stage the rows of a batch's only task."""
     staging, folder = Staging(options_of(store).staging_path), run_of_batch(number, attempt)
     staging.begin(QUERY, folder)
     tables = [("orders", pa.record_batch({"body": list(bodies)}))] if bodies else []
@@ -79,7 +79,7 @@ def test_a_stream_notes_batches_without_rows_so_that_one_that_is_missing_is_told
 
 @pytest.mark.parametrize("options", [{}, {"producerGroup": "copier"}])
 def test_a_batch_that_comes_again_where_the_note_is_an_older_one(store: MessageStore, options: dict[str, str]) -> None:
-    """Put back from a backup: the record beside the rows tells."""
+    """The file was restored from a backup; the record beside the rows in the log decides."""
     mark = Path(store.path, "commits", QUERY, "mark.json")
     commit(store, staged(store, 6, "a"), **options)
     older = mark.read_bytes()
@@ -98,7 +98,7 @@ def test_writes_in_foreach_batch_may_leave_batches_out(store: MessageStore) -> N
 
 
 def test_a_second_write_of_one_name_is_told_in_the_run_that_skips_the_first(store: MessageStore) -> None:
-    """The run before was killed between the two: this one's rows are nowhere."""
+    """The earlier run was killed between the two writes: the second write's rows were never stored."""
     commit(store, staged(store, 7, "a", run="1"), producerGroup="copier")
     commit(store, staged(store, 7, "a", run="2"), producerGroup="copier")
     with pytest.raises(CommitError, match=r"batch 7 was written before in this run .* have the same producerGroup"):
@@ -107,7 +107,7 @@ def test_a_second_write_of_one_name_is_told_in_the_run_that_skips_the_first(stor
 
 
 def test_a_commit_that_comes_late_leaves_the_rows_of_the_next_batch(store: MessageStore) -> None:
-    """Of a driver that was killed; the next one has written its batch, and its tasks keep rows by now."""
+    """The late commit is a killed driver's; the next driver has written the batch, and its tasks already stage rows."""
     late = staged(store, 7, "a", run="1", attempt="a")
     commit(store, staged(store, 7, "a", run="2", attempt="b"))
     following = staged(store, 8, "c", run="2", attempt="c")
@@ -121,7 +121,7 @@ def test_a_commit_that_comes_late_leaves_the_rows_of_the_next_batch(store: Messa
 def test_a_batch_that_comes_again_without_rows_was_written_all_the_same(
     store: MessageStore, tmp_path: Path, is_noted: bool
 ) -> None:
-    """And then with rows again: Spark runs it until it has noted itself that the batch is done."""
+    """It may come again with rows: Spark repeats the batch until its own commit log has it."""
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "7").write_text("one")
     commit(store, staged(store, 7, "a", run="1"), checkpointLocation=str(tmp_path))
@@ -140,7 +140,7 @@ def test_a_batch_that_was_planned_anew_is_told_by_its_checkpoint(
     plan = tmp_path / "offsets" / "7"
     plan.parent.mkdir()
     plan.write_text("one")
-    for run, bodies in (("1", ["a"]), ("2", ["b", "c"])):  # a query that gives other rows each time
+    for run, bodies in (("1", ["a"]), ("2", ["b", "c"])):  # a nondeterministic query
         commit(store, staged(store, 7, *bodies, run=run), **options)
     plan.write_text("another")
     with pytest.raises(CommitError, match="batch 7 of this query was written, and now comes planned again"):

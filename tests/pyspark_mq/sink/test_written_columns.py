@@ -1,4 +1,4 @@
-"""Columns that are written: which are taken, which are refused and how, and what each topic gets."""
+"""Columns of writes: accepted and refused ones, and the rows that each topic gets."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_row_without_what_it_needs(name: str) -> None:
 
 @pytest.mark.parametrize("others", [[], ["orders"]])
 def test_no_row_goes_where_the_store_notes_what_was_written(others: list[str]) -> None:
-    """It could hide a batch of another query."""
+    """The row could hide a batch of another query."""
     topics = [*others, COMMITS_TOPIC]
     batch = pa.record_batch({"topic": topics, "body": ['{"batch": 3}'] * len(topics)})
     with pytest.raises(RowError, match=f"Topic {COMMITS_TOPIC} is for records of the store"):

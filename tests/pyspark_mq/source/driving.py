@@ -1,4 +1,4 @@
-"""A reader of real-time batches that is driven as Spark drives it."""
+"""Call a real-time reader as Spark does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Row = tuple[Any, ...]
 
 
 def reader(filled: Filled, *, real_time: bool = True, batch_seconds: float = 0.1, **options: Any) -> MqStreamReader:
-    """Its batches read what is there however long that takes."""
+    """Return a reader whose batches read everything, however long that takes."""
     base = {"path": filled.path, "subscribe": "orders", "startingOffsets": "earliest", "holdTimeoutMs": "0"}
     if real_time:
         base |= {"realTime": "true", "realTimePartitions": "8"}
@@ -36,7 +36,7 @@ def latest(it: MqStreamReader, start: Json) -> Json:
 def run(
     it: MqStreamReader, partitions: list[InputPartition], see: Callable[[Row], None] = lambda row: None
 ) -> list[Row]:
-    """All tasks at once, as with enough task slots."""
+    """Run all tasks concurrently, as with enough task slots."""
     results: list[list[Row]] = [[] for _ in partitions]
     threads = [
         threading.Thread(target=lambda p=p, out=out: out.extend(task(it, p, see)))

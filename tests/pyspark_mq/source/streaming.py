@@ -1,4 +1,4 @@
-"""A streaming reader that is driven as Spark drives it."""
+"""Call a streaming reader as Spark does."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def reader(filled: Filled, **options: Any) -> MqStreamReader:
 
 
 def bare(offset: dict[str, Any]) -> dict[str, Any]:
-    """Without the fingerprints."""
+    """Remove the fingerprints."""
     return {key: value for key, value in offset.items() if key != "$last"}
 
 
 def seen(filled: Filled, orders: dict[str, int]) -> dict[str, Any]:
-    """The offset of a query that has read topic orders up to there."""
+    """Return the offset of a query that has read topic orders up to these positions."""
     positions = positions_from_json({"orders": orders})
     with DirectoryAddress(filled.path).open() as log:
         return StreamOffset(positions, last=log.fingerprints(positions)).to_json()
 
 
 def unknown(wanted: QueueRange) -> RangeTask:
-    """A task of a log that cannot tell which message stands before the range's end, as a cluster."""
+    """Return a task of a log without fingerprints, such as a cluster."""
     return RangeTask((wanted,), {wanted.queue: 0}, {})
 
 

@@ -1,4 +1,4 @@
-"""Planning a batch query; what it reads: `end_to_end/test_batch_query`."""
+"""Planning of batch queries. Reading: `end_to_end/test_batch_query`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_start_and_end_are_of_one_moment(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_broker_that_dies_while_a_query_is_planned_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, end: dict[str, str]
 ) -> None:
-    """Name servers forget it in the end, and nothing else says that its queues are missing."""
+    """Later the name servers forget the broker, and nothing shows that its queues are missing."""
     work = getattr(Queues, step)
     with ExitStack() as stack, ExitStack() as going:
 

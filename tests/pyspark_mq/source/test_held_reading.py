@@ -1,4 +1,4 @@
-"""What the tasks of real-time batches read, over real stores."""
+"""What tasks of real-time batches read, over real stores."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_batch_that_ran_is_replayed_exactly(filled: Filled) -> None:
     again = reader(filled)
     begin = time.monotonic()
     assert run(again, again.partitions(again.initialOffset(), end)) == rows
-    assert time.monotonic() - begin < 30  # no hold: it is known what there is
+    assert time.monotonic() - begin < 30  # no hold: the ends are known
     assert latest(again, end)["$from"] == [{"orders": {"0": 3}}, {"orders": {"1": 5}}]
 
 
@@ -140,7 +140,7 @@ def test_two_attempts_at_once_agree_or_one_fails(filled: Filled) -> None:
 
 
 def record(filled: Filled, *ends: int) -> TaskRecord:
-    """That a task read its queues up to there."""
+    """Return a record of a task that read its queues up to `ends`."""
     queues = [Queue("orders", queue_id) for queue_id in range(len(ends))]
     last = filled.store.fingerprints({queue: end - 1 for queue, end in zip(queues, ends, strict=True)})
     return TaskRecord(dict(zip(queues, ends, strict=True)), last=last)
@@ -164,7 +164,7 @@ def test_an_attempt_that_read_less_reads_on(filled: Filled) -> None:
     start = it.initialOffset()
     (partition,) = it.partitions(start, latest(it, start))
     held: HeldTask = partition.value
-    # Another attempt saw two more messages before this one had time to, and recorded them.
+    # Another attempt saw two more messages than this one, and recorded them.
     ended = HeldTask(held.name, held.begin, 0.0, held.planned, held.boot_id)
     rows: list[Row] = []
     filled.put("orders", 0, 2)

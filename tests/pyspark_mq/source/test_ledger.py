@@ -1,4 +1,4 @@
-"""The ledger: the first record of a task counts, appears whole, and is never replaced."""
+"""The ledger: a task's first record wins, appears atomically, and is never replaced."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def record(offset: int, *, starved: bool = False) -> TaskRecord:
 
 @pytest.fixture(params=["directory", "memory", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where a ledger may be."""
+    """A place for a ledger."""
     if request.param == "memory":
         return f"memory://{uuid4().hex}/ledger"
     return f"{request.getfixturevalue('bucket')}/ledger" if request.param == "s3" else str(tmp_path / "new" / "ledger")
@@ -61,7 +61,7 @@ def test_the_first_record_wins(place: str) -> None:
 
 
 def test_a_record_that_is_there_and_not_seen_yet_is_not_replaced_by_an_own_one(tmp_path: Path) -> None:
-    """As on a file system that remembers that there was none."""
+    """As on a file system that caches the missing name."""
     ledger = Ledger(tmp_path)
     ledger.prepare(A)
     (tmp_path / A / "3-0.json").symlink_to("elsewhere")
@@ -149,7 +149,7 @@ def test_old_records_are_forgotten(place: str) -> None:
 
 
 def test_what_is_pruned_anywhere(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where files cannot be made older the ledger takes young ones for old."""
+    """Object times cannot be changed, so the test makes new objects count as old."""
     ledger, objects = Ledger(place), objects_at(place, {})
     assert objects.names("") == {}
     for reader in (A, B, C):
@@ -191,7 +191,7 @@ def test_readers_go_some_days_after_they_were_passed_and_never_before(tmp_path: 
     assert {path.name for path in tmp_path.iterdir()} == {B, C}
     age(tmp_path, 1000)
     ledger.prune()
-    assert {path.name for path in tmp_path.iterdir()} == {C}  # a stopped query may go on from it at any time
+    assert {path.name for path in tmp_path.iterdir()} == {C}  # a stopped query may continue from it at any time
 
 
 def test_a_place_that_cannot_be_listed_is_not_pruned(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The ledger on S3: what the server must be able to do, and the errors if it is not."""
+"""The ledger on S3: what it requires of the server, and the errors for servers that lack it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFUSAL = b"<Error><Code>AccessDenied</Code><Message>no right to write</Message>
 
 
 class Altered:
-    """An S3 server whose conditional writes are not what they should be."""
+    """An S3 server with broken conditional writes."""
 
     def __init__(self, app: WSGI) -> None:
         self._app = app
@@ -46,7 +46,7 @@ class HeedsNoCondition(Altered):
 
 
 class LosesAnswers(Altered):
-    """That to the first conditional write, which was carried out."""
+    """Loses the response to the first conditional write, after carrying it out."""
 
     def put(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if self.conditional > 1:
@@ -57,7 +57,7 @@ class LosesAnswers(Altered):
 
 
 class RefusesInOtherWords(Altered):
-    """412 without the condition that failed, as some servers do."""
+    """Answers 412 without naming the failed condition, as some servers do."""
 
     def put(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         def start(status: str, headers: list[tuple[str, str]], *more: object) -> object:

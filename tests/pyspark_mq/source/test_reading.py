@@ -1,4 +1,4 @@
-"""Reading one range in a task: waiting for it, and what happens when messages are gone."""
+"""Read one range in a task: waiting for messages, and missing messages."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def test_a_topic_that_is_gone_is_data_loss(filled: Filled) -> None:
 
 
 class Hurried(DirectoryLog):
-    """A log in which nobody is to wait."""
+    """A log in which waiting fails the test."""
 
     def wait(self, seen: Positions, timeout: float) -> None:
         raise AssertionError(seen)
 
 
 def test_nothing_is_waited_for_where_nothing_is_wanted(filled: Filled) -> None:
-    """As of a queue that was made anew with fewer messages, while a task held it."""
+    """As of a queue that was recreated with fewer messages while a task held it."""
     reader = RangeReader(SourceOptions.parse({"path": filled.path, "subscribe": "orders"}), default_schema(False))
     wanted = QueueRange(Queue("orders", 0), 9, 9)
     with Hurried(MessageStore.open(filled.path, read_only=True)) as log:
@@ -117,7 +117,7 @@ def test_a_body_that_becomes_too_large_ends_the_query_or_is_null(filled: Filled)
         bodies(filled, wanted, **bound)
     read = bodies(filled, wanted, **bound, unreadable="null")
     assert read == [filled.rows[2][3], b"small", None, b"and on"]
-    assert bodies(filled, wanted)[2] == bytes(100 << 10)  # the store's own bound is larger
+    assert bodies(filled, wanted)[2] == bytes(100 << 10)  # the store's own limit is larger
     assert offsets(filled, wanted, **bound, unreadable="null") == [2, 3, 4, 5]
 
 

@@ -1,4 +1,4 @@
-"""What checkpoints and the ledger say of real-time batches: damaged, gone, elsewhere."""
+"""Checkpoints and ledgers of real-time batches that are damaged, missing or moved."""
 
 from __future__ import annotations
 

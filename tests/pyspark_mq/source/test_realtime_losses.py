@@ -1,4 +1,4 @@
-"""Real-time batches over topics that are deleted, or recreated, also while a task holds them."""
+"""Real-time batches over topics that are deleted or recreated, also while a task holds them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _pipelined_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Held:
-    """A query in the middle of a batch, whose one task holds both queues, and which has read all there was."""
+    """A query within a batch, whose one task holds both queues and has read everything."""
 
     def __init__(self, filled: Filled, batch_seconds: float = 2, **options: str) -> None:
         self.reader = reader(filled, batch_seconds=batch_seconds, realTimePartitions="1", **options)
@@ -44,12 +44,12 @@ class Held:
             self._take(next(self._batches))
 
     def go_on(self) -> None:
-        """To the end of the batch."""
+        """Read to the end of the batch."""
         for batch in self._batches:
             self._take(batch)
 
     def next_batch(self) -> None:
-        """And all of the next one."""
+        """Read the rest of this batch and all of the next one."""
         self.go_on()
         end = latest(self.reader, self.end)
         self.rows += run(self.reader, self.reader.partitions(self.end, end))
@@ -88,7 +88,7 @@ def test_another_life_inside_a_held_batch_ends_a_query_that_may_lose_nothing(fil
 def test_made_anew_while_a_batch_is_planned_where_retention_took_what_is_before(
     tmp_path: Path, call: int, real_time: bool, is_known: bool
 ) -> None:
-    """To a query that has been there, and to one that does not know the topic yet."""
+    """With a query that has read the topic, and one that does not know it yet."""
     filled = Filled(tmp_path / "mq", {"orders": 1, "other": 1})
     filled.put("orders", 0, 5)
     filled.put("other", 0, 300, size=1000)
@@ -104,7 +104,7 @@ def test_made_anew_while_a_batch_is_planned_where_retention_took_what_is_before(
         log.call, log.count = call, 9
         planning = stream_reader(replace(it._options, address=OfOne(filled.path, log)), default_schema(False))
         end = latest(planning, start)
-        log.call = min(log.call, 1)  # now, where there were fewer calls
+        log.call = min(log.call, 1)  # meddle now, if there were fewer calls
         log.bounds([])
         rows = run(it, planning.partitions(start, end))
     if (following := latest(it, end)) != end:
@@ -131,7 +131,7 @@ def test_another_life_inside_a_batch_held_where_retention_took_what_is_before(fi
 
 
 def empty_anew(filled: Filled) -> list[Row]:
-    """Topic "empty" is deleted and made again, with three messages."""
+    """Delete and recreate topic "empty", with three messages."""
     delete(filled, "empty")
     filled.store.create_topic("empty", 1)
     filled.put("empty", 0, 3)
@@ -139,7 +139,7 @@ def empty_anew(filled: Filled) -> list[Row]:
 
 
 def test_made_anew_where_a_held_batch_read_nothing(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query stands at the first message of either life."""
+    """The query is at offset 0 of the old and of the new topic."""
     monkeypatch.setattr(held_reading, "_HEARTBEAT_SECONDS", 0.1)
     filled.store.create_topic("empty", 1)
     query = Held(filled, subscribe="empty")
@@ -153,7 +153,7 @@ def test_made_anew_where_a_held_batch_read_nothing(filled: Filled, monkeypatch: 
 @pytest.mark.parametrize("count", [0, 2, 8])
 @pytest.mark.parametrize("call", range(1, 4))
 def test_made_anew_while_a_held_task_looks(tmp_path: Path, call: int, count: int) -> None:
-    """However many messages it has then, and nine in the end: each of these comes once."""
+    """The topic has `count` messages then and nine in the end; each is read once."""
     path = str(tmp_path / "mq")
     fill(path, 3)
     options = {"path": path, "subscribe": "orders", "startingOffsets": "earliest", "realTime": "true", **ACCEPTING}
@@ -193,7 +193,7 @@ def test_a_real_time_query_notices_a_store_that_is_another_now(filled: Filled) -
     first = latest(it, start)
     run(it, it.partitions(start, first))
     second = latest(it, first)
-    assert first["$last"] == {}  # its queues were read from their beginning
+    assert first["$last"] == {}  # its queues were read from offset 0
     assert [tuple(last) for last in second["$last"]["orders"].values()] == [
         filled.store.fingerprint("orders", 0, 2),
         filled.store.fingerprint("orders", 1, 4),
@@ -212,7 +212,7 @@ def test_a_real_time_query_notices_a_store_that_is_another_now(filled: Filled) -
         for real_time in (True, False):
             with pytest.raises(DataLossError, match=message):
                 latest(reader(filled, real_time=real_time), first)
-            with pytest.raises(DataLossError, match=message):  # run again after the driver was killed
+            with pytest.raises(DataLossError, match=message):  # repeated after the driver was killed
                 reader(filled, real_time=real_time).partitions(first, second)
         accepting = reader(filled, failOnDataLoss="false")
         again = latest(accepting, first)

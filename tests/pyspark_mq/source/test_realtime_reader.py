@@ -1,4 +1,4 @@
-"""Real-time batches by themselves, driven as Spark drives the reader, over real stores."""
+"""The reader of real-time batches, called as Spark calls it, over real stores."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_from_real_time_to_micro_batches_and_back(filled: Filled) -> None:
 def test_micro_batches_finish_a_real_time_batch_without_holding(filled: Filled) -> None:
     first = reader(filled, batchDuration="1h")
     start = first.initialOffset()
-    end = latest(first, start)  # logged, and then the query was killed
+    end = latest(first, start)  # Spark logged it, then the query was killed
     second = reader(filled, real_time=False)
     assert run(second, second.partitions(start, end)) == sorted(filled.rows)
     assert latest(second, end) is end
@@ -138,7 +138,7 @@ def test_records_are_kept_as_long_as_a_batch_may_start_from_them(filled: Filled)
     (folder,) = (Path(filled.path) / "ledger").iterdir()
     names = sorted(path.name for path in folder.iterdir())
     assert names == [".made", "1-0.json", "1-1.json", "2-0.json", "2-1.json"]
-    # The next run goes on from the last record, and a copy of the checkpoint may do so later.
+    # The next run continues from the last record, and a copy of the checkpoint may do so later.
     following = reader(filled)
     end = latest(following, offset)
     run(following, following.partitions(offset, end))
@@ -154,7 +154,7 @@ def quick(filled: Filled, *, real_time: bool) -> MqStreamReader:
 
 runs = st.tuples(
     st.integers(0, 3),  # which of the queries
-    st.booleans(),  # whether a copy of its checkpoint goes on beside it, and runs first
+    st.booleans(),  # whether a copy of its checkpoint runs first, and the original later
     st.booleans(),  # realTime
     st.integers(0, 3),  # batches
     st.integers(0, 40),  # the step at which the driver is killed
@@ -182,7 +182,7 @@ def test_killed_drivers_and_copied_checkpoints_go_on_exactly(
         for query in queries:
             query.run(lambda: quick(filled, real_time=False))
             assert query.rows == sorted(filled.rows)
-        # However many drivers were killed, what they left goes when its time is over.
+        # Leftovers of killed drivers are deleted after the retention time.
         for _ in range(2):
             for path in ledger.rglob("*"):
                 os.utime(path, (0, 0))

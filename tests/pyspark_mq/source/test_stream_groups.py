@@ -1,4 +1,4 @@
-"""The streaming reader and the consumer group that it begins at, and tells what is done."""
+"""The streaming reader with a consumer group: it starts at the group's offsets and commits its own progress."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_a_group_is_told_what_is_done_and_no_more(filled: Filled) -> None:
     start = it.initialOffset()
     end = latest(it, start)
     assert group(filled) == {0: 0, 1: 0}
-    it.stop()  # before Spark has asked for another batch: nobody knows whether this one was done
+    it.stop()  # before Spark asked for another batch: this one may not be committed
     assert group(filled) == {0: 0, 1: 0}
     it = reader(filled, consumerGroup="readers", **EARLIEST)
     following = latest(it, end)
     assert group(filled) == {0: end["orders"]["0"], 1: end["orders"]["1"]}
     assert latest(it, following) == following
-    assert group(filled) == {0: 3, 1: 5}  # Spark may end the process now, without another word
+    assert group(filled) == {0: 3, 1: 5}  # Spark may end the process now without another call
     it.stop()
 
 
@@ -47,7 +47,7 @@ def test_a_group_that_cannot_be_told_is_a_warning(
 
 
 def test_a_group_with_consumers_is_not_moved(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
-    """Who comes after them would not read what they have not read."""
+    """Otherwise later members would skip messages that the current ones have not read."""
     queue = Queue("orders", 1)
     readers = DirectoryAddress(filled.path).group("readers")
     it = reader(filled, consumerGroup="readers", **EARLIEST)
@@ -58,7 +58,7 @@ def test_a_group_with_consumers_is_not_moved(filled: Filled, caplog: pytest.LogC
         end = latest(it, it.initialOffset())
         assert latest(it, end) == end
         assert caplog.text.count("Group readers is not told how far this query is: its members consume orders") == 1
-    it.stop()  # they may be on their way back
+    it.stop()  # the group's consumers may come back
     assert group(filled)[1] == 2
 
 
@@ -86,7 +86,7 @@ def test_a_start_where_a_group_stands(filled: Filled) -> None:
 def test_a_start_where_a_group_stands_of_a_topic_that_was_created_anew(
     filled: Filled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    filled.store.commit_offsets("readers", "orders", {0: 9})  # as a backup of config/ may have it
+    filled.store.commit_offsets("readers", "orders", {0: 9})  # as restored from a backup of config/
     options = {"consumerGroup": "readers", "startingOffsets": "group"}
     with pytest.raises(OptionError, match=r"startingOffsets says 9 for orders/0, and its next message will be 3\. Was"):
         first_batch(reader(filled, **options))

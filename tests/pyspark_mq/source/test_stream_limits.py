@@ -19,7 +19,7 @@ from tests.pyspark_mq.source.streaming import EARLIEST, latest, reader, rows
 def test_a_batch_waits_until_it_is_large_enough(filled: Filled) -> None:
     it = reader(filled, minOffsetsPerTrigger="4", holdTimeoutMs="1", **EARLIEST)
     first = latest(it, it.initialOffset())
-    assert first["orders"] == {"0": 3, "1": 5}  # as in the Kafka source the first one comes at once
+    assert first["orders"] == {"0": 3, "1": 5}  # as in the Kafka source, the first batch does not wait
     filled.put("orders", 0, 2)
     filled.put("orders", 1, 1)
     assert latest(it, first) == first

@@ -1,4 +1,4 @@
-"""The streaming reader over queues that are gone, or others than the checkpoint knows."""
+"""The streaming reader over queues that are missing, or differ from those in the checkpoint."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_a_topic_that_is_gone_is_data_loss(filled: Filled) -> None:
 
 
 def made_anew(filled: Filled) -> Filled:
-    """Another store of the same name and topic."""
+    """Return a new store at the same path, with the same topic."""
     filled.store.close()
     shutil.rmtree(filled.path)
     return Filled(Path(filled.path), {"orders": 2})
 
 
 def put_back(filled: Filled, backup: Path) -> MessageStore:
-    """The store as it was when `backup` was made."""
+    """Restore the store from `backup`."""
     filled.store.close()
     shutil.rmtree(filled.path)
     shutil.copytree(backup, filled.path)
@@ -122,7 +122,7 @@ def test_a_batch_is_not_run_again_from_a_queue_that_is_another_now(filled: Fille
 
 @pytest.mark.parametrize("count", [4, 8])
 def test_made_anew_while_a_query_waits_that_began_at_the_latest_offset(filled: Filled, count: int) -> None:
-    """It has read nothing, and would pass over what the topic has by then."""
+    """It has read nothing, and would skip the messages of the recreated topic."""
     it = reader(filled)
     end = latest(it, it.initialOffset())
     recreate(filled, count)
@@ -132,7 +132,7 @@ def test_made_anew_while_a_query_waits_that_began_at_the_latest_offset(filled: F
 
 
 def test_a_topic_that_is_deleted_and_created_while_the_query_runs(filled: Filled) -> None:
-    """As a broker does it: the queue is another, and the log goes on."""
+    """As a broker does: the queue is replaced, and the log continues."""
     filled.store.create_topic("later", 1)
     it = reader(filled, **EARLIEST)
     end = latest(it, it.initialOffset())
@@ -151,10 +151,10 @@ def fill(path: str, count: int) -> None:
 
 
 class Meddled(DirectoryLog):
-    """A log whose topic another process deletes and creates anew just before one of the calls: 1 is the next."""
+    """A log whose topic is deleted and recreated by another process just before call number `call`; 1 is the next."""
 
     call = 0
-    count = 0  # messages of its new life
+    count = 0  # messages of the recreated topic
 
     def topics(self, *how: Any) -> Mapping[str, tuple[Queue, ...]]:
         self._meddle()
@@ -180,7 +180,7 @@ class Meddled(DirectoryLog):
 
 
 class SlowlyMeddled(Meddled):
-    """Likewise, and what it has then is put just before the call after that."""
+    """Like Meddled, but the recreated topic is filled just before the following call."""
 
     def _meddle(self) -> None:
         if self.call == 0:
@@ -202,7 +202,7 @@ class OfOne(DirectoryAddress):
 @pytest.mark.parametrize("count", [3, 8])
 @pytest.mark.parametrize("call", range(1, 8))
 def test_a_topic_that_is_made_anew_while_a_batch_is_planned(tmp_path: Path, call: int, count: int) -> None:
-    """However many messages it has then: the batch is data loss, or the one after it."""
+    """For any number of new messages, this batch or the next raises data loss."""
     path = str(tmp_path / "mq")
     fill(path, 5)
     with Meddled(MessageStore.open(path, read_only=True)) as log:
@@ -216,7 +216,7 @@ def test_a_topic_that_is_made_anew_while_a_batch_is_planned(tmp_path: Path, call
             second = latest(it, first)
         except DataLossError:
             return
-        log.call = min(log.call, 1)  # now, where there were fewer calls
+        log.call = min(log.call, 1)  # meddle now, if there were fewer calls
         log.bounds([])
         fill(path, 1)
         with pytest.raises(DataLossError, match="orders/0"):
@@ -225,7 +225,7 @@ def test_a_topic_that_is_made_anew_while_a_batch_is_planned(tmp_path: Path, call
 
 @pytest.mark.parametrize("call", range(1, 10))
 def test_made_anew_while_a_batch_is_planned_and_filled_a_moment_later(tmp_path: Path, call: int) -> None:
-    """Nothing said which message stood before the batch's end: what it had read came again."""
+    """No fingerprint was known for the batch's end, so messages were read twice."""
     filled = Filled(tmp_path / "mq", {"orders": 1, "other": 1})
     for topic in ("orders", "other"):
         filled.put(topic, 0, 5)
@@ -235,7 +235,7 @@ def test_made_anew_while_a_batch_is_planned_and_filled_a_moment_later(tmp_path: 
         log.call, log.count = call, 9
         planning = MqStreamReader(replace(it._options, address=OfOne(filled.path, log)), default_schema(False))
         end = latest(planning, start)
-        log.call = min(log.call, 1)  # now, where there were fewer calls
+        log.call = min(log.call, 1)  # meddle now, if there were fewer calls
         while log.call >= 0:
             log.bounds([])
         read = rows(it, start, end)
@@ -277,7 +277,9 @@ ORDERLY = {"consumeMode": "orderly", "consumerGroup": "g"}
 
 
 def behind_what_was_deleted(filled: Filled, subscribe: str = "orders,other") -> dict[str, str]:
-    """Options of a query that begins where retention took all messages of orders, and not of the other topic."""
+    """Return options of a query that begins after retention deleted all messages of orders, but not of the
+    other topic.
+    """
     filled.store.create_topic("other", 1)
     filled.put("other", 0, 300, size=1000)
     filled.store.clean(forced=True)
@@ -290,7 +292,7 @@ def behind_what_was_deleted(filled: Filled, subscribe: str = "orders,other") -> 
 def test_a_topic_made_anew_where_retention_took_what_is_before(
     filled: Filled, subscribe: str, mode: dict[str, str]
 ) -> None:
-    """A query that began at the latest offset, and has read nothing."""
+    """The query began at the latest offset, and has read nothing."""
     options = {**behind_what_was_deleted(filled, subscribe), "consumerGroup": "readers", **mode}
     it = reader(filled, **options)
     start = it.initialOffset()
@@ -315,7 +317,7 @@ def test_a_topic_made_anew_where_retention_took_what_is_before(
 
 
 def test_a_queue_that_lost_its_messages_in_a_log_that_went_back(filled: Filled) -> None:
-    """The message before the next is gone, so that only the log's begin tells."""
+    """The message before the next offset is deleted, so only the log's start shows the replacement."""
     filled.put("orders", 1, 300, size=1000)
     filled.put("orders", 0, 1)
     it = reader(filled, **EARLIEST)
@@ -334,7 +336,7 @@ def test_a_queue_that_lost_its_messages_in_a_log_that_went_back(filled: Filled) 
 
 @pytest.mark.parametrize("is_read", [True, False])
 def test_query_goes_on_in_a_recreated_topic(filled: Filled, is_read: bool) -> None:
-    """If it had read everything, nothing is lost; the messages that it had not read are expired."""
+    """If the query had read everything, nothing is lost; otherwise the unread messages count as expired."""
     it = reader(filled, **EARLIEST)
     end = it.initialOffset()
     if is_read:

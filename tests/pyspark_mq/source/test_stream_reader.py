@@ -1,4 +1,4 @@
-"""The streaming reader by itself, driven as Spark drives it, over real stores."""
+"""The streaming reader, called as Spark calls it, over real stores."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_latest_start_is_pinned(filled: Filled) -> None:
     filled.put("orders", 0, 4)
     end = latest(it, start)
     filled.put("orders", 0, 9)
-    # Spark was killed before it committed the batch: it asks again where to start, and the tail has moved.
+    # Spark was killed before it committed the batch: it asks again where to start, and the end has moved.
     replayed = reader(filled)
     moved = replayed.initialOffset()
     assert moved != start
@@ -52,7 +52,9 @@ def test_the_latest_start_is_pinned(filled: Filled) -> None:
 
 @pytest.mark.parametrize("real_time", ["false", "true"])
 def test_a_first_batch_is_run_again_though_a_queue_was_added(filled: Filled, real_time: str) -> None:
-    """Spark asks again where to start, and now the option leaves out a queue: only a new query has no start."""
+    """Spark asks again where to start, and the option now lacks a queue: only a new query must name a start
+    for each.
+    """
     options = {"path": filled.path, "subscribe": "orders", "holdTimeoutMs": "0"}
     options["startingOffsets"] = '{"orders": {"0": 1, "1": 2}}'
     it, replayed = (stream_reader(SourceOptions.parse(options), default_schema(False)) for _ in range(2))
@@ -67,7 +69,7 @@ def test_a_first_batch_is_run_again_though_a_queue_was_added(filled: Filled, rea
 
 
 def test_a_query_begins_behind_a_damaged_message(filled: Filled) -> None:
-    """As a user leaves it out."""
+    """As a user does to skip the message."""
     damaged = filled.store.fingerprints({Queue("orders", 0): 0})[Queue("orders", 0)].physical_offset
     with next(Path(filled.path, "commitlog").iterdir()).open("r+b") as segment:
         segment.seek(damaged)
@@ -85,7 +87,7 @@ def test_an_idle_query_keeps_its_offset(filled: Filled) -> None:
 
 
 def test_the_driver_is_told_of_a_new_owner(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query ends. One that is started again goes on where that was, and back."""
+    """The query ends. A restarted query continues with the new owner, and later with the old one."""
     monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.0)
     it = reader(filled, holdTimeoutMs="60000", **EARLIEST)
     end = latest(it, it.initialOffset())

@@ -1,4 +1,4 @@
-"""How many tasks Spark runs at once, by its settings and as a task is told."""
+"""The number of Spark's task slots, computed from its settings and in a task."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_task_is_told(spark: SparkSession) -> None:
 
 
 class SparedReader(MqBatchReader):
-    """Reads as ever, and then tells how many objects the collector spares, where it was planned and where it read."""
+    """Reads as usual, and then returns the number of frozen objects at planning and at reading."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)

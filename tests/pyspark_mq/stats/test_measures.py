@@ -1,4 +1,4 @@
-"""Lags, extents and metrics of a store whose topics come and go between two looks."""
+"""Lags, extents and metrics of a store whose topics are deleted and recreated between two requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 def come_and_go(path: str) -> None:
-    """Topic "passing", now with 9 messages in each queue, now with 3; one life after the other."""
+    """Recreate topic "passing" repeatedly, with 9 or 3 messages in each queue."""
     for life in range(LIVES):
         with MessageStore.open(path) as store:
             store.create_topic("passing", QUEUES)
@@ -44,7 +44,7 @@ def come_and_go(path: str) -> None:
         delete_topic(path, "passing")
 
 
-Look = Callable[[], set[str]]  # the topics that it finds
+Look = Callable[[], set[str]]  # returns the topics that it finds
 
 
 def of_lags(store: MessageStore) -> Look:
@@ -84,7 +84,7 @@ def test_a_topic_that_goes_between_two_looks(store: MessageStore, looking: Calla
     finally:
         passing.join(PATIENCE)
     assert all("kept" in topics for topics in found)
-    assert {"kept", "passing"} in found  # else there was nothing between two looks
+    assert {"kept", "passing"} in found  # otherwise the topic never changed between two requests
     assert {"kept"} in found
 
 

@@ -1,4 +1,4 @@
-"""A store as Prometheus sees it."""
+"""A store's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def registry(store: MessageStore) -> CollectorRegistry:
 
 
 def put(store: MessageStore, count: int, topic: str = "orders") -> int:
-    """Bytes of the records."""
+    """Put messages; return the bytes of their records."""
     begin = store.confirm_offset
     store.put_many([Message(topic, bytes(100))] * count)
     return store.confirm_offset - begin
@@ -101,7 +101,7 @@ def test_dead_letters(store: MessageStore, registry: CollectorRegistry) -> None:
 
 
 def test_a_topic_that_was_made_anew(tmp_path: Path) -> None:
-    """The counter goes on, as offsets do."""
+    """The counter continues, as offsets do."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("orders", 2)
         put(store, 10)
@@ -117,7 +117,7 @@ def test_a_topic_that_was_made_anew(tmp_path: Path) -> None:
 
 
 def told(registry: CollectorRegistry, name: str, **labels: str) -> float:
-    """The sum over all clients."""
+    """Return the sum over all clients."""
     every = [sample for metric in registry.collect() for sample in metric.samples if sample.name == name]
     return sum(each.value for each in every if labels.items() <= each.labels.items())
 

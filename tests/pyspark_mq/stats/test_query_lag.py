@@ -75,7 +75,7 @@ def test_bytes_and_seconds_by_the_log(filled: Filled) -> None:
 
 
 def test_messages_that_are_deleted_do_not_count(tmp_path: Path) -> None:
-    """Of a queue that was never read, and of one that retention overtook."""
+    """In a queue that was never read, and in one where retention deleted unread messages."""
     filled = Filled(tmp_path / "mq", {"orders": 2})
     with filled.store as store, DirectoryAddress(filled.path).open() as log:
         for queue in range(2):
@@ -90,7 +90,7 @@ def test_messages_that_are_deleted_do_not_count(tmp_path: Path) -> None:
 
 
 def test_of_a_cluster(tmp_path: Path) -> None:
-    """It cannot say how large messages are; what a query reports names brokers."""
+    """A cluster does not report message sizes, and a query's progress names brokers."""
     with (
         MessageStore.open(tmp_path / "mq") as store,
         serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="b")) as serving,
