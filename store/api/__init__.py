@@ -1,1 +1,1 @@
-"""`MessageStore`, a store directory that is open, composed of the rooms below."""
+"""`MessageStore`, an open store directory, built from the packages below."""

@@ -1,7 +1,8 @@
-"""`Group` and `Member`: what a consumer needs of its group, kept in files beside a directory, or by brokers.
+"""`Group` and `Member`: the interface of a consumer group.
 
-A group reads each message of its topics once: its members share the queues, each queue is one member's at a time, and
-the group's offsets say how far it has read. Two kinds: `store.directory.directory_group` and `store.cluster.group`.
+A group reads each message of its topics once. Its members share the queues: each queue has one owner at a time. The
+group's offsets are the progress in each queue. `store.directory.directory_group` keeps groups in files of a store;
+`store.cluster.group` uses RocketMQ brokers.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ EVERYTHING = "*"
 
 
 class MessageModel(Enum):
-    """CLUSTERING: a message is read by one member. BROADCASTING: by each; every member keeps offsets of its own."""
+    """CLUSTERING: one member reads a message. BROADCASTING: each member reads it, and has its own offsets."""
 
     CLUSTERING = "clustering"
     BROADCASTING = "broadcasting"
 
 
 class ConsumeFromWhere(Enum):
-    """The begin of a group in a queue without an offset, see `store.broker.group_files.first_offsets`."""
+    """The start of a group in a queue without an offset, see `store.broker.group_files.first_offsets`."""
 
     CONSUME_FROM_LAST_OFFSET = "last"
     CONSUME_FROM_FIRST_OFFSET = "first"
@@ -33,7 +34,7 @@ class ConsumeFromWhere(Enum):
 
 
 class Subscription(NamedTuple):
-    """Which messages of a topic a group reads. expression_type: TAG or SQL92, RocketMQ's ExpressionType."""
+    """The filter for the messages of a topic. expression_type: TAG or SQL92, RocketMQ's ExpressionType."""
 
     expression: str = EVERYTHING
     expression_type: str = "TAG"
@@ -46,7 +47,7 @@ Subscriptions = Mapping[str, Subscription]  # by topic
 
 
 class MemberInfo(NamedTuple):
-    """A member as others see it. queues: those it has, sorted. silent_seconds: since it was last heard of."""
+    """A member as other members see it. queues: owned ones, sorted. silent_seconds: since its last heartbeat."""
 
     id: str
     subscriptions: Subscriptions
@@ -57,10 +58,10 @@ class MemberInfo(NamedTuple):
 
 
 class Member(Protocol):
-    """One consumer in its group, until it leaves: a context manager. Threads may share it.
+    """One consumer in its group, until it leaves. It is a context manager, and threads may share it.
 
-    Every verb but `leave` raises `StoreClosed` after that, `StoreForked` in a forked process, and `StoreLocked` while
-    a RocketMQ broker runs on the directory.
+    Every method except `leave` raises `StoreClosed` after `leave`, `StoreForked` in a forked process, and
+    `StoreLocked` while a RocketMQ broker runs on the directory.
     """
 
     @property
@@ -68,80 +69,85 @@ class Member(Protocol):
         """RocketMQ's client id: host@instance."""
 
     def members(self) -> list[str]:
-        """The ids to allocate the queues to, sorted, this one among them; of a broadcasting group this one alone.
+        """Return the sorted ids of the members to allocate the queues to, including this one.
 
-        Those that were heard of within 120 s, and have not left or died. None that is exclusive, but this one.
+        These are the members with a heartbeat within 120 s that have not left or died. Other members that are exclusive
+        are left out. In a broadcasting group, it is this member alone.
         """
 
     def wait(self, timeout: float) -> bool:
-        """Sleep until the group is no longer as it was when this last was true, at most `timeout` seconds.
+        """Wait up to `timeout` seconds for a change of the group since the last call that returned True.
 
-        True if members came or went, if another gave a queue back or took one, or if offsets were reset. `leave` in
-        another thread ends it.
+        Return True if members joined or left, another member acquired or released a queue, or offsets were reset.
+        `leave` in another thread ends the wait.
         """
 
     def lock(self, queues: Iterable[Queue], *, ask: bool = False) -> set[Queue]:
-        """Return those of `queues` that are this member's now: free, expired, or its own before (LOCK_BATCH_MQ).
+        """Acquire or renew the locks of `queues` for 60 s, and return the queues that succeeded (LOCK_BATCH_MQ).
 
-        Never a queue of another member, nor at once a queue whose lock expired here: its reader has to restart. They
-        are its own for 60 s. Call it every 20 s, even with no queues: it is the sign of life. Commits in queues that
-        are new here are forgotten.
+        A queue succeeds if it is free or expired, or if this member has it. A queue whose lock this member let expire
+        fails at first, because its reader has to restart. Commits in newly acquired queues are discarded.
 
-        ask: tell the owners of the other queues that this member asks for them, until it calls this without.
+        Call it every 20 s, even without queues, because it is also the heartbeat.
+
+        ask: request the other queues from their owners, until the next call without `ask`.
         """
 
     def asked(self) -> set[Queue]:
-        """Return this member's queues that another member asks for. This member may keep them."""
+        """Return the queues of this member that another member requests. This member may keep them."""
 
     def unlock(self, queues: Iterable[Queue]) -> None:
-        """Give queues back, after their committed offsets are persisted."""
+        """Persist the committed offsets of queues, and release their locks."""
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """Return the offset to read next, for queues that have one: as committed here, or else as persisted."""
+        """Return the offset to read next, for queues that have one: committed by this member, or else persisted."""
 
     def begin(self, positions: Positions) -> None:
-        """Set offsets of queues that the group has none of, and persist them at once, so that all members agree.
+        """Set and persist the offsets of queues in which the group has none; see
+        `store.broker.group_files.first_offsets`.
 
-        Queues that were reset or deleted concurrently are left out, see `resets`.
-
-        See `store.broker.group_files.first_offsets`. Read what counts by `committed`.
+        Queues that have an offset, or were reset or deleted concurrently, are left out. Call `committed` for the
+        offsets to use.
         """
 
     def commit(self, positions: Positions) -> None:
-        """All messages before `positions` are done; smaller ones than before, or of others' queues, do not count.
+        """Commit offsets: all messages before `positions` are done.
 
-        It does not wait for a device, but it survives this process: the next owner of the queues begins there.
+        Offsets that are smaller than before, or in queues that this member does not own, are ignored. The commit is
+        not synced to the device, but survives a kill of this process: the next owner of a queue starts there.
         """
 
     def persist(self) -> None:
-        """Write committed offsets of this member's queues to the group's offsets. Call it every 5 s.
+        """Write the committed offsets of this member's queues to the group's offsets. Call it every 5 s.
 
-        Queues that were reset concurrently stay as they were reset; no offset goes backwards.
+        Queues that were reset concurrently keep their new offset. No offset decreases.
         """
 
     def resets(self) -> Positions:
         """Return the new offsets of queues that were reset since the last call, or since this member joined.
 
-        Commits in these queues are forgotten, and do not count before this returned them. Afterwards the caller must
-        not commit messages that it read before.
+        Commits in a reset queue are discarded, and ignored until this returns the queue. After that, the caller must
+        not commit offsets of messages that it read before the call.
         """
 
     def reset(self, positions: Positions) -> None:
-        """Let the group go on at these offsets, in queues of this member, even backwards: the queues were recreated, or
-        are shorter. A broadcasting member resets itself alone. It learns of it from `resets`. Raises `UnknownTopic`.
+        """Reset the group's offsets in queues of this member, which were recreated or are shorter than before.
+
+        Offsets may decrease. A broadcasting member resets only its own offsets. The next `resets` of this member
+        returns them. Raises `UnknownTopic`.
         """
 
     def send_back(
         self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int | None = None
     ) -> None:
-        """Let the group have messages again: later, or never, among its dead letters (CONSUMER_SEND_MSG_BACK).
+        """Send messages back to the group, to be delivered again or become dead letters (CONSUMER_SEND_MSG_BACK).
 
-        delay_level: 0 for RocketMQ's own choice, 3 and one more each time; below 0 for the dead letters at once.
-        max_reconsume_times: how often one comes again before it goes there; default: as the group is set, 16.
+        delay_level: 0 for RocketMQ's default, which is 3 plus the number of retries; negative to make them dead letters
+        at once. max_reconsume_times: retries before a message becomes a dead letter; default: the group's setting, 16.
         """
 
     def leave(self) -> None:
-        """Persist, give everything back, and go. The second time, and in a forked process, this does nothing."""
+        """Persist offsets, release all queues, and leave. Does nothing the second time, nor in a forked process."""
 
     def __enter__(self) -> Member: ...
 
@@ -165,17 +171,18 @@ class Group(Protocol):
         exclusive: bool = False,
         instance: str | None = None,
     ) -> Member:
-        """Become a member; the group is made if it is new.
+        """Join the group, and create it if it does not exist.
 
-        exclusive: this member has all queues or none, so others do not leave it a share.
-        instance: a name of this process's choice, RocketMQ's instanceName: of two members at a time only one can have
-        it. A broadcasting member finds its offsets again by it. Default: another each time; DEFAULT for broadcasting.
+        exclusive: this member takes all queues or none, so others leave it out when they allocate queues.
+        instance: RocketMQ's instanceName, unique among the current members. A broadcasting member finds its offsets by
+        it after a restart. Default: a new name each time; DEFAULT for broadcasting.
 
-        Raises `GroupConflict` where members subscribe, or consume, otherwise, or one has this instance; `InvalidGroup`.
+        Raises `InvalidGroup`, and `GroupConflict` if members have other subscriptions, models or order, or one has this
+        instance.
         """
 
     def create(self) -> None:
-        """Make the group, with RocketMQ's default settings, if it is new."""
+        """Create the group with RocketMQ's default settings if it does not exist."""
 
     def members(self) -> list[MemberInfo]:
         """Return the current members, sorted by id."""
@@ -184,9 +191,9 @@ class Group(Protocol):
         """Return the persisted offsets of queues that have one."""
 
     def reset(self, positions: Positions) -> None:
-        """Let the group go on from there: members that consume at once, others when they join.
+        """Set the group's offsets. Current members restart there at once.
 
-        Raises `UnknownGroup`, which names those with a like name, `UnknownTopic`, `OffsetOutOfRange`.
+        Raises `UnknownGroup`, which suggests similar names, `UnknownTopic`, `OffsetOutOfRange`.
         """
 
 

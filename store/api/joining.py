@@ -1,4 +1,4 @@
-"""`Joining`: how a writer joins the others of a directory, after a recovery if the last one died."""
+"""`Joining`: joins a new writer to a directory's writers, after a recovery if the last writer died."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from store.upkeep.store_directory import StoreDirectory
 
 
 class Joining:
-    """One writer's way into a directory."""
+    """Joins one writer to a directory."""
 
     def __init__(
         self, directory: StoreDirectory, config: StoreConfig, log: CommitLog, index: Index, queues: ConsumeQueues
@@ -40,15 +40,16 @@ class Joining:
         self._queues = queues
 
     def join(self, lock: StoreLock) -> tuple[PublishedEnd, NotedEnds]:
-        """Recover the directory if it needs that and no other writer is in it; the queues learn how long they are.
+        """Join, and recover the directory if necessary. The queues learn how many entries they have.
 
-        Call it with `lock` held. Raises `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptStore`.
+        Call it with `lock` held. Raises `StoreFull`, `ConfigError`, `CorruptStore`, and `StoreLocked` if the directory
+        needs a recovery and has other writers.
         """
         root = self._directory.root
         self._directory.check_sizes(self._config)
         alone = lock.join()
         finish_deletion(root)
-        if alone:  # beside other writers no broker can have been here
+        if alone:  # while there are other writers, no broker can have run here
             remove_what_came_back(root)
         found = QueueEnds.read(root)
         recover = self._decide(found, alone=alone)
@@ -58,7 +59,8 @@ class Joining:
         if recover is not None:
             recover()
         published = PublishedEnd(root, writable=True)
-        if alone and is_left(self._log, published.written_end):  # by a broker that died: undone as an append of ours
+        # A broker that died left an unfinished record. Announce it, so that it is undone like an append of a writer.
+        if alone and is_left(self._log, published.written_end):
             published.announce(self._log.next_segment(published.written_end), published.store_timestamp)
         ends = self._expect(published, found if recover is None else None, alone=alone)
         published.begin_to_know()
@@ -69,12 +71,12 @@ class Joining:
         return published, NotedEnds(ends, root, self._log, self._index)
 
     def _expect(self, published: PublishedEnd, found: QueueEnds | None, *, alone: bool) -> QueueEnds | None:
-        """Let the queues expect their noted lengths; returns what the file has of them.
+        """Let the queues expect their recorded lengths, and return the file of these.
 
-        found: the file before joining, of a directory that needed no recovery: it knows later appends, too.
+        found: the file before joining, if no recovery was necessary: it may include later appends.
         """
         root = self._directory.root
-        # Beside other writers the file may have a length from after a queue lost one of its files.
+        # While there are other writers, a length may have been recorded after a queue lost a file.
         ends = None if published.has_lost else QueueEnds.read(root)
         existing = self._queues.existing() if alone else []
         if alone and ends is not None and ends.forget_all_but(existing):
@@ -87,9 +89,9 @@ class Joining:
         return ends
 
     def _decide(self, ends: QueueEnds | None, *, alone: bool) -> Callable[[], None] | None:
-        """Return the recovery to carry out, None if there is nothing to recover; `ends` learn where the queues end.
+        """Return a function that carries out the recovery, None if there is nothing to recover.
 
-        If this raises, the directory is as it was.
+        Adds to `ends` the appends after its offset. If this raises, the directory is unchanged.
         """
         size = self._config.mappedFileSizeConsumeQueue
         evidence = self._directory.evidence(self._log, self._index, size, ends, alone=alone)
@@ -111,10 +113,10 @@ class Joining:
 
 
 class NotedEnds:
-    """The lengths of the queues, kept up to date behind the flushes, and written to their file now and then."""
+    """The recorded lengths of the queues, updated after each flush and periodically written to a file."""
 
     def __init__(self, ends: QueueEnds | None, root: Path, log: CommitLog, index: Index) -> None:
-        """ends: None if the file was missing when the writer joined beside another one; then this notes nothing."""
+        """ends: None if the file was missing when the writer joined other ones; `note` then does nothing."""
         self._ends = ends
         self._root = root
         self._topics = Topics(root)
@@ -123,9 +125,9 @@ class NotedEnds:
         self._threads = threading.RLock()
 
     def note(self, begin: int, end: int, ranges: Ranges, *, at_once: bool = False) -> None:
-        """Follow the flushed log up to `end`. at_once: write the file, too.
+        """Update the lengths from the flushed log [begin, end). at_once: write the file even if it is not due.
 
-        A missing file was deleted on purpose, and stays so.
+        A missing file was deleted on purpose, and is not written again.
         """
         ends = self._ends
         if ends is None:
@@ -134,6 +136,6 @@ class NotedEnds:
             deleted = self._topics.deletions()
             ends.follow(begin, end, ranges, deleted)
             written = QueueEnds.read(self._root) if at_once or ends.is_due(self._index) else None
-            # A file with a later offset has these appends already; together with this offset it would be too long.
+            # A file with a later offset includes these appends. Its lengths must not be written with this offset.
             if written is not None and written.at <= ends.at and ends.complete(self._log, written, deleted):
                 ends.write(self._root, self._index)

@@ -1,4 +1,4 @@
-"""`MessageStore`: the few verbs a user needs, composed of the rooms of this package. No byte is touched here."""
+"""`MessageStore`: the methods that a user needs. They delegate to other modules, which read and write the files."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from store.upkeep.store_directory import StoreDirectory
 
 
 class MessageStore(StoreFinder):
-    """A store directory, open. Use `MessageStore.open`, best in a `with` statement.
+    """An open store directory. Use `MessageStore.open`, best in a `with` statement.
 
-    Any number of stores, in any processes of one host, may be open on one directory, to write and to read.
-    One store may be used by several threads, of the process that opened it: in one that is forked from it, as after
-    `close`, every verb raises, `StoreForked` or `StoreClosed`. A verb, or an iterator of batches, that is under way in
-    another thread meanwhile comes to its end or raises that. A store that is dropped without `close` is a
-    `ResourceWarning`, and as if killed.
+    Any number of stores, in any processes of one host, may be open on one directory, for writing and for reading.
+    Threads may share a store. Methods raise `StoreClosed` after `close`, and `StoreForked` in a forked process. A
+    method or an iterator of batches that another thread runs during `close` completes or raises `StoreClosed`.
+    A store that is dropped without `close` emits a `ResourceWarning`, and leaves its directory as a killed process
+    does.
     """
 
     def __init__(self, directory: StoreDirectory, config: StoreConfig, *, read_only: bool) -> None:
@@ -57,7 +57,7 @@ class MessageStore(StoreFinder):
         self.config = config
         self._topics = Topics(directory.root)
         self._groups = ConsumerOffsets(directory.root)
-        # What only the files can tell is learnt when there are any: a broker may be about to make the first.
+        # Without a configuration, a reader learns the file sizes from the files, which a broker may create later.
         learns = read_only and not directory.has_configuration
         queue_file_size = None if learns else config.mappedFileSizeConsumeQueue
         log_file_size = None if learns else config.mappedFileSizeCommitLog
@@ -75,7 +75,7 @@ class MessageStore(StoreFinder):
                 is_brokers=partial(_is_brokers, self._published_end),
                 noted_ends=partial(_noted_ends, directory.root, self._published_end),
             )
-            # A topic may have been deleted and created again: what was seen of its queues means nothing then.
+            # If a topic was recreated, the cached state of its queues is stale.
             self._topics = Topics(directory.root, changed=queues.forget)
         else:
             queues = ConsumeQueues(directory.root, queue_file_size, writable=True)
@@ -91,7 +91,7 @@ class MessageStore(StoreFinder):
             self._watches = Watches(self._published_end)
             if self._writer is not None:
                 self._writer.start()
-        except BaseException:  # an interrupt: nobody else closes the writer
+        except BaseException:  # on an interrupt, no caller has the store to close it
             if self._writer is not None:
                 self._writer.close()
             raise
@@ -105,14 +105,14 @@ class MessageStore(StoreFinder):
     ) -> MessageStore:
         """Open the store in directory `path` (or a `file:` URL), local to this host.
 
-        create: make a store of a missing or empty directory (not with `read_only`).
-        read_only: take no lock and write nothing; also for the directory of a RocketMQ broker.
+        create: create a store in a missing or empty directory (not with `read_only`).
+        read_only: acquire no lock and write nothing; also for the directory of a RocketMQ broker.
         config: a `StoreConfig` or the path of a `store.conf`; default: the directory's own
-        `config/store.conf`, else RocketMQ's defaults. File sizes of an existing store stay what they are.
+        `config/store.conf`, else RocketMQ's defaults. The file sizes of an existing store do not change.
 
         Raises `NotAStore`, `UnsupportedStore`, `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptSegment`,
-        `CorruptStore`; as every verb `StoreUnavailable` for what the system refuses. Warns `UnsupportedWarning` of
-        topics that RocketMQ's consumer sees otherwise.
+        `CorruptStore`. Like every method, raises `StoreUnavailable` for an error of the operating system. Emits
+        `UnsupportedWarning` for topics in which RocketMQ's consumer sees other messages.
         """
         directory = StoreDirectory.at(path)
         try:
@@ -130,9 +130,9 @@ class MessageStore(StoreFinder):
     # --- topics ----------------------------------------------------------------------------------------
 
     def create_topic(self, topic: str, queues: int = 4) -> int:
-        """Create a topic, or add queues to one; returns its number of queues.
+        """Create a topic, or add queues to an existing one. Return its number of queues.
 
-        Raises `InvalidTopic` for a name that RocketMQ refuses or fewer queues than there are; `StoreFull`.
+        Raises `StoreFull`, and `InvalidTopic` for a name that RocketMQ refuses, or to remove queues.
         """
         self.must_be_open()
         writer = self._writing()
@@ -140,11 +140,11 @@ class MessageStore(StoreFinder):
             return self._topics.create(topic, queues)
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic, with its queues and settings; see `store.api.message_store`.
+        """Delete a topic, with its queues and settings.
 
-        Whoever has the store open, in any process, is told `UnknownTopic` from then on, also for what is being put.
-
-        Raises `UnknownTopic`, `InvalidTopic` for a broker's own, `FlushFailed`, `StoreBusy`; nothing is deleted then.
+        From then on, every process that has the store open gets `UnknownTopic`, also for a running append. If this
+        raises, nothing is deleted. Raises `UnknownTopic`, `FlushFailed`, `StoreBusy`, and `InvalidTopic` for a topic
+        that RocketMQ brokers use themselves.
         """
         self.must_be_open()
         if topic in NOT_FOR_PUTTING:
@@ -154,7 +154,7 @@ class MessageStore(StoreFinder):
     # --- putting ---------------------------------------------------------------------------------------
 
     def put(self, message: Message) -> PutResult:
-        """Append one message; when this returns, every reader sees it (with SYNC_FLUSH it is on the device).
+        """Append one message. When this returns, every reader sees it; with SYNC_FLUSH, it is on the device.
 
         Raises `UnknownTopic`, `UnknownQueue`, `MessageRefused`, `StoreFull`, `FlushFailed`.
         """
@@ -162,7 +162,7 @@ class MessageStore(StoreFinder):
         return self._put([message])[0]
 
     def put_many(self, messages: Iterable[Message]) -> list[PutResult]:
-        """Append messages, of any topics, in one append: readers see all of them or none. Raises as `put`."""
+        """Append messages of any topics at once: readers see all of them or none. Raises as `put`."""
         self.must_be_open()
         return self._put(messages)
 
@@ -172,26 +172,24 @@ class MessageStore(StoreFinder):
             return []
         records = self._records.of_messages(messages)
         went = writer.append_few(records) if isinstance(records, list) else writer.append([records]).each()
-        return self._records.results(messages, went)  # also where the store was closed meanwhile
+        return self._records.results(messages, went)  # works even if the store was closed concurrently
 
     def append_table(self, topic: str, table: Any) -> AppendResult:
-        """Append a table of messages to one topic, vectorised: a pyarrow Table or RecordBatch, a pandas frame, or
-        what else offers itself as an Arrow stream. Readers see all of it or nothing.
+        """Append a table of messages to one topic, vectorised. Readers see all of it or nothing.
 
+        table: a pyarrow Table or RecordBatch, a pandas frame, or any other Arrow stream.
         Columns: body (binary or string); optionally tags, keys (string, or list of strings), properties
-        (map<string, string>), queueId, shardingKey, flag, bornTimestamp (timestamp, or integer ms). Rows that name no
-        queue go round all queues, 16 to each while they last.
+        (map<string, string>), queueId, shardingKey, flag, bornTimestamp (timestamp, or integer ms). Rows without a
+        queue go to all queues in turn, 16 to each.
 
-        What is longer than some 32 MiB is made into records while this has the turn to append: tables of gigabytes
-        keep everybody else who appends waiting for seconds.
-
-        Raises `InvalidColumns` and what `put` raises.
+        Rows beyond about 32 MiB are encoded while this holds the append lock. A table of gigabytes blocks other appends
+        for seconds. Raises `InvalidColumns`, and as `put`.
         """
         self.must_be_open()
         return self._writing().append(self._records.of_table(topic, table))
 
     def begin(self) -> Append:
-        """An append of several tables and messages, to any topics, that are seen all at once.
+        """Begin an append of several tables and messages, to any topics. Readers see all of them or none.
 
         Raises `ReadOnlyStore`.
         """
@@ -199,7 +197,7 @@ class MessageStore(StoreFinder):
         return Append(self.path, self._records, self._writing())
 
     def flush(self) -> None:
-        """Bring everything published so far to the device. Raises `FlushFailed`, then and ever after."""
+        """Write everything published so far to the device. Raises `FlushFailed`, then and at all later calls."""
         self.must_be_open()
         self._writing().flush()
 
@@ -214,18 +212,19 @@ class MessageStore(StoreFinder):
         dry_run: bool = False,
         config: StoreConfig | None = None,
     ) -> Cleaned:
-        """Delete old messages, as RocketMQ's broker does: one step, to be called every now and then.
+        """Delete old messages, as RocketMQ's broker does: one step, to be called periodically.
 
-        now: seconds since 1970. asked: at any hour, not only `deleteWhen`. forced: whatever their age. dry_run: only
-        say what would go. config: whose settings count instead of the store's own. What is to be archived and is not
-        yet stays, and so does what waits to be delivered, with all behind it. Raises `ReadOnlyStore`, and
-        `ObjectsUnavailable` or `CorruptStore` where nobody can tell what that is.
+        now: seconds since 1970. asked: delete at any hour, not only at `deleteWhen`. forced: delete messages of any
+        age. dry_run: delete nothing, and return what would be deleted. config: settings to use instead of the store's.
+
+        Keeps all messages from the first one on that is still to be archived, or waits for its delivery. Raises
+        `ReadOnlyStore`, and `ObjectsUnavailable` or `CorruptStore` if that first message cannot be determined.
         """
         self.must_be_open()
         settings, now = config or self.config, now if now is None else seconds("now", now)
         retention = Retention(self.path, settings, self._log, self._index, self._queues)
         archive = StoreArchive.remembered(self.path, self.config)
-        confirm = self.confirm_offset  # nobody asked what is to stay of that which comes meanwhile
+        confirm = self.confirm_offset  # `kept` does not consider later appends, so none of them may be deleted
         is_brokers = self._writer is None
         kept = (
             archive.kept_from(confirm, self._published, self._topics, is_brokers=is_brokers),
@@ -237,7 +236,7 @@ class MessageStore(StoreFinder):
         writer = self._writing()
         with writer.held():
             decision, used, held = retention.decide(confirm, now, kept_from, asked=asked, forced=forced)
-        if decision.starts:  # or else a crash of the machine would take the entries of records that are gone, too
+        if decision.starts:  # a crash of the machine must not undo queue entries whose records were deleted
             writer.settle()
         return retention.clean(decision, used, held, writer.held)
 
@@ -254,20 +253,21 @@ class MessageStore(StoreFinder):
         storage_options: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Archived:
-        """Copy messages to an archive, from where it ends on; see docs/archive.md. Also with `read_only`.
+        """Copy messages that are not archived yet to an archive; see docs/archive.md. Also with `read_only`.
 
-        url: a directory, or what fsspec reaches; default: where it archived before. The first one is remembered in the
-        store's settings, and from then on `clean` keeps what is not archived there, and readers read through to it; at
-        another URL a copy is made, and nothing remembered. older_than: seconds since a message was stored. topics:
-        default: those of the time before, or all but the system's, as for (); they are remembered, too. reserved_hours:
-        what was stored longer ago is deleted from the archive, whole pieces of a queue; default: nothing is. forget:
-        topics of which first to take out of the archive what cannot go on, as before a hole.
-        storage_options: fsspec's; they are not remembered. progress: called with messages that are archived by now, and
-        of how many. Messages that are archived count from some point on while it runs; it may be killed, and called
-        again, at any moment.
+        url: a directory or an fsspec URL; default: the URL in the store's settings. The first URL is written to the
+        settings. From then on `clean` keeps messages that are not archived there, and readers read older messages from
+        there. An archive at another URL is a mere copy.
+        older_than: archive messages stored at least so many seconds ago.
+        topics: the topics to archive, () for all except system topics; default: as at the last run, at first ().
+        reserved_hours: delete archived messages stored longer ago, in whole pieces of a queue; default: none.
+        forget: topics whose archived messages to delete first in each queue that cannot continue, as after a gap.
+        storage_options: fsspec's. They are not written to the settings.
+        progress: called with the number of messages archived so far, and their total.
 
-        Raises `ObjectsUnavailable`, `ArchiveOfAnother` (nothing is archived), `QueuesPassedOver` (all others are),
-        `StoreLocked` (another process archives), `UnknownTopic`, `NoArchive` where the remembered one is gone.
+        The call may be killed at any moment, and repeated. Raises `ObjectsUnavailable`, `UnknownTopic`,
+        `ArchiveOfAnother` (nothing is archived), `QueuesPassedOver` (all other queues are archived), `StoreLocked` if
+        another process archives, and `NoArchive` if the archive in the settings is missing.
         """
         self.must_be_open()
         known = StoreArchive.remembered(self.path, self.config, storage_options)
@@ -287,18 +287,17 @@ class MessageStore(StoreFinder):
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is in the middle of an append: `close` raises then."""
+        """Whether this thread is in the middle of an append, so that `close` would raise."""
         return self._writer is not None and self._writer.is_inside
 
     def close(self) -> None:
-        """Flush, leave the directory, close its files; the last writer to leave marks it as closed cleanly.
+        """Flush, and close all files. The last writer of the directory marks it as closed cleanly.
 
-        A file whose bytes are still in use, in a batch that was handed out, closes with their last use. The second
-        time, and in a forked process, this does nothing.
+        A mapped file that a batch still uses is closed when the batch is freed. Does nothing the second time, nor in a
+        forked process.
 
-        Raises `FlushFailed`, `StoreBusy`, `StoreReplaced`: everything is closed then, but the directory is not marked.
-        Raises `StoreLocked` when a signal handler or a callback calls it during an append in the same thread; then
-        nothing is closed.
+        Raises `FlushFailed`, `StoreBusy` or `StoreReplaced` after closing, but without marking the directory. Raises
+        `StoreLocked`, without closing, in a signal handler or a callback during an append in the same thread.
         """
         if self._is_over:
             return
@@ -316,7 +315,7 @@ class MessageStore(StoreFinder):
             self._published_end.close()
 
     def __del__(self) -> None:
-        if not self._is_over and "_watches" in vars(self):  # it was opened
+        if not self._is_over and "_watches" in vars(self):  # false if `__init__` raised
             what = f"{self.path}: this store was dropped; close it, or use a with statement"
             warnings.warn(what, ResourceWarning, stacklevel=2, source=self)
 
@@ -344,24 +343,24 @@ def _is_brokers(end: LogEnd) -> bool:
 
 
 def _noted_ends(root: Path, end: LogEnd) -> Ends:
-    """Where the queues of a directory ended when that was noted; nothing of one that was a broker's since, or where one
-    lost a file: it is longer by now, and has a hole.
+    """Return the recorded ends of the queues.
+
+    They are useless, and {} is returned, if a broker has written since, or if a queue lost a file: the queue is longer
+    by now, and has a hole.
     """
     noted = None if end.by_log or end.has_lost else QueueEnds.read(root)
     return {} if noted is None or noted.at > end.confirm_offset else noted.of
 
 
 def _nothing() -> None:
-    """For a store that puts nothing."""
+    """Do nothing about delayed messages, in a store that is only read."""
 
 
 def delete_topic(path: str | os.PathLike[str], topic: str) -> None:
-    """Delete a topic of the store in directory `path`, for good; others may have it open, and write and read.
+    """Delete a topic of the store in directory `path`, which other processes may have open; see
+    `MessageStore.delete_topic`.
 
-    Whoever uses the topic gets `UnknownTopic`, also who puts into it at the same moment.
-
-    Raises `UnknownTopic`, `InvalidTopic` for a broker's own, and as `MessageStore.open` (`StoreLocked` while a
-    RocketMQ broker runs here).
+    Raises as that, and as `MessageStore.open`: `StoreLocked` while a RocketMQ broker runs on the directory.
     """
     with MessageStore.open(path, create=False) as store:
         store.delete_topic(topic)

@@ -1,4 +1,4 @@
-"""`StoreFinder`: what a store finds otherwise than by queue and offset: by key, by id, by time, by place in the log."""
+"""`StoreFinder`: the methods of a store that find messages by key, by id, by time or by offset in the log."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ TopicPart = Iterable[int] | Mapping[int, tuple[int, int]] | None
 
 
 class StoreFinder(StoreReader):
-    """The verbs of a `MessageStore` that find messages, say where some may be, and sum up topics and groups."""
+    """The methods of a `MessageStore` that find messages, narrow ranges, and summarize topics and groups."""
 
     def query(
         self, topic: str, key: str, max_messages: int = 64, begin: int = 0, end: int = END_OF_TIME
     ) -> list[StoredMessage]:
-        """The newest messages of a topic that have a key, stored in [begin, end] (ms); oldest first.
+        """Return the newest messages of a topic that have a key, stored in [begin, end] (ms); oldest first.
 
-        A key is one of `Message.keys` or a producer's id. Messages appended with messageIndexEnable=false are not
-        found. Where these are too few, those that the store has no longer come from its archive, if it has one.
-        A body that cannot be read is as it is stored, and property `BODY_ERROR` has the reason. Raises `UnknownTopic`,
-        `CorruptRecord`, `ConfigError` for an index of other sizes than configured, `ArchiveError`, and
-        `ObjectsUnavailable`.
+        A key is one of `Message.keys`, or a client's message id. Messages appended with messageIndexEnable=false are
+        not found. If the store has fewer than `max_messages`, older ones come from its archive, if it has one.
+        An unreadable body is left as it is stored, and property `BODY_ERROR` has the reason.
+
+        Raises `UnknownTopic`, `CorruptRecord`, `ConfigError` if the index has other sizes than configured,
+        `ArchiveError`, and `ObjectsUnavailable`.
         """
         self.must_be_open()
         limits = integer("max_messages", max_messages, 1), integer("begin", begin), integer("end", end)
         wanted = KeyQuery(topic, text("key", key), *limits)
         confirm, times_from = self.confirm_offset, self._published_end.times_from
         found = messages_with_key(self._log, self._index, confirm, wanted, self._published.has, times_from)
-        first = self._log.min_offset()  # open files may still have messages that retention deleted before it
+        first = self._log.min_offset()  # files that are still open may have deleted messages before it
         most = self.config.maxDecompressedMessageSize
         there = [inflated_or_raw(message, most) for message in found if message.physical_offset >= first]
         ours = self.bounds(Queue(topic, queue_id) for queue_id in range(self._topics.known(topic)))
@@ -53,10 +54,10 @@ class StoreFinder(StoreReader):
         return there
 
     def message_by_id(self, offset_msg_id: str) -> StoredMessage:
-        """The message with this offsetMsgId; a producer's own id is a key (see `query`). As in RocketMQ, also one of a
-        topic that was deleted and created again.
+        """Return the message with this offsetMsgId. To find a message by its client's id, use `query`.
 
-        Raises `InvalidMessageId`, `OffsetLost`, `OffsetNotYet`, `CorruptRecord`, `UnreadableBody`.
+        As in RocketMQ, it may be a message from before its topic was recreated. Raises `InvalidMessageId`,
+        `OffsetLost`, `OffsetNotYet`, `CorruptRecord`, `UnreadableBody`.
         """
         self.must_be_open()
         message = message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset)
@@ -64,24 +65,24 @@ class StoreFinder(StoreReader):
         return self._inflated(message)
 
     def record_at(self, physical_offset: int) -> bytes:
-        """The record that begins at this offset of the log, as it stands there.
+        """Return the bytes of the record that begins at this offset of the log.
 
-        Raises `OffsetLost`, `OffsetNotYet`, and `CorruptRecord` where none begins.
+        Raises `OffsetLost`, `OffsetNotYet`, and `CorruptRecord` if no record begins there.
         """
         self.must_be_open()
         return record_at(self._log, integer("physical_offset", physical_offset), self.confirm_offset)[1]
 
     def first_message(self) -> StoredMessage | None:
-        """The first message that the log has, of any topic, its body as it is stored; None if there is none.
+        """Return the first message of the log, of any topic, with its body as it is stored; None if there is none.
 
-        Raises `CorruptRecord`, and `OffsetLost` if retention takes it concurrently.
+        Raises `CorruptRecord`, and `OffsetLost` if retention deletes it concurrently.
         """
         self.must_be_open()
         first, end = self._log.min_offset(), self.confirm_offset
         return message_at(self._log, first, end) if first < end else None
 
     def copies(self, physical_offsets: Int64s) -> RecordCopies:
-        """The messages whose records begin at these log offsets, all different, to be put again (see `Append`).
+        """Return copies of the messages at these distinct log offsets, to be added to an `Append`.
 
         Raises `CorruptRecord`, `OffsetLost`, `OffsetNotYet`.
         """
@@ -89,25 +90,26 @@ class StoreFinder(StoreReader):
         return copies_at(self._log, physical_offsets, sizes_at(self._log, physical_offsets, self.confirm_offset))
 
     def _inflated(self, message: StoredMessage) -> StoredMessage:
-        """A message with its body as its producer had it."""
         where = f"topic {message.topic}, queue {message.queue_id}, offset {message.queue_offset}"
         return inflated(message, where, self.config.maxDecompressedMessageSize)
 
     def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
-        """The pieces of published `ranges` that can hold messages stored in [begin, end], ms since 1970, in order.
+        """Return the parts of published `ranges` that can contain messages stored in [begin, end] (ms), in order.
 
-        Never too few. All of what a RocketMQ broker stored, whose times may step back; and of what comes before a clock
-        that was set back by more than an hour. Raises `UnknownTopic`, `UnknownQueue`.
+        The parts contain all such messages, and others. Messages of a RocketMQ broker, whose times may decrease, and
+        messages before a clock was set back by more than an hour are never ruled out. Raises `UnknownTopic`,
+        `UnknownQueue`.
         """
         self.must_be_open()
         begin, end = integer("begin", begin), integer("end", end)
         return self._narrowing().stored_between(ranges, begin, end)
 
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
-        """The pieces that can hold messages with one of `keys` among their keys or as `msgId`; likewise.
+        """Return the parts of published `ranges` that can contain messages with one of `keys` as key or `msgId`.
 
-        All of what the index may lack: messages of a RocketMQ broker's, or appended with messageIndexEnable=false and
-        before. Raises `UnknownTopic`, `UnknownQueue`.
+        The parts contain all such messages, and others. Messages that the index may lack are never ruled out: messages
+        of a RocketMQ broker, messages appended with messageIndexEnable=false, and all messages before these. Raises
+        `UnknownTopic`, `UnknownQueue`.
         """
         self.must_be_open()
         return self._narrowing().with_keys(ranges, [text("key", key) for key in keys])
@@ -123,11 +125,13 @@ class StoreFinder(StoreReader):
         tags: str | MessageFilter | None = None,
         unreadable: Unreadable = "error",
     ) -> pa.RecordBatchReader:
-        """The messages of a topic as they stand now, queue after queue, as a stream of batches with `columns`.
+        """Return the current messages of a topic, queue after queue, as a stream of batches with `columns`.
 
-        queues: some queue ids, or the range [start, end) of each; default: all there is. begin, end: only what was
-        stored in [begin, end), ms since 1970. unreadable: as of `scan`. Raises as `scan`, and `InvalidArgument` for a
-        range that ends before it begins.
+        queues: queue ids, or a mapping of these to ranges [start, end) of offsets; default: all messages.
+        begin, end: only messages stored in [begin, end), ms since 1970.
+        tags, unreadable: see `scan`.
+
+        Raises as `scan`, and `InvalidArgument` for a range that ends before it begins.
         """
         self.must_be_open()
         ranges = self._ranges(topic, queues, begin, end)
@@ -137,23 +141,24 @@ class StoreFinder(StoreReader):
         return pa.RecordBatchReader.from_batches(schema, chain.from_iterable(scans))
 
     def topics_table(self) -> pa.Table:
-        """The topics as they stand now, as a table: topic (string), queues (int32), messages (int64), bytes of their
-        records in the log (int64), and newest, when the last message was stored (timestamp[us, UTC], null if there is
-        none).
+        """Return a table of the current topics.
 
-        It reads the 20 bytes of each message in its queue. Raises `CorruptSegment`, `CorruptRecord`, and `OffsetLost`
-        where a file is missing.
+        Columns: topic (string), queues (int32), messages (int64), bytes of their records in the log (int64), and
+        newest, when the last message was stored (timestamp[us, UTC], null if there is none).
+
+        It reads the queue entry of each message, 20 bytes. Raises `CorruptSegment`, `CorruptRecord`, and `OffsetLost`
+        if a file is missing.
         """
         self.must_be_open()
         return topics_table(self)
 
     def groups_table(self) -> pa.Table:
-        """The consumer groups as they stand now, as a table: group, topic (string), queueId (int32), offset of the next
-        message that the group reads (int64, null if it never committed one), maxOffset of the queue (int64), and lag,
-        how many messages the group has not read (int64).
+        """Return a table of the current consumer groups, with a row for each queue of each topic that a group reads.
 
-        A row for each queue of each topic in which the group has an offset. A group without any has one row, in which
-        all but its name is null. Raises `CorruptStore`.
+        Columns: group, topic (string), queueId (int32), offset that the group reads next (int64, null if it never
+        committed one), maxOffset of the queue (int64), and lag, the number of unread messages (int64).
+
+        A group without offsets has one row, in which all other columns are null. Raises `CorruptStore`.
         """
         self.must_be_open()
         return groups_table(self, self._groups.all_positions())
@@ -165,11 +170,11 @@ class StoreFinder(StoreReader):
             return html_text(str(error))
 
     def _ranges(self, topic: str, part: TopicPart, begin: int | None, end: int | None) -> dict[int, tuple[int, int]]:
-        """Return what `to_arrow` reads of each queue, as it stands now. Raises as it does."""
+        """Return the offsets [start, end) that `to_arrow` reads of each queue. Raises as `to_arrow`."""
         if isinstance(part, Mapping):
             found = {queue: (start, stop) for queue, (start, stop) in part.items()}
         else:
-            # Asking for queue 0 of an unknown topic raises the right error.
+            # For an unknown topic, ask for queue 0, which raises `UnknownTopic`.
             queues = range(self.topics().get(topic, 1)) if part is None else part
             found = {queue: self.offsets(topic, queue) for queue in queues}
             of_one_moment = self.bounds(Queue(topic, queue) for queue in found)
@@ -183,9 +188,9 @@ class StoreFinder(StoreReader):
         return found
 
     def _stored_from(self, topic: str, queue: int, start: int, timestamp: int) -> int:
-        """Return the queue offset of the first message stored at `timestamp` (ms) or after.
+        """Return the queue offset of the first message stored at or after `timestamp` (ms).
 
-        Raises `OffsetLost` if that may be one of the messages from `start` on that the store has deleted.
+        Raises `OffsetLost` if it may be a deleted message at or after `start`.
         """
         found = self.offset_by_time(topic, queue, timestamp)
         if start < found <= self.offsets(topic, queue)[0]:

@@ -1,4 +1,4 @@
-"""`StoreReader`: what a store can do that is open to read. Nothing of it takes the lock of those who append."""
+"""`StoreReader`: the reading methods of a store. None of them acquires the append lock."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ from store.read.published import PublishedQueues
 
 
 class StoreReader(Opened):
-    """The verbs of a `MessageStore` that read, and those of consumer groups. Its rooms are made, and closed, there."""
+    """The methods of a `MessageStore` that read, and the ones for consumer groups.
+
+    `MessageStore` creates and closes the objects below.
+    """
 
     path: Path
     config: StoreConfig
@@ -63,7 +66,7 @@ class StoreReader(Opened):
     _watches: Watches
 
     def topics(self) -> dict[str, int]:
-        """Topic name to number of queues, as it stands now."""
+        """Return the current topics, name to number of queues."""
         self.must_be_open()
         return self._topics.queue_counts()
 
@@ -71,41 +74,47 @@ class StoreReader(Opened):
 
     @property
     def confirm_offset(self) -> int:
-        """Commit log offset (bytes) up to which messages are visible; it never steps back."""
+        """Commit log offset (bytes) up to which messages are visible. It never decreases."""
         self.must_be_open()
         return self._published_end.confirm_offset
 
     @property
     def dispatched_offset(self) -> int:
-        """Commit log offset (bytes) up to which the queues go; below `confirm_offset` where a broker is behind."""
+        """Commit log offset (bytes) up to which the queues have entries.
+
+        It is below `confirm_offset` if a broker has not dispatched all records yet.
+        """
         self.must_be_open()
         return self._published.dispatched_offset()
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Queue offset of the oldest message still there. Raises `UnknownTopic`, `UnknownQueue`, `CorruptSegment`."""
+        """Return the queue offset of the oldest message. Raises `UnknownTopic`, `UnknownQueue`, `CorruptSegment`."""
         self.must_be_open()
         return self.offsets(topic, queue_id)[0]
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Queue offset after the newest message. Raises `UnknownTopic`, `UnknownQueue`, `CorruptSegment`."""
+        """Return the queue offset after the newest message.
+
+        Raises `UnknownTopic`, `UnknownQueue`, `CorruptSegment`.
+        """
         self.must_be_open()
         return self._published.max_offset(topic, queue_id)
 
     def offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """`min_offset` and `max_offset` at one moment."""
+        """Return `min_offset` and `max_offset` at one moment. Raises as these."""
         self.must_be_open()
         return self._published.offsets(topic, queue_id)
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        """`offsets` of those of many queues that are there, in their order."""
+        """Return the `offsets` of all given queues that exist, in the given order."""
         self.must_be_open()
         return self._published.bounds(queues)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER) -> int:
-        """Queue offset of the first message stored at `timestamp` (ms) or after; by UPPER of the last up to then.
+        """Return the queue offset of the first message stored at or after `timestamp` (ms).
 
-        Raises `UnknownTopic`, also when the topic is deleted meanwhile, `UnknownQueue`, and `OffsetLost` where a file
-        is missing.
+        With Boundary.UPPER, return the offset of the last message stored at or before it. Raises `UnknownTopic`, also
+        if the topic is deleted concurrently, `UnknownQueue`, and `OffsetLost` if a file is missing.
         """
         self.must_be_open()
         timestamp = integer("timestamp", timestamp)
@@ -123,16 +132,18 @@ class StoreReader(Opened):
         *,
         as_records: bool = False,
     ) -> GetResult:
-        """RocketMQ's `getMessage`: a few messages, a status, the offset to go on from.
+        """Return a few messages, a status, and the offset to read next, as RocketMQ's `getMessage`.
 
-        `group` is RocketMQ's first argument, and changes nothing here. An unknown topic or queue answers
-        NO_MESSAGE_IN_QUEUE as in RocketMQ. Raises `CorruptRecord`, `CorruptSegment`, `OffsetLost` where a file is gone
-        that retention did not take, and `UnreadableBody` for a first message whose body does not decompress, or becomes
-        larger than `maxDecompressedMessageSize`; the next one is at `offset + 1`.
-        as_records: give the records as they stand in the log, mapped and not decoded, instead of messages; tags are
-        compared by their hashes only then, and what has the right hash is for the caller to look at.
-        What is older than the store comes from its archive, if it has one, but not as records; raises `ArchiveError`
-        and `ObjectsUnavailable`, too, then.
+        group: ignored; it is RocketMQ's first argument.
+        as_records: return the records of the log, mapped and not decoded, instead of messages. Tags are then compared
+        by their hashes only, so the caller has to check for collisions.
+
+        An unknown topic or queue gives NO_MESSAGE_IN_QUEUE, as in RocketMQ. Messages that are older than the store are
+        read from its archive, if it has one, but not as records.
+
+        Raises `CorruptRecord`, `CorruptSegment`, and `OffsetLost` if a file is lost. Raises `UnreadableBody` if the
+        body of the first message does not decompress or exceeds `maxDecompressedMessageSize`; read on at `offset + 1`.
+        With an archive, raises `ArchiveError` and `ObjectsUnavailable` as well.
         """
         self.must_be_open()
         offset, max_messages = integer("offset", offset), integer("max_messages", max_messages)
@@ -152,20 +163,20 @@ class StoreReader(Opened):
                 now = self.offsets(topic, queue_id)
                 if now[0] <= own.min_offset and now[1] >= own.max_offset:
                     raise
-        # Retention took some of it meanwhile, or the topic was deleted.
+        # Retention deleted some of the messages concurrently, or the topic was deleted.
         return self.get_message(group, topic, queue_id, offset, max_messages, message_filter, as_records=as_records)
 
     def sizes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
-        """Record sizes (bytes) of messages [start, end), int64, shape (end - start,); raises as `scan`."""
+        """Return the record sizes (bytes) of messages [start, end), int64, shape (end - start,). Raises as `scan`."""
         self.must_be_open()
         start, end = integer("start", start), integer("end", end)
         queue = self._published.holding(QueueRange(Queue(topic, queue_id), start, end))
         return queue.entries(start, end)["size"].astype(np.int64)
 
     def tags_codes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
-        """Tags codes of messages [start, end) as their queue has them, int64, shape (end - start,).
+        """Return the tags codes of messages [start, end) in their queue, int64, shape (end - start,).
 
-        The range must be published. Raises `OffsetLost` where retention took the queue's files.
+        The range must be published. Raises `OffsetLost` if retention deleted some of it.
         """
         self.must_be_open()
         start, end = integer("start", start, 0), integer("end", end, 0)
@@ -186,20 +197,20 @@ class StoreReader(Opened):
         max_body_bytes: int | None = None,
         unreadable: Unreadable = "error",
     ) -> Iterator[pa.RecordBatch]:
-        """Messages [start, end) of one queue as record batches, in order, with exactly `columns` (see COLUMNS).
+        """Return messages [start, end) of one queue as record batches, in order, with exactly `columns` (see COLUMNS).
 
-        tags: an expression such as "paid || shipped", or any filter, see `store.message_filter`. check_crc: compare
-        bodies with their checksums; without it a record's header is checked still, but what stands behind its body only
-        where a column or a filter needs it.
-        A batch has at most `max_rows` rows and `max_bytes` bytes of records, and of bodies as they become where
-        producers compressed them (one row at least). max_body_bytes: how large one body may become, by default
-        `maxDecompressedMessageSize`. unreadable: what to do with a larger one, and one that does not decompress:
-        "error" raises after the messages before it; "null" makes it null, "raw" gives it as it is stored, and column
-        `bodyError` has the reason.
+        tags: an expression such as "paid || shipped", or any filter, see `store.message_filter`.
+        check_crc: compare bodies with their checksums. Without it, the header of each record is still checked, but the
+        part behind its body only if a column or a filter needs it.
+        max_rows, max_bytes: limits of a batch, which has at least one row. `max_bytes` limits both the records and the
+        decompressed bodies.
+        max_body_bytes: limit of one decompressed body; default: `maxDecompressedMessageSize`.
+        unreadable: what to do with a body over that limit, or one that does not decompress. "error" raises after the
+        messages before it. "null" reads it as null, and "raw" as it is stored; column `bodyError` has the reason.
 
         Raises at once `OffsetLost` (start < min), `OffsetNotYet` (end > max), `UnknownTopic`, `InvalidColumns`,
-        `FilterError`, `InvalidArgument` (no limit below 1); while iterating `CorruptRecord`, `UnreadableBody`,
-        `OffsetLost` when retention overtakes the reader, or the topic is deleted.
+        `FilterError`, and `InvalidArgument` (a limit below 1). While iterating, raises `CorruptRecord`,
+        `UnreadableBody`, and `OffsetLost` if retention overtakes the reader or the topic is deleted.
         """
         self.must_be_open()
         check_columns(columns)
@@ -216,10 +227,10 @@ class StoreReader(Opened):
         return self.read(QueueRange(Queue(topic, queue_id), integer("start", start), integer("end", end)), spec)
 
     def read(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        """`scan` of a range, as `spec` says; its filter may be any. Raises as `scan`.
+        """Return the messages of a range as record batches; see `scan`. The filter of `spec` may be of any kind.
 
-        What is older than the store comes from its archive, if it has one. Raises `ArchiveError` and
-        `ObjectsUnavailable`, too, then.
+        Messages that are older than the store are read from its archive, if it has one. Raises as `scan`, and with an
+        archive `ArchiveError` and `ObjectsUnavailable` as well.
         """
         self.must_be_open()
         try:
@@ -230,22 +241,22 @@ class StoreReader(Opened):
             return log.scan(wanted, spec)
 
     def tiered(self, archive: StoreArchive, *, keeps_blocks: bool = False) -> TieredLog:
-        """Return this store and an archive of it as one log. keeps_blocks: as `TieredLog` takes it."""
+        """Return this store and an archive of it as one log. keeps_blocks: see `TieredLog`."""
         self.must_be_open()
         return TieredLog(self._published, self.config, archive, keeps_blocks=keeps_blocks)
 
     def _tiered(self) -> TieredLog | None:
-        """Return `tiered` with the archive that the settings remember, None without one."""
+        """Return `tiered` with the archive in the store's settings, None if they have none."""
         archive = StoreArchive.remembered(self.path, self.config)
         return self.tiered(archive) if archive.url else None
 
     def read_own(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        """`read` of what the store has itself."""
+        """Return messages as `read`, but without the archive."""
         self.must_be_open()
         return self._published.scan(wanted, spec, self.config.maxDecompressedMessageSize)
 
     def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:
-        """Which message stands at `offset`, below the queue's end; None where it is deleted.
+        """Return the identity of the message at `offset`, which must be below the queue's end; None if it is deleted.
 
         Raises `UnknownTopic`, `UnknownQueue`.
         """
@@ -253,7 +264,7 @@ class StoreReader(Opened):
         return self._published.fingerprint(topic, queue_id, integer("offset", offset, 0))
 
     def fingerprints(self, offsets: Mapping[Queue, int]) -> dict[Queue, Fingerprint]:
-        """`fingerprint` in each of many queues; without queues that are not there, and messages that are deleted."""
+        """Return the `fingerprint` in each of many queues. Missing queues and deleted messages are left out."""
         self.must_be_open()
         found = {}
         for queue, it in self._published.there(offsets):
@@ -262,9 +273,9 @@ class StoreReader(Opened):
         return found
 
     def can_have(self, topic: str, queue_id: int, offset: int, was: Fingerprint) -> bool:
-        """Whether the message at `offset` is the one that had the fingerprint `was`; or, if deleted, can have been.
+        """Return whether the message at `offset` has fingerprint `was`; if it is deleted, whether it can have had it.
 
-        If not, the store was put back from a backup, or a RocketMQ broker restarted the queue. Raises as `fingerprint`.
+        If not, the store was restored from a backup, or a RocketMQ broker restarted the queue. Raises as `fingerprint`.
         """
         self.must_be_open()
         queue, offset = self._published.of(topic, queue_id), integer("offset", offset, 0)
@@ -273,9 +284,9 @@ class StoreReader(Opened):
     # --- waiting ---------------------------------------------------------------------------------------
 
     def wait(self, seen: int, timeout: float) -> int:
-        """Sleep until the confirm offset is no longer `seen`, at most `timeout` seconds; returns it.
+        """Wait up to `timeout` seconds until the confirm offset differs from `seen`, and return it.
 
-        `close` in another thread ends it, with `StoreClosed`.
+        Raises `StoreClosed` if another thread closes the store.
         """
         self.must_be_open()
         seen, deadline = integer("seen", seen), time.monotonic() + seconds("timeout", timeout)
@@ -285,31 +296,34 @@ class StoreReader(Opened):
         return confirm
 
     def arrivals(self, begin: int, end: int) -> list[Arrival]:
-        """The messages between two confirm offsets, seen one after the other; not far apart.
+        """Return the messages between two confirm offsets, which should be close together.
 
-        Raises `OffsetLost` when retention took them, `CorruptRecord`.
+        Raises `CorruptRecord`, and `OffsetLost` if retention deleted the messages.
         """
         self.must_be_open()
         return arrivals(self._log, integer("begin", begin, 0), integer("end", end, 0))
 
     def watch(self) -> Watch:
-        """What wakes one more waiting thread at each publication; polls if a RocketMQ broker owns the directory."""
+        """Return a `Watch`, which wakes one waiting thread at each publication.
+
+        It polls if a RocketMQ broker owns the directory.
+        """
         self.must_be_open()
         return self._watches.new()
 
     # --- consumer groups -------------------------------------------------------------------------------
 
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The queue offset that a consumer group has to read next, None when it never committed one."""
+        """Return the queue offset that a consumer group reads next, None if it never committed one."""
         self.must_be_open()
         return self._groups.offsets(group, topic).get(integer("queue_id", queue_id))
 
     def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        """Set the next offsets (queue id to queue offset) of a consumer group, on the device when this returns.
+        """Set the next offsets (queue id to queue offset) of a consumer group. They are on the device on return.
 
-        Also with `read_only`, for whoever reads has something to commit; appends are not kept waiting. Raises
+        This works with `read_only`, too, because readers commit offsets. It does not block appends. Raises
         `InvalidGroup`, `UnknownTopic`, `UnknownQueue`, `OffsetOutOfRange` (below 0), `StoreBusy`, and `StoreLocked`
-        while a broker runs.
+        while a RocketMQ broker runs on the directory.
         """
         self.must_be_open()
         groups, place, topics = self._groups, self._place, self._topics

@@ -1,4 +1,4 @@
-"""The topics and the consumer groups of a store as Arrow tables, which pandas and Spark take."""
+"""Arrow tables of the topics and the consumer groups of a store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SIZED_MESSAGES = 1_000_000
 
 
 class TopicRow(NamedTuple):
-    """A topic at one moment. size: bytes of its records. newest: when its last message was stored, ms since 1970."""
+    """A snapshot of a topic. size: bytes of its records, None if unknown. newest: last store time, ms since 1970."""
 
     topic: str
     queues: int
@@ -62,7 +62,7 @@ def _table(rows: Sequence[Sequence[object]], schema: pa.Schema) -> pa.Table:
 
 
 def topic_rows(store: StoreReader, topics: Iterable[str], sized: int | None = None) -> Iterator[TopicRow]:
-    """Yield a row for each of `topics` that exists. sized: give no size of a topic with more messages than that."""
+    """Yield a row for each existing topic of `topics`. sized: omit the size of topics with more messages than this."""
     counts = store.topics()
     for topic in topics:
         with suppress(UnknownTopic):  # deleted concurrently
@@ -89,7 +89,7 @@ def _size(store: StoreReader, bounds: Mapping[Queue, Bounds]) -> int:
 
 
 def record_bytes(store: StoreReader, topic: str, queue: int, first: int, end: int) -> Iterator[int]:
-    """Yield sums of the record sizes of [first, end), a million messages at a time."""
+    """Yield the total record size of each million messages of [first, end)."""
     for start in range(first, end, _SIZES_AT_ONCE):
         yield int(store.sizes(topic, queue, start, min(start + _SIZES_AT_ONCE, end)).sum())
 
@@ -101,7 +101,7 @@ def _newest(store: StoreReader, bounds: Mapping[Queue, Bounds]) -> int | None:
 
 
 def topics_html(store: StoreReader) -> str:
-    """Return the first topics as an HTML table, without sizes that take long to add up. Raises as `topics_table`."""
+    """Return the first topics as an HTML table, without the sizes of large topics. Raises as `topics_table`."""
     topics = list(store.topics())
     shown = topics[:_SHOWN_TOPICS]
     rows: list[tuple[object, ...]] = [

@@ -1,4 +1,4 @@
-"""`Writer`: the writing side of an open store, which appends, flushes and delivers, and leaves in good order."""
+"""`Writer`: the writing side of an open store, and `Append`, which collects messages for one append."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from store.upkeep.retention import refuse_when_full
 from store.upkeep.store_directory import StoreDirectory
 
 _logger = logging.getLogger("store")
-_DELETED_SECONDS = 10.0  # between two looks for deleted files that are open
-_SPACE_SECONDS = 1.0  # between two looks at the space on the device; a few messages take little of it
+_DELETED_SECONDS = 10.0  # between two checks for open files that were deleted
+_SPACE_SECONDS = 1.0  # between two checks of the space on the device, if only a few messages are appended
 
 
 class Writer:
-    """One of the writers of a directory, from its making until `close`. A verb after that raises `StoreClosed`."""
+    """One of the writers of a directory, from its construction until `close`. Methods then raise `StoreClosed`."""
 
     def __init__(
         self,
@@ -56,9 +56,10 @@ class Writer:
         index: Index,
         queues: ConsumeQueues,
     ) -> None:
-        """Join, recover what needs it; `queues` learn how many entries each has at least. Then `start` it.
+        """Join the writers of the directory, and recover the store if necessary. The caller then has to `start` it.
 
-        Raises `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptStore`.
+        `queues` learn how many entries each has at least. Raises `StoreLocked`, `StoreFull`, `ConfigError`,
+        `CorruptStore`.
         """
         self._directory = directory
         self._config = config
@@ -66,7 +67,7 @@ class Writer:
         self._index = index
         self._queues = queues
         self._space_is_known_until = 0.0  # time.perf_counter()
-        self._next_look = 0.0  # for deleted files, likewise
+        self._next_look = 0.0  # when to check for deleted files, likewise
         self._lock = lock = StoreLock(directory.root, config.lockTimeoutMillis / 1000)
         self.place = lock.place
         try:
@@ -92,11 +93,14 @@ class Writer:
         self.figures = Figures(directory.root)
 
     def start(self) -> None:
-        """Start the threads. Call it when the owner can close this writer, whatever happens."""
+        """Start the threads. Call it when the owner can close this writer even after an interrupt."""
         self._flusher.start(self._config.flushIntervalCommitLog / 1000, self._attend)
 
     def _attend(self) -> None:
-        """Begin to deliver once there are delayed messages, close deleted files, and write the figures."""
+        """Start to deliver once there are delayed messages, close deleted files, and write the figures.
+
+        The flusher's thread calls it periodically.
+        """
         if not self._deliverer.is_started and any(has_queues(self._directory.root, topic) for topic in WAITING_TOPICS):
             self._deliverer.start()
         if self._deliverer.is_started:
@@ -118,8 +122,9 @@ class Writer:
     def append(
         self, pieces: Iterable[Piece], *, flush: bool = False, unless: Condition | None = None
     ) -> AppendResult | None:
-        """`Appender.append`; the flusher brings it to the device soon. Raises `StoreFull` if the device has little
-        space.
+        """Call `Appender.append`, and let the flusher write the records to the device soon.
+
+        Raises `StoreFull` if the device has little space.
         """
         topics: set[str] = set()
         since = time.perf_counter()
@@ -141,7 +146,7 @@ class Writer:
         return self._appender.append(pieces, flush=flush, unless=unless)
 
     def append_few(self, records: Sequence[EncodedRecord]) -> list[Where]:
-        """`Appender.append_few`, as `append`."""
+        """Call `Appender.append_few`, like `append`."""
         since = time.perf_counter()
         try:
             self._flusher.appending()
@@ -163,7 +168,7 @@ class Writer:
             self.figures.of(name, topic).add(milliseconds)
 
     def _make_room(self, error: StoreError) -> None:
-        """Close all files if the process had no descriptor left, so that the next append has some."""
+        """Close all files if the process ran out of file descriptors, so that the next append has some."""
         if isinstance(error, StoreUnavailable) and error.errno in (errno.EMFILE, errno.ENFILE):
             self._log.segments.forget()
             self._queues.make_room()
@@ -179,7 +184,7 @@ class Writer:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the append lock, after undoing an append that died: the files end at the published end."""
+        """Hold the append lock, after undoing the append of a writer that died: the files end at the published end."""
         with self._lock.held():
             self._appender.repair()
             yield
@@ -192,7 +197,6 @@ class Writer:
             self._deletion.delete(topic, [self._queues.of(topic, number).max_offset(end) for number in range(count)])
 
     def must_be_open(self) -> None:
-        """Raises `StoreClosed`, `StoreForked`."""
         self._lock.must_be_open()
 
     @property
@@ -205,19 +209,19 @@ class Writer:
         self._lock.must_not_reenter()
 
     def flush(self) -> None:
-        """Bring everything published so far to the device. Raises `FlushFailed`."""
+        """Write everything published so far to the device. Raises `FlushFailed`."""
         self._flusher.flush()
 
     def settle(self) -> None:
-        """`flush`, and note the lengths of the queues, so that retention may delete the log behind them."""
+        """Flush, and record the lengths of the queues before retention deletes the log that they are rebuilt from."""
         with self.held():
             self._flusher.flush()
             self._ends.note(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
 
     def close(self) -> None:
-        """Flush and leave, after the append that is under way; the last one marks the directory as closed cleanly.
+        """Flush and leave, after the running append. The last writer marks the directory as closed cleanly.
 
-        Raises `FlushFailed`, `StoreBusy`, `StoreReplaced`: it has left all the same, but `abort` stays.
+        Raises `FlushFailed`, `StoreBusy` or `StoreReplaced` after leaving, but without removing the file `abort`.
         """
         try:
             self._deliverer.stop()
@@ -227,7 +231,7 @@ class Writer:
                 self._leave()
         finally:
             self._lock.close()
-            self._deliverer.stop()  # again, after an interrupt: a writer that left must not append
+            self._deliverer.stop()  # again, if the first call was interrupted: a writer that left must not append
             self._deliverer.leave()
             self._flusher.end()
             self.figures.close()
@@ -236,7 +240,7 @@ class Writer:
     def _leave(self) -> None:
         try:
             self._appender.repair()
-            self._flusher.flush()  # what another thread appended since it was stopped
+            self._flusher.flush()  # another thread may have appended after the flusher was stopped
             if self._lock.is_last():
                 with self.published.recording_failure():
                     self._index.flush()
@@ -261,10 +265,10 @@ def _while_there_is_space(root: Path, config: StoreConfig, pieces: Iterable[Piec
 
 
 class Append:
-    """Messages of any topics on their way into one store, for one publication: readers see all of them or none.
+    """Collects messages of any topics for one append to a store. Readers see all of them or none.
 
-    Made by `MessageStore.begin`, for one thread. Over with `publish`, also if that raises, and with `abandon`: from
-    then on, as when the store is closed, verbs raise `StoreClosed`.
+    Created by `MessageStore.begin`. Not thread-safe. It ends with `publish`, even if that raises, and with `abandon`.
+    After that, and after the store was closed, methods raise `StoreClosed`.
     """
 
     def __init__(self, path: Path, records: RecordMaker, writer: Writer) -> None:
@@ -274,39 +278,45 @@ class Append:
         self._parts: list[Iterable[Piece]] | None = []
 
     def add(self, topic: str, table: Any) -> None:
-        """Add a table of messages, as `MessageStore.append_table` takes it, behind what was added before.
+        """Add a table of messages behind those added before. table: see `MessageStore.append_table`.
 
-        It is only referred to, and read when it is published, some 16 MiB at a time: one that lies in a mapped file
-        takes no memory, nor does a stream of batches (`pyarrow.RecordBatchReader`).
+        The table is not copied. `publish` reads it, about 16 MiB at a time, so a memory-mapped table or a stream of
+        batches (`pyarrow.RecordBatchReader`) takes no memory.
 
-        Raises `UnknownTopic`, `InvalidTopic`, and `InvalidColumns` for names and types of columns.
+        Raises `UnknownTopic`, `InvalidTopic`, and `InvalidColumns` for wrong names or types of columns.
         """
         self._open_parts().append(self._records.of_table(topic, table))
 
     def add_messages(self, messages: Iterable[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> None:
-        """Add messages, of any topics, behind what was added before. Raises as `put` where one is refused.
+        """Add messages of any topics behind those added before. Raises as `put` if one is refused.
 
-        fields: of the records' headers, what a producer elsewhere says of its messages: the name of a field of
-        RECORD_HEADER to a value for each.
+        fields: values for the records' headers from a remote producer: a name of a field of RECORD_HEADER to one value
+        per message.
         """
         parts, listed = self._open_parts(), sendable(messages)
         if listed:
             parts.append([_saying(fields, self._records.of_messages(listed))])
 
     def choose(self, messages: Sequence[Message]) -> list[int]:
-        """The queues that `add_messages` would put these into, which it would not refuse. Raises as that does."""
+        """Return the queue id that `add_messages` would choose for each message.
+
+        Raises as `add_messages`, except for messages that cannot be encoded.
+        """
         self._open_parts()
         return self._records.choose(sendable(messages))
 
     def add_own(self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> None:
-        """Add messages as a broker puts its own: into any topic, with any properties; each names its queue. fields: as
-        of `add_messages`.
+        """Add messages to any topics, even a broker's own, with any properties. Each names its queue.
+
+        fields: see `add_messages`.
         """
         self._open_parts().append([_saying(fields, self._records.of_own(messages))])
 
     def add_copies(self, copies: RecordCopies, places: Places) -> None:
-        """Add stored messages again (see `MessageStore.copies`), where a broker would put them: also into topics of its
-        own, and with properties that nobody else may put. Raises `MessageRefused` where those become too large.
+        """Add copies of stored messages (see `MessageStore.copies`) as a broker does.
+
+        They may go to topics of a broker itself, and have properties that `add_messages` refuses. Raises
+        `MessageRefused` if the properties become too large.
         """
         self._open_parts().append(list(self._records.of_copies(copies, places)))
 
@@ -317,23 +327,23 @@ class Append:
     def publish(self, *, flush: bool = ..., unless: Condition | None = ...) -> AppendResult | None: ...
 
     def publish(self, *, flush: bool = False, unless: Condition | None = None) -> AppendResult | None:
-        """Append all that was added, in that order; when this returns, every reader sees it. Where the messages went.
+        """Append all added messages in order. When this returns, every reader sees them. Return their places.
 
-        flush: it is on the device then, and after a crash of the machine all of it is there or nothing.
-        unless: called without arguments once it is this one's turn to append and before anything is written, so that
-        nobody appends between what it sees and what it decides; it may use the reading verbs of the store. Where it
-        is true nothing is appended, and the answer is None.
+        flush: wait until the messages are on the device. After a crash of the machine, all of them exist or none.
+        unless: called without arguments while this holds the append lock and has written nothing, so that no other
+        append can happen after the check. It may call the reading methods of the store. If it returns true, nothing is
+        appended, and this returns None.
 
-        Others who append wait meanwhile, for gigabytes some seconds; it takes some 40 bytes of memory a message.
+        Other appends wait for this one, some seconds for gigabytes. Takes about 40 bytes of memory per message.
 
-        Raises what `put` raises, `InvalidColumns` for what stands in a table, and what a stream or `unless` raises.
-        Whatever is raised, readers see nothing of it.
+        Raises as `put`, `InvalidColumns` for values of a table, and the errors of a stream or of `unless`. If this
+        raises, readers see none of the messages.
         """
         parts, self._parts = self._open_parts(), None
         return self._writer.append(chain.from_iterable(parts), flush=flush, unless=unless)
 
     def abandon(self) -> None:
-        """Forget what was added. Does nothing the second time, nor after `publish`."""
+        """Discard the added messages. Does nothing the second time, nor after `publish`."""
         self._parts = None
 
     def _open_parts(self) -> list[Iterable[Piece]]:

@@ -1,1 +1,1 @@
-"""A directory as a log and as a group of consumers."""
+"""Implements `Log`, `Group` and `Member` for a store's directory."""

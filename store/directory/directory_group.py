@@ -1,4 +1,4 @@
-"""Consumer groups of the processes that share a store's directory, see `group_protocol`."""
+"""`DirectoryGroup`: a consumer group of processes that share a store's directory, see `group_protocol`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class DirectoryGroup:
             seat = files.enter(MemberEntry(id_, dict(subscriptions), model, orderly, exclusive, resets))
             member = DirectoryMember(files, seat)
         try:
-            if model is MessageModel.CLUSTERING:  # again, now that servers see this one
+            if model is MessageModel.CLUSTERING:  # again: a server may have started before it could see this member
                 self._must_not_be_served()
         except BaseException:
             member.leave()
@@ -66,7 +66,6 @@ class DirectoryGroup:
         return member
 
     def _must_not_be_served(self) -> None:
-        """Raises `GroupConflict` where clients of a server are members."""
         self._no_clients(
             "cannot share its queues with members beside it, for they do not say when they gave one up. End those "
             "first, or join a group of another name"
@@ -93,14 +92,14 @@ class DirectoryGroup:
             self._files.offsets.settings.create(self.name)
 
     def configure(self, settings: Mapping[str, Any]) -> None:
-        """Change these settings of RocketMQ's SubscriptionGroupConfig; the group is made if it is new."""
+        """Change settings of RocketMQ's SubscriptionGroupConfig. Create the group if it does not exist."""
         with self._files.in_turn():
             self._files.offsets.settings.configure(self.name, settings)
 
     def delete(self, *, with_offsets: bool) -> None:
-        """Take its settings away, and how far it has read; the next member makes it again.
+        """Delete the group's settings, and with `with_offsets` its offsets. The next member to join recreates it.
 
-        Raises `UnknownGroup`, `GroupConflict` while it has members.
+        Raises `UnknownGroup`, and `GroupConflict` while the group has members.
         """
         self.must_exist()
         with self._files.in_turn():
@@ -110,7 +109,7 @@ class DirectoryGroup:
                 offsets.delete(self.name, with_offsets=with_offsets)
 
     def must_exist(self) -> None:
-        """Raises `UnknownGroup`, which names those with a like name."""
+        """Raises `UnknownGroup`, which suggests similar names."""
         known = self._files.offsets.names()
         if self.name not in known:
             like = difflib.get_close_matches(self.name, known) or known
@@ -118,8 +117,9 @@ class DirectoryGroup:
             raise UnknownGroup(f"{self.path}: no group {self.name!r}; there are: {found}")
 
     def reset(self, positions: Positions, *, by_its_server: bool = False) -> None:
-        """Raises `GroupConflict` while clients of a server are members. by_its_server: that server is the caller, and
-        tells its clients.
+        """See `Group.reset`. Raises `GroupConflict` while clients of a server are members.
+
+        by_its_server: the caller is that server, and informs its clients.
         """
         self.must_exist()
         if not by_its_server:

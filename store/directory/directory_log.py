@@ -1,4 +1,4 @@
-"""A store's directory as a log of any kind, see `log_protocol`."""
+"""`DirectoryLog`: implements `Log` of `log_protocol` for a store's directory."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class DirectoryAddress:
 
 
 class DirectoryLog:
-    """A `Log`. The store is this one's from now on."""
+    """A `Log` that owns its store, and closes it."""
 
     is_ordered = True
 
@@ -107,7 +107,7 @@ class DirectoryLog:
         return {queue: offset for queue, offset in offsets.items() if offset is not None}
 
     def groups(self) -> Mapping[str, Positions]:
-        """Those that have settings and no offsets, too."""
+        """Return the offsets of all groups, including groups that have settings and no offsets."""
         return ConsumerOffsets(Path(self._store.path)).all_positions()
 
     def commit(self, group: str, positions: Positions) -> None:
@@ -124,7 +124,7 @@ class DirectoryLog:
                 there = self._store.sizes(wanted.queue.topic, wanted.queue.queue_id, first, wanted.end)
                 return np.append(np.zeros(first - wanted.start, np.int64), there)
             except (UnknownTopic, OffsetNotYet, OffsetLost):
-                if self._bounds(wanted.queue) == bounds:  # otherwise it was deleted, or retention was faster
+                if self._bounds(wanted.queue) == bounds:  # not due to a concurrent deletion or retention
                     raise
         return np.zeros(wanted.length, np.int64)
 
@@ -132,7 +132,7 @@ class DirectoryLog:
         before = {queue: position - 1 for queue, position in positions.items() if position > 0}
         try:
             return self._store.fingerprints(before)
-        except CorruptRecord:  # or a queue that is shorter now
+        except CorruptRecord:  # a damaged record, or a queue that is shorter now: ask for each queue alone
             found = {queue: self._before(queue, positions[queue]) for queue in before}
             return {queue: fingerprint for queue, fingerprint in found.items() if fingerprint is not None}
 
@@ -146,9 +146,9 @@ class DirectoryLog:
         return self._store.read_own(wanted, spec)
 
     def few(self, wanted: QueueRange) -> list[StoredMessage] | None:
-        """All messages of a short published range, in a tenth of the time of a `scan`.
+        """Return all messages of a short published range, in a tenth of the time of a `scan`.
 
-        None if there is an error, which `scan` raises, or if they are too large.
+        None if the messages are too large, or if one is unreadable: `scan` then raises the error.
         """
         try:
             found = self._store.get_message("", wanted.queue.topic, wanted.queue.queue_id, wanted.start, wanted.length)
@@ -157,7 +157,7 @@ class DirectoryLog:
         return found.messages if len(found.messages) == wanted.length else None
 
     def wait(self, seen: Positions, timeout: float) -> None:
-        confirm_offset = self._store.confirm_offset  # before the look, so that no arrival is missed
+        confirm_offset = self._store.confirm_offset  # before `bounds`, so that no arrival is missed
         now = self.bounds(seen)
         if all(bounds.max_offset == seen[queue] for queue, bounds in now.items()):
             self._store.wait(confirm_offset, timeout)
@@ -188,7 +188,7 @@ class DirectoryLog:
             try:
                 return self._store.fingerprint(queue.topic, queue.queue_id, position - 1)
             except (UnknownTopic, CorruptRecord):
-                if self._bounds(queue) == bounds:  # or else its topic was deleted meanwhile, and perhaps made anew
+                if self._bounds(queue) == bounds:  # its topic was not deleted or recreated concurrently
                     return None
         return None
 
@@ -201,13 +201,13 @@ class DirectoryLog:
                 if self._bounds(queue) == bounds:
                     return is_passed
             except (UnknownTopic, CorruptRecord):
-                if self._bounds(queue) == bounds:  # or else its topic was deleted meanwhile, and perhaps made anew
+                if self._bounds(queue) == bounds:  # its topic was not deleted or recreated concurrently
                     raise
         return False
 
 
 class DirectoryWriter(DirectoryLog):
-    """A `LogWriter`. The store is open for writing."""
+    """A `LogWriter`, whose store is open for writing."""
 
     def create_topic(self, topic: str, queues: int) -> int:
         return self._store.create_topic(topic, queues)
@@ -220,7 +220,7 @@ class DirectoryWriter(DirectoryLog):
 
 
 class DirectoryHeld:
-    """A `Held`: a hold service that is asked for one queue after the other, as they are woken."""
+    """A `Held`: holds one request for each queue, and yields the queues whose requests are woken."""
 
     def __init__(
         self, store: MessageStore, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float
@@ -254,13 +254,14 @@ class DirectoryHeld:
             if woken is None:
                 return None
             request, why = woken
-            if self._held.get(request.queue) is not request:  # the queue is held from elsewhere on by now
+            if self._held.get(request.queue) is not request:  # replaced by a request from another offset
                 continue
             del self._held[request.queue]
             if why is Wake.STOPPED:
                 closed = StoreClosed(f"{self._store.path}: closed while messages were waited for")
                 raise copy.copy(self._service.failure or closed)  # each `raise` adds to its traceback
-            if why is not Wake.TIMEOUT or request.noticed > request.offset:  # its reader gets on where none matches
+            # After a timeout, the range lets the reader skip messages that do not match.
+            if why is not Wake.TIMEOUT or request.noticed > request.offset:
                 end = self._store.max_offset(*request.queue)
                 return QueueRange(Queue(*request.queue), request.offset, max(request.offset, end))
         raise StopIteration

@@ -1,4 +1,4 @@
-"""`DirectoryMember`: a process of this host in a consumer group of a directory."""
+"""`DirectoryMember`: a member of a directory's consumer group, a process of this host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _logger = logging.getLogger("store")
 
 
 class _Sight(NamedTuple):
-    """What a member waits for to change. others: the queues that each has, and those that it asks for."""
+    """The state whose change ends `wait`.
+
+    resets: number of resets. others: for each other member, the queues that it owns and the ones that it requests.
+    """
 
     resets: int
     others: dict[str, tuple[set[Queue], set[Queue]]]
@@ -38,7 +41,7 @@ class DirectoryMember:
     """A `Member`, until `leave`."""
 
     def __init__(self, files: GroupFiles, seat: Seat) -> None:
-        """Call it in turn."""
+        """Call it with the lock of the group's files held."""
         self.path = files.root
         self.id = seat.entry.id
         self._files = files
@@ -138,14 +141,14 @@ class DirectoryMember:
         send_back(store, self._files.name, messages, level=delay_level, max_reconsume_times=max_reconsume_times)
 
     def leave(self) -> None:
-        if self._seat.is_forked:  # in a child the thread that opens the store may be missing
+        if self._seat.is_forked:  # a child lacks the thread that may be opening the store and hold its lock
             return
         try:
             if self._seat.is_taken:
                 with (
                     suppress(StoreNotOpen),
                     self._in_turn(),
-                ):  # another directory is in its place: other members inherit its offsets
+                ):  # if the directory was replaced, other members inherit the offsets
                     self._persist()
                     self._seat.leave()
         finally:
@@ -163,7 +166,7 @@ class DirectoryMember:
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        """Change the group's files. Raises `StoreReplaced` if another directory is in the place of this one."""
+        """Hold the lock of the group's files, to change them. Raises `StoreReplaced` if the directory was replaced."""
         self._seat.must_be_open()
         with self._files.in_turn():
             self._seat.must_be_in_place()
@@ -176,12 +179,12 @@ class DirectoryMember:
         self._offsets.persist(self._files.existing(own), self._store.flush)
 
     def _unseen(self) -> tuple[int, Positions]:
-        """The resets that this member does not know of yet."""
+        """Return the number of all resets, and the new offsets from resets that this member has not seen."""
         entry = self._seat.entry
         return self._files.resets.since(entry.resets, entry.instance)
 
     def _known(self, positions: Positions) -> Positions:
-        """Return positions without queues whose reset this member has not seen. Call it in turn."""
+        """Return positions without queues whose reset this member has not seen. Call it within `_in_turn`."""
         _, unseen = self._unseen()
         return {queue: offset for queue, offset in positions.items() if queue not in unseen}
 
@@ -198,12 +201,11 @@ class DirectoryMember:
         return [entry for entry in self._files.roster.present() if entry.id != self.id and entry.is_well(now)]
 
     def _claimed_by_others(self, now: float) -> set[Queue]:
-        """What others have."""
         return set().union(*(held(entry.claims, now) for entry in self._other_members()))
 
 
 class _WriterOnDemand:
-    """A member's own store, open for writing from the first message that it sends back. Threads may share it."""
+    """A member's own store, opened for writing when it first sends back a message. Threads may share it."""
 
     def __init__(self, files: GroupFiles, seat: Seat) -> None:
         self._files = files
@@ -219,24 +221,24 @@ class _WriterOnDemand:
             return self._store
 
     def open_soon(self) -> None:
-        """Open it in the background, which may take as long as a recovery.
+        """Open the store in the background, because a recovery may take long.
 
-        Messages that were sent back are delayed, and only a writer delivers them: this member, if there is no other.
+        Messages that were sent back are delayed, and only a writer delivers them. This member may be the only one.
         """
         if self._store is None:
             threading.Thread(target=self._try_to_open, name="mq-open", daemon=True).start()
 
     def _try_to_open(self) -> None:
-        if self._threads.acquire(blocking=False):  # or another thread opens it
+        if self._threads.acquire(blocking=False):  # else another thread is opening the store
             try:
                 self.open()
-            except (StoreError, OSError) as error:  # tried again when the locks are renewed
+            except (StoreError, OSError) as error:  # retried when the locks are renewed
                 _logger.warning("group %s: messages sent back wait for a writer: %s", self._files.name, error)
             finally:
                 self._threads.release()
 
     def flush(self) -> None:
-        """Flush messages that were sent back, before the group's offsets say that it is done."""
+        """Flush messages that were sent back, before offsets behind them are persisted."""
         store = self._store
         if store is not None:
             store.flush()

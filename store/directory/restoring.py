@@ -1,4 +1,4 @@
-"""`restore`: makes a store of an archive, in a new directory with the same topics, queues, offsets and times.
+"""`restore`: creates a store from an archive, in a new directory with the same topics, queues, offsets and times.
 
 It writes the records as a commit log, one queue after the other. Opening the store recovers the queues from that log.
 """
@@ -29,9 +29,9 @@ from store.upkeep.store_directory import StoreDirectory
 
 _BYTES_AT_ONCE = 8 << 20
 _SHOWN = 3  # light queues that an error names
-UNFINISHED = ".restoring"  # behind the name of the directory until it is whole
+UNFINISHED = ".restoring"  # suffix of the directory's name until the restore is complete
 
-Progress = Callable[[int, int], None]  # messages that are there by now, of how many
+Progress = Callable[[int, int], None]  # called with the number of messages restored so far, and their total
 
 
 def restore(
@@ -43,16 +43,17 @@ def restore(
     *,
     stored: tuple[int | None, int | None] = (None, None),
 ) -> int:
-    """Make a store of an archive, or of some of its topics, in a new directory. Return its number of messages.
+    """Create a store from an archive, or from some of its topics, in a new directory. Return its number of messages.
 
-    stored: only messages stored in [begin, end), ms since 1970; None for no limit. Messages keep their queue offsets; a
-    queue without messages begins at 0.
+    stored: restore only messages stored in [begin, end), ms since 1970; None for no limit. Messages keep their queue
+    offsets. A queue without messages begins at 0.
 
-    A process killed in the middle leaves a directory of that name and ".restoring", which the next call replaces.
-    Raises `NotAStore` if the directory exists, or for another file system's URL; `StoreLocked` while another process
-    restores there; `UnknownTopic`; `UnsupportedStore` for a topic in which messages wait, and, without `topics`, for
-    light queues that would change; `StoreFull`, `StoreUnavailable`; and as reading an archive does, `OffsetLost` if
-    some of it is deleted concurrently.
+    A process that is killed leaves a directory with the suffix ".restoring", which the next call replaces.
+
+    Raises `NotAStore` if the directory exists, or for a URL of another file system. Raises `StoreLocked` while another
+    process restores to the directory. Raises `UnsupportedStore` for a topic of delayed or half messages, and, without
+    `topics`, for light queues that would change. Raises `UnknownTopic`, `StoreFull`, `StoreUnavailable`, and the errors
+    of reading an archive: `OffsetLost` if some of it is deleted concurrently.
     """
     path = StoreDirectory.at(path).root
     unfinished = path.parent / (path.name + UNFINISHED)
@@ -75,7 +76,7 @@ def restore(
 
 
 def _chosen(archive: ArchiveAddress, log: ArchiveLog, topics: Sequence[str]) -> dict[str, tuple[Queue, ...]]:
-    """Return the topics to restore and their queues, without light queues: their messages are in other queues, too.
+    """Return the topics to restore and their queues. Light queues are left out: their messages are in other queues.
 
     Raises `UnknownTopic`, `UnsupportedStore`.
     """
@@ -98,9 +99,10 @@ def _chosen(archive: ArchiveAddress, log: ArchiveLog, topics: Sequence[str]) -> 
 
 
 def _must_have_light_queues(store: MessageStore, log: ArchiveLog, archive: ArchiveAddress) -> None:
-    """They are made of the log, in which their messages have to stand in their order: of several queues they do not.
+    """Raises `UnsupportedStore` if the store's light queues differ from the archived ones.
 
-    Raises `UnsupportedStore`.
+    Opening the store rebuilds them from the restored log. The log has one queue after the other, so the messages of a
+    light queue change their order if they are in several queues.
     """
     there = log.topics()
     was = log.bounds([queue for topic, queues in there.items() if topic.startswith(LIGHT_PREFIX) for queue in queues])
@@ -129,7 +131,7 @@ def _alone(unfinished: Path) -> Iterator[None]:
             fcntl.flock(folder.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise StoreLocked(f"{unfinished}: another process restores there; let it, or stop it") from error
-        if not _leads_to(unfinished, folder.fd):  # renamed before this had the lock; another's may be in its place
+        if not _leads_to(unfinished, folder.fd):  # another process completed its restore before this had the lock
             raise StoreLocked(f"{unfinished}: another process restored there first; see its result")
         for left in list(unfinished.iterdir()):
             if left.is_dir() and not left.is_symlink():
@@ -146,7 +148,7 @@ def _leads_to(path: Path, fd: int) -> bool:
 
 
 def _ranges(log: ArchiveLog, queues: Sequence[Queue], begin: int | None, end: int | None) -> list[QueueRange]:
-    """What there is of each queue, without those that have nothing."""
+    """Return the range to restore of each queue, without empty ranges."""
     there = log.bounds(queues)
     starts = {queue: bounds.min_offset for queue, bounds in there.items()}
     stops = {queue: bounds.max_offset for queue, bounds in there.items()}
@@ -158,9 +160,9 @@ def _ranges(log: ArchiveLog, queues: Sequence[Queue], begin: int | None, end: in
 
 
 def _write(log: ArchiveLog, root: Path, ranges: Sequence[QueueRange], config: StoreConfig, progress: Progress) -> int:
-    """The commit log of these ranges; how many messages it has."""
+    """Write these ranges as a commit log. Return the number of messages."""
     total, done = sum(wanted.length for wanted in ranges), 0
-    # A queue begins later than at 0 in a log only whose first segments are gone.
+    # A queue may begin after offset 0 only if the first segment of the log is missing, so start at the second one.
     is_shortened = any(wanted.start for wanted in ranges)
     first = at = config.mappedFileSizeCommitLog if is_shortened else 0
     make_folder(root / COMMIT_LOG_DIR)
@@ -176,12 +178,12 @@ def _write(log: ArchiveLog, root: Path, ranges: Sequence[QueueRange], config: St
 
 
 def _append(written: CommitLog, at: int, checked: CheckedBlock) -> int:
-    """Write the records from log offset `at` on; the offset behind them."""
+    """Write records from log offset `at` on. Return the offset after the last one."""
     placement, ends = written.place(at, checked.entries.sizes), np.cumsum(checked.entries.sizes)
 
     def encoded(first: int, last: int) -> memoryview:
         begin = int(ends[first] - checked.entries.sizes[first])  # if all records are back to back
-        # Proofs of delivery name offsets of the old log, and mean nothing in the new one.
+        # Proofs of delivery contain offsets of the old log, which are invalid in the new one.
         offsets = ends - checked.entries.sizes + placement.physical_offsets[first] - begin
         moved = checked.block.moved(offsets, with_proofs=False)
         return moved[begin : int(ends[last - 1])].data
