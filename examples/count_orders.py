@@ -1,15 +1,14 @@
-"""Counts and sums up orders, while a Java program sends them: to a store that is served, or to a RocketMQ cluster.
+"""Count and sum up orders while a Java program sends them to a served store, or to a RocketMQ cluster.
 
     pyspark-mq serve /tmp/orders
     spark-submit examples/count_orders.py --path /tmp/orders
-    # then examples/java_producer/OrderProducer.java, which says how it is run
+    # then run examples/java_producer/OrderProducer.java, see there
 
-With brokers of RocketMQ's own, one or many, `path` is `nameServer`, and nothing else is otherwise (docs/cluster.md says
-how two are started):
+To read from RocketMQ's own brokers, replace `path` by `nameServer` (docs/cluster.md says how to start two of them):
 
     spark-submit examples/count_orders.py --nameServer 127.0.0.1:9876
 
-With --orders it ends when so many have come.
+With --orders it ends after that many orders.
 """
 
 import argparse
@@ -23,14 +22,14 @@ TOPIC, QUEUES = "orders", 4
 
 
 def make_topic(where: dict[str, str]) -> None:
-    """The query may be there before the first message, which would make it; in a cluster on each broker."""
+    """Create the topic, because the query may start before the first message, which would create it."""
     with address_of(where).open_writer() as writer:
         if TOPIC not in writer.topics():
             writer.create_topic(TOPIC, QUEUES)
 
 
 def count(where: dict[str, str], orders: int | None) -> None:
-    """where: {"path": a store's directory} or {"nameServer": those of a cluster}."""
+    """where: {"path": a store's directory} or {"nameServer": a cluster's name servers}."""
     spark = SparkSession.builder.appName("count_orders").config("spark.sql.shuffle.partitions", "2").getOrCreate()
     found = spark.readStream.format("mq").options(**where, subscribe=TOPIC, startingOffsets="earliest").load()
     amount = F.get_json_object(F.col("body").cast("string"), "$.amount").cast("long")

@@ -1,8 +1,8 @@
-"""From `put` to a row in a JVM stage: micro-batches beside real-time reads, as a picture.
+"""Plot the latency from `put` to a row in a JVM stage, for micro-batches and real-time reads.
 
     python examples/latency_plot.py --out latency.png
 
-One process appends at a steady rate, each body the time of its put; Spark adds the JVM's clock to each row. Needs
+One process appends at a steady rate, with the time of the put as body. Spark adds the JVM's time to each row. Needs
 matplotlib (pip install 'pyspark-mq[bench]').
 """
 
@@ -34,7 +34,7 @@ COLOURS = {"micro-batch": "tab:orange", "real-time": "tab:blue"}
 
 
 def write(path: str, rate: float, seconds: float) -> None:
-    """Put at a steady rate; a body is microseconds since 1970 in digits."""
+    """Append at a steady rate. A body is the time in microseconds since 1970, in decimal digits."""
     with MessageStore.open(path) as store:
         begin = time.monotonic()
         for n in range(int(rate * seconds)):
@@ -45,7 +45,7 @@ def write(path: str, rate: float, seconds: float) -> None:
 def measure(
     spark: SparkSession, folder: Path, options: dict[str, str], rate: float, seconds: float
 ) -> npt.NDArray[np.int64]:
-    """(sent, seen) in microseconds since 1970, shape (n, 2), in order of arrival."""
+    """Return (sent, seen) in microseconds since 1970, int64, shape (n, 2), in order of arrival."""
     path = str(folder / "store")
     with MessageStore.open(path) as store:
         store.create_topic(TOPIC, QUEUES)
@@ -58,7 +58,7 @@ def measure(
     sink = stamped.writeStream.format("parquet").option("path", str(folder / "out"))
     query = sink.option("checkpointLocation", str(folder / "checkpoint")).start()
     try:
-        write(path, 1, 1)  # starts Spark's Python processes, which is no matter of the source
+        write(path, 1, 1)  # starts Spark's Python processes, which is not measured
         wait_for(query, 1)
         writer = [sys.executable, __file__, "--write", path, "--rate", str(rate), "--seconds", str(seconds)]
         subprocess.run(writer, check=True)
@@ -70,15 +70,15 @@ def measure(
 
 
 def wait_for(query: StreamingQuery, rows: int) -> None:
-    """Until the batches that ended have read `rows`."""
+    """Wait until finished batches have read `rows`."""
     while sum(progress["numInputRows"] for progress in query.recentProgress) < rows:
         if not query.isActive:
-            query.awaitTermination()  # raises what ended it
+            query.awaitTermination()  # raises the query's error
         time.sleep(0.1)
 
 
 def plot(measured: dict[str, npt.NDArray[np.int64]], out: Path) -> None:
-    """Latency over time above, its distribution below."""
+    """Plot latency over time, and its distribution below."""
     figure, (over_time, distribution) = plt.subplots(2, 1, figsize=(9, 7), layout="constrained")
     for mode, times in measured.items():
         sent, latency = times[:, 0], (times[:, 1] - times[:, 0]) / 1000
@@ -105,11 +105,11 @@ def main() -> None:
     if arguments.write:
         write(arguments.write, arguments.rate, arguments.seconds)
         return
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers: this Python, not the PATH's
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # use this Python for Spark's workers
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.python.udf.pipelined.enabled", "true")
-        .config("spark.sql.streaming.numRecentProgressUpdates", "100000")  # `wait_for` adds them all up
+        .config("spark.sql.streaming.numRecentProgressUpdates", "100000")  # `wait_for` sums up all updates
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")

@@ -1,11 +1,11 @@
-"""Orders that are paid in time, or cancelled: with transactions and delayed messages, while the shops are killed.
+"""Orders are paid in time or cancelled, with transactions and delayed messages, while shops are killed.
 
     python examples/order_system.py --seconds 10
 
-A shop takes an order: it sends a message in a transaction, in which it writes the order into its database. So
-there is a message for each order in the database, and for no other. When it is killed in between, another shop looks
-into the database and decides for it. For every order a delayed message says when its time is over: who has not paid by
-then is cancelled. At the end every order is either paid or cancelled, once.
+A shop takes an order by sending a message in a transaction, and writes the order to its database in that transaction.
+So each order in the database has a message, and no other order has one. If a shop is killed in between, another shop
+looks the order up in the database and completes the transaction. A delayed message for every order marks its deadline.
+An order that is not paid by then is cancelled. At the end every order was either paid or cancelled, once.
 """
 
 import argparse
@@ -29,16 +29,16 @@ TABLE = "CREATE TABLE orders (id TEXT PRIMARY KEY, state TEXT NOT NULL)"
 
 def open_database(directory: Path) -> sqlite3.Connection:
     database = sqlite3.connect(directory / "orders.db", timeout=60, isolation_level=None)
-    database.execute("PRAGMA synchronous = OFF")  # processes are killed here, not the machine
+    database.execute("PRAGMA synchronous = OFF")  # only processes are killed, not the machine
     return database
 
 
 def shop(directory: Path, name: str) -> None:
-    """Takes orders until it is killed."""
+    """Take orders until killed."""
     chance, number = random.Random(name), 0
 
     def was_taken(message: StoredMessage) -> Outcome:
-        with closing(open_database(directory)) as database:  # this is another thread
+        with closing(open_database(directory)) as database:  # runs in another thread
             found = database.execute("SELECT 1 FROM orders WHERE id = ?", [message.keys[0]]).fetchone()
         return Outcome.COMMIT if found else Outcome.ROLL_BACK
 
@@ -49,7 +49,7 @@ def shop(directory: Path, name: str) -> None:
 
         def take(order: str, transaction_id: str) -> Outcome:
             if chance.random() < 0.1:
-                return Outcome.ROLL_BACK  # the customer thought better of it
+                return Outcome.ROLL_BACK  # the customer changed their mind
             database.execute("INSERT INTO orders VALUES (?, 'open')", [order])
             return Outcome.COMMIT
 
@@ -61,7 +61,7 @@ def shop(directory: Path, name: str) -> None:
 
 
 def accounts(store: MessageStore, database: sqlite3.Connection, seen: dict[str, int], chance: random.Random) -> None:
-    """What is new: some pay at once, for the others a deadline is put; whose deadline is over is cancelled."""
+    """Process new messages: pay half of the new orders, set a deadline for each, and cancel unpaid orders after it."""
     for message in new(store, ORDERS, seen):
         order = message.keys[0]
         if chance.random() < 0.5:
@@ -105,7 +105,7 @@ def sell(directory: Path, seconds: float) -> None:
                 command = [sys.executable, __file__, "--shop", str(directory), f"shop{number}"]
                 shops.append(subprocess.Popen(command))
             accounts(store, database, seen, chance)
-            if seen.get(ORDERS, 0) and end == float("inf"):  # the shops are open
+            if seen.get(ORDERS, 0) and end == float("inf"):  # the shops have started
                 end, kill_at = time.monotonic() + seconds, time.monotonic() + KILL_SECONDS
             if time.monotonic() > kill_at:
                 kill(shops.pop(chance.randrange(SHOPS)))
@@ -114,7 +114,7 @@ def sell(directory: Path, seconds: float) -> None:
         for each in shops:
             kill(each)
             killed += 1
-        left = Transactions(store, GROUP)  # nobody else is there to decide
+        left = Transactions(store, GROUP)  # no shop is left to complete these
         taken = {order for (order,) in database.execute("SELECT id FROM orders")}
         while left.check(lambda each: Outcome.COMMIT if each.keys[0] in taken else Outcome.ROLL_BACK, immunity=-1):
             pass

@@ -1,12 +1,12 @@
-"""An account ledger whose balances are right although the processes that keep it are killed.
+"""An account ledger that stays correct although the processes that update it are killed.
 
     python examples/orderly_ledger.py --seconds 10
 
-Orders to deposit and to withdraw go to a topic with the account as sharding key, so those of one account stand in one
-queue, in order. The order matters: who has too little is given nothing. Three processes consume the queues, orderly:
-no queue is read in two places, and what one had in hand when it was killed comes again, and nothing else. So the ledger
-notes with the balances, in the same transaction, up to which message of each queue they are, and passes over what it
-has seen. At the end they are compared with what the orders come to.
+Orders to deposit and to withdraw go to a topic with the account as sharding key. So all orders of an account are in one
+queue, in order. The order matters, because a withdrawal needs enough money. Three processes consume the queues in
+order. Each queue has one reader at a time. After a reader is killed, only its unfinished messages are delivered again.
+So the ledger records the next offset of each queue in the same transaction as the balances, and skips messages before
+it. At the end the balances are compared with the expected ones.
 """
 
 import argparse
@@ -36,18 +36,18 @@ CREATE TABLE queues (id INTEGER PRIMARY KEY, next INTEGER NOT NULL);
 
 
 def after(cents: int, order: int) -> int:
-    """A balance after an order, both in cents: an order below 0 withdraws, and needs as much to be there."""
+    """Return a balance after an order, both in cents. A withdrawal (below 0) without enough money changes nothing."""
     return cents + order if cents + order >= 0 else cents
 
 
 def open_ledger(directory: Path) -> sqlite3.Connection:
     ledger = sqlite3.connect(directory / "ledger.db", timeout=60, isolation_level=None)
-    ledger.execute("PRAGMA synchronous = OFF")  # processes are killed here, not the machine
+    ledger.execute("PRAGMA synchronous = OFF")  # only processes are killed, not the machine
     return ledger
 
 
 def book(ledger: sqlite3.Connection, messages: Sequence[ReceivedMessage]) -> None:
-    """Some messages of one queue, in one transaction."""
+    """Apply messages of one queue in one transaction."""
     queue = messages[0].queue_id
     with ledger:
         ledger.execute("BEGIN IMMEDIATE")
@@ -63,7 +63,7 @@ def book(ledger: sqlite3.Connection, messages: Sequence[ReceivedMessage]) -> Non
 
 
 def keep(directory: Path) -> None:
-    """Consume, until killed."""
+    """Consume until killed."""
 
     def listener(messages: Sequence[ReceivedMessage]) -> None:
         with closing(open_ledger(directory)) as ledger:
@@ -78,14 +78,14 @@ def start(directory: Path) -> subprocess.Popen[bytes]:
 
 
 def booked(directory: Path) -> int:
-    """How many orders the ledger has seen."""
+    """Return the number of orders that the ledger has processed."""
     with closing(open_ledger(directory)) as ledger:
         (count,) = ledger.execute("SELECT sum(next) FROM queues").fetchone()
         return int(count)
 
 
 def run(directory: Path, seconds: float) -> int:
-    """Take orders for a while, and kill keepers meanwhile. How many balances are wrong at the end."""
+    """Send orders for a while, and kill keepers concurrently. Return the number of wrong balances at the end."""
     with closing(open_ledger(directory)) as ledger:
         ledger.executescript(TABLES)
         ledger.executemany("INSERT INTO accounts VALUES (?, 0)", [(f"a-{n}",) for n in range(ACCOUNTS)])

@@ -1,12 +1,12 @@
-"""Flights that were late or never left, routed from one topic into two others, each exactly once.
+"""Route late and cancelled flights from one topic into two others, each exactly once.
 
     pyspark-mq demo --store /tmp/mq          # a store with a topic "flights"
     pyspark-mq topic create /tmp/mq late
     pyspark-mq topic create /tmp/mq cancelled
     spark-submit examples/route_flights.py --store /tmp/mq --checkpoint /tmp/checkpoint
 
-Kill it and start it again: what Spark runs again is not written again, for the sink knows its query by the checkpoint.
-The flights of one plane stay in their order, for its tail number is the sharding key.
+Kill it and start it again: batches that Spark runs again are not written again, because the sink identifies its query
+by the checkpoint. The flights of a plane stay in order, because its tail number is the sharding key.
 """
 
 import argparse
@@ -19,7 +19,7 @@ FLIGHT = "tailnum string, origin string, dep_delay int"
 
 
 def routed(messages: DataFrame, minutes: int) -> DataFrame:
-    """The columns of the sink: those that left more than `minutes` late go to one topic, cancelled ones to another."""
+    """Return the sink's columns. Flights over `minutes` late go to one topic, cancelled ones to another."""
     flight = F.from_json(F.col("body").cast("string"), FLIGHT)
     delay = F.col("flight.dep_delay")
     topic = F.when(delay.isNull(), "cancelled").when(delay > minutes, "late")

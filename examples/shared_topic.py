@@ -1,12 +1,12 @@
-"""One topic, shared by a Spark query that counts and a Python worker that reacts; each reads it as a group of its own.
+"""A Spark query that counts and Python workers that react share a topic. Each kind reads it as its own group.
 
     pyspark-mq demo --store /tmp/mq          # a store with a topic "flights"
-    python examples/shared_topic.py worker --store /tmp/mq                      # as many of these as you like
+    python examples/shared_topic.py worker --store /tmp/mq                      # start any number of these
     spark-submit examples/shared_topic.py query --store /tmp/mq --checkpoint /tmp/checkpoint
-    pyspark-mq groups list /tmp/mq           # how far both are
+    pyspark-mq groups list /tmp/mq           # the progress of both
 
-The workers share the queues of the group "alerts", call for each flight that left six hours late or more, and go on
-where the group stands when they are started again. The query tells the group "counts" how far it is.
+The workers share the queues of the group "alerts", and print each flight that left six hours late or more. After a
+restart they continue at the group's offsets. The query reports its progress to the group "counts".
 """
 
 import argparse

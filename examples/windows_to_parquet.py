@@ -1,10 +1,10 @@
-"""Flights a day and their departure delay, streamed from a topic into Parquet, stopped and started at will.
+"""Stream the flights and the mean departure delay of each day from a topic into Parquet. Stop and restart at any time.
 
     pyspark-mq demo --store /tmp/mq          # a store with a topic "flights"
     spark-submit examples/windows_to_parquet.py --store /tmp/mq --out /tmp/delays --checkpoint /tmp/checkpoint
 
-Event time is `bornTimestamp`, the scheduled departure. A day is written once, when the watermark has
-passed its end. Progress lives in the checkpoint: the next run goes on where this one stopped.
+Event time is `bornTimestamp`, the scheduled departure. A day is written once, after the watermark has passed its end.
+Progress is kept in the checkpoint: the next run continues where this one stopped.
 """
 
 import argparse
@@ -17,7 +17,7 @@ FLIGHT = "origin string, dep_delay int"
 
 
 def delays_by_day(messages: DataFrame) -> DataFrame:
-    """One row a day (UTC) and airport: `day date, origin string, flights bigint, mean_delay double`."""
+    """Return a row for each day (UTC) and airport: `day date, origin string, flights bigint, mean_delay double`."""
     flight = F.from_json(F.col("body").cast("string"), FLIGHT)
     return (
         messages.select("bornTimestamp", flight.alias("flight"))

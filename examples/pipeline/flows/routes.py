@@ -1,4 +1,4 @@
-"""From the topic "flights" into the topics "late" and "cancelled", each flight exactly once."""
+"""Route flights from the topic "flights" into the topics "late" and "cancelled", each exactly once."""
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
