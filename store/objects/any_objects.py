@@ -1,4 +1,4 @@
-"""`Objects`: files in a directory or on an object store. Each is written as a whole, or not at all."""
+"""`Objects`: files in a directory or on an object store. Writes are atomic."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from store.objects.urls import local_path, must_be_plain
 
 
 class LocalObjects:
-    """`Objects` in a directory. The system reads ahead. Files are not mapped: a page that cannot be read, as on a
-    network's file system or a bad disk, would kill the process."""
+    """`Objects` in a directory.
 
-    ahead = 0
+    Files are not memory-mapped: an I/O error on a mapped page kills the process, for example on a network file system.
+    """
+
+    ahead = 0  # the system prefetches
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -42,7 +44,7 @@ class LocalObjects:
 
     def mark(self, path: str) -> Hashable:
         with suppress(FileNotFoundError), self._translated(path) as file, _regular(file) as opened:
-            status = os.fstat(opened.fileno())  # NFS asks its server again for an open file
+            status = os.fstat(opened.fileno())  # an NFS client revalidates its cache when a file is opened
             return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         return None
 
@@ -54,7 +56,7 @@ class LocalObjects:
             except (FileNotFoundError, NotADirectoryError):
                 return found
             for entry in entries:
-                with suppress(FileNotFoundError):  # another process has just deleted it
+                with suppress(FileNotFoundError):  # deleted concurrently
                     is_folder = entry.is_dir(follow_symlinks=False)
                     found[entry.name] = None if is_folder else entry.stat(follow_symlinks=False).st_mtime
         return found
@@ -72,7 +74,7 @@ class LocalObjects:
     def delete(self, path: str) -> None:
         with self._translated(path) as file:
             file.unlink(missing_ok=True)
-            with suppress(OSError):  # something else is in it
+            with suppress(OSError):  # the folder is not empty
                 for folder in file.parents[: len(Path(path).parents) - 1]:
                     folder.rmdir()
 
@@ -105,8 +107,10 @@ class LocalObjects:
             yield self._root / path
 
     def _make_folder_of(self, path: str) -> None:
-        """Make the folder of a path and those above it, and sync their names. The folder above the root is always
-        synced: the process that made the root may have died before it did that."""
+        """Create the folder of a path with its parents, and sync their names.
+
+        The parent of the root is always synced: the process that created the root may have died before its own sync.
+        """
         above = (self._root / path).parents
         if above[0].is_dir():
             return
@@ -117,7 +121,7 @@ class LocalObjects:
 
 
 class ByteReader(Protocol):
-    """url: of all objects, for errors. ahead: how many reads are worth having under way at once."""
+    """Reads bytes of objects. url: for error messages. ahead: number of reads to send in advance."""
 
     url: str
     ahead: int
@@ -130,52 +134,55 @@ class ByteReader(Protocol):
 
 
 class Objects(ByteReader, Protocol):
-    """Paths are relative, with slashes. A folder exists while something is in it.
+    """A tree of objects. Paths are relative, with slashes. A folder exists while it contains an object.
 
-    Every method raises `ObjectsUnavailable` if the file system refuses, or does not answer.
+    Every method raises `ObjectsUnavailable` if the file system denies access, fails, or does not answer.
     """
 
     def read_all(self, path: str) -> bytes:
-        """Raises `FileNotFoundError`."""
+        """Return an object's content. Raises `FileNotFoundError`."""
 
     def size(self, path: str) -> int:
         """Return the length in bytes. Raises `FileNotFoundError`."""
 
     def mark(self, path: str) -> Hashable:
-        """Return a value that changes when the object is written; None if it is missing, or if that cannot be told."""
+        """Return a value that changes when the object is written, such as an ETag.
+
+        None if the object is missing, or if the file system has no such value.
+        """
 
     def names(self, path: str) -> dict[str, float | None]:
-        """Return what lies directly in a folder: when each object was written (s since 1970), None for a folder.
+        """List a folder: name to modification time (s since 1970), None for a subfolder. Sorted by name.
 
-        In the order of the names; empty if there is no such folder.
+        Empty if the folder does not exist.
         """
 
     def write(self, path: str, data: bytes | memoryview) -> None:
-        """Make or replace an object. It is durable then, and readers see the old content or the new one."""
+        """Create or replace an object, atomically and durably. Readers see the old content or the new one."""
 
     def create(self, path: str, data: bytes) -> bool:
-        """Make an object unless it exists, and return whether this call made it. It is durable then."""
+        """Create an object unless it exists, durably. Return whether this call created it."""
 
     def delete(self, path: str) -> None:
-        """Delete an object, if it exists."""
+        """Delete an object. Do nothing if it is missing."""
 
     def delete_all(self, path: str) -> None:
-        """Delete a folder with everything in it."""
+        """Delete a folder with its content. Do nothing if it is missing."""
 
     def writing(self, path: str) -> AbstractContextManager[Path]:
-        """Give an empty local file, which becomes the object if the context ends without an error.
+        """Yield an empty local file, which becomes the object if the context ends without an error.
 
-        The object need not be durable then. In a directory, readers see it while it is written.
+        The object may not be durable. In a directory, readers see the incomplete file.
         """
 
     def reading(self, path: str) -> AbstractContextManager[Path]:
-        """Give a local file with the object's content, for the context. Raises `FileNotFoundError`."""
+        """Yield a local file with the object's content, valid in the context. Raises `FileNotFoundError`."""
 
 
 def objects_at(url: str, options: Mapping[str, Any]) -> Objects:
-    """Return the objects below a directory or a URL. Raises `ConfigError`, `ObjectsUnavailable`.
+    """Return the objects below a directory or a URL. options: fsspec's storage options.
 
-    options: fsspec's storage options.
+    Raises `ConfigError`, `ObjectsUnavailable`.
     """
     local = local_path(url)
     if local is not None:
@@ -192,15 +199,15 @@ _GIVE_CREDENTIALS = "give the credentials in the environment, or as storage opti
 
 @contextmanager
 def translated(where: object, secrets: Sequence[str] = ()) -> Iterator[None]:
-    """Turn errors into `ObjectsUnavailable`. `FileNotFoundError` passes.
+    """Turn errors into `ObjectsUnavailable`, except `FileNotFoundError`.
 
-    where: the path or URL, for errors. secrets: no error shows them, nor its cause.
+    where: path or URL for error messages. secrets: an error that contains one is replaced, and its cause dropped.
     """
     try:
         yield
     except ObjectsUnavailable:
         raise
-    except Exception as error:  # libraries behind fsspec raise errors of their own, which have no other base
+    except Exception as error:  # the libraries behind fsspec have error classes without a common base
         is_secret = any(secret in text for text in _texts(error) for secret in secrets)
         if isinstance(error, FileNotFoundError):
             if not is_secret:
@@ -224,14 +231,14 @@ def _reason(error: Exception, is_secret: bool) -> str:
 
 
 def _texts(error: BaseException | None) -> Iterator[str]:
-    """Yield what a traceback would show of an error and its causes."""
+    """Yield the texts of an error and its causes, as a traceback would show them."""
     while error is not None:
         yield f"{error} {error!r}"
         error = error.__cause__ or error.__context__
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Whether no answer came in time. The timeouts of botocore are known by their names."""
+    """Return whether an error is a timeout or a lost connection. botocore's timeouts are recognized by name."""
     return isinstance(error, TimeoutError | ConnectionError) or (
         isinstance(error, OSError) and "Timeout" in type(error).__name__
     )
@@ -245,7 +252,7 @@ def _regular(file: Path) -> FileIO:
 
 
 def _must_be_regular(fd: int) -> None:
-    """Close the descriptor and raise `OSError` if it is of anything but a regular file."""
+    """Close the descriptor and raise `OSError` unless it is a regular file."""
     mode = os.fstat(fd).st_mode
     if not stat.S_ISREG(mode):
         os.close(fd)

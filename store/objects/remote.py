@@ -1,4 +1,7 @@
-"""Objects that fsspec reaches. It takes credentials from the environment, its configuration, or the machine's role."""
+"""`Objects` on remote file systems, through fsspec.
+
+fsspec takes credentials from the environment, from its configuration, or from the machine's role.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ from store.objects.any_objects import is_timeout, translated
 from store.objects.urls import CREATES_ONCE, scheme_of, secrets_of, without_secrets
 
 _MEMORY = "memory"
-_ATOMIC = {"s3", "gs", "gcs", "abfs", "az", _MEMORY}  # their puts are atomic, whether or not they rename
-_NO_LISTINGS_CACHE = {"sftp", "ssh"}  # they have none, and take its option for one of ssh
-_MODIFIED = ("LastModified", "mtime", "last_modified", "created")  # as file systems name it
-_PART, _NEW = ".part", ".new"  # end the names of an object while it is written, and before it replaces the old one
+_ATOMIC = {"s3", "gs", "gcs", "abfs", "az", _MEMORY}  # protocols with atomic puts
+_NO_LISTINGS_CACHE = {"sftp", "ssh"}  # they have no listings cache, and would pass its option on to ssh
+_MODIFIED = ("LastModified", "mtime", "last_modified", "created")  # file systems differ
+_PART, _NEW = ".part", ".new"  # suffixes of an object that is being written, and of one ready to replace the old one
 _LOOKS = 3
 _retrying = Retrying(
     retry=retry_if_exception(is_timeout),
@@ -31,7 +34,7 @@ _retrying = Retrying(
     wait=wait_random_exponential(0.1, max=1),
     reraise=True,
 )
-_memory_turn = threading.Lock()  # fsspec's memory looks first, and writes then
+_memory_turn = threading.Lock()  # fsspec's memory file system checks and creates in two steps
 
 Result = TypeVar("Result")
 
@@ -45,12 +48,12 @@ def remote_at(url: str, options: Mapping[str, Any]) -> Remote:
 
 
 class Remote:
-    """`Objects` where a put replaces an object at once."""
+    """`Objects` on a file system with atomic puts."""
 
     ahead = 6
 
     def __init__(self, url: str, files: Any, root: str) -> None:
-        """files: fsspec's file system. root: the path of the objects there."""
+        """files: fsspec's file system. root: path of the objects in it."""
         self.url = without_secrets(url).rstrip("/")
         self._files = files
         self._root = root
@@ -61,7 +64,7 @@ class Remote:
             return bytes(self._try(path, lambda at: self._files.cat_file(at, start=begin, end=end)))
         except ObjectsUnavailable as error:
             is_refused = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EINVAL
-            if is_refused and self.size(path) <= begin:  # S3 has no range that begins behind the end
+            if is_refused and self.size(path) <= begin:  # S3 rejects a range that begins after the end
                 return b""
             raise
 
@@ -102,7 +105,8 @@ class Remote:
         try:
             with _memory_turn if _MEMORY in protocols else nullcontext():
                 self._put(path, lambda at: self._files.pipe_file(at, data, mode="create"))
-        except ObjectsUnavailable:  # servers differ in how they refuse, and the answer of a success may be lost
+        # If the object exists, servers raise different errors. Or this call created it and the answer was lost.
+        except ObjectsUnavailable:
             if not self._exists(path):
                 raise
             return False
@@ -143,24 +147,25 @@ class Remote:
             raise ObjectsUnavailable(f"{self.url}: it does not exist; create the bucket") from error
 
     def _try(self, path: str, verb: Callable[[str], Result]) -> Result:
-        """Return what `verb` gives for the path on the file system, which is asked again if no answer comes in time."""
+        """Call `verb` with the path on the file system and return its result. Timeouts are retried."""
         with translated(f"{self.url}/{path}".rstrip("/"), self._secrets):
             return _retrying(verb, f"{self._root}/{path}" if path else self._root)
 
 
 class Renaming(Remote):
-    """`Objects` on file systems that show a file while it is written, and leave it torn if its writer is killed: sftp,
-    ftp, smb, hdfs.
+    """`Objects` on file systems without atomic puts, such as sftp, ftp, smb and hdfs.
 
-    So an object is written under another name. Not all of these replace a file by renaming, so the old content is
-    deleted first; until the new content has its name, readers find it under the name it has in between. One request
-    at a time, for some connections take no more.
+    There, readers see a file while it is written, and a killed writer leaves it incomplete. So a write takes these
+    steps: write `NAME.part`, rename it to `NAME.new`, delete `NAME`, rename `NAME.new` to `NAME`. The delete is needed
+    because some file systems cannot rename to an existing name. If `NAME` is missing, readers read `NAME.new`.
+
+    Requests are sent one at a time, because some connections do not support more.
     """
 
     ahead = 1
 
     def __init__(self, url: str, files: Any, root: str, connected: Callable[[], Any]) -> None:
-        """connected: gives the same file system over a new connection."""
+        """connected: opens a new connection to the same file system."""
         super().__init__(url, files, root)
         self._connected = connected
         self._turn = threading.Lock()
@@ -188,7 +193,7 @@ class Renaming(Remote):
             self._move(part, new)
             self._remove(path)
             self._move(new, path)
-        else:  # a killed writer may have left the only content under the other name
+        else:  # a killed writer may have left the only content in NAME.new, so delete that last
             self._move(part, path)
             self._remove(new)
 
@@ -197,7 +202,7 @@ class Renaming(Remote):
             self._remove(name)
 
     def _found(self, path: str, look: Callable[[str], Result]) -> Result:
-        for name in (path, path + _NEW) * _LOOKS:  # a writer may rename it between two looks
+        for name in (path, path + _NEW) * _LOOKS:  # retry: a writer may rename the file between two reads
             with suppress(FileNotFoundError):
                 return look(name)
         return look(path)
@@ -208,14 +213,14 @@ class Renaming(Remote):
         return False
 
     def _remove(self, path: str) -> None:
-        if self._exists(path):  # ftp does not say why it cannot delete
+        if self._exists(path):  # check first: ftp does not tell a missing file from other errors
             super().delete(path)
 
     def _try(self, path: str, verb: Callable[[str], Result]) -> Result:
         with self._turn:
             try:
                 return super()._try(path, verb)
-            except ObjectsUnavailable:  # a connection that its server has closed stays closed
+            except ObjectsUnavailable:  # the server may have closed the connection: reconnect once
                 self._files = self._connected()
                 return super()._try(path, verb)
 
@@ -230,12 +235,12 @@ class Renaming(Remote):
 
 
 def _connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return fsspec's file system and the path there. Raises `ObjectsUnavailable`."""
+    """Return fsspec's file system and the path in it. Raises `ObjectsUnavailable`."""
     scheme, shown = scheme_of(url), without_secrets(url)
     listings = {} if scheme in _NO_LISTINGS_CACHE else {"use_listings_cache": False}
     with translated(shown, secrets_of(url)):
         try:
-            files, root = _retrying(fsspec.url_to_fs, url, **{**listings, **options})  # some connect at once
+            files, root = _retrying(fsspec.url_to_fs, url, **{**listings, **options})  # some connect here, so retry
         except ImportError as error:
             package = CREATES_ONCE.get(scheme)
             extra = "'pyspark-mq[s3]'" if package == "s3fs" else package
@@ -249,7 +254,10 @@ def _connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _renames(files: Any) -> bool:
-    """Whether a file system renames: one that copies instead is an object store as a rule, whose puts are atomic."""
+    """Return whether a file system needs `Renaming`.
+
+    A file system without its own rename is usually an object store, whose puts are atomic.
+    """
     return not _protocols(files) & _ATOMIC and type(_innermost(files)).mv is not AbstractFileSystem.mv
 
 
@@ -265,6 +273,6 @@ def _innermost(files: Any) -> Any:
 
 
 def _modified(entry: Mapping[str, Any]) -> float:
-    """When an object was written; far in the future if that is not told, so that it is never old."""
+    """Return the modification time, s since 1970. Infinity if unknown, so that the object never counts as old."""
     time = next((entry[name] for name in _MODIFIED if entry.get(name) is not None), float("inf"))
     return time.timestamp() if isinstance(time, datetime) else float(time)

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from store.model.errors import ConfigError
 
-# Object stores that can make an object only if it is missing, in one request, and the package that speaks to each.
+# Protocols of object stores with an atomic create-if-missing, and the package for each.
 CREATES_ONCE = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 
 _LOCAL = ("file", "local")
@@ -23,7 +23,7 @@ def local_path(url: str) -> str | None:
     found = _URL.fullmatch(url)
     if found is None:
         path = url.removeprefix("file:")
-        if slashed := _ONE_SLASH.match(path):  # as a path it would be one below the working directory
+        if slashed := _ONE_SLASH.match(path):  # otherwise taken for a folder in the working directory
             raise ConfigError(
                 f"{slashed[0]}...: a URL has two slashes there; a folder of that name is ./{slashed[0]}..."
             )
@@ -31,13 +31,13 @@ def local_path(url: str) -> str | None:
     if found["scheme"].lower() not in _LOCAL:
         return None
     host, slash, path = found["rest"].partition("/")
-    if host not in ("", "localhost") or not slash:  # likewise
+    if host not in ("", "localhost") or not slash:
         raise ConfigError(f"{without_secrets(url)}: a URL of a local directory begins with file:///")
     return os.path.abspath(slash + path)
 
 
 def storage_options(text: str) -> dict[str, Any]:
-    """Parse fsspec's storage options, which are given as JSON. Raises `ConfigError`."""
+    """Parse fsspec's storage options from JSON. Raises `ConfigError`."""
     try:
         found = json.loads(text or "{}")
     except ValueError as error:
@@ -52,20 +52,21 @@ def scheme_of(url: str) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """Return the URL without users, keys, passwords and queries. A URL may be a chain: `dir::s3://key:password@bucket`.
+    """Return the URL without users, keys, passwords and queries.
 
-    A password that is not percent-encoded may hide where it ends: then nothing but the scheme is left.
+    A URL may be a chain, such as `dir::s3://key:password@bucket`. If the end of a password is ambiguous, because it is
+    not percent-encoded, only the scheme is returned.
     """
     return "::".join(link.shown for link in _links(url))
 
 
 def secrets_of(url: str) -> list[str]:
-    """Return the users, keys, passwords and queries of a URL, whole, in parts, and decoded."""
+    """Return the users, keys, passwords and queries of a URL: as a whole, in parts, and decoded."""
     return [secret for link in _links(url) for secret in link.secrets]
 
 
 def must_be_plain(url: str) -> None:
-    """Raises `ConfigError` for a URL with a query, or whose password hides where the host begins."""
+    """Raise `ConfigError` if a URL has a query, or if the end of its password is ambiguous."""
     for link in _links(url):
         if link.is_hidden:
             raise ConfigError(
@@ -80,7 +81,7 @@ def must_be_plain(url: str) -> None:
 
 
 def why_not_shared(url: str) -> str | None:
-    """Return why processes on several machines cannot meet at a URL, None if they can."""
+    """Return why processes on several machines cannot coordinate through a URL, None if they can."""
     if (scheme := scheme_of(url)) not in CREATES_ONCE:
         known = ", ".join(f"{each}://" for each in CREATES_ONCE)
         return f"{scheme}:// cannot make a file only if it is not there, or is not seen by all; use one of {known}"
@@ -92,7 +93,7 @@ def why_not_shared(url: str) -> str | None:
 
 
 class _Link(NamedTuple):
-    """One URL of a chain. shown: without its secrets. is_hidden: where its password ends cannot be told."""
+    """One URL of a chain. shown: without its secrets. is_hidden: the end of its password is ambiguous."""
 
     shown: str
     secrets: tuple[str, ...] = ()
