@@ -1,4 +1,4 @@
-"""Tests of the simulated device: what it must keep, what it may lose, and that it can lose it."""
+"""The simulated device keeps all flushed changes, and can lose every other one."""
 
 from __future__ import annotations
 

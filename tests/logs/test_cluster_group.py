@@ -43,7 +43,7 @@ from tests.waiting import PATIENCE, until
 
 ALL = [Queue("t", number, broker=BROKER) for number in range(4)]
 Q0, Q1, Q2, Q3 = ALL
-NOT_OF_A_CLUSTER: Any = None  # brokers cannot do this; the tests below cover what they do instead
+NOT_OF_A_CLUSTER: Any = None  # brokers cannot do this; the tests below cover their behaviour
 
 
 class Making:

@@ -248,7 +248,7 @@ def test_what_a_dead_member_had_done_says_nothing_of_a_topic_that_is_made_anew(m
 def test_a_reset_reaches_who_consumes_where_the_note_of_those_before_is_lost(
     making: LocalMaking, is_lost: bool
 ) -> None:
-    """Also if an older reset file was restored."""
+    """The file of resets is missing, or an older one was restored."""
     note = making.path / "consumers/g/resets.json"
     with making.group.join(EVERYTHING) as one:
         one.lock([Q0])

@@ -1,4 +1,4 @@
-"""`pyspark_mq.session` where a plain session would not find the source."""
+"""`pyspark_mq.session` in environments where Spark alone does not find the source."""
 
 from __future__ import annotations
 

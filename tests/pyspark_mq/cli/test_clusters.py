@@ -1,4 +1,4 @@
-"""Commands on a cluster: what they read, and their errors."""
+"""Results and errors of commands on a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger on S3: what it requires of the server, and the errors for servers that lack it."""
+"""The ledger on S3: its requirements of the server, and the errors for servers that do not meet them."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Hurried(DirectoryLog):
 
 
 def test_nothing_is_waited_for_where_nothing_is_wanted(filled: Filled) -> None:
-    """As of a queue that was recreated with fewer messages while a task held it."""
+    """As with a queue that was recreated with fewer messages while a task held it."""
     reader = RangeReader(SourceOptions.parse({"path": filled.path, "subscribe": "orders"}), default_schema(False))
     wanted = QueueRange(Queue("orders", 0), 9, 9)
     with Hurried(MessageStore.open(filled.path, read_only=True)) as log:

@@ -1,4 +1,4 @@
-"""Recreate a topic, and read what is archived of it."""
+"""Recreate a topic, and read its archived messages."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_records_with_a_checksum_of_all_of_them_get_one_that_fits(tmp_path: Path
 
 
 def test_from_the_first_piece_on_whoever_cleans_waits_for_the_rest(filled: Filled, tmp_path: Path) -> None:
-    """Also if the first archive run is slow or killed."""
+    """Retention waits even if the first archive run is slow or killed."""
     for _ in range(4):
         filled.put("orders", 0, 50, 1000)
         filled.put("orders", 1, 50, 1000)

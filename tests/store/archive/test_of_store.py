@@ -115,7 +115,7 @@ def test_nothing_is_cleaned_away_that_is_to_be_archived(filled: Filled, tmp_path
 
 @pytest.mark.parametrize("at", [1 << 40, 200 << 10, 1])
 def test_no_damaged_entry_says_what_is_to_be_archived(filled: Filled, tmp_path: Path, at: int) -> None:
-    """It is the first entry that is not archived; its record is elsewhere in the log, or far past the end."""
+    """The first entry that is not archived names a record elsewhere in the log, or far past its end."""
     filled.store.archive(str(tmp_path / "archive"))
     filled.put("orders", 0, 300, 1000)
     segments = list((Path(filled.path) / "commitlog").iterdir())

@@ -103,7 +103,7 @@ def test_one_whose_properties_are_damaged_is_told_of(
 
 @pytest.mark.parametrize("files", ["consumerOffset.json", "consumerOffset*"])
 def test_what_is_ended_stays_so_where_the_note_of_it_is_lost(tmp_path: Path, files: str) -> None:
-    """Or if its older backup is used."""
+    """The progress file is missing, or only its older backup is left."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 2)
         checks, forgets = Transactions(store, "sellers"), Transactions(store, "sellers")

@@ -181,7 +181,7 @@ def test_the_check_wakes_who_lies_behind(store: MessageStore, monkeypatch: pytes
 
 
 def test_one_look_at_many_appends_finds_who_waited(store: MessageStore, holding: Holding) -> None:
-    """Also if more was appended than one read of the log returns."""
+    """More may be appended than one read of the log returns."""
     unmatched, matched, other = holding.hold(0, 0, "none"), holding.hold(1, 0, "t7"), holding.hold(2, 0)
     store.put_many([Message("orders", b"x" * 5000, tags=f"t{n}", queue_id=n % 2) for n in range(100)])
     assert holding.woken() == (matched, Wake.ARRIVED)

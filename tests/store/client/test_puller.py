@@ -1,4 +1,4 @@
-"""What is pulled into memory, the limits on it, and the order in which it is handed out."""
+"""The messages that are pulled into memory, the limits on them, and the order in which they are handed out."""
 
 from __future__ import annotations
 

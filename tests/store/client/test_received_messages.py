@@ -1,4 +1,4 @@
-"""A consumer's messages equal those of `get_message`, whichever attribute is read first."""
+"""A consumer's messages equal the results of `get_message`, whichever attribute is read first."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_as_they_were_put_and_in_their_order(tmp_path: Path) -> None:
 
 
 def test_at_any_time(tmp_path: Path) -> None:
-    """In the order of their times, also if another process puts them."""
+    """Messages are delivered in the order of their times, even if another process puts them."""
     with opened(tmp_path) as store, MessageStore.open(tmp_path) as other:
         begin = int(time.time() * 1000)
         times = [begin + after for after in (3900, 3300, 3700, 3300, 3500)]
@@ -116,7 +116,7 @@ def test_each_once_however_many_are_killed(tmp_path: Path) -> None:
         for process in running:
             assert process.stdout is not None
             assert process.stdout.readline() == b"put\n"
-        time.sleep(chance.uniform(0, 1.5))  # meanwhile some of the messages are delivered
+        time.sleep(chance.uniform(0, 1.5))  # some of the messages are delivered in this time
         if number >= 2:
             running.pop(chance.randrange(3)).kill()
     for process in running:
@@ -220,7 +220,7 @@ def many(path: Path, count: int, body: int = 8) -> None:
 
 
 def test_each_once_where_a_store_is_closed_amid_many(tmp_path: Path) -> None:
-    """The messages not delivered at the close were due before some of those that were."""
+    """Some delivered messages were due after others that were not delivered before the close."""
     many(tmp_path, 12_000)
     there = 0
     while there < 12_000:

@@ -43,7 +43,7 @@ def test_a_topic_that_was_deleted_meanwhile(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_recreated_topic_gets_what_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in RocketMQ. Also if the topic is recreated when the messages are ready to be appended."""
+    """As in RocketMQ. The topic may even be recreated when the messages are ready to be appended."""
     append, is_over = Appender.append, threading.Event()
 
     def append_late(appender: Appender, *pieces: Any, **how: Any) -> Any:

@@ -125,7 +125,7 @@ def test_retention_in_the_middle_of_a_scan(shortened: Filled, log: TieredDirecto
 
 
 def test_retention_takes_what_is_about_to_be_read(shortened: Filled, log: TieredDirectoryLog) -> None:
-    """The store had the range when it was requested. Also if a filter leaves gaps in the batches."""
+    """The store had the range when it was requested. A filter may leave gaps in the batches."""
     for message_filter_, columns in ((EVERYTHING, ("body",)), (message_filter("A"), ("tags", "body"))):
         begin, end = log.bounds([ORDERS])[ORDERS].max_offset, 0
         shortened.put("orders", 0, 200, 1000)

@@ -1,4 +1,4 @@
-"""Headers equal those of RocketMQ's code; missing or invalid fields are refused with its messages."""
+"""Headers are encoded as RocketMQ's code does; missing or invalid fields are refused with its messages."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_a_group_that_cannot_be_is_none_of_the_others_business(broker: Broker, s
 
 
 def test_lost_connection_leaves_no_group_locked(beats: HeartBeats, store: MessageStore) -> None:
-    """Also if another group of the same heartbeat is refused."""
+    """It unlocks even if another group of the same heartbeat is refused."""
     with pytest.raises(InvalidGroup):
         beats.handlers()[RequestCode.HEART_BEAT](Request(beat("group", "a/b"), lost_connection(beats)))
     assert not is_served(store.path, "group")
@@ -380,7 +380,7 @@ def test_what_a_client_says_as_it_leaves_comes_before_that(
 
 
 def test_a_client_goes_on_where_a_member_was_that_died(store: MessageStore, broker: Broker) -> None:
-    """Also if the member had not persisted yet, and the group had clients here before."""
+    """The member had not persisted yet, and the group had clients here before."""
     queue = Queue("orders", 0)
     broker.ask(RequestCode.HEART_BEAT, body=heartbeat("a"))
     broker.ask(RequestCode.UNREGISTER_CLIENT, UnregisterClient("a", None, "group"))

@@ -155,7 +155,7 @@ def test_who_is_always_within_a_frame_and_goes_on_is_not_stuck(store: MessageSto
 
 
 def test_what_waits_for_who_reads_nothing_takes_no_memory(store: MessageStore) -> None:
-    """Neither requested answers nor held pulls that were completed; all arrive once the client reads."""
+    """Neither answered pulls nor completed held pulls use memory; all arrive once the client reads."""
     size, at_once, held = 200_000, 300, 50
     store.put(Message("orders", bytes(size), queue_id=0))
     pulls = [pull_frame(0, opaque) for opaque in range(at_once)]
@@ -245,7 +245,7 @@ def test_a_handshake_that_does_not_end_is_closed(store: MessageStore, tmp_path: 
 
 
 def test_a_request_that_comes_with_the_end_of_the_handshake(store: MessageStore, tmp_path: Path) -> None:
-    """It is answered. If it is cut off, it leaves nothing in memory."""
+    """It is answered. A request that is cut off has no effect."""
     own = certificate(tmp_path)
     with serve(store, "127.0.0.1:0", tls=own.server()) as serving:
         for missing in (200, 1, 0):

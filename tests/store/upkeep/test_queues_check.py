@@ -74,7 +74,7 @@ def test_queues_that_a_running_broker_has_not_filled_yet(path: Path, monkeypatch
     assert (finding.where, finding.what) == ("topic t, queue 0, offset 20", "10 messages have no entry in the queue")
 
     def fill(seconds: float) -> None:
-        with late.open("r+b") as file:  # in place of time.sleep, which other threads call too
+        with late.open("r+b") as file:  # may run twice: other threads sleep too
             file.write(entries)
 
     monkeypatch.setattr("store.upkeep.queues_check.time.sleep", fill)  # runs while the check waits

@@ -139,7 +139,7 @@ def test_no_group_goes_back_that_stands_before_the_end(tmp_path: Path, caplog: p
 
 @reboots
 def test_a_transaction_that_was_ended_behind_the_end_is_open(tmp_path: Path, *, reboot: bool) -> None:
-    """Also if the log has an op message of a later half message."""
+    """The log may still have an op message of a later half message."""
     live, back = tmp_path / "live", tmp_path / "back"
     with MessageStore.open(live, config=SMALL) as store:
         store.create_topic("t", 1)
