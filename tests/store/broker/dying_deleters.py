@@ -1,8 +1,8 @@
 """Programs that delete a topic while others put into it, run as processes so that they can be killed.
 
 python -m tests.store.broker.dying_deleters STORE delete: for each number N read from standard input, a child deletes
-the topic and is killed before call N, from 0. It counts file system calls from the first one that leaves a trace. Prints
-how the child ended.
+the topic and is killed before call N, from 0, of its file system calls from the first that leaves a trace. Prints how
+the child ended.
 
 python -m tests.store.broker.dying_deleters STORE put NAME: puts until standard input ends, and creates the topic if it
 is missing. Prints the acknowledged messages.

@@ -174,7 +174,7 @@ def test_each_may_say_how_long_it_is_not_asked_for(store: MessageStore) -> None:
 
 
 def test_one_that_was_begun_while_the_clock_was_ahead(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is checked when the clock is right again. A producer's own clock does not matter."""
+    """It is checked once the clock is right again. One whose producer's clock is fast is not checked early."""
     clock, ahead = time.time, 86_400.0
     transactions = Transactions(store, "sellers")
     transactions.prepare([Message("orders", b"fast", born_timestamp=int((clock() + 86_400) * 1000))])

@@ -68,7 +68,7 @@ def test_a_connection_that_was_lost_is_made_again(broker: Broker) -> None:
 
 
 def answered(connection: socket.socket) -> Command:
-    """Return the next request of a connection that has already answered one."""
+    """Answer the next request of a connection, and return it."""
     (length,) = LENGTH.unpack(connection.recv(LENGTH.size, socket.MSG_WAITALL))
     request = decode(connection.recv(length, socket.MSG_WAITALL))
     connection.sendall(encode(Command(ResponseCode.SUCCESS, opaque=request.opaque, flag=CommandFlag.RESPONSE)))
