@@ -28,8 +28,6 @@ from store.upkeep.store_directory import StoreDirectory
 
 
 class Joining:
-    """Joins one writer to a directory."""
-
     def __init__(
         self, directory: StoreDirectory, config: StoreConfig, log: CommitLog, index: Index, queues: ConsumeQueues
     ) -> None:

@@ -112,7 +112,7 @@ class MessageStore(StoreFinder):
 
         Raises `NotAStore`, `UnsupportedStore`, `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptSegment`,
         `CorruptStore`. Like every method, raises `StoreUnavailable` for an error of the operating system. Emits
-        `UnsupportedWarning` for topics in which RocketMQ's consumer sees other messages.
+        `UnsupportedWarning` for topics that RocketMQ's consumer reads differently.
         """
         directory = StoreDirectory.at(path)
         try:

@@ -146,7 +146,6 @@ class Writer:
         return self._appender.append(pieces, flush=flush, unless=unless)
 
     def append_few(self, records: Sequence[EncodedRecord]) -> list[Where]:
-        """Call `Appender.append_few`, like `append`."""
         since = time.perf_counter()
         try:
             self._flusher.appending()
@@ -175,7 +174,6 @@ class Writer:
             self._index.close()
 
     def delay(self) -> None:
-        """Create the topics of delayed messages, and start to deliver."""
         for topic, queues in WAITING_TOPICS.items():
             if self._topics.queue_count(topic) < queues:
                 with self.held():
@@ -190,7 +188,6 @@ class Writer:
             yield
 
     def delete_topic(self, topic: str) -> None:
-        """Delete a topic; see `MessageStore.delete_topic`."""
         with self.held():
             count, end = self._topics.known(topic), self.published.confirm_offset
             self._flusher.flush()  # a crash of the machine must not undo appends before the deletion

@@ -48,7 +48,6 @@ class ConsumerThreads:
 
     @property
     def is_worker(self) -> bool:
-        """Whether the calling thread calls the listener."""
         return threading.current_thread() in self._workers
 
     def stop(self) -> None:

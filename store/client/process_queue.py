@@ -31,7 +31,6 @@ class Handful:
         return self.messages.offset
 
     def tried(self) -> None:
-        """Count a failed try for each message."""
         self.messages = self.messages.tried()
 
 
@@ -83,7 +82,6 @@ class ProcessQueue:
 
     @property
     def in_hand(self) -> list[Handful]:
-        """The handfuls that are neither done nor given back."""
         return [handful for handful in self._handed if handful.since < _NEVER]
 
     def put(self, columns: Columns) -> None:

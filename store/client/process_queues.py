@@ -19,8 +19,6 @@ from store.model.log_protocol import Positions
 
 
 class Taken(NamedTuple):
-    """The messages that a thread has in hand, and their queue."""
-
     queue: ProcessQueue
     handful: Handful
 
@@ -103,7 +101,6 @@ class ProcessQueues:
         return is_owned(self._changed)
 
     def close(self) -> None:
-        """Hand out no more messages, and wake all waiting threads."""
         with self._lock:
             self._is_closed = True
             self._changed.notify_all()
@@ -111,7 +108,6 @@ class ProcessQueues:
             self._wake_one()
 
     def wait_closed(self, timeout: float | None) -> bool:
-        """Wait until `close`, at most `timeout` seconds. Return whether it was called."""
         with self._lock:
             return self._closed.wait_for(lambda: self._is_closed, timeout)
 
@@ -156,7 +152,7 @@ class ProcessQueues:
     def take_or_call(self, most: int, tell: Callable[[], None]) -> Taken | None:
         """Like `take`, without waiting: if there are no messages, return None, and call `tell` when to try again.
 
-        `tell` is called once, by another thread; if the queues are closed, it is called before this returns.
+        `tell` is called once, in any thread. If the queues are closed, it is called before this returns.
         """
         with self._lock:
             if self._is_closed:

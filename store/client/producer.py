@@ -296,7 +296,6 @@ class Producer(Opened):
 
 
 def _cluster(place: object) -> ClusterAppends | None:
-    """Return a `ClusterAppends` for the address of a cluster, None for any other place."""
     if isinstance(place, str) and place.startswith(SCHEME):
         place = ClusterAddress.parse(place.removeprefix(SCHEME))
     return ClusterAppends(place) if isinstance(place, ClusterAddress) else None
@@ -307,7 +306,6 @@ def _opened(store: Any) -> MessageStore:
 
 
 def _copied(body: object) -> bytes:
-    """Copy a body, which its owner may change later."""
     if isinstance(body, bytearray | memoryview | bytes):
         return bytes(body)
     if isinstance(body, str):

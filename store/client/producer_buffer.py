@@ -75,7 +75,6 @@ class Buffer:
 
     @property
     def waiting_bytes(self) -> int:
-        """Size of the messages that were not taken."""
         return self._bytes
 
     def must_be_outside(self) -> None:

@@ -112,7 +112,6 @@ class Lot:
         self.settled.result(timeout)
 
     def outcome(self, row: int) -> PutResult | Failure:
-        """Return the outcome of a message of a settled lot."""
         part = bisect_right(self._ends, row)
         outcome = self._outcomes[part]
         if not isinstance(outcome, PlacedRows):
@@ -172,7 +171,6 @@ class SendFuture:
 
 
 def already_stored(topic: str) -> SendFuture:
-    """Return a completed future for a message that the log already has."""
     lot = Lot(topic)
     lot.settle(1, ALREADY_STORED)
     return SendFuture(lot, 0)

@@ -171,13 +171,11 @@ class Sender(threading.Thread):
             )
 
     def finish(self) -> None:
-        """Append the buffered messages, and wait for the thread to end."""
         self._buffer.close()
         self.join()
 
 
 def _add(append: Append | MessageAppend, topic: str, columns: Sequence[Sequence[Any]]) -> None:
-    """Add messages, as a table if there are many."""
     if len(columns[0]) >= MANY:
         with suppress(NotColumns):
             append.add(topic, table_of(columns))

@@ -73,7 +73,6 @@ class Puller:
         self._ask(queue)
 
     def stop(self) -> None:
-        """Let `run` return."""
         self._ask(None)
 
     def _ask(self, asked: ProcessQueue | None) -> None:

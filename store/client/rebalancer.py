@@ -67,7 +67,6 @@ class Rebalancer:
 
     @property
     def assigned(self) -> list[Queue]:
-        """The queues that this consumer reads, sorted."""
         return sorted(self._mine)
 
     def begin(self) -> None:
@@ -123,12 +122,10 @@ class Rebalancer:
             _logger.warning("%s: how far the group is is noted later: %s", self._member.id, error)
 
     def wait(self) -> None:
-        """Sleep until the next `step` is due or the group changes."""
         self._member.wait(_LEAVING_LOOK_SECONDS if self._leaving else _LOOK_SECONDS)
 
     @property
     def _held(self) -> dict[Queue, ProcessQueue]:
-        """The queues that this member has locked: consumed or leaving."""
         return {**self._mine, **{name: leaving.queue for name, leaving in self._leaving.items()}}
 
     def _known(self) -> set[Queue]:
@@ -223,7 +220,6 @@ class Rebalancer:
 
 
 def _within(queue: Queue, position: int, bounds: Bounds) -> int:
-    """Return the position clamped to the queue's bounds. Log a warning if it was outside of them."""
     if position < bounds.min_offset:
         what = "messages [%d, %d) were deleted before they were consumed"
         _logger.warning(f"%s: {what}", queue, position, bounds.min_offset)

@@ -240,8 +240,6 @@ def _offset_id(host: str, physical_offset: int) -> str:
 
 
 class _Field(Generic[_Value]):
-    """An attribute of a message, read from the list of that name in `Columns`."""
-
     def __init__(self, meaning: str) -> None:
         self.__doc__ = meaning
 
@@ -361,12 +359,10 @@ class Messages(Sequence[ReceivedMessage]):
 
     @property
     def offset(self) -> int:
-        """Queue offset of the first message."""
         return self._columns.queue_offset[self._start]
 
     @property
     def body_bytes(self) -> int:
-        """Total size of the bodies."""
         bounds = self._columns.body_bounds
         return int(bounds[self._stop] - bounds[self._start])
 

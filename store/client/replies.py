@@ -42,8 +42,6 @@ _logger = logging.getLogger("store")
 
 
 class RequestMessage(Protocol):
-    """A message that was consumed or read."""
-
     @property
     def properties(self) -> dict[str, str]: ...
 
@@ -103,7 +101,6 @@ class Replies:
         return properties, waits
 
     def forget(self, properties: dict[str, str]) -> None:
-        """Ignore a later reply to this request."""
         self._waiting.pop(properties[PROPERTY_CORRELATION_ID], None)
 
     def stop(self) -> None:
@@ -112,7 +109,6 @@ class Replies:
         self._held.wake()
 
     def close(self) -> None:
-        """`stop`, and wait for the thread."""
         self.stop()
         if self._thread is not threading.current_thread():
             self._thread.join()

@@ -148,7 +148,6 @@ def _leads_to(path: Path, fd: int) -> bool:
 
 
 def _ranges(log: ArchiveLog, queues: Sequence[Queue], begin: int | None, end: int | None) -> list[QueueRange]:
-    """Return the range to restore of each queue, without empty ranges."""
     there = log.bounds(queues)
     starts = {queue: bounds.min_offset for queue, bounds in there.items()}
     stops = {queue: bounds.max_offset for queue, bounds in there.items()}
