@@ -1,1 +1,1 @@
-"""One file a question; each prints ratios measured in one run. `python -m benchmarks --help`."""
+"""Benchmarks, one question in each file. Each prints ratios measured in one run. `python -m benchmarks --help`."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks [reading] [appending] ...`: run all benchmarks, or those named."""
+"""`python -m benchmarks [reading] [appending] ...`: run all or the named benchmarks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from benchmarks import (
     writing,
 )
 
-# How many wait, how many become due, in how many seconds.
+# Waiting messages, due messages, and the seconds over which these become due.
 _FEW = ((2_000, 500, 0.5),)
 _DELAYED = ((100_000, 50_000, 20.0), (1_000_000, 50_000, 20.0))
 
@@ -60,7 +60,7 @@ BENCHMARKS: dict[str, Callable[[bool], None]] = {
     "processes": lambda small: (
         processes.main(10**6, 2 * 10**6, 1.0) if small else processes.main(40 * 10**6, 4 * 10**9)
     ),
-    # These need settings that are given when Spark starts, so a process of its own.
+    # These need settings from Spark's start, so they run in their own process.
     "kafka_source": lambda small: _in_a_process_of_its_own("kafka_source", small),
     "kafka_sink": lambda small: _in_a_process_of_its_own("kafka_sink", small),
     "latency": lambda small: _in_a_process_of_its_own("latency", small),

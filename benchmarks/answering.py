@@ -1,7 +1,7 @@
 """How fast does a served store answer small pulls and single sends, against a null broker?
 
-The null broker answers each pull with the same bytes, and acknowledges sends without storing them. Its rate is what
-this client and asyncio reach at most.
+The null broker answers each pull with the same bytes, and acknowledges sends without storing them. Its rate is the
+maximum for this client and asyncio.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from store.remoting.headers import PullMessage, SendMessageV2
 _AT_ONCE = 32
 _PULLS_UNDER_WAY, _SENDS_UNDER_WAY = 16, 64
 _QUEUES = 4
-_RANGES = 64  # of _AT_ONCE messages in each queue
+_RANGES = 64  # each of _AT_ONCE messages, in each queue
 _SUBSCRIPTION = 4
 _BODY = bytes(100)
 
@@ -39,7 +39,7 @@ class _Server(NamedTuple):
 
 
 def main(pulls: int, sends: int, runs: int) -> None:
-    """Prints the table; the processor's time is that of the server's process."""
+    """Print the table. CPU time is measured in the server's process."""
     with store_with(_QUEUES, TOPIC) as path:
         with MessageStore.open(path) as store:
             some = range(_QUEUES * _RANGES * _AT_ONCE)
@@ -94,7 +94,7 @@ def _rate(
     under_way: int,
     cpu: dict[str, list[float]],
 ) -> float:
-    """Return requests a second; note CPU seconds of the server for each."""
+    """Return requests per second. Records the server's CPU seconds for each request."""
     with Client() as client:
         before, begin = sum(server.process.cpu_times()[:2]), time.perf_counter()
         pending: set[Future[Command]] = set()

@@ -1,4 +1,4 @@
-"""How fast are `put`, `put_many` and `append_table`, against plainly writing the same record bytes?"""
+"""How fast are `put`, `put_many` and `append_table`, against plain writes of the same record bytes?"""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _PUTS = 5_000
 _PLAIN_FILES = 5
 _PLAIN_BYTES = 16 << 20
 _BLOCK = bytes(_PLAIN_BYTES)
-_STORED_BYTES = 4  # at most, for each byte of a table: records, queue entries, index, and memory on the way
+_STORED_BYTES = 4  # at most, for each byte of a table: records, queue entries, index, temporary memory
 
 
 def main(count: int, runs: int) -> None:
-    """Prints the table; `count` messages of each body size by `append_table`, fewer by the loops."""
+    """Print the table, with `count` messages of each body size for `append_table`, and fewer for the loops."""
     rows = []
     for body_bytes in (100, 1000):
         (table,) = messages(count, body_bytes, at_once=count)
@@ -45,7 +45,7 @@ def main(count: int, runs: int) -> None:
 
 
 def _rate(append: Callable[[MessageStore], int], expected_bytes: int) -> float:
-    """Messages a second into a store whose files are there already, as the plain write's is."""
+    """Return messages per second, appended to a store whose files exist already, as the plain write's file does."""
     with TemporaryDirectory(prefix="mq-bench-") as folder, MessageStore.open(Path(folder) / "store") as store:
         store.create_topic(TOPIC, QUEUES)
         store.put_many([Message(TOPIC, b"first", keys=("first",), queue_id=queue) for queue in range(QUEUES)])
@@ -56,11 +56,11 @@ def _rate(append: Callable[[MessageStore], int], expected_bytes: int) -> float:
 
 
 def _plain(table: pa.Table) -> float:
-    """Messages a second when the very bytes that the store writes go to a preallocated file in large writes.
+    """Return messages per second for large plain writes of the store's bytes to a preallocated file.
 
-    Median of some fresh files: one is written in a tenth of a second, too short to be the same twice. Nothing is
-    synced within the time, and nothing of what ran before is still to be written back (`_settle`): this is the most
-    that the system's page cache takes from one thread.
+    Takes the median over several files, because a single write of a tenth of a second varies. Nothing is synced within
+    the time, and earlier dirty pages are written back first (`_settle`). So this is the page cache's maximum for one
+    thread.
     """
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         pieces = _log_bytes(Path(folder) / "store", table)
@@ -68,7 +68,7 @@ def _plain(table: pa.Table) -> float:
 
 
 def _log_bytes(path: Path, table: pa.Table) -> list[bytes]:
-    """The records of the table, in pieces."""
+    """Return the records of the table, in pieces."""
     with MessageStore.open(path) as store:
         store.create_topic(TOPIC, QUEUES)
         store.append_table(TOPIC, table)
@@ -79,7 +79,7 @@ def _log_bytes(path: Path, table: pa.Table) -> list[bytes]:
 
 
 def _write_plainly(folder: Path, pieces: list[bytes]) -> float:
-    """Seconds."""
+    """Return the seconds of the writes."""
     path, size = folder / "plain", sum(map(len, pieces))
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -95,12 +95,11 @@ def _write_plainly(folder: Path, pieces: list[bytes]) -> float:
 
 
 def _settle(folder: Path, size: int) -> None:
-    """Be rid of earlier dirty pages, and make sure that `size` bytes of free memory are really there.
+    """Write back earlier dirty pages, and make `size` bytes of free memory resident.
 
-    A virtual machine gives memory that was free for some seconds back to its host, and the first touch afterwards
-    costs ten times the write itself: by chance the store paid, or the plain write, or neither. So as much as will be
-    written is written to a file and deleted before either is measured, in blocks as large as those to come: the
-    system then takes the same pages again.
+    A virtual machine returns memory to its host after some idle seconds. The next access to it costs ten times the
+    write itself, and would randomly slow down the store or the plain write. So before each measurement a file of that
+    size is written, in blocks of the same size, and deleted. The system then reuses its pages.
     """
     os.sync()
     path = folder / "settle"

@@ -1,4 +1,4 @@
-"""How fast are messages archived, and how fast is an archive read: in a directory, and on an S3 server far away?"""
+"""How fast are archiving and reading an archive, in a directory and on a distant S3 server?"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _S3 = {"key": "bench", "secret": "bench"}
 
 
 def copy_seconds(store: Path) -> float:
-    """Seconds to copy the commit log, to the device."""
+    """Return the seconds to copy and sync the commit log."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         begin = time.perf_counter()
         for segment in (store / COMMIT_LOG_DIR).iterdir():
@@ -42,7 +42,7 @@ def copy_seconds(store: Path) -> float:
 
 
 def archive_seconds(store: Path) -> float:
-    """Seconds to archive everything to another directory."""
+    """Return the seconds to archive everything to another directory."""
     with TemporaryDirectory(prefix="mq-bench-") as folder, MessageStore.open(store, read_only=True) as opened:
         begin = time.perf_counter()
         opened.archive(folder)
@@ -50,7 +50,7 @@ def archive_seconds(store: Path) -> float:
 
 
 def read_seconds(address: LogAddress) -> float:
-    """Seconds to read everything in this process."""
+    """Return the seconds to read everything in this process."""
     with address.open() as log:
         begin = time.perf_counter()
         for wanted in _everything(log):
@@ -71,7 +71,7 @@ def _rate(count: int, seconds: float, yardstick: float) -> tuple[str, str]:
 
 @contextmanager
 def s3_servers() -> Iterator[tuple[str, str]]:
-    """URLs of one server in this process: as it is, and behind a line that takes a while for each request."""
+    """Yield the URLs of an S3 server in this process: a direct one, and one with a delay for each request."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import make_server
 
@@ -92,7 +92,7 @@ def s3_servers() -> Iterator[tuple[str, str]]:
 
 
 def main(count: int, runs: int, body_sizes: tuple[int, ...] = (1000,)) -> None:
-    """Prints the tables; `count` messages of each body size."""
+    """Print the tables, with `count` messages of each body size."""
     import s3fs
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)

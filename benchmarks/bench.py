@@ -1,4 +1,4 @@
-"""What the benchmarks share: a filled store, a Spark session, medians, and a table to print."""
+"""Shared by the benchmarks: a filled store, a Spark session, medians, and a table printer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROWS_AT_ONCE = 50_000
 
 
 def messages(count: int, body_bytes: int, seed: int = 0, at_once: int = _ROWS_AT_ONCE) -> Iterator[pa.Table]:
-    """`count` messages in tables of `at_once`: random bodies, a tag of five, one key each."""
+    """Yield `count` messages in tables of `at_once`, with random bodies, one of five tags, and one key each."""
     random = np.random.default_rng(seed)
     names = np.array([*TAGS, RARE_TAG])
     weights = [0.99 / len(TAGS)] * len(TAGS) + [0.01]
@@ -41,7 +41,7 @@ def messages(count: int, body_bytes: int, seed: int = 0, at_once: int = _ROWS_AT
 
 
 def fill(path: Path, count: int, body_bytes: int) -> None:
-    """A store at `path` with `count` messages over QUEUES queues, flushed so that no write-back disturbs."""
+    """Fill a store at `path` with `count` messages in QUEUES queues, flushed so that no write-back disturbs."""
     with MessageStore.open(path) as store:
         store.create_topic(TOPIC, QUEUES)
         with tqdm(total=count, desc=f"filling with {body_bytes} B bodies", unit="msg", leave=False) as bar:
@@ -51,7 +51,7 @@ def fill(path: Path, count: int, body_bytes: int) -> None:
 
 @contextmanager
 def filled(count: int, body_bytes: int) -> Iterator[Path]:
-    """`fill` in a temporary directory."""
+    """Yield the path of a temporary store, filled by `fill`."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         path = Path(folder) / "store"
         fill(path, count, body_bytes)
@@ -59,7 +59,7 @@ def filled(count: int, body_bytes: int) -> Iterator[Path]:
 
 
 def spark(settings: Mapping[str, str] | None = None) -> SparkSession:
-    """A quiet local session on two cores. settings: more of Spark's, that are given when it starts."""
+    """Start a quiet local session on two cores. settings: additional Spark settings."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = Path(__file__).parents[1] / "conf" / "log4j2.properties"
     return (
@@ -76,16 +76,16 @@ def spark(settings: Mapping[str, str] | None = None) -> SparkSession:
 
 
 def side_by_side(runs: int, *measures: Callable[[], float]) -> list[float]:
-    """The median of each measure over `runs` rounds, one after the other in each; one round before to warm up.
+    """Return the median of each measure over `runs` rounds, after a warm-up round. A round runs all measures in turn.
 
-    runs: with 0 of that one, to see that it runs.
+    runs: 0 returns the warm-up round, to check that it works.
     """
     rounds = [[measure() for measure in measures] for _ in range(runs + 1)][min(runs, 1) :]
     return [statistics.median(values) for values in zip(*rounds, strict=True)]
 
 
 def show(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a Markdown table, as docs/measured.md quotes it."""
+    """Print a Markdown table in the form of docs/measured.md."""
     print(f"\n{title} ({platform.machine()}, {os.cpu_count()} cores)\n")
     for row in (head, ["---"] * len(head), *rows):
         print(f"| {' | '.join(row)} |")

@@ -1,4 +1,4 @@
-"""What do appends lose while another process archives the same store?"""
+"""How much slower are appends while another process archives the same store?"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ with MessageStore.open(sys.argv[1], read_only=True) as store:
 
 @contextmanager
 def archiver(path: Path) -> Iterator[None]:
-    """Archives all of the store, and again, in a process of its own, to another directory each time."""
+    """Run a process that archives the whole store repeatedly, each time to another directory."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         command = [sys.executable, "-c", _ARCHIVER, str(path), folder]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -45,7 +45,7 @@ def archiver(path: Path) -> Iterator[None]:
 
 
 def append_seconds(path: Path, body_bytes: int, seconds: float, pace: float | None, *, archiving: bool) -> float:
-    """Median seconds of an append of _AT_ONCE messages. pace: messages a second, None for as many as there can be."""
+    """Return the median seconds of an append of _AT_ONCE messages. pace: messages per second, None for full speed."""
     (table,) = messages(_AT_ONCE, body_bytes, at_once=_AT_ONCE)
     if archiving:
         with archiver(path):
@@ -63,7 +63,7 @@ def append_seconds(path: Path, body_bytes: int, seconds: float, pace: float | No
 
 
 def rows(count: int, runs: int, body_bytes: int, seconds: float) -> list[list[str]]:
-    """Of a table: at full speed, and at a pace, beside nothing and beside an archiver of `count` messages and more."""
+    """Return table rows, at full speed and at a pace, with and without an archiver of at least `count` messages."""
     found = []
     for name, pace in (("full speed", None), (f"{_PACE:,}/s", _PACE)):
         with filled(count, body_bytes) as path:

@@ -1,5 +1,7 @@
-"""How fast does a `Consumer` hand messages to a listener, against `scan` and `get_message` of the same? How soon after
-`put`? And how soon does another take over, when one is closed or killed?"""
+"""How fast does a `Consumer` pass messages to a listener, against `scan` and `get_message`?
+
+Also measures the latency after `put`, and the time until another consumer takes over from a closed or killed one.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,14 @@ _AT_ONCE = 1000
 
 
 def main(count: int, runs: int) -> None:
-    """Prints the tables; `count` messages of each body size."""
+    """Print the tables, with `count` messages of each body size."""
     rates(count, runs)
     latency(1.0 if count < 100_000 else 10.0)
     takeovers(1 if count < 100_000 else 10)
 
 
 def rates(count: int, runs: int) -> None:
-    """Messages a second, by the clock on the wall: threads of a consumer read ahead while others call."""
+    """Measure messages per second by wall-clock time, because a consumer's threads read ahead during calls."""
     rows = []
     config = StoreConfig(maxTransferCountOnMessageInMemory=_AT_ONCE, maxTransferBytesOnMessageInMemory=1 << 30)
     why_not = unavailable()
@@ -76,7 +78,7 @@ def _get(store: MessageStore) -> float:
 
 
 def _consume(path: Path, count: int, *, orderly: bool) -> float:
-    """A group of its own each time, from the first call to the last; each looks at every body."""
+    """Measure from the first call to the last, with a new group. The listener reads every body."""
     calls: list[float] = []
     seen, all_seen, threads = 0, threading.Event(), threading.Lock()
 
@@ -96,7 +98,7 @@ def _consume(path: Path, count: int, *, orderly: bool) -> float:
 
 
 def _kafka(servers: str, topic: str, count: int) -> float:
-    """A group of its own each time, from the first message to the last; each body is looked at."""
+    """Measure from the first message to the last, with a new group. Every body is read."""
     kafka = import_module("confluent_kafka")
     group = {"group.id": f"bench-{time.monotonic_ns()}", "auto.offset.reset": "earliest"}
     consumer = kafka.Consumer({"bootstrap.servers": servers, **group})
@@ -112,7 +114,7 @@ def _kafka(servers: str, topic: str, count: int) -> float:
 
 
 def latency(seconds: float) -> None:
-    """Messages at 1,000/s from another process, each to a listener."""
+    """Measure the latency to a listener, of messages that another process puts at 1,000/s."""
     late: list[float] = []
 
     def listener(found: Sequence[ReceivedMessage]) -> None:
@@ -133,7 +135,7 @@ def latency(seconds: float) -> None:
 
 
 def takeovers(times: int) -> None:
-    """Until one consumer has all queues after another was closed, or killed."""
+    """Measure the time until one consumer owns all queues after the other was closed or killed."""
     rows = []
     with store_with(QUEUES) as path, Consumer(path, "bench", TOPIC, lambda _: None, orderly=True) as consumer:
         for how in ("close", "kill"):
@@ -166,7 +168,7 @@ def _wait(condition: Callable[[], bool]) -> None:
 
 
 def _other(path: str) -> None:
-    """A consumer, until there is no more to read from stdin."""
+    """Run a consumer until stdin is closed."""
     with Consumer(path, "bench", TOPIC, lambda _: None, orderly=True) as consumer:
         while len(consumer.assigned) < QUEUES // 2:
             time.sleep(0.01)

@@ -1,8 +1,8 @@
-"""The ceiling for reading: a source that copies bodies out of the mapped log, and looks at nothing else.
+"""The upper limit for reading: a source that only copies bodies from the mapped log.
 
-Spark wants the bodies of a batch back to back, in the log they are apart: so much has to be done. This one takes for
-granted what a real source has to look up, that all bodies are as long as the first, and that the log holds what the
-queues say.
+Bodies are contiguous in a batch for Spark but not in the log, so every source must copy them. This one assumes the
+facts that a real source must look up: all bodies have the length of the first, and the log contains what the queues
+reference.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from store.log.commit_log import CommitLog
 from store.log.consume_queue import ConsumeQueue
 
 _BATCH_ROWS = 1 << 14
-_BATCH_BYTES = 4 << 20  # with more it is slower
-_logs: dict[str, CommitLog] = {}  # of this worker: a log stays mapped for its next task
+_BATCH_BYTES = 4 << 20  # larger batches are slower
+_logs: dict[str, CommitLog] = {}  # of this worker; a log stays mapped for its next task
 
 
 class _Copy:
@@ -53,11 +53,11 @@ class _Copy:
 
 
 class CopyReader(_Copy, NullReader):
-    """Batch reader."""
+    """Reads everything as a batch."""
 
 
 class CopyStreamReader(_Copy, NullStreamReader):
-    """One micro-batch with everything."""
+    """Reads everything in one micro-batch."""
 
 
 class CopySource(NullSource):

@@ -1,4 +1,4 @@
-"""How late are delayed messages, with many that wait? And what do those take of memory?"""
+"""How late are delayed messages while many others wait, and how much memory do these take?"""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from benchmarks.bench import show
 from store import MessageStore
 
 TOPIC, QUEUES = "later", 4
-_LATER_MS = 3_600_000  # of those that only wait
+_LATER_MS = 3_600_000  # delay of the messages that only wait
 _PIECE = 50_000
 
 
 def main(cases: Sequence[tuple[int, int, float]]) -> None:
-    """cases: how many messages wait all the time; how many become due; evenly over how many seconds."""
+    """cases: (messages that wait throughout, messages that become due, seconds over which these are spread)."""
     for case in cases:
         _measure(*case)
 
@@ -53,7 +53,7 @@ def _measure(pending: int, measured: int, seconds: float) -> None:
 
 
 def _late(store: MessageStore, count: int, seconds: float, way: str) -> npt.NDArray[np.float64]:
-    """How late each of `count` messages is stored in its topic, ms; due over `seconds`."""
+    """Return the delay in ms with which each of `count` messages reaches its topic. They are due over `seconds`."""
     ends = [store.max_offset(TOPIC, queue) for queue in range(QUEUES)]
     begin = int(time.time() * 1000) + 2000
     if way == "deliver_at":
@@ -77,7 +77,7 @@ def _late(store: MessageStore, count: int, seconds: float, way: str) -> npt.NDAr
 
 
 def _resident() -> int:
-    """Bytes of this process's own memory: what is mapped of files does not count."""
+    """Return the bytes of anonymous memory of this process, without mapped files."""
     for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) * 1024

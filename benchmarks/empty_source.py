@@ -1,4 +1,4 @@
-"""The yardstick for starting: a Python source of one prebuilt row that loads nothing but what Spark has loaded."""
+"""The baseline for starting: a Python source with one prebuilt row that imports only modules that Spark has loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 
 class EmptyStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One micro-batch of one task."""
+    """Yields one micro-batch with one task."""
 
     def initialOffset(self) -> dict[str, Any]:
         return {"done": 0}

@@ -1,4 +1,4 @@
-"""How fast does `get_message` make messages, against `scan`, which makes columns of the same?"""
+"""How fast does `get_message` create messages, against `scan`, which creates columns of the same data?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _AT_ONCE = (1, 32, 1000)
 
 
 def main(count: int, runs: int) -> None:
-    """Prints the table; `count` messages of each body size. Seconds are those of the processor."""
+    """Print the table in CPU seconds, with `count` messages of each body size."""
     config = StoreConfig(maxTransferCountOnMessageInMemory=max(_AT_ONCE), maxTransferBytesOnMessageInMemory=1 << 30)
     rows = []
     for body_bytes in (100, 1000):
@@ -25,7 +25,7 @@ def main(count: int, runs: int) -> None:
 
 
 def _scan(store: MessageStore) -> float:
-    """Messages a second."""
+    """Return messages per second."""
     begin, found = time.process_time(), 0
     for queue_id in range(QUEUES):
         found += sum(batch.num_rows for batch in store.scan(TOPIC, queue_id, *store.offsets(TOPIC, queue_id)))
@@ -33,7 +33,7 @@ def _scan(store: MessageStore) -> float:
 
 
 def _get(store: MessageStore, at_once: int) -> float:
-    """Messages a second."""
+    """Return messages per second."""
     begin, found = time.process_time(), 0
     for queue_id in range(QUEUES):
         offset = 0

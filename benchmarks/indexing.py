@@ -1,4 +1,4 @@
-"""How fast are keys filed in the index, in appends of which size, and how long does a query take among them?"""
+"""How fast are keys added to the index, by size of the append, and how long does a query take?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _START_MS = 1_700_000_000_000
 
 
 def main(count: int, queries: int) -> None:
-    """Prints the tables; `count` keys in appends of 100,000, then `queries` queries among them."""
+    """Print the tables: `count` keys in appends of 100,000, then `queries` queries."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         index = Index(Path(folder), _SLOTS, _ENTRIES, writable=True)
         rows = []
@@ -34,7 +34,7 @@ def main(count: int, queries: int) -> None:
 
 
 def _file(index: Index, first: int, size: int) -> float:
-    """Seconds to file keys number [first, first + size); their records follow the last one filed."""
+    """Return the seconds to index keys number [first, first + size). Their records follow the last indexed one."""
     names = np.char.add("o-", np.arange(first, first + size).astype("U"))
     behind = index.end_offset() + _RECORD_BYTES
     offsets = behind + np.arange(size, dtype=np.int64) * _RECORD_BYTES

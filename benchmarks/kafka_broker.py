@@ -1,6 +1,6 @@
-"""A Kafka broker of this machine, of one node, as a yardstick: with it the same messages go through `confluent-kafka`.
+"""A local Kafka broker with a single node, as a baseline. `confluent-kafka` sends the same messages through it.
 
-Needs a JDK, Maven, which fetches the broker, and `pip install confluent-kafka`.
+Needs a JDK, Maven, which downloads the broker, and `pip install confluent-kafka`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ group.initial.rebalance.delay.ms=0
 
 
 def unavailable() -> str | None:
-    """Why there is no yardstick here, or None when there is."""
+    """Return the missing requirements, or None."""
     missing = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
     missing += ["confluent-kafka"] if find_spec("confluent_kafka") is None else []
     return f"needs {' and '.join(missing)}" if missing else None
@@ -45,7 +45,7 @@ def unavailable() -> str | None:
 
 @contextmanager
 def broker() -> Iterator[str]:
-    """A broker with settings as Kafka comes with them; its `bootstrap.servers`. Its log is gone afterwards."""
+    """Run a broker with default settings and yield its `bootstrap.servers`. Its log is deleted afterwards."""
     with TemporaryDirectory(prefix="mq-kafka-") as folder:
         port, controller = _free_port(), _free_port()
         settings = Path(folder) / "server.properties"
@@ -64,7 +64,7 @@ def broker() -> Iterator[str]:
 
 
 def produced(servers: str, count: int, body_bytes: int) -> str:
-    """A topic of Kafka's with the messages of `bench.messages`, in queues by key; its name."""
+    """Create a Kafka topic with the messages of `bench.messages`, partitioned by key. Return its name."""
     kafka, kafka_admin = import_module("confluent_kafka"), import_module("confluent_kafka.admin")
     topic = f"{TOPIC}-{body_bytes}"
     admin = kafka_admin.AdminClient({"bootstrap.servers": servers})
@@ -78,13 +78,13 @@ def produced(servers: str, count: int, body_bytes: int) -> str:
 
 
 def connector() -> dict[str, str]:
-    """Settings with which Spark has its Kafka source and sink, `format("kafka")`."""
+    """Return the Spark settings for Kafka's source and sink, `format("kafka")`."""
     jars = _classpath(_CONNECTOR).split(":")
     return {"spark.jars": ",".join(jar for jar in jars if "kafka" in jar or "commons-pool2" in jar)}
 
 
 def _classpath(pom: Path) -> str:
-    """The jars that a file names, and what they need; Maven fetches them the first time."""
+    """Return the jars of a POM and their dependencies. Maven downloads them once."""
     with NamedTemporaryFile("r") as file:
         goal = f"-Dmdep.outputFile={file.name}"
         subprocess.run(["mvn", "-q", "-B", "-f", pom, "dependency:build-classpath", goal], check=True)

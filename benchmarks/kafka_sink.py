@@ -1,6 +1,6 @@
-"""How fast does the sink write beside Spark's Kafka sink into a broker of this machine, and beside Parquet?
+"""How fast does the sink write, against Spark's Kafka sink with a local broker, and against Parquet?
 
-A program of its own, for Spark gets the Kafka sink when it starts: `python -m benchmarks.kafka_sink [--small]`.
+Runs on its own because Spark loads the Kafka sink at its start: `python -m benchmarks.kafka_sink [--small]`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(small: bool) -> None:
     with broker() as servers:
         session = spark(connector())
         _compare(session, count, runs, {"Kafka's sink": partial(kafka_seconds, servers)}, "")
-        session.stop()  # its producer says so of a broker that is gone
+        session.stop()  # otherwise its producer logs errors about the stopped broker
 
 
 def _compare(
@@ -64,7 +64,7 @@ def _compare(
 
 
 def kafka_seconds(servers: str, frame: DataFrame) -> float:
-    """Into a new topic, with the settings that producer and broker come with: each row acknowledged by the broker."""
+    """Write to a new topic with default settings of producer and broker: each row is acknowledged by the broker."""
     kafka = import_module("confluent_kafka.admin")
     admin, topic = kafka.AdminClient({"bootstrap.servers": servers}), f"{TOPIC}-{next(_topics)}"
     admin.create_topics([kafka.NewTopic(topic, QUEUES, 1)])[topic].result()

@@ -1,6 +1,6 @@
-"""How fast does the source read beside Spark's Kafka source, of the same messages from a broker of this machine?
+"""How fast does the source read, against Spark's Kafka source with the same messages in a local broker?
 
-A program of its own, for Spark gets the Kafka source when it starts: `python -m benchmarks.kafka_source [--small]`.
+Runs on its own because Spark loads the Kafka source at its start: `python -m benchmarks.kafka_source [--small]`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks.bench import TOPIC, filled, show, side_by_side, spark
 from benchmarks.kafka_broker import broker, connector, produced, unavailable
 from benchmarks.reading import MODES, Frames
 
-# What Kafka's source always reads, a record's key, value and place, is six of our columns.
+# Kafka's source always reads a record's key, value and position, which are six columns here.
 COLUMNS = "topic string, queueId int, queueOffset bigint, keys string, body binary, storeTimestamp timestamp"
 
 
@@ -32,7 +32,7 @@ def main(small: bool) -> None:
         note = f"; without Kafka, which {why_not}" if why_not else ""
         title = f"Reading {count:,} messages from 4 queues, PySpark {session.version}, medians of {runs} runs{note}"
         show(title, ["body", "mode", "mq", "Kafka's source", "times as fast"], rows)
-        session.stop()  # its consumers say so of a broker that is gone
+        session.stop()  # otherwise its consumers log errors about the stopped broker
 
 
 def _compare(session: SparkSession, servers: str | None, count: int, runs: int, body_bytes: int) -> list[list[str]]:

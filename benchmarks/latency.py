@@ -1,7 +1,7 @@
-"""How long from `put` to a reader? Held pulls, real-time and micro-batch queries; each table names what it measures.
+"""How long does a message take from `put` to a reader: held pulls, real-time queries, micro-batch queries?
 
-A program of its own, for real-time queries need settings that are given when Spark starts (conf/spark-realtime.conf):
-`python -m benchmarks.latency [--small]`.
+Runs on its own because real-time queries need settings from Spark's start (conf/spark-realtime.conf): `python -m
+benchmarks.latency [--small]`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONF = Path(__file__).parents[1] / "conf" / "spark-realtime.conf"
 Floats = npt.NDArray[np.float64]
 
 
-# What may stand behind the source in Python, as it is and with what conf/spark-realtime.conf proposes for it.
+# Python stages after the source, with default settings and with the ones suggested in conf/spark-realtime.conf.
 STAGES = ("mapInArrow", "a sink in Python", "foreachBatch that writes from the JVM")
 HANDED_ON: tuple[dict[str, str], ...] = (
     {},
@@ -72,7 +72,7 @@ def main(small: bool, stages: int | None) -> None:
 
 
 def percentiles(milliseconds: Floats) -> list[str]:
-    """p50, p90, p99 of latencies in ms."""
+    """Return p50, p90, p99 of latencies in ms."""
     return [f"{value:,.2f}" for value in np.percentile(milliseconds, [50, 90, 99])] if len(milliseconds) else ["-"] * 3
 
 
@@ -80,7 +80,8 @@ def percentiles(milliseconds: Floats) -> list[str]:
 
 
 def pulls(count: int) -> None:
-    """`count` messages at 1,000/s from another process, each by one held request (with as many as arrived together)."""
+    """Measure `count` messages at 1,000/s from another process. Each held request gets the messages that arrived
+    together."""
     with store_with(queues=QUEUES) as path, MessageStore.open(path, read_only=True) as store:
         writer = start_writer(path, 1000, count / 1000)
         latencies: list[float] = []
@@ -97,9 +98,9 @@ def pulls(count: int) -> None:
 
 
 def thousand(requests: int, arrivals: int) -> None:
-    """Many requests with filters on few queues, or on a queue each; each arrival matches one of them.
+    """Measure many filtered requests, on few queues or on one queue each. Each arrival matches one request.
 
-    Every queue has a message before: it is not the making of its first file that is measured. `put` alone is shown too.
+    Every queue has a message already, so the creation of its first file is not measured. `put` alone is shown, too.
     """
     rows = []
     for title, queues in (("4 queues", 4), (f"{requests} queues", requests)):
@@ -128,7 +129,7 @@ def thousand(requests: int, arrivals: int) -> None:
 
 
 def driver_hold(arrivals: int) -> None:
-    """An idle micro-batch query held in the driver: from the publish to the return of `latestOffset`."""
+    """Measure an idle micro-batch query held in the driver, from the publish to the return of `latestOffset`."""
     with store_with(QUEUES) as path, MessageStore.open(path) as store:
         options = {"path": str(path), "subscribe": TOPIC, "holdTimeoutMs": "10000"}
         reader = stream_reader(SourceOptions.parse(options), default_schema(False))
@@ -154,7 +155,7 @@ def driver_hold(arrivals: int) -> None:
 
 
 def queries(session: SparkSession, rates: tuple[int, ...], seconds: float, batch_seconds: float) -> None:
-    """Put to the sink's stage: JVM wall clock for each row, Parquet sink, after the first batch."""
+    """Measure from `put` to the sink's stage, by the JVM's clock for each row, Parquet sink, after the first batch."""
     rows = []
     for rate in rates:
         for mode in ("micro-batch", "real-time"):
@@ -175,7 +176,7 @@ def measure(
     real_time: bool = True,
     stage: str | None = None,
 ) -> tuple[Floats, Floats, Floats]:
-    """Latencies (ms) of all rows, of those put while a batch was reading, and the holes between batches (ms)."""
+    """Return latencies (ms) of all rows, of rows put while a batch was reading, and the gaps between batches (ms)."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         store, out = Path(folder) / "store", Path(folder) / "out"
         with MessageStore.open(store) as created:
@@ -187,7 +188,7 @@ def measure(
 
 
 def stamped(out: Path) -> tuple[Floats, Floats, Floats]:
-    """As `measure`, of what a `stage_writer` wrote."""
+    """Return the results of `measure` from the files of a `stage_writer`."""
     batches = [stamps for files in sink_files(out) if len(stamps := pq.read_table(files))][1:]
     if not batches:
         return np.empty(0), np.empty(0), np.empty(0)
@@ -199,7 +200,7 @@ def stamped(out: Path) -> tuple[Floats, Floats, Floats]:
 
 
 def source(session: SparkSession, store: Path, batch_seconds: float | None) -> DataFrame:
-    """A stream of `sent` (µs), in real-time batches of `batch_seconds` unless None."""
+    """Return a stream of `sent` (µs), in real-time batches of `batch_seconds`, or in micro-batches if None."""
     options = {"subscribe": TOPIC, "startingOffsets": "earliest"}
     if batch_seconds is not None:
         options |= {"realTime": "true", "batchDuration": f"{batch_seconds}s"}
@@ -208,7 +209,7 @@ def source(session: SparkSession, store: Path, batch_seconds: float | None) -> D
 
 
 def stage_writer(rows: DataFrame, out: Path, stage: str | None) -> DataStreamWriter:
-    """`rows` on their way to Parquet files with (sent, seen) in `out`: stamped in the JVM, or by a sink in Python."""
+    """Return a writer of `rows` to Parquet files with (sent, seen) in `out`, stamped in the JVM or by a Python sink."""
     if stage == "a sink in Python":
         return rows.writeStream.format("stamping").option("path", str(out))
     if stage == "mapInArrow":
@@ -220,17 +221,17 @@ def stage_writer(rows: DataFrame, out: Path, stage: str | None) -> DataStreamWri
 
 
 def feed(query: StreamingQuery, store: Path, rate: float, seconds: float, batch_seconds: float) -> None:
-    """Let a started query read what a steady writer puts, and stop it."""
+    """Let a started query read the messages of a steady writer, then stop it."""
     start_writer(store, 1, 0.1).wait()
     while not any(progress["numInputRows"] for progress in query.recentProgress) and query.isActive:
-        time.sleep(0.1)  # the first batch starts everything up
+        time.sleep(0.1)  # the first batch starts all processes
     start_writer(store, rate, seconds).wait()
     time.sleep(batch_seconds + 2)
     query.stop()
 
 
 def sink_files(out: Path) -> Iterator[list[str]]:
-    """The files of each batch that has some, in order; of the Parquet sink those in its manifests."""
+    """Yield the files of each non-empty batch, in order. For the Parquet sink they come from its manifests."""
     manifests = out / "_spark_metadata"
     numbers = sorted(
         int(path.name) for path in (manifests if manifests.exists() else out).iterdir() if path.name.isdigit()
@@ -246,7 +247,7 @@ def sink_files(out: Path) -> Iterator[list[str]]:
 
 
 def python_stages(small: bool) -> None:
-    """As `queries`, real-time at 100/s, with a stage in Python between the source and where rows are stamped."""
+    """Measure as `queries`, real-time at 100/s, with a Python stage between the source and the stamps."""
     rows = []
     for number, settings in enumerate(HANDED_ON):
         program = [sys.executable, "-m", "benchmarks.latency", "--stages", str(number), *(["--small"] if small else [])]
@@ -259,7 +260,7 @@ def python_stages(small: bool) -> None:
 
 
 def backlog(session: SparkSession, count: int, batch_seconds: float) -> None:
-    """Rows a second into `noop`: micro-batches with AvailableNow, and real-time batches over the same backlog."""
+    """Measure rows per second into `noop`: micro-batches with AvailableNow, and real-time batches, over one backlog."""
     with filled(count, 100) as path:
         rates = {}
         for mode in ("warm-up", "micro-batch", "real-time"):
@@ -274,7 +275,7 @@ def backlog(session: SparkSession, count: int, batch_seconds: float) -> None:
                     time.sleep(0.05)
                 query.stop()
                 first = next(p for p in query.recentProgress if p["numInputRows"])
-                # A batch that ran out of backlog waited: it says only how fast reading was at least.
+                # A batch that read the whole backlog then waited, so its rate is a lower bound.
                 rates[mode] = first["numInputRows"] / (first["durationMs"]["addBatch"] / 1000)
     micro, real_time = rates["micro-batch"], rates["real-time"]
     head = ["micro-batch rows/s", "real-time rows/s", "ratio"]
@@ -282,11 +283,11 @@ def backlog(session: SparkSession, count: int, batch_seconds: float) -> None:
 
 
 def idle(session: SparkSession, seconds: float) -> None:
-    """CPU of the Python processes of a real-time query that holds 16 queues to which nothing comes."""
+    """Measure the CPU of the Python processes of a real-time query that holds 16 idle queues."""
     with store_with(queues=16) as path, TemporaryDirectory() as checkpoint:
         frame = session.readStream.format("mq").option("subscribe", TOPIC).option("realTime", "true").load(str(path))
         query = frame.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
-        time.sleep(min(10.0, 2 * seconds))  # the start-up is over
+        time.sleep(min(10.0, 2 * seconds))  # the start is over
         before, begin = _usage(), time.monotonic()
         time.sleep(seconds)
         after, taken = _usage(), time.monotonic() - begin
@@ -296,12 +297,12 @@ def idle(session: SparkSession, seconds: float) -> None:
     show("16 held queues, idle", ["CPU of one core", "wake-ups a second"], [[f"{cpu:.2%}", f"{wakes:.1f}"]])
 
 
-# --- what they share -----------------------------------------------------------------------------------------
+# --- shared ----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def store_with(queues: int) -> Iterator[Path]:
-    """The path of an empty store with TOPIC."""
+    """Yield the path of an empty store with TOPIC."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         path = Path(folder) / "store"
         with MessageStore.open(path) as store:
@@ -314,7 +315,7 @@ def start_writer(path: Path, rate: float, seconds: float) -> subprocess.Popen[by
 
 
 def realtime_session(more: dict[str, str] | None = None) -> SparkSession:
-    """A local session with the settings of conf/spark-realtime.conf, and `more`."""
+    """Start a local session with the settings of conf/spark-realtime.conf, and `more`."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master("local[2]").appName("pyspark-mq latency").config("spark.ui.enabled", "false")
     for line in CONF.read_text("utf-8").splitlines():

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.latency_writer STORE RATE SECONDS`: append at a steady rate, each body the time of its put.
+"""`python -m benchmarks.latency_writer STORE RATE SECONDS`: append at a steady rate, with the time of the put as body.
 
-Bodies are microseconds since 1970 as decimal digits. Where `put` alone is too slow for the rate, what is due goes
-into one append.
+Bodies are microseconds since 1970 as decimal digits. If single puts are too slow for the rate, all due messages are put
+in one append.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much of a full scan does a query take that wants one key, or one hundredth of the time?"""
+"""How long do queries for one key, or for one hundredth of the time range, take against a full scan?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from store import MessageStore
 
 
 def main(count: int, runs: int) -> None:
-    """Prints the table; `count` messages of 100 B."""
+    """Print the table, with `count` messages of 100 B."""
     session = spark()
     with filled(count, 100) as path:
         with MessageStore.open(path, read_only=True) as store:

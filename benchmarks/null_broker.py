@@ -1,6 +1,6 @@
-"""`python -m benchmarks.null_broker`: the least that a broker in asyncio can do. It prints the port it listens on.
+"""`python -m benchmarks.null_broker`: a minimal broker in asyncio. Prints the port it listens on.
 
-Each request gets the same answer: a pull the records that came in on standard input, anything else an acknowledgement.
+A pull is answered with the records from standard input, any other request with an acknowledgement.
 """
 
 from __future__ import annotations

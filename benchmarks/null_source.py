@@ -1,7 +1,7 @@
-"""The yardstick for reading: a Python source that yields one prebuilt batch over and over.
+"""The baseline for reading: a Python source that yields one prebuilt batch repeatedly.
 
-It has the same partitions, columns and values as the store that it is compared with, and does no work for them.
-What a real source reaches of its rate is what the source itself costs.
+It has the same partitions, columns and values as the compared store, and does no work for them. The ratio to its rate
+shows the cost of a real source.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class _Null:
 
 
 class NullReader(_Null, DataSourceReader):
-    """Batch reader."""
+    """Reads everything as a batch."""
 
     def partitions(self) -> list[InputPartition]:
         return [InputPartition(queue) for queue in range(QUEUES)]
 
 
 class NullStreamReader(_Null, DataSourceStreamReader):
-    """One micro-batch with everything."""
+    """Reads everything in one micro-batch."""
 
     def initialOffset(self) -> dict[str, Any]:
         return {"done": 0}
@@ -57,7 +57,7 @@ class NullStreamReader(_Null, DataSourceStreamReader):
 
 
 class NullSource(DataSource):
-    """`format("null")` with option `path`: the store whose shape it imitates."""
+    """`format("null")` with option `path`: the store whose partitions and columns it copies."""
 
     @classmethod
     def name(cls) -> str:

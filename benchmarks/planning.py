@@ -1,4 +1,4 @@
-"""What of a small micro-batch is the driver's own work (bounds, offsets, partitions), with few queues and many?"""
+"""How much CPU time does the driver take to plan a small micro-batch (bounds, offsets, partitions)?"""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from store import Message, MessageStore
 
 
 def main(runs: int, queues: Sequence[int] = (1, 200, 1000)) -> None:
-    """Prints the table: processor time of one batch to which every queue brought a message, and of a look that finds
-    none."""
+    """Print the table: the CPU time of a batch with a message in every queue, and of one without new messages."""
     rows = [[f"{count:,}", *(f"{1000 * seconds:.1f} ms" for seconds in _seconds(count, runs))] for count in queues]
     show(f"Planning a micro-batch, medians of {runs} runs", ["queues", "a batch", "nothing new"], rows)
 
@@ -36,9 +35,9 @@ def _seconds(queues: int, runs: int) -> tuple[float, float]:
             end = reader.latestOffset(start, limit)
             assert reader.partitions(start, end)
             batches.append(time.process_time() - begin)
-            start = json.loads(json.dumps(end))  # as Spark hands it back
+            start = json.loads(json.dumps(end))  # as Spark passes it back
             begin = time.process_time()
             assert reader.latestOffset(start, limit) == start
             looks.append(time.process_time() - begin)
         reader.stop()
-    return statistics.median(batches[2:]), statistics.median(looks[2:])  # the first ones open files
+    return statistics.median(batches[2:]), statistics.median(looks[2:])  # the first ones also open files

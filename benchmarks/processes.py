@@ -1,4 +1,4 @@
-"""What do the Python processes of a query cost: memory against backlog, and CPU while idle?"""
+"""How much memory do the Python processes of a query take, by backlog, and how much CPU while idle?"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IDLE_SECONDS = 20
 
 
 def main(small_bytes: int, large_bytes: int, idle_seconds: float = _IDLE_SECONDS) -> None:
-    """Prints both tables; backlogs of `small_bytes` and `large_bytes` of 1,000 B bodies."""
+    """Print both tables, for backlogs of `small_bytes` and `large_bytes` in bodies of 1,000 B."""
     session = spark()
     rows = []
     for backlog in (small_bytes, large_bytes):
@@ -35,7 +35,7 @@ def main(small_bytes: int, large_bytes: int, idle_seconds: float = _IDLE_SECONDS
 
 
 def _peak_anonymous(work: Callable[[], object]) -> int:
-    """Bytes: the largest RssAnon that any Python process below this one had while `work` ran."""
+    """Return the largest RssAnon in bytes of any Python child process while `work` ran."""
     peak, done = 0, threading.Event()
 
     def sample() -> None:
@@ -59,7 +59,7 @@ def _idle(session: SparkSession, seconds: float) -> None:
         with MessageStore.open(path) as store:
             store.create_topic(TOPIC, QUEUES)
         with _running_query(session, path, folder):
-            time.sleep(min(10.0, 2 * seconds))  # the start-up is over
+            time.sleep(min(10.0, 2 * seconds))  # the start is over
             before, begin = _usage(), time.monotonic()
             time.sleep(seconds)
             after, taken = _usage(), time.monotonic() - begin
@@ -80,7 +80,7 @@ def _running_query(session: SparkSession, path: Path, folder: str) -> Iterator[N
 
 
 def _usage() -> dict[int, tuple[float, int]]:
-    """CPU seconds and voluntary context switches (wake-ups) of each Python process, by pid."""
+    """Return CPU seconds and voluntary context switches (wake-ups) of each Python process, by pid."""
     usage = {}
     for process in _pythons():
         try:
@@ -101,7 +101,7 @@ def _status(process: psutil.Process, name: str) -> int:
     try:
         return _field(Path(f"/proc/{process.pid}/status"), name)
     except (FileNotFoundError, ProcessLookupError):
-        return 0  # it ended meanwhile
+        return 0  # the process ended concurrently
 
 
 def _field(status: Path, name: str) -> int:

@@ -1,4 +1,4 @@
-"""How fast does a `Producer` take messages one by one, against `put_many`, `append_table`, and Kafka's producer?"""
+"""How fast does a `Producer` send single messages, against `put_many`, `append_table`, and Kafka's producer?"""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PUT_MANY = 1_000
 _POLL_EVERY = 1_000
 _topics = counting()
 
-# Of each message body, tag and key.
+# Body, tag and key of each message.
 Parts = list[tuple[bytes, str, str]]
 
 
 def main(messages_of_each: int, runs: int, body_sizes: tuple[int, ...] = (100, 1000)) -> None:
-    """Prints the table. Every message has a tag and a key, in Kafka only the key."""
+    """Print the table. Every message has a tag and a key; in Kafka only the key."""
     why_not = unavailable()
     with broker() if why_not is None else _no_broker() as servers:
         rows = []
@@ -59,7 +59,7 @@ def _no_broker() -> Iterator[None]:
 
 
 def _rate(append: Callable[[MessageStore], int]) -> float:
-    """Messages a second, from the first one handed over to the last one acknowledged."""
+    """Return messages per second, from the first message sent to the last one acknowledged."""
     with TemporaryDirectory(prefix="mq-bench-") as folder, MessageStore.open(Path(folder) / "store") as store:
         store.create_topic(TOPIC, QUEUES)
         store.put(Message(TOPIC, b"first", keys=("first",)))
@@ -95,7 +95,7 @@ def _append_table(table: pa.Table, store: MessageStore) -> int:
 
 
 def _kafka(servers: str, parts: Parts) -> float:
-    """Messages a second, with the settings that it comes with: acknowledged by the broker, as ours are."""
+    """Return messages per second with default settings: acknowledged by the broker, as in our `Producer`."""
     kafka, kafka_admin = import_module("confluent_kafka"), import_module("confluent_kafka.admin")
     topic = f"{TOPIC}-{next(_topics)}"
     admin = kafka_admin.AdminClient({"bootstrap.servers": servers})
@@ -112,7 +112,7 @@ def _kafka(servers: str, parts: Parts) -> float:
             try:
                 produce(topic, body, key)
                 break
-            except BufferError:  # its queue is full
+            except BufferError:  # the producer's queue is full
                 producer.poll(0.01)
     assert producer.flush(60) == 0
     rate = len(parts) / (time.perf_counter() - begin)

@@ -1,4 +1,4 @@
-"""How many messages a second do threads, and processes, put into one store, against one of them alone?"""
+"""How many messages per second do several threads or processes put into one store, against a single one?"""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from store import Message, MessageStore, StoreConfig
 _THREADS = 8
 _PROCESSES = 4
 _AT_ONCE = 1_000
-_FLUSHED = 10  # times fewer messages where each waits for the device
+_FLUSHED = 10  # divides the count if each put waits for the disk
 
 
 def main(count: int, runs: int) -> None:
-    """Prints the table; `count` messages of 100 B with tag and key, put one by one but by `put_many`."""
+    """Print the table. `count` messages of 100 B with tag and key are put one by one, except by `put_many`."""
     rows = []
     for mode, each in (("ASYNC_FLUSH", count), ("SYNC_FLUSH", count // _FLUSHED)):
         ways = {
@@ -41,7 +41,7 @@ def _messages(count: int) -> list[Message]:
 
 
 def _rate(mode: str, count: int, put: Callable[[MessageStore, int], float]) -> float:
-    """Messages a second into a store whose files are there already. put: takes so many seconds for `count`."""
+    """Return messages per second into a store whose files exist already. put: returns the seconds for `count`."""
     with (
         TemporaryDirectory(prefix="mq-bench-") as folder,
         MessageStore.open(Path(folder) / "store", config=StoreConfig(flushDiskType=mode)) as store,

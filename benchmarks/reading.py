@@ -1,4 +1,4 @@
-"""How much of a null source's rate does reading reach, as a batch and as a stream with AvailableNow?"""
+"""Which share of a null source's rate does reading reach, as a batch and as a stream with AvailableNow?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASES = (("default columns, CRC checked", DEFAULT, "true"), ("queueOffset and bo
 
 @dataclass(frozen=True)
 class Frames:
-    """A source with its options; each call loads anew. schema: None for a source that takes none."""
+    """A source with its options. Each call loads it again. schema: None for a source without one."""
 
     session: SparkSession
     source: str
@@ -32,18 +32,18 @@ class Frames:
     schema: str | None
 
     def batch(self) -> DataFrame:
-        """As a batch query reads it."""
+        """Load it as a batch query."""
         reader = self.session.read.format(self.source).options(**self.options)
         return (reader.schema(self.schema) if self.schema else reader).load()
 
     def stream(self) -> DataFrame:
-        """As a stream reads it."""
+        """Load it as a stream."""
         reader = self.session.readStream.format(self.source).options(**self.options)
         return (reader.schema(self.schema) if self.schema else reader).load()
 
 
 def batch_seconds(frames: Frames) -> float:
-    """Seconds to read everything into `noop`."""
+    """Return the seconds to read everything into `noop`."""
     frame = frames.batch()
     begin = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
@@ -51,7 +51,7 @@ def batch_seconds(frames: Frames) -> float:
 
 
 def stream_seconds(frames: Frames) -> float:
-    """Seconds of the micro-batches (Spark's triggerExecution) that read everything into `noop`."""
+    """Return the seconds of the micro-batches (Spark's triggerExecution) that read everything into `noop`."""
     with TemporaryDirectory() as checkpoint:
         writer = frames.stream().writeStream.format("noop").option("checkpointLocation", checkpoint)
         query = writer.trigger(availableNow=True).start()
@@ -64,7 +64,7 @@ MODES = (("stream", stream_seconds), ("batch", batch_seconds))
 
 
 def main(count: int, runs: int, body_sizes: tuple[int, ...] = (100, 1000)) -> None:
-    """Prints the table; `count` messages of each body size."""
+    """Print the table, with `count` messages of each body size."""
     session = spark()
     session.dataSource.register(NullSource)
     session.dataSource.register(CopySource)

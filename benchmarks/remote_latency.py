@@ -1,6 +1,6 @@
-"""How long from a send to who reads from a RocketMQ broker: its own push consumer, and a real-time query?
+"""How long does a message take through a RocketMQ broker to its push consumer, and to a real-time query?
 
-A program of its own, as `latency` is: `python -m benchmarks.remote_latency [--small]`.
+Runs on its own, as `latency`: `python -m benchmarks.remote_latency [--small]`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from store.remoting.served_routes import DEFAULT_TOPIC
 from tests.rocketmq.harness import Json, RocketMQ, free_ports, unavailable
 
 _LINE, _RATE = "5.3", 100
-_BATCHES = 3  # of a query, at least: the first one is not measured, and all of the last one's time something is sent
+_BATCHES = 3  # minimum for a query: the first batch is not measured, and messages are sent throughout the last one
 
 
 @click.command()
@@ -58,7 +58,8 @@ def main(small: bool) -> None:
 
 
 def send(broker: str, seconds: float) -> None:
-    """Steadily; each body is when it was sent, in µs since 1970. What a busy broker refuses is sent no more."""
+    """Send at a steady rate. A body is the time of the send in µs since 1970. Sends refused by a busy broker are not
+    retried."""
     with Client(60) as client:
         begin = time.monotonic()
         for number in count():
@@ -72,7 +73,7 @@ def send(broker: str, seconds: float) -> None:
 
 @contextmanager
 def listening(rocketmq: RocketMQ, name_server: str, broker: str, group: str) -> Iterator[list[Json]]:
-    """What a listener of RocketMQ's own hears, from when it does; all of it behind the block."""
+    """Yield a list that receives the messages of a RocketMQ listener. It is complete after the block."""
     heard: list[Json] = []
 
     def note() -> None:
@@ -90,16 +91,16 @@ def listening(rocketmq: RocketMQ, name_server: str, broker: str, group: str) -> 
 
 
 def push(rocketmq: RocketMQ, name_server: str, broker: str, seconds: float) -> Floats:
-    """Milliseconds to a listener of RocketMQ's own, by its clock, which is one of milliseconds."""
+    """Return milliseconds to a RocketMQ listener, by its clock, which has a resolution of 1 ms."""
     with listening(rocketmq, name_server, broker, "bench") as heard:
-        send(broker, min(10.0, 2 * seconds))  # the start-up is over
+        send(broker, min(10.0, 2 * seconds))  # the start is over
         begin = time.time_ns() // 1000
         send(broker, seconds)
     return np.array([float(line["after"]) for line in heard if int(b64decode(line.get("body", "MA=="))) >= begin])
 
 
 def query(session: SparkSession, name_server: str, broker: str, seconds: float, batch_seconds: float) -> Floats:
-    """Milliseconds to rows in a JVM stage, of messages that were sent while a batch was reading."""
+    """Return milliseconds to rows in a JVM stage, for messages that were sent while a batch was reading."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         out = Path(folder) / "out"
         given = {"nameServer": name_server, "subscribe": TOPIC, "ledgerPath": f"{folder}/ledger", "realTime": "true"}
@@ -108,19 +109,19 @@ def query(session: SparkSession, name_server: str, broker: str, seconds: float, 
         rows = rows.selectExpr("cast(cast(body as string) as bigint) sent")
         running = stage_writer(rows, out, None).option("checkpointLocation", f"{folder}/checkpoint").start()
         while read(running) == 0 and running.isActive:
-            send(broker, 0.5)  # the first batch starts everything up
+            send(broker, 0.5)  # the first batch starts all processes
         send(broker, seconds)
         while read(running) < _BATCHES and running.isActive:
             send(broker, 0.5)
         before = read(running)
-        while read(running) == before and running.isActive:  # the one that reads what was sent last
+        while read(running) == before and running.isActive:  # the batch that reads the last messages
             time.sleep(0.1)
         running.stop()
         return stamped(out)[1]
 
 
 def read(query: StreamingQuery) -> int:
-    """How many batches have read something, and are done."""
+    """Return the number of finished batches that read messages."""
     return sum(progress["numInputRows"] > 0 for progress in query.recentProgress)
 
 

@@ -1,4 +1,4 @@
-"""How fast does Spark read over the network: from `serve`, and from a broker beside RocketMQ's own consumer?"""
+"""How fast does Spark read over the network, from `serve`, and from a broker against RocketMQ's own consumer?"""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LINE = "5.3"
 
 
 def main(count: int, runs: int, body_sizes: tuple[int, ...] = (100, 4096)) -> None:
-    """Prints the tables; `count` messages of 100 B, and as many bytes or more of larger ones."""
+    """Print the tables, with `count` messages of 100 B, and at least as many bytes of larger ones."""
     session = spark()
     rows = []
     for body_bytes in body_sizes:
@@ -69,7 +69,7 @@ def _rates(count: int, body_bytes: int, seconds: float) -> list[str]:
 
 
 def _measures(session: SparkSession, name_server: str) -> dict[str, Callable[[], float]]:
-    """What is measured, to what gives its seconds."""
+    """Return functions that measure seconds, by name."""
     return {
         "Spark, default columns, CRC checked": lambda: _with_spark(session, name_server, DEFAULT, "true"),
         "Spark, queueOffset and body, no CRC": lambda: _with_spark(session, name_server, SLIM, "false"),
@@ -78,7 +78,7 @@ def _measures(session: SparkSession, name_server: str) -> dict[str, Callable[[],
 
 
 def _with_spark(session: SparkSession, name_server: str, schema: str, check_crc: str) -> float:
-    """Seconds of a batch query into `noop`, one task a queue."""
+    """Return the seconds of a batch query into `noop`, with one task for each queue."""
     given = {"nameServer": name_server, "subscribe": TOPIC, "checkCRC": check_crc}
     frame = session.read.format("mq").schema(schema).options(**given).load()
     begin = time.perf_counter()
@@ -87,7 +87,7 @@ def _with_spark(session: SparkSession, name_server: str, schema: str, check_crc:
 
 
 def _in_one_process(name_server: str) -> float:
-    """Seconds to scan all queues, one after the other."""
+    """Return the seconds to scan all queues, one after the other."""
     with ClusterAddress.parse(name_server).open() as log:
         bounds = log.bounds(log.topics()[TOPIC])
         begin = time.perf_counter()
@@ -99,7 +99,7 @@ def _in_one_process(name_server: str) -> float:
 
 @contextmanager
 def _served(path: Path) -> Iterator[str]:
-    """`serve` in a process of its own; its address."""
+    """Run `serve` in its own process and yield its address."""
     command = [sys.executable, "-c", _SERVER, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -109,7 +109,7 @@ def _served(path: Path) -> Iterator[str]:
 
 @contextmanager
 def _broker(folder: Path, count: int) -> Iterator[tuple[RocketMQ, str]]:
-    """A broker with `count` messages of 100 B, as it is without settings; its name server's address."""
+    """Run a broker with default settings and `count` messages of 100 B. Yields it and its name server's address."""
     rocketmq, ports = RocketMQ(_LINE), free_ports()
     name_server = f"127.0.0.1:{ports['namesrvPort']}"
     with rocketmq.broker(folder / "mq", None, topic=TOPIC, queues=QUEUES, **ports):
@@ -122,6 +122,6 @@ def _broker(folder: Path, count: int) -> Iterator[tuple[RocketMQ, str]]:
 
 
 def _lite_pull(rocketmq: RocketMQ, name_server: str, count: int) -> float:
-    """Seconds."""
+    """Return the seconds that RocketMQ's LitePullConsumer takes to read `count` messages."""
     (answer,) = rocketmq.run("LitePuller", name_server, TOPIC, str(count))
     return float(answer["seconds"])

@@ -28,14 +28,14 @@ from tests.rocketmq.harness import LINES, RocketMQ, unavailable
 
 _SUSPEND, _SUBSCRIPTION = 2, 4
 _READ_QUEUES = 4
-_AT_A_TIME = 64  # pulls under way
+_AT_A_TIME = 64  # concurrent pulls
 _CLI = "from pyspark_mq.cli import main; main()"
 _SIZE = struct.Struct(">i")
 _PATIENCE = 600.0
 
 
 def main(sends: int, latencies: int, held: int, read_bytes: int) -> None:
-    """sends: of each thread. latencies: messages for each. held: pulls. read_bytes: of the bodies of each size."""
+    """sends: for each thread. latencies: messages for each. held: pulls. read_bytes: of the bodies of each size."""
     why_not = unavailable()
     rows = [] if why_not else _java(sends, latencies)
     rows += _held(held, latencies)
@@ -48,7 +48,7 @@ def main(sends: int, latencies: int, held: int, read_bytes: int) -> None:
 
 @contextmanager
 def served(path: Path, settings: dict[str, int] | None = None) -> Iterator[tuple[str, psutil.Process]]:
-    """The address of `pyspark-mq serve`, and its process."""
+    """Yield the address of `pyspark-mq serve`, and its process."""
     conf = path.parent / "broker.conf"
     conf.write_text("".join(f"{name}={value}\n" for name, value in (settings or {}).items()))
     with socket.socket() as free:
@@ -82,7 +82,7 @@ def _java(sends: int, latencies: int) -> list[list[str]]:
     ):
         rates = []
         for batch in (1, 100):
-            for each in (max(1, sends // 10), sends if batch == 1 else max(1, sends // 10)):  # once to warm up
+            for each in (max(1, sends // 10), sends if batch == 1 else max(1, sends // 10)):  # the first is a warm-up
                 clients.ask("burst", topic="bench", threads=8, each=each, batch=batch, bodyBytes=100)
                 found = next(clients)
                 assert not found["failed"]
@@ -94,7 +94,7 @@ def _java(sends: int, latencies: int) -> list[list[str]]:
             kinds: set[str] = set()
             while kinds != {"sent", "done", "consumed"}:
                 line = next(clients)
-                if line["kind"] == "subscribed":  # only now it looks for its queues
+                if line["kind"] == "subscribed":  # the client looks for its queues only now
                     continue
                 kinds.add(line["kind"])
                 if line["kind"] == "consumed":
@@ -112,9 +112,9 @@ def _spread(ms: list[float]) -> str:
 
 
 def _held(held: int, arrivals: int) -> list[list[str]]:
-    """Pulls of as many queues, of which each arrival answers its own."""
+    """Measure `held` pulls, each of its own queue. Each arrival answers one of them."""
     with store_with(held, "bench") as path:
-        with MessageStore.open(path) as store:  # or each would be the first of its queue, whose files are made then
+        with MessageStore.open(path) as store:  # otherwise each arrival would create its queue's first file
             store.put_many([Message("bench", b"", queue_id=queue) for queue in range(held)])
         return _arrivals(path, held, arrivals)
 
@@ -154,7 +154,7 @@ def _arrivals(path: Path, held: int, arrivals: int) -> list[list[str]]:
 
 
 def _pulls(body_bytes: int, count: int, settings: dict[str, int]) -> list[str]:
-    """Pulls of four queues, of which the next ranges are asked for before the last ones have come."""
+    """Measure pulls of four queues. The next ranges are requested before the last ones have arrived."""
     with store_with(_READ_QUEUES, "bench") as path:
         with MessageStore.open(path) as store:
             for _ in range(0, count, 10_000):
@@ -177,7 +177,7 @@ def _pulls(body_bytes: int, count: int, settings: dict[str, int]) -> list[str]:
 
 
 def _pull_all(client: Client, address: str, asked: list[tuple[int, int]], step: int) -> int:
-    """Bytes that came."""
+    """Return the number of bytes received."""
     under_way: set[Future[Command]] = set()
     read = 0
     for queue, offset in asked:

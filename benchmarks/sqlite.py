@@ -1,4 +1,4 @@
-"""How much CPU do one put and one get of 32 take, against SQLite, which embedded programs would otherwise use?"""
+"""How much CPU do one put and one get of 32 take, against SQLite, the alternative for embedded programs?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AT_ONCE = 32
 
 
 def main(count: int, runs: int) -> None:
-    """Prints the table: CPU time of this process a call, over `count` messages of 100 B with a tag and a key."""
+    """Print the table: CPU time of this process per call, over `count` messages of 100 B with a tag and a key."""
     ways = {
         "put of one": partial(_put, count),
         "SQLite, one autocommit insert": partial(_insert, count),
@@ -45,7 +45,7 @@ def _put(count: int) -> float:
 
 
 def _get(count: int) -> float:
-    """Makes `StoredMessage` objects, with their properties."""
+    """Return CPU seconds per call. Creates `StoredMessage` objects with their properties."""
     with _store() as store:
         store.put_many(_messages(count))
         store.get_message("g", TOPIC, 0, 0, _AT_ONCE)
@@ -93,7 +93,7 @@ def _messages(count: int) -> list[Message]:
 
 @contextmanager
 def _database() -> Iterator[sqlite3.Connection]:
-    """WAL, synchronous=NORMAL: a kill loses nothing that was inserted, a crash of the machine may, as with `put`."""
+    """Open a database with WAL and synchronous=NORMAL. As with `put`, inserts survive a kill, maybe not a crash."""
     with (
         TemporaryDirectory(prefix="mq-bench-") as folder,
         closing(sqlite3.connect(Path(folder) / "db", isolation_level=None)) as db,

@@ -1,4 +1,4 @@
-"""A streaming sink in Python that stamps the rows it is given: when does a real-time read reach one?"""
+"""A streaming sink in Python that stamps its rows, to measure the latency of a real-time read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 
 class StampingWriter(DataSourceStreamArrowWriter):
-    """Writes (sent, seen) in µs to `path`/batch id/task.parquet; a row's column `sent` is what it came with."""
+    """Writes (sent, seen) in µs to `path`/batch id/task.parquet. `sent` is a column of the rows."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)

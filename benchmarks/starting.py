@@ -1,4 +1,4 @@
-"""What does a process pay before its first message, against `import pyarrow`, which this stands on?"""
+"""How much CPU does a process take before its first message, against `import pyarrow`, which it includes?"""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PROGRAMS = {
 
 
 def main(runs: int) -> None:
-    """Prints the table: processor time of whole processes."""
+    """Print the table: CPU time of whole processes."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         path = Path(folder) / "store"
         with MessageStore.open(path) as store:
@@ -38,7 +38,7 @@ def main(runs: int) -> None:
 
 
 def _seconds(program: str, path: Path) -> float:
-    """Processor time of a fresh process, user and system."""
+    """Return the CPU time of a new process, user and system."""
     process = os.posix_spawn(sys.executable, [sys.executable, "-c", program, str(path)], os.environ)
     _, status, usage = os.wait4(process, 0)
     if status:

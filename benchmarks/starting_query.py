@@ -1,7 +1,7 @@
-"""What does a streaming query pay before its first row, and until it is over, against a source that does nothing?
+"""How long does a streaming query take to its first row and to its end, against a source that does nothing?
 
-Spark starts a Python process for the reader of each query, whatever the source. Both kinds of query run in turns in one
-session that has run others: their difference is this source's own.
+Spark starts a Python process for the reader of each query with any source. Both kinds of query run alternately in a
+session that has run queries before. Their difference is the cost of this source.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ _RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 class _Start(NamedTuple):
-    """Seconds from `start()` on to the first row and to the query's end, and of processor time of the reader's process,
-    at its first batch."""
+    """Seconds from `start()` to the first row and to the query's end, and CPU seconds of the reader's process.
+
+    The CPU time is taken at the first batch.
+    """
 
     first_row: float
     end: float
@@ -34,7 +36,7 @@ class _Start(NamedTuple):
 
 
 def main(runs: int, shapes: Sequence[tuple[int, int]] = ((1, 1), (1, 4000), (200, 20))) -> None:
-    """Prints the table; shapes: how many queues topics have, and messages each."""
+    """Print the table. shapes: number of queues of a topic, and messages in each."""
     session = spark()
     session.dataSource.register(EmptySource)
     with TemporaryDirectory(prefix="mq-bench-") as folder:
@@ -77,10 +79,10 @@ def _start(frame: DataFrame, checkpoint: str) -> _Start:
 
 
 def _reader_seconds() -> float:
-    """Processor time, user and system, of the process that has the reader; there is one query at a time."""
+    """Return the CPU time, user and system, of the reader's process. Only one query runs at a time."""
     times = []
     for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # as are those of the queries before, which nobody waited for
+        with suppress(psutil.NoSuchProcess):  # processes of earlier queries, which were not awaited
             if _RUNNER in process.cmdline():
                 times.append(process.cpu_times())
     assert len(times) == 1, f"{len(times)} processes with a reader"
