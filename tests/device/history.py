@@ -72,11 +72,10 @@ class History:
         return max((offset + 1 for offset in offsets if offset is not None), default=0)
 
     def check(self, found: list[Sent], cut: int) -> int:
-        """Check that `found`, a store's messages, may remain after `cut` changes; return the end of its range in
-        `sent`.
+        """Check that `found` may remain after `cut` changes; return the end of its range in `sent`.
 
-        It must be a range of the log without holes that begins where retention did and includes all guaranteed
-        messages.
+        found: all messages of a store. They must be a range of the log without holes that begins where retention did
+        and includes all guaranteed messages.
         """
         numbers = {each.body: number for number, each in enumerate(self.sent)}
         self.check_each(found)

@@ -160,8 +160,9 @@ class Recorder:
     # --- calls -----------------------------------------------------------------------------------------
 
     def _recorded(self) -> dict[str, Callable[..., Any]]:
-        """Return each replaced function of `os` by name: it takes the real one and its arguments, and returns its
-        result.
+        """Return the replaced functions of `os` by name.
+
+        Each takes the real function and its arguments, and returns its result.
         """
         return {
             **({"pread": lambda real, *args: real(*args)} if self._fault and self._fault.function == "pread" else {}),

@@ -155,9 +155,7 @@ def test_a_segment_whose_maker_died_before_its_name_was_safe(tmp_path: Path, mon
 
 
 def test_what_a_dead_member_sent_back_is_there_where_its_offset_is(tmp_path: Path) -> None:
-    """The member's offset is inherited by a process that may never have appended, so the sent back message must be
-    flushed.
-    """
+    """The process that inherits the member's offset may never have appended, so it must flush the sent back message."""
     recorder, queue, path = Recorder(tmp_path / "live"), Queue("t", 0), tmp_path / "live" / STORE
     with recorder.recording(), MessageStore.open(path, config=small("ASYNC_FLUSH")) as store:
         store.create_topic("t", 1)

@@ -106,8 +106,9 @@ def test_what_fails_comes_again_and_is_a_dead_letter_at_last(theirs: Theirs, top
 
 @pytest.mark.parametrize("in_its_name", [False, True])
 def test_a_reset_by_an_admin_tool(theirs: Theirs, topic: str, in_its_name: bool) -> None:
-    """A broker announces a reset to committing clients, or, once a client pulls in the group's name, only to that
-    client.
+    """A broker announces a reset to committing clients.
+
+    Once a client pulls in the group's name, the broker announces it only to that client.
     """
     put(theirs, topic, range(20))
     address = replace(theirs.address, consumer_group=topic) if in_its_name else theirs.address

@@ -1,7 +1,6 @@
-"""Kill appends that write the head of their first record last: RocketMQ keeps the published messages and continues
-there.
+"""Kill appends that write the head of their first record last.
 
-Also empty segments of a dead append, after which RocketMQ would continue.
+RocketMQ keeps the published messages and continues there. It also ignores empty segments of a dead append.
 """
 
 from __future__ import annotations

@@ -216,8 +216,9 @@ def test_real_time_tasks_wait_for_the_lock(reader: Readers, filled: Filled) -> N
 def test_real_time_tasks_end_with_the_process_that_has_their_queues(
     reader: Readers, filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark learns only after the batch that the Python process beside its driver was killed; by then another owns the
-    queues.
+    """The Python process beside the driver was killed.
+
+    Spark learns that only after the batch, when another query owns the queues.
     """
     monkeypatch.setenv("SPARK_PIPELINED_UDF", "1")
     it, other = reader(realTime="true", batchDuration="10 minutes", realTimePartitions="1"), reader()

@@ -277,8 +277,9 @@ ORDERLY = {"consumeMode": "orderly", "consumerGroup": "g"}
 
 
 def behind_what_was_deleted(filled: Filled, subscribe: str = "orders,other") -> dict[str, str]:
-    """Return options of a query that begins after retention deleted all messages of orders, but not of the
-    other topic.
+    """Return options of a query that begins after deleted messages.
+
+    Retention deleted all messages of orders, but not of the other topic.
     """
     filled.store.create_topic("other", 1)
     filled.put("other", 0, 300, size=1000)

@@ -52,9 +52,7 @@ def test_the_latest_start_is_pinned(filled: Filled) -> None:
 
 @pytest.mark.parametrize("real_time", ["false", "true"])
 def test_a_first_batch_is_run_again_though_a_queue_was_added(filled: Filled, real_time: str) -> None:
-    """Spark asks again where to start, and the option now lacks a queue: only a new query must name a start
-    for each.
-    """
+    """Spark asks again where to start, and the option now lacks a queue. Only a new query must name every start."""
     options = {"path": filled.path, "subscribe": "orders", "holdTimeoutMs": "0"}
     options["startingOffsets"] = '{"orders": {"0": 1, "1": 2}}'
     it, replayed = (stream_reader(SourceOptions.parse(options), default_schema(False)) for _ in range(2))

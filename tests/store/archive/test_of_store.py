@@ -197,8 +197,9 @@ def test_a_child_that_is_forked_meanwhile_archives_nothing(filled: Filled, tmp_p
 
 
 def test_an_archive_that_is_gone_is_begun_anew_when_it_is_remembered_no_more(filled: Filled, tmp_path: Path) -> None:
-    """As with an unmounted disk: `clean` would trust an empty folder below the mount point, and readers would begin
-    where the store does.
+    """The archive's disk is not mounted.
+
+    `clean` would trust the empty mount point, and readers would lose the archived messages.
     """
     root, url, mounted = Path(filled.path), tmp_path / "archive", tmp_path / "mounted"
     filled.put("orders", 0, 3)

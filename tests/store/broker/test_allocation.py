@@ -66,8 +66,9 @@ def test_an_expired_queue_is_not_had_again_at_once() -> None:
 
 
 class LockManager:
-    """RocketMQ's RebalanceLockManager for one group: maps a queue to its owner and the time of the owner's last
-    request.
+    """RocketMQ's RebalanceLockManager for one group.
+
+    It maps a queue to its owner and the time of the owner's last request.
     """
 
     def __init__(self) -> None:

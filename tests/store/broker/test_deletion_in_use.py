@@ -213,8 +213,9 @@ def test_who_joins_where_all_topics_were_deleted(path: Path, stores: tuple[Messa
 
 
 def test_a_deletion_touches_nothing_of_those_before(path: Path, stores: tuple[MessageStore, MessageStore]) -> None:
-    """Otherwise the cost would grow with the number of deletions; and such a folder may exist again without a table
-    entry.
+    """Otherwise the cost would grow with the number of deletions.
+
+    Such a folder may also exist again without a table entry.
     """
     delete_topic(path, "t")
     again = path / "consumequeue" / "t" / "0"

@@ -315,8 +315,9 @@ def test_it_does_not_wait_for_a_topic_to_come_back(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_ended_does_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Half messages of a deleted topic, without room for one more property, with an invalid count, or that name no
-    queue; and an invalid op message.
+    """Half messages that cannot be ended, and an invalid op message.
+
+    One is of a deleted topic, one has no room for another property, one has an invalid count, and some name no queue.
     """
     properties = [{}, {"x": "y" * 32_600}, {"TRANSACTION_CHECK_TIMES": "many"}, {}]
     with MessageStore.open(tmp_path) as store:

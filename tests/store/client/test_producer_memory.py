@@ -280,9 +280,7 @@ def test_a_topic_that_is_deleted_while_its_producer_is_open_has_nothing_of_it(
 def test_a_note_that_is_newer_than_the_log(
     store: MessageStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, others_first: bool
 ) -> None:
-    """As after restoring a backup: messages missing in the log are appended, even if other producers appended
-    concurrently.
-    """
+    """As after restoring a backup. Messages missing in the log are appended, even after concurrent appends."""
     back = tmp_path / "back"
     die(store, ("t", 10), ("u", 3))
     store.flush()

@@ -340,8 +340,9 @@ def test_a_server_does_not_reset_a_group_of_another_one(store: MessageStore, bro
 def test_who_joins_beside_the_server_goes_on_where_its_clients_were(
     store: MessageStore, broker: Broker, how: str
 ) -> None:
-    """A member reads offsets from files, which a server updates only every 5 s: it started behind what clients had
-    read.
+    """Members read offsets from files, which a server updates every 5 s.
+
+    Without an update at once, the member started behind the messages that clients had read.
     """
     store.put_many([Message("orders", b"x", queue_id=0)] * 7)
     queue = Queue("orders", 0)

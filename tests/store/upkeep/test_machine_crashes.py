@@ -159,8 +159,9 @@ def test_a_damaged_store_timestamp_is_not_gone_on_from(path: Path) -> None:
 
 
 def test_a_device_that_was_mounted_again_under_the_same_boot(tmp_path: Path) -> None:
-    """Unflushed data is lost while the boot id is the same: opening raises an error, and does not shorten the log,
-    until its end file is deleted.
+    """Unflushed data is lost although the boot id is the same.
+
+    Opening raises an error, and does not shorten the log, until the file of its published end is deleted.
     """
     path, left = tmp_path / "mq", tmp_path / "left"
     with MessageStore.open(path, config=SMALL) as store:
