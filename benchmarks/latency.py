@@ -1,6 +1,6 @@
 """How long does a message take from `put` to a reader: held pulls, real-time queries, micro-batch queries?
 
-Runs on its own because real-time queries need settings from Spark's start (conf/spark-realtime.conf): `python -m
+Real-time queries need settings from Spark's start (conf/spark-realtime.conf), so this runs on its own: `python -m
 benchmarks.latency [--small]`.
 """
 
@@ -80,8 +80,7 @@ def percentiles(milliseconds: Floats) -> list[str]:
 
 
 def pulls(count: int) -> None:
-    """Measure `count` messages at 1,000/s from another process. Each held request gets the messages that arrived
-    together."""
+    """Measure `count` messages at 1,000/s from another process. A held request gets all that arrived together."""
     with store_with(queues=QUEUES) as path, MessageStore.open(path, read_only=True) as store:
         writer = start_writer(path, 1000, count / 1000)
         latencies: list[float] = []
@@ -287,7 +286,7 @@ def idle(session: SparkSession, seconds: float) -> None:
     with store_with(queues=16) as path, TemporaryDirectory() as checkpoint:
         frame = session.readStream.format("mq").option("subscribe", TOPIC).option("realTime", "true").load(str(path))
         query = frame.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
-        time.sleep(min(10.0, 2 * seconds))  # the start is over
+        time.sleep(min(10.0, 2 * seconds))  # skip the start-up
         before, begin = _usage(), time.monotonic()
         time.sleep(seconds)
         after, taken = _usage(), time.monotonic() - begin

@@ -59,7 +59,7 @@ def _idle(session: SparkSession, seconds: float) -> None:
         with MessageStore.open(path) as store:
             store.create_topic(TOPIC, QUEUES)
         with _running_query(session, path, folder):
-            time.sleep(min(10.0, 2 * seconds))  # the start is over
+            time.sleep(min(10.0, 2 * seconds))  # skip the start-up
             before, begin = _usage(), time.monotonic()
             time.sleep(seconds)
             after, taken = _usage(), time.monotonic() - begin

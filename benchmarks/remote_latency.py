@@ -58,8 +58,10 @@ def main(small: bool) -> None:
 
 
 def send(broker: str, seconds: float) -> None:
-    """Send at a steady rate. A body is the time of the send in µs since 1970. Sends refused by a busy broker are not
-    retried."""
+    """Send at a steady rate. A body is the time of the send in µs since 1970.
+
+    A message that a busy broker refuses is not sent again.
+    """
     with Client(60) as client:
         begin = time.monotonic()
         for number in count():
@@ -93,7 +95,7 @@ def listening(rocketmq: RocketMQ, name_server: str, broker: str, group: str) -> 
 def push(rocketmq: RocketMQ, name_server: str, broker: str, seconds: float) -> Floats:
     """Return milliseconds to a RocketMQ listener, by its clock, which has a resolution of 1 ms."""
     with listening(rocketmq, name_server, broker, "bench") as heard:
-        send(broker, min(10.0, 2 * seconds))  # the start is over
+        send(broker, min(10.0, 2 * seconds))  # skip the start-up
         begin = time.time_ns() // 1000
         send(broker, seconds)
     return np.array([float(line["after"]) for line in heard if int(b64decode(line.get("body", "MA=="))) >= begin])

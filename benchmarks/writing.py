@@ -1,4 +1,4 @@
-"""How much of the rate at which Spark writes uncompressed Parquet does the sink reach, at either delivery?"""
+"""How fast does the sink write, with each delivery guarantee, against Spark writing uncompressed Parquet?"""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sink_seconds(frame: DataFrame, delivery: str) -> float:
 
 
 def main(count: int, runs: int, body_sizes: tuple[int, ...] = (100, 1000)) -> None:
-    """Prints the table; `count` rows with a body of each size, from 4 tasks."""
+    """Print the table, with `count` rows for each body size, from 4 tasks."""
     session, rows = spark(), []
     deliveries = ("at-least-once", "exactly-once")
     for body_bytes in body_sizes:

@@ -1,4 +1,4 @@
-"""Access to the console: a token for the browser, a second one for forms, and headers that restrict every page."""
+"""Access to the console: a token for the browser, a second one for forms, and security headers for every page."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _NEEDS_TOKEN = "This address needs the token of the console. Open the whole addr
 
 
 class Forbidden(Exception):
-    """A request without the token, or a form that another site may have sent."""
+    """Raised for a request without the token, or for a form that another site may have sent."""
 
 
 class ConsoleKeys:
-    """The secrets of one running console: `token` opens it, `csrf` is in each of its forms."""
+    """The secrets of a running console: `token` grants access, `csrf` is in each of its forms."""
 
     def __init__(self, token: str | None = None) -> None:
         self.token = token or secrets.token_urlsafe(24)
@@ -64,9 +64,9 @@ Refuse = Callable[[Request, Exception], Response]
 
 
 class Guard:
-    """ASGI middleware: only a browser with the token sees pages, and every response gets the headers above.
+    """ASGI middleware that requires the token for pages, and adds the headers above to every response.
 
-    refuse: makes the response for all others. Style sheets and scripts need no token.
+    refuse: creates the response to a request without the token. Style sheets and scripts need no token.
     """
 
     def __init__(self, app: ASGIApp, keys: ConsoleKeys, refuse: Refuse) -> None:
@@ -94,7 +94,7 @@ class Guard:
         return self._refuse(request, Forbidden(_NEEDS_TOKEN))
 
     def _welcome(self, request: Request) -> Response:
-        """Put the token into a cookie, and redirect to the same page without it in the address."""
+        """Set the token as a cookie, and redirect to the same page without the token in the URL."""
         rest = QueryParams([pair for pair in request.query_params.multi_items() if pair[0] != TOKEN_PARAMETER])
         response = RedirectResponse(request.url.path + (f"?{rest}" if rest else ""), status_code=303)
         name = self._keys.cookie_name(request.url)

@@ -93,8 +93,10 @@ class MessageLine:
 
 @dataclass(frozen=True)
 class FoundMessages:
-    """The result of a search. lines: the newest first, or in order from a place. is_partial: the limit ended the
-    search."""
+    """The result of a search.
+
+    lines: the newest first, or in order from a place. is_partial: whether the limit ended the search.
+    """
 
     lines: list[MessageLine]
     is_partial: bool

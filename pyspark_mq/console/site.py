@@ -32,7 +32,7 @@ Parameters = Mapping[str, str]
 
 
 class Site:
-    """One console. sampler: looks at its log all the time."""
+    """One console. sampler: samples its log periodically."""
 
     def __init__(self, address: LogAddress, keys: ConsoleKeys, *, interval: float, allow_changes: bool) -> None:
         self.address = address
@@ -43,11 +43,11 @@ class Site:
 
     @property
     def log(self) -> Log:
-        """The log; another object after its directory changed its owner."""
+        """The log. The object changes when another process takes over the directory."""
         return self.sampler.log
 
     def part(self, name: str, **values: Any) -> str:
-        """Render a part of a page, which an open page asks for again and again."""
+        """Render a part of a page, for updates of an open page."""
         return self._templates.get_template(name).render(values)
 
     def page(self, name: str, status: int = 200, **values: Any) -> Response:
@@ -56,7 +56,7 @@ class Site:
         return HTMLResponse(self.part(name, **values), status)
 
     def where(self, parameters: Parameters) -> tuple[Queue, int]:
-        """Return the message that an address or a form names. Raises `InvalidArgument`, `UnknownTopic`."""
+        """Return the message that a URL or a form names. Raises `InvalidArgument`, `UnknownTopic`."""
         queue = queue_named(self.log, parameters.get("topic", ""), parameters.get("queue", ""))
         offset = parameters.get("offset", "")
         if not offset.isdecimal() or len(offset) > _OFFSET_DIGITS:
@@ -81,12 +81,12 @@ class Site:
 
 
 def redirect(path: str, **parameters: str) -> Response:
-    """Send the browser to a page, after a form."""
+    """Redirect the browser to a page after a form."""
     return RedirectResponse(f"{path}?{urlencode(parameters)}" if parameters else path, status_code=303)
 
 
 def environment(**globals_: object) -> Environment:
-    """Return the environment of the console's templates. Every value is escaped, and made visible."""
+    """Return the environment of the console's templates. It escapes values and makes control characters visible."""
     found = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,
@@ -102,8 +102,8 @@ def environment(**globals_: object) -> Environment:
 
 
 def visible(value: object) -> object:
-    """Replace the control characters of a text, and those that change its direction, by their escapes."""
-    if type(value) is not str:  # of markup, each part has been through this
+    """Escape control characters of a text, including those that change its direction."""
+    if type(value) is not str:  # the parts of markup were escaped before
         return value
     return "".join(
         each if each in _LAYOUT or unicodedata.category(each)[0] != "C" else ascii(each)[1:-1] for each in value
@@ -134,7 +134,7 @@ def size(value: float | None) -> str:
 
 
 def stamp(value: datetime | None) -> Markup:
-    """Write a UTC time; the date is a part of its own, which narrow pages hide."""
+    """Format a UTC time. The date is a separate element, which narrow pages hide."""
     if value is None or value.year == 1:
         return Markup(_NONE)
     at = value.astimezone(UTC)

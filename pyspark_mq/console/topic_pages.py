@@ -19,7 +19,7 @@ from store import CorruptRecord, FilterError, InvalidArgument
 
 
 class TopicPages:
-    """Topics with rates and sizes, the messages of one, and one message."""
+    """Pages of all topics, of a topic's messages, and of one message."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -103,7 +103,7 @@ class TopicPages:
         )
 
     def body(self, request: Request) -> Response:
-        """The body as a file, and never as a page."""
+        """Return the body as a download, never as a page."""
         queue, offset = self._site.where(request.query_params)
         row = message_at_offset(self._site.log, queue, offset)
         name = f"message-{queue.queue_id}-{offset}.bin"

@@ -206,8 +206,10 @@ def start_of(given: Mapping[str, str]) -> Limit | None:
 
 
 def end_of(given: Mapping[str, str]) -> Limit | None:
-    """Return the end of a batch query, or None. A time after all messages means the latest offset. Raises
-    `OptionError`."""
+    """Return the end of a batch query, or None. Raises `OptionError`.
+
+    A time after all messages means the latest offset.
+    """
     return _first_given(
         given,
         {
@@ -236,8 +238,10 @@ def require_order(start: Limit, end: Limit) -> None:
 
 
 def says(limit: Limit, offset: int) -> str | None:
-    """Return "" if a limit is `offset` (EARLIEST or LATEST), a text with the queue if it is that in a queue, or else
-    None."""
+    """Return whether a limit is `offset`, EARLIEST or LATEST, as a text for an error.
+
+    Returns "" if it is so in all queues, " for <queue>" if in one of them, and None if in none.
+    """
     if isinstance(limit, EarliestOrLatest):
         return "" if limit.offset == offset else None
     by_queue = limit.offsets if isinstance(limit, OffsetsByQueue) else {}

@@ -132,9 +132,8 @@ def shown(json_: Any) -> str:
 class StreamOffset:
     """The end of one micro-batch.
 
-    next: offset of the next message to read, for each queue.
-    starts: pinned begin of this batch, for queues in which it is not the end of the batch before.
-    last: the message before `next`, for queues that have one.
+    next: the offset of the next message to read, for each queue. starts: the pinned begin of this batch, in queues in
+    which it differs from the end of the previous one. last: the message before `next`, in queues that have one.
     """
 
     next: Positions
@@ -263,8 +262,7 @@ def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], replaced: C
 
 
 def batch_ranges(start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
-    """Return the non-empty ranges of the batch between two offsets. They depend on nothing else, so a replay is the
-    same."""
+    """Return the non-empty ranges between two offsets. They depend on nothing else, so a replay is the same."""
     ranges = []
     for queue, until in end.next.items():
         begin = end.starts.get(queue, start.next.get(queue))

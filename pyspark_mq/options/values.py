@@ -69,7 +69,7 @@ def duration(name: str, text: str) -> float:
 
 
 def shared_path(name: str, text: str) -> str:
-    """What the driver and all executors see: a directory, absolute, or a URL. Raises `OptionError`."""
+    """Parse a place that the driver and all executors see: an absolute directory, or a URL. Raises `OptionError`."""
     takes = f"{name} takes a directory that the driver and all executors see, or a URL"
     if text in ("", "file:", "file://"):
         raise OptionError(f"{takes}, got {text!r}")

@@ -1,1 +1,1 @@
-"""Planning beside Spark's driver: which queues a query has, what its next batch reads, and as which partitions."""
+"""Planning in the driver: the queues of a query, the ranges of its next batch, and their partitions."""

@@ -186,11 +186,10 @@ def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records:
 
 
 def pack(pieces: Sequence[QueueRange], least: int, max_records: int | None) -> list[tuple[QueueRange, ...]]:
-    """Combine small pieces into partitions of at most `max_records`, since a task costs more than reading a few
-    messages.
+    """Combine small pieces into partitions of at most `max_records`, since tasks have a high fixed cost.
 
-    least: the minimal number of partitions, if there are as many pieces. Large partitions are avoided by a higher
-    number. The longest pieces are placed first, each in the partition with the fewest messages.
+    least: the minimal number of partitions, if there are as many pieces. More are used if partitions would become
+    large. The longest pieces are placed first, each in the partition with the fewest messages.
     """
     count = max(least, -(-sum(piece.length for piece in pieces) // _PACKED_MESSAGES))
     if len(pieces) <= count:

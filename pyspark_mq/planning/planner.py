@@ -131,8 +131,7 @@ class Planner:
         return group_of_query(self._log, self._options)
 
     def _begin(self, start: StreamOffset, timeout: float) -> StreamOffset | None:
-        """Commit `start` to the group, and acquire the queues. Return the begin of the batch, or None without the
-        queues.
+        """Commit `start` to the group and acquire the queues. Return the batch's begin, or None without the queues.
 
         Spark asks for a batch after it has logged the previous one, so that is done. `commit` may never be called. If
         the group of an orderly query is ahead of `start`, the batch is pinned to the group's offset.

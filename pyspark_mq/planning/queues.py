@@ -86,11 +86,11 @@ class Queues:
                 _logger.warning("%s", doubt)
 
     def bounds_behind(self, seen: Positions) -> dict[Queue, Bounds]:
-        """Return the `bounds` for a query that continues from `seen`. If a queue of `seen` does not exist, it is a
-        loss.
+        """Return the `bounds` for a query that continues from `seen`.
 
-        A queue of a missing broker has no new messages. Raises `BrokerMissing` after `brokerTimeout`. Another missing
-        queue may still be created. With failOnDataLoss it raises `SubscriptionError`.
+        A queue of `seen` that does not exist is a loss. A queue of a missing broker has no new messages. Raises
+        `BrokerMissing` after `brokerTimeout`. Another missing queue may still be created. With failOnDataLoss it raises
+        `SubscriptionError`.
         """
         topics = self._topics()
         try:

@@ -1,1 +1,1 @@
-"""Writing with `format("mq")`: rows become messages, once at least or exactly once."""
+"""Writing with `format("mq")`: rows become messages, at least once or exactly once."""

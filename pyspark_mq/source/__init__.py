@@ -1,1 +1,1 @@
-"""Reading with `format("mq")`: the readers that Spark asks, and their parts."""
+"""Reading with `format("mq")`: Spark's readers and their parts."""

@@ -26,7 +26,7 @@ LEAST_SECONDS = 1.0
 _ROWS_AT_ONCE = 1 << 15  # of one queue, before the other queues get their turn
 # An idle task notices only by writing that Spark gave it up. The second write fails at the latest.
 _HEARTBEAT_SECONDS = 1.5
-_PIPELINED = "SPARK_PIPELINED_UDF"  # what Spark tells its workers with spark.python.udf.pipelined.enabled
+_PIPELINED = "SPARK_PIPELINED_UDF"  # set by Spark in workers if spark.python.udf.pipelined.enabled is true
 
 
 @dataclass(frozen=True)

@@ -52,8 +52,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner.end_with_present_messages()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return a limit other than ReadAllAvailable, which then means Trigger.Once. The planner applies the real
-        limits."""
+        """Return any limit but ReadAllAvailable, so that this means Trigger.Once. The planner applies the limits."""
         return ReadMaxRows(self._options.max_offsets_per_trigger or _NO_LIMIT)
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:

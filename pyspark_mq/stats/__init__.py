@@ -1,1 +1,1 @@
-"""What a store's files tell of sizes, lags and latencies: for `stats`, `top` and Prometheus."""
+"""Sizes, lags and latencies of a store, read from its files, for `stats`, `top` and Prometheus."""

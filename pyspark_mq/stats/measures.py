@@ -171,8 +171,10 @@ def refused(now: Clients) -> Counter[str]:
 
 
 class Look(NamedTuple):
-    """The state of a store at one moment. at: `time.monotonic()`. deliverer: the process that delivers delayed
-    messages."""
+    """The state of a store at one moment.
+
+    at: `time.monotonic()`. deliverer: the process that delivers delayed messages.
+    """
 
     at: float
     queues: dict[tuple[str, int], Extent]
