@@ -1,1 +1,1 @@
-"""Reading what is published: scans, getMessage, queries, filters."""
+"""Reading published messages: scans, getMessage, queries, filters."""

@@ -1,4 +1,4 @@
-"""The messages between two published ends of the log, for readers that wait: RocketMQ's `MessageArrivingListener`."""
+"""New messages between two published ends of the log, for long polling. As RocketMQ's `MessageArrivingListener`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BODIES = [[header.itemsize for header in row] for row in RECORD_HEADERS]
 
 
 class Arrival(NamedTuple):
-    """One message: what tells which readers wait for it. tags_code: Java hash of its tag, 0 without a tag."""
+    """The fields of a new message that select waiting readers. tags_code: Java hash of its tag, 0 without a tag."""
 
     topic: str
     queue_id: int
@@ -39,10 +39,10 @@ class Arrival(NamedTuple):
 
 
 def arrivals(log: CommitLog, begin: int, end: int) -> list[Arrival]:
-    """Return every message in the published log bytes [begin, end), in order. It loops: for short stretches.
+    """Return all messages in the published log bytes [begin, end), in order.
 
-    Only for logs of this project's stores: a broker's log may have records of no queue, or of several. Raises
-    `OffsetLost` if retention deleted them, `CorruptRecord`.
+    It decodes records one by one, so use it for short ranges. It does not support a broker's log, in which a record may
+    be in no queue or in several. Raises `OffsetLost` if retention deleted records, `CorruptRecord`.
     """
     found = []
     at = begin
@@ -81,7 +81,7 @@ def _arrival(data: bytes, position: int, magic: int) -> Arrival:
 
 
 def _part(data: bytes, at: int, width: int) -> tuple[bytes, int]:
-    """Return a part of a record that begins with its own length of `width` bytes, and where it ends."""
+    """Return a length-prefixed part of a record, and the position after it. width: bytes of the length."""
     end = at + width + int.from_bytes(data[at : at + width], "big")
     return data[at + width : end], end
 

@@ -1,7 +1,7 @@
-"""SQL92 expressions as trees of conditions on properties, by the rules of RocketMQ's filter.
+"""Syntax trees of SQL92 conditions on properties, with the semantics of RocketMQ's filter.
 
-A property is a text. A condition is true, false or unknown (null) for a message, or fails, where RocketMQ's raises an
-exception. A message matches only if it is true. `evaluation` evaluates it for many messages, `sql_filter` for one.
+Properties are texts. For each message, a condition is true, false, unknown (null), or an error where RocketMQ raises an
+exception. Only true matches. `evaluation` evaluates a condition for many messages, `sql_filter` for one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ COMPARISONS: dict[Symbol, Callable[[Any, Any], Any]] = {
     "<=": operator.le,
 }
 INT_MAX = (1 << 31) - 1
-"""A literal up to here is an Integer, and stays one when it is negated; a larger one is a Long."""
+"""The largest Integer literal. A larger literal is a Long."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A literal. An int is RocketMQ's Integer or Long, by its size, a float its Double, None its NULL."""
+    """A literal. int: RocketMQ's Integer or Long, depending on its size. float: Double. None: NULL."""
 
     value: bool | str | int | float | None
     operands: tuple[Node, ...] = ()
@@ -34,7 +34,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Property:
-    """A property's text, null where the message has none."""
+    """A property's text, null if the message lacks it."""
 
     name: str
     operands: tuple[Node, ...] = ()
@@ -42,7 +42,7 @@ class Property:
 
 @dataclass(frozen=True)
 class Negative:
-    """`-x`: of a number; null of all else."""
+    """`-x`. Null if x is not a number."""
 
     operands: tuple[Node]
 
@@ -56,7 +56,7 @@ class Equal:
 
 @dataclass(frozen=True)
 class Ordered:
-    """`x > y`, and so on."""
+    """`x > y`, `x >= y`, `x < y`, `x <= y`."""
 
     symbol: Symbol
     operands: tuple[Node, Node]
@@ -72,7 +72,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Contains:
-    """`x CONTAINS text` and its like; false of null, negated or not."""
+    """`x CONTAINS text`, `x STARTSWITH text`, `x ENDSWITH text`. False if x is null, even if negated."""
 
     part: Part
     operands: tuple[Node]
@@ -82,7 +82,7 @@ class Contains:
 
 @dataclass(frozen=True)
 class Cast:
-    """A property in the place of a condition: false, or unknown if the message lacks it."""
+    """A property used as a condition: false, or unknown if the message lacks it."""
 
     operands: tuple[Property]
 
@@ -107,7 +107,7 @@ Node = Constant | Property | Negative | Condition
 
 
 def levels(node: Node) -> Iterator[list[Node]]:
-    """Yield the nodes of a tree, one depth at a time."""
+    """Yield the nodes of a tree level by level."""
     level = [node]
     while level:
         yield level
@@ -115,12 +115,11 @@ def levels(node: Node) -> Iterator[list[Node]]:
 
 
 def names_of(condition: Node) -> frozenset[str]:
-    """Return the properties that a condition reads."""
     return frozenset(node.name for level in levels(condition) for node in level if isinstance(node, Property))
 
 
 def texts_of(condition: Node, name: str) -> frozenset[str] | None:
-    """Return the texts one of which a property has wherever a condition is true; None if it may have any."""
+    """Return the possible texts of a property in messages that match a condition. None if it may have any text."""
     match condition:
         case Equal((Property(found), Constant(str() as text)) | (Constant(str() as text), Property(found))):
             return frozenset((text,)) if found == name else None
@@ -136,13 +135,13 @@ def texts_of(condition: Node, name: str) -> frozenset[str] | None:
 
 
 def is_never_true(condition: Node) -> bool:
-    """Return whether the form of a condition shows that no message can match."""
+    """Return whether a condition obviously matches no message."""
     match condition:
         case Constant(value):
             return value is not True
         case Cast():
             return True
-        case Equal((other, Constant(str()))):  # but "'true' = (condition)" may be
+        case Equal((other, Constant(str()))):  # not the reverse: "'true' = (condition)" can be true
             return isinstance(other, Condition)
         case Equal((Constant(value), other) | (other, Constant(value))):
             return isinstance(other, Condition) and isinstance(value, int | float) and not isinstance(value, bool)
@@ -154,7 +153,7 @@ def is_never_true(condition: Node) -> bool:
 
 
 def _is_contradiction(operands: tuple[Node, ...]) -> bool:
-    """Return whether one property must equal two texts."""
+    """Return whether the operands require one property to equal two different texts."""
     wanted: dict[str, str] = {}
     for operand in operands:
         match operand:

@@ -1,6 +1,6 @@
-"""Conditions evaluated for many messages at once, over Arrow columns of their properties.
+"""Vectorized evaluation of conditions over Arrow columns of properties.
 
-Texts become numbers by the rules of Java's `Long.valueOf` and `Double.valueOf`, for many texts at once and for one.
+Texts are parsed as numbers by the rules of Java's `Long.valueOf` and `Double.valueOf`, as arrays or one at a time.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from store.read.conditions import (
 Float64s = npt.NDArray[np.float64]
 
 
-_BLANKS = "".join(map(chr, range(ord(" ") + 1)))  # what Java's String.trim takes away
+_BLANKS = "".join(map(chr, range(ord(" ") + 1)))  # the characters that Java's String.trim removes
 _INTEGER = r"^[+-]?[0-9]+$"
 _INTEGER_OF_ANY_SCRIPT = r"^[+-]?\p{Nd}+$"
-_LONG_DIGITS = 19  # so many fit into 64 bits without a sign
+_LONG_DIGITS = 19  # any number of so many digits fits into an unsigned 64-bit integer
 _LONG_MAX = np.uint64((1 << 63) - 1)
 _DOUBLE = r"^[+-]?(NaN|Infinity|([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[fFdD]?)$"
 _SUFFIXES = "fFdD"
@@ -52,7 +52,7 @@ _ONE_INTEGER_OF_ANY_SCRIPT = re.compile(r"[+-]?\d+")
 
 
 def mask_of(booleans: pa.BooleanArray | pa.BooleanScalar) -> Bools:
-    """As a mask, false where null; of a scalar, shape (1,)."""
+    """Return a mask in which null is False. A scalar gives shape (1,)."""
     if isinstance(booleans, pa.Scalar):
         return np.array([bool(booleans.as_py())])
     mask: Bools = numbers(pc.and_kleene(booleans, booleans.is_valid()) if booleans.null_count else booleans)
@@ -60,9 +60,9 @@ def mask_of(booleans: pa.BooleanArray | pa.BooleanScalar) -> Bools:
 
 
 def longs(values: pa.StringArray) -> tuple[Int64s, Bools]:
-    """What `Long.valueOf` makes of each text, and where it makes something: both of shape (n,).
+    """Parse texts as `Long.valueOf` does. Return the numbers and the mask of valid texts, both shape (n,).
 
-    A sign and digits of any script, no blanks; what is beyond 64 bits is refused. Null is refused.
+    Valid texts have an optional sign and digits of any script, no blanks, and a value within 64 bits. Null is invalid.
     """
     values = _with_ascii_digits(pc.fill_null(values, constant("")))
     sound = mask_of(pc.match_substring_regex(values, _INTEGER))
@@ -76,9 +76,10 @@ def longs(values: pa.StringArray) -> tuple[Int64s, Bools]:
 
 
 def doubles(values: pa.StringArray) -> tuple[Float64s, Bools]:
-    """What `Double.valueOf` makes of each text, and where it makes something: both of shape (n,).
+    """Parse texts as `Double.valueOf` does. Return the numbers and the mask of valid texts, both shape (n,).
 
-    Blanks around it, a suffix as in "5.0f" and hexadecimal are Java's; too large is infinite. Null is refused.
+    As in Java, surrounding blanks, a suffix as in "5.0f" and hexadecimal numbers are valid. Numbers that are too large
+    become infinite. Null is invalid.
     """
     values = pc.ascii_trim(pc.fill_null(values, constant("")), _BLANKS)
     sound = mask_of(pc.match_substring_regex(values, _DOUBLE))
@@ -93,18 +94,18 @@ def doubles(values: pa.StringArray) -> tuple[Float64s, Bools]:
 
 
 def total_order(doubles: Float64s) -> Int64s:
-    """Integers in the order of Java's `Double.compare`: -0.0 before 0.0, NaN equal to itself and behind all."""
+    """Map doubles to integers that order as Java's `Double.compare`: -0.0 before 0.0, NaN last and equal to itself."""
     bits = np.where(np.isnan(doubles), np.nan, doubles).view(np.int64)
     return bits ^ ((bits >> 63) & np.int64((1 << 63) - 1))
 
 
 def long_of(text: str) -> int | None:
-    """`longs` of one text; None where there is none."""
+    """As `longs`, for one text. None if it is invalid."""
     if not text.isascii() and _ONE_INTEGER_OF_ANY_SCRIPT.fullmatch(text):
         text = "".join(map(_ascii_digit, text))
     if not _ONE_INTEGER.fullmatch(text):
         return None
-    digits = text.lstrip("+-0")  # Python reads no more than a few thousand digits
+    digits = text.lstrip("+-0")  # checked before int(), which raises an error for a few thousand digits
     if len(digits) > _LONG_DIGITS:
         return None
     number = int(digits or "0") * (-1 if text[0] == "-" else 1)
@@ -112,7 +113,7 @@ def long_of(text: str) -> int | None:
 
 
 def double_of(text: str) -> float | None:
-    """`doubles` of one text; None where there is none."""
+    """As `doubles`, for one text. None if it is invalid."""
     text = text.strip(_BLANKS)
     if _ONE_DOUBLE.fullmatch(text):
         return float(text.rstrip(_SUFFIXES))
@@ -120,7 +121,7 @@ def double_of(text: str) -> float | None:
 
 
 def _with_ascii_digits(values: pa.StringArray) -> pa.StringArray:
-    """Integers in other scripts' digits, as Java reads them; other texts as they are."""
+    """Replace integers in digits of other scripts by ASCII digits. Other texts are returned unchanged."""
     foreign = ~mask_of(pc.string_is_ascii(values))
     if foreign.any():
         foreign &= mask_of(pc.match_substring_regex(values, _INTEGER_OF_ANY_SCRIPT))
@@ -131,24 +132,25 @@ def _with_ascii_digits(values: pa.StringArray) -> pa.StringArray:
 
 
 def _ascii_digit(character: str) -> str:
-    # Java looks at UTF-16 units: a digit that takes two of them is none.
+    # Java parses UTF-16 code units: a digit outside of the basic plane is not valid.
     return character if character in "+-" or ord(character) > 0xFFFF else str(unicodedata.decimal(character))
 
 
 def _from_hex(text: str) -> float:
     try:
-        return float.fromhex(text.rstrip(_SUFFIXES))  # a digit stands last before a suffix: the exponent's
+        return float.fromhex(text.rstrip(_SUFFIXES))  # the exponent before the suffix is decimal: F and D are no digits
     except OverflowError:
         return -np.inf if text.startswith("-") else np.inf
 
 
-_PARTS = {"CONTAINS": "match_substring", "STARTSWITH": "starts_with", "ENDSWITH": "ends_with"}  # of pyarrow.compute
+_PARTS = {"CONTAINS": "match_substring", "STARTSWITH": "starts_with", "ENDSWITH": "ends_with"}  # in pyarrow.compute
 
 
 class Truth(NamedTuple):
-    """Where a condition is true, unknown, and where it fails: masks of shape (n,).
+    """Results of a condition for n messages: three masks of shape (n,), or (1,) for a constant.
 
-    At most one of them is true of a message; where none is, the condition is false.
+    true, null (unknown), error (RocketMQ raises an exception). At most one mask is set for a message. If none is, the
+    condition is false.
     """
 
     true: Bools
@@ -157,14 +159,14 @@ class Truth(NamedTuple):
 
 
 def evaluate(condition: Node, values: Mapping[str, pa.StringArray], count: int) -> Truth:
-    """Evaluate a condition for `count` messages. values: name to texts, for each property that it names."""
+    """Evaluate a condition for `count` messages. values: texts of each property that the condition names, by name."""
     masks = _truth(condition, {name: _Text(value) for name, value in values.items()})
     true, null, error = (np.broadcast_to(mask, (count,)) for mask in masks)
     return Truth(true, null, error)
 
 
 class _Text:
-    """A property's texts, null where there is none, or a literal; what was made of them once is kept."""
+    """A property's texts (null if a message lacks it), or a literal. Caches their numbers."""
 
     def __init__(self, values: pa.StringArray | pa.StringScalar) -> None:
         self.values = values
@@ -192,7 +194,7 @@ class _Number(NamedTuple):
 
 _Value = Truth | _Text | _Number
 _Texts = Mapping[str, _Text]
-_YES, _NO = np.ones(1, np.bool_), np.zeros(1, np.bool_)  # of all messages; constants' masks have one row, too
+_YES, _NO = np.ones(1, np.bool_), np.zeros(1, np.bool_)  # masks of constants, broadcast to all messages
 _UNKNOWN = Truth(_NO, _YES, _NO)
 
 
@@ -230,14 +232,14 @@ def _value(node: Node, texts: _Texts) -> _Value:
             return _not(_truth(operand, texts))
         case Or(operands):
             return reduce(_or, (_truth(operand, texts) for operand in operands))
-        case And(operands):  # De Morgan's law holds for failures, too
+        case And(operands):  # De Morgan's law also holds for errors
             return _not(reduce(_or, (_not(_truth(operand, texts)) for operand in operands)))
     raise AssertionError(node)
 
 
 def _truth(node: Node, texts: _Texts) -> Truth:
     value = _value(node, texts)
-    assert isinstance(value, Truth)  # the grammar sees to it
+    assert isinstance(value, Truth)  # ensured by the grammar
     return value
 
 
@@ -247,7 +249,7 @@ def _not(condition: Truth) -> Truth:
 
 
 def _or(left: Truth, right: Truth) -> Truth:
-    """From left to right: what is true already does not fail any more."""
+    """Evaluate from left to right: if the left operand is true, an error of the right one is ignored."""
     true = left.true | (right.true & ~left.error)
     error = left.error | (right.error & ~left.true)
     return Truth(true, (left.null | right.null) & ~true & ~error, error)
@@ -261,7 +263,7 @@ def _contains(part: Part, value: _Value, text: str, negated: bool) -> Truth:
 
 
 def _equal(left: _Value, right: _Value) -> Truth:
-    """Of two nulls true, of a null on the left unknown, of one on the right false."""
+    """Compare values. Two nulls are equal. A null on the left gives unknown, a null on the right gives false."""
     left_null, right_null = _nulls(left), _nulls(right)
     error = _errors(left) | _errors(right)
     both = ~(left_null | right_null | error)
@@ -272,7 +274,7 @@ def _equal(left: _Value, right: _Value) -> Truth:
 
 
 def _same(left: _Value, right: _Value) -> tuple[Bools, Bools]:
-    """Where two values, neither of them null, are equal, and where they can be compared."""
+    """Return two masks for values that are not null: equal, and comparable."""
     match left, right:
         case _Text(values=one), _Text(values=other):
             return mask_of(pc.equal(one, other)), _YES
@@ -289,7 +291,7 @@ def _same(left: _Value, right: _Value) -> tuple[Bools, Bools]:
 
 
 def _ordered(compare: Callable[[Any, Any], Any], left: _Value, right: _Value) -> Truth:
-    """A null on the left keeps what is on the right from failing."""
+    """Order values. If the left value is null, an error of the right one is ignored."""
     left_null, right_null = _nulls(left), _nulls(right)
     error = _errors(left) | (_errors(right) & ~left_null)
     both = ~(left_null | right_null | error)
@@ -301,11 +303,11 @@ def _ordered(compare: Callable[[Any, Any], Any], left: _Value, right: _Value) ->
 
 
 def _numbers(left: _Value, right: _Value) -> tuple[Int64s, Int64s, Bools]:
-    """Integers that compare as two values do, texts or numbers, and where both are numbers.
+    """Return integers that compare as the two values do, and the mask of messages for which both are valid numbers.
 
-    A text becomes what the number beside it is, two texts become doubles.
+    A text is parsed as the type of the number that it is compared with. Two texts are parsed as doubles.
     """
-    assert not isinstance(left, Truth)  # see `_same`; and the grammar has no order of conditions
+    assert not isinstance(left, Truth)  # `_same` handles conditions, and the grammar does not order them
     assert not isinstance(right, Truth)
     literals = [value.value for value in (left, right) if isinstance(value, _Number)]
     if literals and all(isinstance(literal, int) for literal in literals):

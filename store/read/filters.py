@@ -1,7 +1,6 @@
-"""Which messages to read: tag expressions such as `paid || shipped`, and the filter that an expression means.
+"""Message filters: tag expressions such as `paid || shipped`, and `message_filter` for any expression.
 
-RocketMQ's broker compares hashes of tags in the queue and lets the client compare the tags. Here the reader does both,
-on queue entries and on Arrow columns.
+RocketMQ's broker compares the tag hashes in queue entries, and its client compares the tags. Here the reader does both.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ from store.format.hashes import java_hash_code
 from store.model.errors import FilterError
 from store.model.log_protocol import Bools, Int64s, MessageFilter
 
-_BLANKS = "".join(map(chr, range(ord(" ") + 1)))  # what Java's String.trim takes away
+_BLANKS = "".join(map(chr, range(ord(" ") + 1)))  # the characters that Java's String.trim removes
 _SQL = re.compile(r"[<>=]|&&|^['\"]|['\"]$|^not\s|\s(and|or|not|in|is|between|like)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class TagFilter:
-    """Keeps messages whose tag is one of `tags`; `None` keeps all (RocketMQ's `FilterAPI.buildSubscriptionData`)."""
+    """Keeps messages whose tag is one of `tags`. None keeps all. As RocketMQ's `FilterAPI.buildSubscriptionData`."""
 
     tags: tuple[str, ...] | None
 
     @staticmethod
     def parse(expression: str | None) -> TagFilter:
-        """`None`, "" and "*" keep all; else tags between `||`, blanks around them and empty ones dropped.
+        """Parse tags separated by `||`. None, "" and "*" keep all messages. Blanks and empty tags are dropped.
 
-        Raises `FilterError` for an expression without a tag, such as "||" or " ", of which RocketMQ's broker keeps
-        nothing, and for one that can only be a mistake: "a,b", "a|b", SQL92, what UTF-8 does not have. A broker may
-        have tags that look like that: `TagFilter(("a,b",))` means them.
+        Raises `FilterError` for an expression without a tag, such as "||" or " ", for which RocketMQ's broker keeps
+        no message. Also raises it for likely mistakes: "a,b", "a|b", SQL92, text that UTF-8 cannot encode. To match a
+        tag of that form, use `TagFilter(("a,b",))`.
         """
         if expression is None:
             return TagFilter(None)
@@ -50,7 +49,7 @@ class TagFilter:
             )
         try:
             expression.encode()
-        except UnicodeEncodeError:  # half of a surrogate pair, as where a command's argument is no UTF-8
+        except UnicodeEncodeError:  # lone surrogate, for example from a command-line argument that is not UTF-8
             raise FilterError(f"subExpression {expression!r} is no text that UTF-8 has, so no tag is") from None
         for tag in tags:
             if (mistake := _mistake(tag)) is not None:
@@ -66,23 +65,23 @@ class TagFilter:
         return None if self.tags is None else frozenset(map(java_hash_code, self.tags))
 
     def match_codes(self, tags_codes: Int64s) -> Bools:
-        """Mask, shape of `tags_codes`: True where the queue entry may match (hashes can collide)."""
+        """Return the mask of queue entries that may match, shape of `tags_codes`. Hashes can collide."""
         codes = self.tags_codes
         if codes is None:
             return np.ones(len(tags_codes), np.bool_)
-        # Delivery times and addresses of queue extensions are no hashes: there the tag itself decides.
+        # Delivery times and addresses of queue extensions are not hashes: `match_batch` decides on the tag.
         matches: Bools = np.isin(tags_codes, list(codes))
         matches |= tags_codes != tags_codes.astype(np.int32)
         return matches
 
     def match_batch(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Mask, one a row: True where the tag itself matches; without a tag nothing matches."""
+        """Return whether each row's tag matches. A message without a tag does not."""
         if self.tags is None:
             return arrow(np.ones(len(batch), np.bool_))
         return pc.is_in(batch["tags"], texts(self.tags))
 
     def match(self, tag: str | None, properties: Mapping[str, str]) -> bool:
-        """Whether one message's tag matches."""
+        """Return whether one message's tag matches."""
         return self.tags is None or tag in self.tags
 
 
@@ -93,28 +92,28 @@ EXPRESSION_TYPES = ("TAG", "SQL92")
 
 
 def message_filter(expression: str | None, expression_type: str = "TAG") -> MessageFilter:
-    """The filter of an expression: tags such as "paid || shipped", or with "SQL92" a condition on properties.
+    """Return the filter for an expression: tags such as "paid || shipped", or a SQL92 condition on properties.
 
-    The type's case does not matter. Raises `FilterError` for what `TagFilter.parse` or `sql92.parse` refuses, and for
-    another type.
+    expression_type: one of `EXPRESSION_TYPES`, in any case. Raises `FilterError` for another type, and as
+    `TagFilter.parse` or `sql92.parse`.
     """
     known = str(expression_type).upper()
     if known == "TAG":
         return TagFilter.parse(expression)
     if known == "SQL92":
-        from store.read.sql92 import parse  # brings a parser package along, which readers of tags do without
+        from store.read.sql92 import parse  # imports a parser package, which tag filters do not need
 
         return parse(expression)
     raise FilterError(f"expressionType {expression_type!r}: there are {' and '.join(EXPRESSION_TYPES)}")
 
 
 def filter_of(tags: str | MessageFilter | None) -> MessageFilter:
-    """A filter as it is, an expression of tags as its filter. Raises `FilterError`."""
+    """Return a filter unchanged, or parse a tag expression. Raises `FilterError`."""
     return tags if isinstance(tags, MessageFilter) else TagFilter.parse(tags)
 
 
 def _mistake(tag: str) -> str | None:
-    """What was probably meant by a part of an expression that is hardly a tag."""
+    """Return a hint if a tag is probably a mistake, else None."""
     if tag == "*":
         return "'*' means all messages, and stands alone"
     for separator in "|,;":

@@ -1,6 +1,6 @@
-"""Fingerprints: which message is at a queue offset. Messages have no id of their own in RocketMQ's files.
+"""Fingerprints: identify the message at a queue offset. Messages have no unique id in RocketMQ's files.
 
-They tell it from the message that is there after the topic was recreated, or the store restored from a backup.
+A different fingerprint at an offset shows that the topic was recreated or the store was restored from a backup.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _PLACE = tuple(
 
 
 def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
-    """Return the fingerprint of the message at `offset`, which was published, as the files are now.
+    """Return the fingerprint of the message at a published queue offset, read from the files without a cache.
 
-    Raises `OffsetLost` if it is deleted, `CorruptRecord`.
+    Raises `OffsetLost` if the message is deleted, `CorruptRecord`.
     """
     physical, size, _ = queue.entries(offset, offset + 1, current=True)[0].item()
     if size == CQ_PRE_BLANK_SIZE:
@@ -44,7 +44,7 @@ def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
     there = place_of(header)
     is_light = queue.topic.startswith(LIGHT_PREFIX) and there[0] == size
     if there != (size, queue.queue_id, offset) and not is_light:
-        raise CorruptRecord(  # what stands in a light queue names the one that it was sent to
+        raise CorruptRecord(  # not for light queues: their records have the queue and offset that they were sent to
             f"topic {queue.topic}, queue {queue.queue_id}, offset {offset}: the log holds another message, or none, at "
             f"log offset {physical}; run 'pyspark-mq verify', or restore the segment from a copy"
         )
@@ -53,9 +53,9 @@ def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
 
 
 def can_have(log: RecordLog, queue: EntryQueue, offset: int, was: Fingerprint) -> bool:
-    """Return whether the message at `offset` has the fingerprint `was`, or may have had it if it is deleted.
+    """Return whether the message at `offset` has the fingerprint `was`. If it is deleted, return whether it may have.
 
-    A deleted message is before the log's first byte, which never steps back.
+    A deleted message is before the log's first offset, which never decreases.
     """
     try:
         return fingerprint(log, queue, offset) == was
@@ -64,7 +64,7 @@ def can_have(log: RecordLog, queue: EntryQueue, offset: int, was: Fingerprint) -
 
 
 def place_of(header: bytes) -> tuple[int, ...]:
-    """Return a record's size, queue and queue offset, as its header says."""
+    """Return size, queue id and queue offset from a record's header."""
     return tuple(int.from_bytes(header[part], "big", signed=True) for part in _PLACE)
 
 

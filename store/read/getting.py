@@ -1,7 +1,6 @@
-"""One `getMessage`: a few messages of one queue, with RocketMQ's status and corrected offset (DefaultMessageStore).
+"""`get_message`: a few messages of one queue, with RocketMQ's status and corrected offset (DefaultMessageStore).
 
-A call examines some entries of the queue. It answers with decoded messages, or with the records as they stand in the
-log, which is how a pull over the wire is answered.
+The result has decoded messages, or raw records for a pull over the network.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from store.model.log_protocol import Bounds, Int64s, MessageFilter
 from store.read.scan import EntryColumns, checked_block, may_match
 
 MOST_RECORDS = 4096
-_MANY = 160  # fewer are decoded in less time one by one
+_MANY = 160  # decoding fewer messages is faster one by one
 _BY_TAG = {"tags"}
 _NOTHING = memoryview(b"")
-_FILTER_SECONDS = 0.02  # a condition on properties decodes each message
+_FILTER_SECONDS = 0.02  # limit for a filter on properties, which must decode each message
 
 
 class GetStatus(Enum):
-    """RocketMQ's GetMessageStatus, those that are answered here."""
+    """The values of RocketMQ's GetMessageStatus that `get_message` returns."""
 
     FOUND = 0
     NO_MATCHED_MESSAGE = 1
@@ -46,9 +45,10 @@ class GetStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """What one `get_message` answers. All offsets are queue offsets; the maximum is one past the last message.
+    """Result of `get_message`. All offsets are queue offsets.
 
-    records: instead of messages, if those were asked for: pieces of the log, each of whole records.
+    max_offset: the offset after the last message. records: pieces of the log, each of complete records; set instead of
+    messages if `GetRequest.as_records`.
     """
 
     status: GetStatus
@@ -60,10 +60,9 @@ class GetResult:
 
 
 class GetRequest(NamedTuple):
-    """What one `get_message` asks for: at most `max_messages` that match, from queue offset `offset` on.
+    """Request of `get_message`: at most `max_messages` that match, from queue offset `offset` on.
 
-    as_records: answer with the records as they stand in the log, up to a limit far above RocketMQ's, because they are
-    not decoded here.
+    as_records: return raw records. The limit is far above RocketMQ's, because they are not decoded.
     """
 
     offset: int
@@ -72,12 +71,12 @@ class GetRequest(NamedTuple):
     as_records: bool = False
 
     def most_messages(self, config: StoreConfig) -> int:
-        """Return how many messages the answer has at most, one at least."""
+        """Return the limit of messages in the result, at least 1."""
         most = MOST_RECORDS if self.as_records else config.maxTransferCountOnMessageInMemory
         return max(1, min(self.max_messages, most))
 
     def most_entries(self, config: StoreConfig) -> int:
-        """Return how many entries one call examines at most: with a filter more than it answers."""
+        """Return the limit of examined entries. With a filter it is higher than the limit of messages."""
         if not self.message_filter.columns:
             return self.most_messages(config)
         return max(config.maxFilterMessageSize // CQ_ENTRY.itemsize, self.max_messages)
@@ -86,15 +85,15 @@ class GetRequest(NamedTuple):
 def get_message(
     log: CommitLog, queue: ConsumeQueue, bounds: Bounds, request: GetRequest, config: StoreConfig
 ) -> GetResult:
-    """Return messages of a queue, which has those of `bounds`.
+    """Return messages of a queue. bounds: the queue's bounds.
 
-    As in RocketMQ one call stays within one ConsumeQueue file, examines with a filter at most
-    `max(maxFilterMessageSize / 20, max_messages)` entries, and returns no more than
-    `maxTransferCountOnMessageInMemory` messages or `maxTransferBytesOnMessageInMemory` bytes (the first message
-    always). RocketMQ's lower limits for messages that left memory are not applied: there is no network behind.
-    Compressed bodies become at most `maxDecompressedMessageSize`, all of them together.
+    The limits are RocketMQ's. One call reads one ConsumeQueue file. With a filter, it examines at most
+    `max(maxFilterMessageSize / 20, max_messages)` entries. It returns at most `maxTransferCountOnMessageInMemory`
+    messages and `maxTransferBytesOnMessageInMemory` bytes, but always the first message. RocketMQ's lower limits for
+    messages that are not in memory are not applied. All decompressed bodies together have at most
+    `maxDecompressedMessageSize` bytes.
 
-    Raises as `MessageStore.get_message`, and `OffsetLost` if retention deletes some of the range concurrently.
+    Raises as `MessageStore.get_message`, and `OffsetLost` if retention deletes a part of the range concurrently.
     """
     (minimum, maximum), offset = bounds, request.offset
 
@@ -123,15 +122,15 @@ def status_of(found: Sequence[object]) -> GetStatus:
 
 
 class RecordPieces(NamedTuple):
-    """records: bytes of a log, each one record or several adjacent ones. next_begin: the queue offset after the last
-    examined entry."""
+    """records: bytes of the log, each one or more adjacent records. next_begin: queue offset after the last examined
+    entry."""
 
     records: list[memoryview]
     next_begin: int
 
 
 class _Found(NamedTuple):
-    """next_begin: the queue offset after the last examined entry."""
+    """next_begin: queue offset after the last examined entry."""
 
     messages: list[StoredMessage]
     next_begin: int
@@ -139,7 +138,7 @@ class _Found(NamedTuple):
 
 @dataclass(slots=True)
 class _Examined:
-    """The entries that one call examines; the first is that of queue offset `offset`."""
+    """The entries that one call examines. offset: queue offset of the first one."""
 
     log: CommitLog
     queue: ConsumeQueue
@@ -147,15 +146,14 @@ class _Examined:
     entries: Entries
     message_filter: MessageFilter
     config: StoreConfig
-    _begin: int = 0  # of the log's segment that was looked at last
+    _begin: int = 0  # log offset of the segment that was read last
     _segment: memoryview = _NOTHING
 
     def messages(self, count_limit: int) -> _Found:
-        """Raises as `get_message`."""
         return self._in_columns(count_limit) or self._one_by_one(count_limit)
 
     def _in_columns(self, count_limit: int) -> _Found | None:
-        """Return the result of `_one_by_one`, or None if they are few, or anything is out of the ordinary."""
+        """As `_one_by_one`, but vectorized. None if messages are few, damaged, compressed, or do not all match."""
         if min(count_limit, len(self.entries)) < _MANY:
             return None
         rows = np.flatnonzero(may_match(self.entries, self.message_filter))
@@ -187,7 +185,7 @@ class _Examined:
             if is_filtered and not self.message_filter.match(message.tags, message.properties):
                 max_bytes += size
                 continue
-            if message.queue_id != queue_id:  # of a light queue, see `LightBlock`
+            if message.queue_id != queue_id:  # in a light queue, see `LightBlock`
                 message = message._replace(queue_id=queue_id)
             if message.sys_flag & SYS_COMPRESSED:
                 try:
@@ -195,7 +193,7 @@ class _Examined:
                 except UnreadableBody:
                     if not messages:
                         raise
-                    return _Found(messages, self.offset + row)  # the next call raises it, or has room for it
+                    return _Found(messages, self.offset + row)  # the next call raises it, or has space for the body
             messages.append(message)
             left -= len(message.body)
         return _Found(messages, self.offset + len(self.entries))
@@ -212,7 +210,7 @@ class _Examined:
                 yield row, *fields
 
     def _message(self, row: int, at: int, size: int, tags_code: int) -> StoredMessage:
-        """Return the message of an entry, which says that its record is `size` bytes at log offset `at`."""
+        """Return the message of the entry in a row. at, size: log offset and size of its record, from the entry."""
         if not self.log.can_be_record(at, size):
             raise CorruptRecord(f"{self._entry(row)}: an entry of {size} bytes; {MAKE_ANEW}")
         try:
@@ -228,7 +226,7 @@ class _Examined:
         return QueueEntry(self.queue.topic, self.queue.queue_id, self.offset + row, *self.entries[row].item())
 
     def _bytes(self, offset: int, length: int) -> memoryview:
-        """Return a piece of the log that is within one segment. Each segment is looked at once a call."""
+        """Return bytes of the log within one segment. The last segment's view is cached."""
         position = offset - self._begin
         if not 0 <= position < len(self._segment):
             segments = self.log.segments
@@ -237,14 +235,14 @@ class _Examined:
             self._segment = segments.view(self._begin, segments.size).data
         return self._segment[position : position + length]
 
-    # --- records as they stand in the log --------------------------------------------------------------
+    # --- raw records -----------------------------------------------------------------------------------
 
     def records(self, count_limit: int) -> RecordPieces:
-        """Return the first records that match, mapped: at most `count_limit`, and the first always.
+        """Return the first matching records, as views of the mapped log: at least the first, at most `count_limit`.
 
-        Tags are compared by their hashes, as by RocketMQ's broker; the client compares the tags. Conditions on
-        properties take at most `_FILTER_SECONDS` and one message, because the calling thread serves others, too.
-        Raises `CorruptRecord`, `OffsetLost`.
+        Only tag hashes are compared, as in RocketMQ's broker; the client compares the tags. A filter on properties
+        stops after `_FILTER_SECONDS`, because the calling thread also serves other clients. Raises `CorruptRecord`,
+        `OffsetLost`.
         """
         rows, stop = np.arange(len(self.entries)), len(self.entries)
         if self.message_filter.columns:
@@ -260,9 +258,9 @@ class _Examined:
         return RecordPieces(self._mapped(rows[:count], begins[:count], ends[:count]), next_begin)
 
     def _matching(self, rows: Int64s, count_limit: int) -> tuple[Int64s, int]:
-        """Return those of `rows` whose properties match, and how many entries were examined in time, at least one.
+        """Return the rows whose properties match, and the number of entries examined within the time limit.
 
-        Behind `count_limit` rows one more follows, which says where to go on.
+        If more than `count_limit` rows match, one more row is returned, from which the next call continues.
         """
         matching: list[int] = []
         until = time.thread_time() + _FILTER_SECONDS
@@ -278,7 +276,7 @@ class _Examined:
         return np.array(matching, np.int64), len(self.entries)
 
     def _mapped(self, rows: Int64s, begins: Int64s, ends: Int64s) -> list[memoryview]:
-        """Return the records of these rows, adjacent ones as one piece. begins, ends: log offsets."""
+        """Return views of the records in these rows. Adjacent records are one view. begins, ends: log offsets."""
         if not len(rows):
             return []
         is_apart = (begins[1:] != ends[:-1]) | (begins[1:] % self.log.segments.size == 0)
@@ -288,7 +286,7 @@ class _Examined:
         return list(map(self._piece, *(each.tolist() for each in columns)))
 
     def _piece(self, row: int, more: int, begin: int, stop: int) -> memoryview:
-        """Return the log between two offsets: the record of `row`, and that many more."""
+        """Return a view of the log. It has the record of `row` and `more` adjacent ones. begin, stop: log offsets."""
         is_record = begin >= 0 and (more or self.log.can_be_record(begin, stop - begin))
         if not is_record or not begin + MIN_RECORD_BYTES <= stop <= self.log.next_segment(begin):
             raise CorruptRecord(

@@ -1,7 +1,8 @@
-"""Pieces of ranges that can hold the messages of a search: by store time, by key and by id. They are never too few.
+"""`Narrowing`: reduce ranges to pieces that may have the messages of a search by store time, key or id.
 
-Store times ascend and keys are in the index from some offset of the log on, which the published end knows. What is
-before it stays whole, such as in a directory that was a broker's. It reads queues and index, and a few records.
+The pieces have all matching messages, and possibly others. The published end has the log offsets from which store times
+ascend and from which the index has all keys. Messages before them, such as those of a broker, are not skipped.
+Narrowing reads queues, index and a few records.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from store.read.fingerprint import fingerprint, place_of
 from store.read.published import PublishedQueues
 from store.read.query import message_at, offset_of_id
 
-_MOST_SEARCHES = 10_000  # in queues; a key that is so common is read sooner than found
-_NEARBY = 64  # messages between two that are wanted: they are read sooner than a second range is begun
+_MOST_SEARCHES = 10_000  # in queues; with more candidates, reading the whole range is faster
+_NEARBY = 64  # pieces at most so many messages apart are joined: reading these is faster than another range
 
 
 class Narrowing:
-    """Narrows published ranges of one store. Results are pieces of the ranges, in their order."""
+    """Narrows published ranges of one store. Returns pieces of the ranges, in the same order."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Narrowing:
         self._end = end
 
     def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
-        """Return the pieces that can hold messages stored in [begin, end], ms since 1970."""
+        """Return the pieces that may have messages stored in [begin, end], ms since 1970."""
         times_from = self._end.times_from
         if times_from is None:
             return list(ranges)
@@ -53,7 +54,7 @@ class Narrowing:
         return found
 
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
-        """Return the pieces that can hold messages with one of `keys` among their keys, or as their id."""
+        """Return the pieces that may have messages with one of `keys` among their keys or as their id."""
         ranges = list(ranges)
         try:
             before = self._keys_from(), self._index.names()
@@ -63,12 +64,12 @@ class Narrowing:
             for topic, of_topic in groupby(ranges, lambda wanted: wanted.queue.topic):
                 found += self._with_keys(topic, list(of_topic), before[0], keys)
             is_same = (self._keys_from(), self._index.names()) == before
-        except (ConfigError, FileNotFoundError):  # it has other sizes; retention took a file
+        except (ConfigError, FileNotFoundError):  # index files have other sizes, or retention deleted one
             return ranges
-        return found if is_same else ranges  # or else files went, or are made anew
+        return found if is_same else ranges  # index files were deleted or rebuilt concurrently
 
     def _keys_from(self) -> int | None:
-        """Return the log offset from which on the index has all keys, None without one. Raises as `Index.file`."""
+        """Return the log offset from which the index has all keys, None if unknown. Raises as `Index.file`."""
         keys_from = self._end.keys_from
         begin = None if keys_from is None else self._index.begins_behind(keys_from)
         return None if keys_from is None or begin is None else max(keys_from, begin)
@@ -87,17 +88,17 @@ class Narrowing:
             last = bisect_right(range(wanted.end), end, first, wanted.end, key=stored)
             for offset in {known, wanted.end - 1} if known < wanted.end else ():
                 stored(offset)
-        except OffsetLost:  # retention was faster, and who reads is to say so
+        except OffsetLost:  # deleted by retention: reading the range raises the error
             return [wanted]
-        if sorted(times.values()) != [times[offset] for offset in sorted(times)]:  # one is damaged, and led elsewhere
+        if sorted(times.values()) != [times[offset] for offset in sorted(times)]:  # a damaged time misled the search
             return [wanted]
         return joined([wanted._replace(end=known), wanted._replace(start=first, end=last)])
 
     def _with_keys(self, topic: str, ranges: list[QueueRange], keys_from: int, keys: Sequence[str]) -> list[QueueRange]:
-        if topic.startswith(LIGHT_PREFIX):  # its messages are filed by the topic that they were sent to
+        if topic.startswith(LIGHT_PREFIX):  # the index has their keys under the topic that they were sent to
             return ranges
         most = _MOST_SEARCHES // len(ranges)
-        some = list(islice(self._candidates(topic, keys), most + 1))  # a record once for each of its keys
+        some = list(islice(self._candidates(topic, keys), most + 1))  # a record appears once for each key
         if len(some) > most:
             return ranges
         left = set(some)
@@ -105,7 +106,7 @@ class Narrowing:
         return ranges if any(at >= keys_from and self._is_in(ranges, at) for at in left) else pieces
 
     def _is_in(self, ranges: Sequence[QueueRange], physical: int) -> bool:
-        """Return whether the record at a log offset says that it is in one of `ranges`, all of one topic."""
+        """Return whether the record at a log offset is in one of `ranges` by its header. ranges: of one topic."""
         with suppress(OffsetLost, OffsetNotYet):
             _, queue_id, offset = place_of(self._log.segments.read(physical, RECORD_HEADER.itemsize))
             if any(each.queue.queue_id == queue_id and each.start <= offset < each.end for each in ranges):
@@ -115,16 +116,16 @@ class Narrowing:
         return False
 
     def _candidates(self, topic: str, keys: Sequence[str]) -> Iterator[int]:
-        """Yield log offsets at which a record with one of `keys` may begin."""
+        """Yield log offsets of possible records with one of `keys`."""
         for key in keys:
             with suppress(InvalidMessageId):
                 yield offset_of_id(key)
             yield from self._index.candidates(topic, key)
 
     def _holding(self, wanted: QueueRange, keys_from: int, found: Sequence[int], left: set[int]) -> list[QueueRange]:
-        """Return the part of a range before `keys_from`, and in the rest the records at the log offsets `found`.
+        """Return the part of a range before log offset `keys_from`, and the messages at the log offsets `found`.
 
-        It removes those from `left`. A damaged entry may hide a record that is there.
+        The log offsets of these messages are removed from `left`. Because of a damaged entry, some may not be found.
         """
         queue = self._published.of(wanted.queue.topic, wanted.queue.queue_id)
         try:
@@ -138,13 +139,13 @@ class Narrowing:
         except OffsetLost:
             return [wanted]
         min_offset, _ = self._published.offsets(wanted.queue.topic, wanted.queue.queue_id)
-        if min_offset > wanted.start:  # retention was faster, likewise
+        if min_offset > wanted.start:  # deleted by retention: reading the range raises the error
             return [wanted]
         return joined(pieces)
 
 
 def _first_from(queue: ConsumeQueue, wanted: QueueRange, physical_offset: int) -> int:
-    """Return the queue offset of the first message of a range at or after a log offset; the range's end without one.
+    """Return the first queue offset of a range whose record is at or after a log offset, or the range's end.
 
     Raises `OffsetLost`.
     """
@@ -156,7 +157,7 @@ def _first_from(queue: ConsumeQueue, wanted: QueueRange, physical_offset: int) -
 
 
 def joined(pieces: Iterable[QueueRange]) -> list[QueueRange]:
-    """Return ascending pieces of one range without empty ones, pieces that are near each other joined."""
+    """Drop empty pieces and join pieces that are near each other. pieces: ascending, of one range."""
     joined: list[QueueRange] = []
     for piece in pieces:
         if not piece.length:

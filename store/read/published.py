@@ -1,4 +1,4 @@
-"""`PublishedQueues`: the queues of a store as far as they are published, where they begin and end, their messages."""
+"""`PublishedQueues`: the published part of a store's queues, with their bounds and messages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LOOKED_AT = 64 << 20  # bytes of log
 
 
 class PublishedQueues:
-    """The queues of all topics, each as far as it is published."""
+    """The published part of all queues."""
 
     def __init__(self, topics: Topics, log: CommitLog, queues: ConsumeQueues, end: PublishedEnd | LogEnd) -> None:
         self._topics = topics
@@ -44,14 +44,14 @@ class PublishedQueues:
         self._queues = queues
         self._end = end
         self._log_begin = 0
-        self._begins: dict[QueueName, int] = {}  # queue offsets that are known to be the first
+        self._begins: dict[QueueName, int] = {}  # first queue offsets that `_must_begin` has checked
 
     def of(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Return a queue. Raises `UnknownTopic`, `UnknownQueue`."""
         return self._queues.of(topic, self._topics.check_queue(topic, queue_id))
 
     def there(self, queues: Iterable[Queue]) -> Iterator[tuple[Queue, ConsumeQueue]]:
-        """Yield those of `queues` that exist. Each topic is looked up once, because that is a system call."""
+        """Yield the queues that exist. Each topic is looked up once, because a lookup is a system call."""
         counts: dict[str, int] = {}
         for queue in queues:
             if (count := counts.get(queue.topic)) is None:
@@ -60,10 +60,10 @@ class PublishedQueues:
                 yield queue, self._queues.of(queue.topic, queue.queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Return the queue offset after the newest message. Raises as `offsets`."""
+        """Return a queue's end offset. Raises as `offsets`."""
         try:
             return self.of(topic, queue_id).max_offset(self._end.confirm_offset)
-        except CorruptSegment:  # as in `offsets`
+        except CorruptSegment:  # the topic may have been recreated, or a file deleted: retry without the cache
             self._queues.forget()
         return self.of(topic, queue_id).max_offset(self._end.confirm_offset)
 
@@ -72,9 +72,9 @@ class PublishedQueues:
         return self.bounded(topic, queue_id)[1]
 
     def bounded(self, topic: str, queue_id: int) -> tuple[ConsumeQueue, Bounds]:
-        """Return a queue, and the offsets of its oldest message still there and after its newest, at one moment.
+        """Return a queue and a consistent snapshot of its bounds.
 
-        Raises as `of`, and `CorruptSegment`, `OffsetLost` where files, or entries, of the queue are missing.
+        Raises as `of`, and `CorruptSegment`, `OffsetLost` if files or entries of the queue are missing.
         """
         first = -1
         while True:
@@ -83,12 +83,12 @@ class PublishedQueues:
                 queue = self.of(topic, queue_id)
                 return queue, self._bounds(queue, first, self._end.confirm_offset)
             except (OffsetLost, CorruptSegment):
-                if first == before:  # retention deleted nothing since the last look
+                if first == before:  # retention deleted nothing since the last attempt
                     raise
-            self._queues.forget()  # the topic was recreated, or retention deleted a file during the look
+            self._queues.forget()  # the topic was recreated, or retention deleted a file concurrently
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        """Return `offsets` of those of `queues` that exist, at one moment, so that appends are seen as a whole."""
+        """Return the bounds of the queues that exist, up to one published end, so that no append is seen in part."""
         found, first, end = {}, self.log.min_offset(), self._end.confirm_offset
         for queue, it in self.there(queues):
             try:
@@ -99,10 +99,9 @@ class PublishedQueues:
         return found
 
     def _bounds(self, queue: ConsumeQueue, first: int, end: int) -> Bounds:
-        """Return the bounds. first, end: log offsets of the oldest record and of the published end a moment ago.
+        """Return the bounds of a queue. first, end: the log's first offset and published end, read before this call.
 
-        Raises `OffsetLost`, `CorruptSegment` if files are missing, for example because the topic was deleted
-        concurrently.
+        Raises `OffsetLost`, `CorruptSegment` if files are missing, for example if the topic was deleted concurrently.
         """
         if first != self._log_begin:  # retention deleted files
             self._queues.close_deleted()
@@ -114,22 +113,21 @@ class PublishedQueues:
                 if min_offset < max_offset and self._begins.get((queue.topic, queue.queue_id)) != min_offset:
                     self._must_begin(queue, min_offset)
                 return Bounds(min_offset, max_offset)
-            first, end = self.log.min_offset(), self._end.confirm_offset  # retention was faster than this
+            first, end = self.log.min_offset(), self._end.confirm_offset  # retention deleted files concurrently
 
     def _must_begin(self, queue: ConsumeQueue, min_offset: int) -> None:
-        """Raises `CorruptSegment` if a queue lost the file before `min_offset`, or a message that its damaged first
-        entry hides.
+        """Raise `CorruptSegment` if the file before `min_offset` is lost, or if a damaged first entry hides a message.
 
-        It checks each begin once. If no two entries before it tell, it walks the beginning of the log.
+        Each first offset is checked once. If fewer than two entries precede it, this walks the beginning of the log.
         """
-        if queue.begin < min_offset <= queue.first() + 1:  # seldom
+        if queue.begin < min_offset <= queue.first() + 1:  # rare
             at, size, _ = queue.entries(min_offset, min_offset + 1)[0].item()
             begins = {(queue.topic, queue.queue_id): Begin(min_offset, at, size)}
             must_begin(self.log, begins, self._topics.deletions(), _LOOKED_AT)
         self._begins[queue.topic, queue.queue_id] = min_offset
 
     def holding(self, wanted: QueueRange) -> ConsumeQueue:
-        """Return the queue that has the whole range. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
+        """Return the queue of a range that is entirely published. Raises `OffsetLost`, `OffsetNotYet`, and as `of`."""
         start, end = wanted.start, wanted.end
         queue, (minimum, maximum) = self.bounded(wanted.queue.topic, wanted.queue.queue_id)
         where = f"{self.log.segments.directory.parent}: topic {wanted.queue.topic!r}, queue {wanted.queue.queue_id}"
@@ -140,20 +138,20 @@ class PublishedQueues:
         return queue
 
     def scan(self, wanted: QueueRange, spec: ReadSpec, max_body_bytes: int) -> Iterator[pa.RecordBatch]:
-        """Return the messages of a range that match. max_body_bytes: the limit of a body if `spec` has none.
+        """Return the matching messages of a range. max_body_bytes: size limit of a body if `spec` has none.
 
-        Raises at once `InvalidColumns`, and as `holding`; while iterating as `scan_queue`.
+        Raises `InvalidColumns` and the errors of `holding` immediately, the errors of `scan_queue` during iteration.
         """
         check_columns(spec.columns)
         return scan_queue(self.log, self.holding(wanted), wanted.start, wanted.end, Decoding(spec, max_body_bytes))
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary) -> int:
-        """Return the queue offset of the message that a time (ms) means. Raises as `of`, and `OffsetLost`."""
+        """Return the queue offset for a store time (ms), see `query.offset_by_time`. Raises as `of`, `OffsetLost`."""
         queue = self.of(topic, queue_id)
         return offset_by_time(self.log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
 
     def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:
-        """Return which message stands at an offset below the queue's end, None if it is deleted. Raises as `of`."""
+        """Return the fingerprint of a published message, None if the message is deleted. Raises as `of`."""
         queue = self.of(topic, queue_id)
         try:
             return fingerprint(self.log, queue, offset)
@@ -161,13 +159,13 @@ class PublishedQueues:
             return None
 
     def has(self, message: StoredMessage) -> bool:
-        """Return whether a message, which was found by its record, is in the queue that the record names.
+        """Return whether a message read from the log is in the queue that its record names.
 
-        A message of a topic that was deleted and recreated is not. No checksum need cover what a record says of queue
-        and offset. Raises `CorruptRecord` if the queue says otherwise, and as `of`.
+        A message of a deleted topic is not, even if the topic was recreated. Raises `CorruptRecord` if the queue has
+        another message at that offset: usually no checksum covers queue and offset in a record. Raises as `of`.
         """
         is_half = message.sys_flag & SYS_TRANSACTION_MASK in (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK)
-        if is_half or message.sys_flag & SYS_INNER_BATCH:  # they are in no queue
+        if is_half or message.sys_flag & SYS_INNER_BATCH:  # these have no entry to compare with
             return True
         try:
             queue = self.of(message.topic, message.queue_id)
@@ -183,7 +181,7 @@ class PublishedQueues:
             entries = np.empty(0, CQ_ENTRY)
         at = message.physical_offset
         if at not in entries["physical_offset"]:
-            is_deleted = not self.log.segments.exists(at)  # by retention, with the record that says whose it was
+            is_deleted = not self.log.segments.exists(at)  # deleted by retention
             if is_deleted or at < life_begin(self.log, queue) or self._is_older(message):
                 return False
             raise CorruptRecord(
@@ -203,18 +201,18 @@ class PublishedQueues:
         return True
 
     def dispatched_offset(self) -> int:
-        """Return the log offset up to which the queues go; below the log's end if a broker is behind."""
+        """Return the log offset up to which records have queue entries. A broker's queues may lag behind the log."""
         confirm_offset = self._end.confirm_offset
         if not (isinstance(self._end, LogEnd) and self._end.by_log):
-            return confirm_offset  # both are published at once
+            return confirm_offset  # our writers publish log and queues together
         return max((self._queues.of(*name).dispatched(confirm_offset) for name in self._queues.existing()), default=0)
 
     def ever_put(self, topic: str) -> int:
-        """Return how many messages a topic ever had, deleted ones included. Raises `UnknownTopic`."""
+        """Return the number of messages ever put into a topic, including deleted ones. Raises `UnknownTopic`."""
         return sum(self.max_offset(topic, number) for number in range(self._topics.known(topic)))
 
     def _is_older(self, message: StoredMessage) -> bool:
-        """Return whether a message is older than all queues of its topic. Without any, the topic was just recreated."""
+        """Return whether a message is older than its topic, as after a recreation. True if no queue has files yet."""
         queues = (self.of(message.topic, number) for number in range(self._topics.known(message.topic)))
         begins = [life_begin(self.log, queue) for queue in queues if queue.has_files]
         return not begins or message.physical_offset < min(begins)

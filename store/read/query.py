@@ -1,4 +1,4 @@
-"""Finding messages without their queue offset: by log offset, id, key and time (queries of RocketMQ's admin tools)."""
+"""Find messages by log offset, id, key and time, as RocketMQ's admin tools do."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _ID_BYTES = (IPV4_BYTES + _ID_TAIL.size, IPV6_BYTES + _ID_TAIL.size)
 
 
 def message_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> StoredMessage:
-    """Return the message whose record begins at this offset of the log. Raises as `record_at`."""
+    """Return the message whose record begins at a log offset. Raises as `record_at`."""
     return record_at(log, physical_offset, confirm_offset)[0]
 
 
 def record_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> tuple[StoredMessage, bytes]:
-    """Return the message whose record begins at this offset of the log, and that record.
+    """Return the message whose record begins at a log offset, and the record.
 
-    Raises `OffsetNotYet` beyond the confirm offset, `OffsetLost` if the segment is missing, `CorruptRecord` if no
-    record begins there.
+    Raises `OffsetNotYet` after the confirm offset, `OffsetLost` if the segment is missing, `CorruptRecord` if no record
+    begins there.
     """
     where = f"commit log offset {physical_offset}"
     if not 0 <= physical_offset <= confirm_offset - MIN_RECORD_BYTES:
@@ -60,10 +60,10 @@ def record_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> tupl
 
 
 def copies_at(log: CommitLog, physical_offsets: Int64s, sizes: Int64s) -> RecordCopies:
-    """Return the messages whose records begin at these log offsets and have these sizes, n >= 1, in this order.
+    """Return the records at these log offsets, in this order.
 
-    All offsets are different. Raises `CorruptRecord` naming the first that is no sound record, and `OffsetLost` if a
-    segment is missing.
+    physical_offsets, sizes: shape (n,), n >= 1, offsets distinct. Raises `CorruptRecord` for the first record that is
+    not sound, and `OffsetLost` if a segment is missing.
     """
     order = np.argsort(physical_offsets, kind="stable")
     offsets, lengths = physical_offsets[order], sizes[order]
@@ -76,9 +76,9 @@ def copies_at(log: CommitLog, physical_offsets: Int64s, sizes: Int64s) -> Record
 
 
 def sizes_at(log: CommitLog, physical_offsets: Int64s, confirm_offset: int) -> Int64s:
-    """Return the sizes that the records at these log offsets have by their headers, shape (n,). It reads one by one.
+    """Return the sizes in the headers of the records at these log offsets, int64, shape (n,). One read for each record.
 
-    Raises `OffsetNotYet` beyond the confirm offset, `OffsetLost` if a segment is missing.
+    Raises `OffsetNotYet` after the confirm offset, `OffsetLost` if a segment is missing.
     """
     width = RECORD_HEADER["total_size"].itemsize
     if len(physical_offsets) and physical_offsets.max() > confirm_offset - MIN_RECORD_BYTES:
@@ -102,7 +102,7 @@ def _in_segment(log: CommitLog, offsets: Int64s, sizes: Int64s) -> RecordCopies:
 
 
 def offset_of_id(offset_msg_id: str) -> int:
-    """The commit log offset in an offsetMsgId, 32 or 56 hex digits. Raises `InvalidMessageId`."""
+    """Return the commit log offset in an offsetMsgId of 32 or 56 hex digits. Raises `InvalidMessageId`."""
     try:
         data = bytes.fromhex(offset_msg_id)
     except (ValueError, TypeError):
@@ -118,7 +118,7 @@ def offset_of_id(offset_msg_id: str) -> int:
 
 @dataclass(frozen=True)
 class KeyQuery:
-    """Asks for the newest `max_messages` of a topic that have a key, stored in [begin, end], ms since 1970.
+    """A query for the newest `max_messages` of a topic with a key, stored in [begin, end], ms since 1970.
 
     key: one of a message's keys, or its UNIQ_KEY.
     """
@@ -143,9 +143,9 @@ def messages_with_key(
 ) -> list[StoredMessage]:
     """Return the messages that match, oldest first. Raises `CorruptRecord`.
 
-    Unlike RocketMQ's, the answer is exact: it has no records of which only the hash of a key is equal, and times count
-    to the millisecond. has: whether the message is still in its queue. times_from: log offset from which on store times
-    ascend, None if that is unknown.
+    Unlike RocketMQ's result, it is exact: keys are compared, not only their hashes, and times have milliseconds. has:
+    returns whether a message is still in its queue. times_from: log offset from which store times ascend, None if
+    unknown.
     """
     found: dict[int, StoredMessage] = {}
     known_from = LONG_MAX if times_from is None else times_from
@@ -165,24 +165,25 @@ def _messages(log: CommitLog, offsets: Iterator[int], confirm_offset: int) -> It
         except OffsetNotYet:
             continue
         except OffsetLost:
-            if offset >= log.min_offset():  # not by retention
+            if offset >= log.min_offset():  # not deleted by retention
                 raise
 
 
 def offset_by_time(
     log: RecordLog, queue: EntryQueue, bounds: Callable[[], tuple[int, int]], timestamp: int, boundary: Boundary
 ) -> int:
-    """Return the queue offset of the message that a time (ms) means. bounds: gives the published range as it is now.
+    """Return the queue offset for a store time (ms), as RocketMQ 5.
 
-    LOWER answers the range's end if all are older. UPPER answers its begin if all are newer, and the last message's
-    offset if all are older. Both as RocketMQ 5. Raises `OffsetLost` if a file is missing.
+    LOWER: the first message stored at or after the time, or the range's end. UPPER: the last message stored at or
+    before the time, or the range's begin. bounds: returns the current published range. Raises `OffsetLost` if a file
+    is missing.
     """
     while True:
         minimum, maximum = bounds()
         try:
             return _search(log, queue, minimum, maximum, timestamp, boundary)
         except OffsetLost:
-            if bounds()[0] <= minimum:  # not by retention
+            if bounds()[0] <= minimum:  # not deleted by retention
                 raise
 
 

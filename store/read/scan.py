@@ -1,7 +1,4 @@
-"""A range of one queue as Arrow batches: its entries, the filter, the records, the columns.
-
-`scan_queue` reads a range. `checked_blocks` reads whole records, to copy them into another log.
-"""
+"""Read a range of one queue: `scan_queue` as Arrow batches, `checked_blocks` as raw records to copy."""
 
 from __future__ import annotations
 
@@ -22,20 +19,19 @@ from store.model.log_protocol import Bools, Int64s, MessageFilter, Queue, ReadSp
 
 
 class LogBytes(Protocol):
-    """A log's bytes, in segments of `size`. Offsets and lengths are bytes; nothing reaches over a segment's end."""
+    """A log's bytes, in segments of `size` bytes. A read must not cross a segment's end."""
 
     @property
     def size(self) -> int: ...
 
     def view(self, offset: int, length: int) -> Bytes:
-        """uint8, shape (length,). Raises `OffsetLost`, `CorruptSegment`."""
+        """Return bytes as uint8, shape (length,). Raises `OffsetLost`, `CorruptSegment`."""
 
     def read(self, offset: int, length: int, *, current: bool = False) -> bytes:
-        """A few of them. current: as `Segments.read` takes it. Raises as `view`."""
+        """Return a copy of a few bytes. current: as in `Segments.read`. Raises as `view`."""
 
 
 class RecordLog(Protocol):
-    """A log of records."""
 
     @property
     def segments(self) -> LogBytes: ...
@@ -46,7 +42,6 @@ class RecordLog(Protocol):
 
 
 class EntryQueue(Protocol):
-    """A queue's entries."""
 
     @property
     def topic(self) -> str: ...
@@ -55,11 +50,11 @@ class EntryQueue(Protocol):
     def queue_id(self) -> int: ...
 
     def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
-        """Entries [start, end), queue offsets. Raises `OffsetLost`, `CorruptSegment`."""
+        """Return the entries of queue offsets [start, end). Raises `OffsetLost`, `CorruptSegment`."""
 
 
-_ENTRIES_AT_ONCE = 1 << 15  # they stay in the processor's cache until they are used
-_FILTERED_ENTRIES_AT_ONCE = 8 * _ENTRIES_AT_ONCE  # or batches become small when few entries pass a filter
+_ENTRIES_AT_ONCE = 1 << 15  # fits into the CPU cache
+_FILTERED_ENTRIES_AT_ONCE = 8 * _ENTRIES_AT_ONCE  # more, so that batches are not too small if few entries match
 
 
 class EntryColumns(NamedTuple):
@@ -82,10 +77,10 @@ class EntryColumns(NamedTuple):
 def scan_queue(
     log: RecordLog, queue: EntryQueue, start: int, end: int, decoding: Decoding, max_stretch: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages [start, end) that match, in order. The range must be published.
+    """Yield the matching messages of queue offsets [start, end), in order. The range must be published.
 
-    A batch does not cross a commit log segment. max_stretch: make no batch of more bytes of the log, for logs of which
-    unneeded bytes are expensive. Raises `CorruptRecord`, `UnreadableBody`.
+    A batch does not cross a commit log segment. max_stretch: limit of the log bytes that a batch spans, for remote
+    logs. Raises `CorruptRecord`, `UnreadableBody`.
     """
     spec = decoding.spec
     at_once = _FILTERED_ENTRIES_AT_ONCE if spec.message_filter.columns else _ENTRIES_AT_ONCE
@@ -101,16 +96,16 @@ def scan_queue(
 
 
 class CheckedBlock(NamedTuple):
-    """n whole messages, whose checksums are right, and their entries."""
+    """n complete messages with correct checksums, and their entries."""
 
     block: Block
     entries: EntryColumns
 
 
 def checked_blocks(log: RecordLog, queue: EntryQueue, start: int, end: int, max_bytes: int) -> Iterator[CheckedBlock]:
-    """Yield the messages [start, end) in order, in blocks within a segment of at most `max_bytes`, or of one message.
+    """Yield the messages of queue offsets [start, end) in order. The range must be published.
 
-    The range must be published. Raises `CorruptRecord`, `OffsetLost`.
+    A block is within one segment and has at most `max_bytes`, or one message. Raises `CorruptRecord`, `OffsetLost`.
     """
     while start < end:
         stop = min(end, start + _ENTRIES_AT_ONCE)
@@ -123,7 +118,7 @@ def checked_blocks(log: RecordLog, queue: EntryQueue, start: int, end: int, max_
 
 
 def checked_block(log: RecordLog, queue: EntryQueue, entries: EntryColumns) -> Block:
-    """Return `block_of` after comparing all checksums and tags codes. Raises `CorruptRecord`, `OffsetLost`."""
+    """As `block_of`, and check all checksums and tags codes. Raises `CorruptRecord`, `OffsetLost`."""
     block = block_of(log, queue, entries)
     block.check_crc()
     block.check_tags_codes(entries.tags_codes)
@@ -138,7 +133,7 @@ def block_of(
     with_bodies: bool = True,
     with_trailers: bool = True,
 ) -> Block:
-    """Return the messages of these entries, n >= 1, all in one segment. with_bodies, with_trailers: see `Block`.
+    """Return the messages of n >= 1 entries in one segment. with_bodies, with_trailers: see `Block`.
 
     Raises `CorruptRecord`, `OffsetLost`.
     """
@@ -149,9 +144,9 @@ def block_of(
 
 
 def may_match(entries: Entries, message_filter: MessageFilter) -> Bools:
-    """Return where the message of an entry may pass the filter, shape (n,).
+    """Return the mask of entries whose messages may match the filter, shape (n,).
 
-    An empty entry may: it is damaged, and its tags code, which says that the message has no tag, means nothing.
+    Empty entries are included: they are damaged, so that their tags code is meaningless.
     """
     return message_filter.match_codes(entries["tags_code"].astype(np.int64)) | (entries["size"] <= 0)
 
@@ -159,14 +154,14 @@ def may_match(entries: Entries, message_filter: MessageFilter) -> Bools:
 def batch_bounds(
     physical: Int64s, sizes: Int64s, segment_size: int, max_rows: int, max_bytes: int, max_stretch: int | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Cut rows into [first, last) pieces within one segment each, bounded by rows and bytes.
+    """Split rows into pieces [first, last), each within one segment and limited in rows and bytes.
 
-    Pieces are about as long as each other: with short ones among them Spark takes up to 7 % more time for all.
+    Pieces have about equal size: Spark takes up to 7 % more time if some are short.
     """
     if not len(sizes):
         return
     ends = np.cumsum(sizes)
-    pieces = max(1, -(-int(ends[-1]) // max_bytes))  # none: damaged entries may have no bytes
+    pieces = max(1, -(-int(ends[-1]) // max_bytes))  # at least 1: damaged entries may have no bytes
     max_bytes = min(max_bytes, int(ends[-1]) // pieces + int(sizes.max()))
     segments = np.array([len(sizes)])
     if physical[0] // segment_size != physical[-1] // segment_size:
@@ -185,7 +180,7 @@ def batch_bounds(
 
 
 def _matching_entries(queue: EntryQueue, start: int, stop: int, message_filter: MessageFilter) -> EntryColumns:
-    """Return the entries among [start, stop) that may pass the filter."""
+    """Return the entries in [start, stop) that may match the filter."""
     if not message_filter.columns:
         return EntryColumns.of(np.arange(start, stop), queue.entries(start, stop))
     offsets, kept = [], []
@@ -198,7 +193,7 @@ def _matching_entries(queue: EntryQueue, start: int, stop: int, message_filter: 
 
 
 def _stretch(log: RecordLog, queue: EntryQueue, entries: EntryColumns) -> Bytes:
-    """Return the log from the first to the last of these records."""
+    """Return the log bytes from the first to the last of these records. Raises `CorruptRecord`, `OffsetLost`."""
     queue_offsets, physical, sizes, _ = entries
     begin, end = int(physical[0]), int(physical[-1] + sizes[-1])
     if (sizes == CQ_PRE_BLANK_SIZE).any():
@@ -216,13 +211,13 @@ def _stretch(log: RecordLog, queue: EntryQueue, entries: EntryColumns) -> Bytes:
 
 
 class Decoding:
-    """Turns blocks of messages into the batches that a `ReadSpec` asks for: checks, columns, filter.
+    """Converts blocks of messages to the batches of a `ReadSpec`: checks, filters, selects columns.
 
-    with_bodies, with_trailers: what its blocks need, see `Block`.
+    with_bodies, with_trailers: how to create blocks for it, see `Block`.
     """
 
     def __init__(self, spec: ReadSpec, max_body_bytes: int) -> None:
-        """max_body_bytes: the limit of a body if `spec` has none."""
+        """max_body_bytes: size limit of a body if `spec` has none."""
         self.spec = spec
         self._filter_columns = spec.message_filter.columns
         needs_body = "bodyError" in spec.columns and "body" not in spec.columns
@@ -234,7 +229,7 @@ class Decoding:
         self.with_trailers = spec.check_crc or self._needs_properties
 
     def batches(self, block: Block, tags_codes: Int64s | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of a block that match. tags_codes: of their entries, if they have any.
+        """Yield the matching messages of a block. tags_codes: from their queue entries, None without entries.
 
         Raises `CorruptRecord`, `UnreadableBody`.
         """

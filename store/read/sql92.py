@@ -1,4 +1,4 @@
-"""SQL92 expressions as RocketMQ's filter module parses them: `region = 'eu' AND amount BETWEEN 10 AND 20`."""
+"""`parse`: SQL92 expressions such as `region = 'eu' AND amount BETWEEN 10 AND 20`, as in RocketMQ's filter module."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ _GRAMMAR = r"""
 """
 
 _LONG_MAX = (1 << 63) - 1
-_MOST_LEVELS = 100  # of nesting: evaluation, copying and comparing go down them
-_MOST_OPEN = 500  # of parentheses, signs and words that wait for an operand
-_MARGIN = 30  # characters of the expression shown before and behind a fault
+_MOST_LEVELS = 100  # of nesting: evaluating, copying and comparing are recursive
+_MOST_OPEN = 500  # parser states: open parentheses, signs and words that need an operand
+_MARGIN = 30  # characters of the expression shown before and after an error
 _HINTS = (
     (r"!=|!", "write <> for 'not equal'"),
     (r"==?", "one = compares, and <> for 'not equal'"),
@@ -100,7 +100,7 @@ _LINE_BREAK = re.compile(r"[\n\r]")
 
 
 class _Fault(Exception):
-    """What is wrong with an expression, and at which of its characters, from 0."""
+    """A syntax error. position: index of the character, from 0."""
 
     def __init__(self, position: int, what: str) -> None:
         super().__init__(what)
@@ -108,10 +108,10 @@ class _Fault(Exception):
 
 
 def parse(expression: str | None) -> SqlFilter:
-    """The filter of an expression. Raises `FilterError`, which shows the place, for what RocketMQ refuses.
+    """Parse an expression. Raises `FilterError` with the position for every expression that RocketMQ rejects.
 
-    RocketMQ passes over what stands behind a complete condition, so that it takes `a LIKE 'x'` for `a`, which nothing
-    matches; here that is refused. So is what is nested more than 100 deep, and an expression that has no UTF-8 form.
+    Three more kinds are rejected: text after a complete condition, nesting of more than 100 levels, and text that UTF-8
+    cannot encode. RocketMQ ignores text after a condition: it reads `a LIKE 'x'` as `a`, which matches no message.
     """
     if not isinstance(expression, str):
         raise FilterError(f"SQL92 expression {expression!r} is no text; write a condition, such as region = 'eu'")
@@ -124,7 +124,7 @@ def parse(expression: str | None) -> SqlFilter:
 
 
 def parse_beginning(expression: str) -> tuple[Condition | Constant, int]:
-    """The condition that an expression begins with, as RocketMQ's parser reads it, and where what follows begins.
+    """Parse the condition at the beginning of an expression, as RocketMQ does. Return it and the position after it.
 
     Raises `FilterError`.
     """
@@ -146,7 +146,7 @@ def _parse(expression: str) -> tuple[Condition | Constant, int]:
     what = "it ends where more has to follow"
     try:
         for token in parser.lexer_thread.lex(parser.parser_state):
-            if len(parser.parser_state.state_stack) > _MOST_OPEN:  # before the rest is parsed, which would be refused
+            if len(parser.parser_state.state_stack) > _MOST_OPEN:  # stop now instead of parsing the rest
                 raise _Fault(_at(token), f"more than {_MOST_OPEN} parentheses and signs are open here")
             try:
                 parser.feed_token(token)
@@ -163,9 +163,9 @@ def _parse(expression: str) -> tuple[Condition | Constant, int]:
 
 
 def _without_comments(expression: str) -> str:
-    """Return an expression with blanks in place of comments, in linear time.
+    """Replace comments by blanks, in linear time.
 
-    As in RocketMQ's grammar, a comment ends with a line break, or with */; dashes without one behind them are minuses.
+    As in RocketMQ's grammar, `--` begins a comment only if a line break follows. Otherwise it is two minus signs.
     """
     last_break, last_end = max(expression.rfind("\n"), expression.rfind("\r")), expression.rfind("*/")
     pieces, kept, at = [], 0, 0
@@ -190,7 +190,7 @@ def _with_hint(what: str, expression: str, position: int) -> str:
 
 
 def _refusal(expression: str, fault: _Fault) -> FilterError:
-    """With the expression around the fault, in one line, and a caret below it."""
+    """Return the error with an excerpt of the expression in one line, and a caret below the position."""
     at = fault.position
     first, last = max(0, at - _MARGIN), at + _MARGIN
     excerpt = "".join(character if character.isprintable() else " " for character in expression[first:last])
@@ -203,7 +203,7 @@ def _refusal(expression: str, fault: _Fault) -> FilterError:
 
 @v_args(inline=True)
 class _Builder(Transformer[Token, Node]):
-    """Makes nodes of what the grammar finds, and refuses what RocketMQ refuses on doing so."""
+    """Builds nodes from grammar rules. Raises `_Fault` for expressions that RocketMQ rejects after parsing."""
 
     def whole(self, condition: Node) -> Node:
         return _condition(condition, 0)
@@ -261,7 +261,7 @@ class _Builder(Transformer[Token, Node]):
 
     def integer(self, token: Token) -> Node:
         digits = token.rstrip("lL").lstrip("0") or "0"
-        if len(digits) > len(f"{_LONG_MAX}") or int(digits) > _LONG_MAX:  # Python reads a few thousand digits only
+        if len(digits) > len(f"{_LONG_MAX}") or int(digits) > _LONG_MAX:  # int() rejects thousands of digits
             raise _Fault(_at(token), f"{digits} is larger than {_LONG_MAX}; write {digits}.0 for a double")
         return Constant(int(digits))
 
@@ -286,7 +286,7 @@ class _Builder(Transformer[Token, Node]):
 
 @lru_cache(1)
 def _grammar() -> Lark:
-    # ASCII: ignoring case, other scripts' letters would pass for those of words.
+    # ASCII: without this flag, case-insensitive matching accepts some non-ASCII letters in keywords.
     return Lark(_GRAMMAR, parser="lalr", lexer="basic", start="whole", transformer=_Builder(), g_regex_flags=re.ASCII)
 
 
@@ -296,7 +296,7 @@ def _at(token: Token) -> int:
 
 
 def _conditions(parts: Sequence[Node | Token]) -> tuple[Node, ...]:
-    """Of `x OR y OR z` all but the words between."""
+    """Return the operands of `x OR y OR z` as conditions, without the words between them."""
     words = (0, *(_at(part) for part in parts if isinstance(part, Token)))
     operands = (part for part in parts if not isinstance(part, Token))
     return tuple(_condition(operand, at) for operand, at in zip(operands, words, strict=True))
@@ -322,7 +322,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_above(low: Any, high: Any) -> bool:
-    """Compared as Java does: a double makes the other one a double."""
+    """Compare as Java does: if one number is a double, convert the other."""
     if isinstance(low, float) or isinstance(high, float):
         return float(low) > float(high)
     return bool(low > high)

@@ -1,4 +1,4 @@
-"""The filter of a SQL92 condition, of many messages and of one."""
+"""`SqlFilter`: the message filter for a SQL92 condition."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _Value = bool | str | int | float | None
 
 @dataclass(frozen=True)
 class SqlFilter:
-    """Keeps the messages for which a condition is true: a `MessageFilter`. `sql92.parse` makes it.
+    """A `MessageFilter` that keeps messages for which a condition is true. Created by `sql92.parse`.
 
-    expression: the text that was parsed; filters of one expression are equal.
+    expression: the parsed text. Filters with equal expressions are equal.
     """
 
     expression: str
@@ -48,27 +48,27 @@ class SqlFilter:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """`properties`, among which are RocketMQ's own, such as TAGS and KEYS."""
+        """`properties`, which include RocketMQ's own, such as TAGS and KEYS."""
         return ("properties",)
 
     @property
     def tags_codes(self) -> frozenset[int] | None:
-        """None: tags codes say nothing of properties."""
+        """None: tag hashes do not determine properties."""
         return None
 
     def match_codes(self, tags_codes: Int64s) -> Bools:
-        """True everywhere, shape of `tags_codes`."""
+        """Return a mask that is True everywhere, shape of `tags_codes`."""
         return np.ones(len(tags_codes), np.bool_)
 
     def match_batch(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """True, one a row and never null, where the condition is true."""
+        """Return whether the condition is true for each row. No nulls."""
         properties = batch.column("properties")
-        # "last" is many times as fast as "first"; of a name there is only one.
+        # Names are unique in a message, and "last" is many times as fast as "first".
         values = {name: pc.map_lookup(properties, constant(name), "last") for name in names_of(self.condition)}
         return arrow(evaluate(self.condition, values, len(properties)).true)
 
     def match(self, tag: str | None, properties: Mapping[str, str]) -> bool:
-        """Whether the condition is true of one message; `tag` is its TAGS where `properties` does not say."""
+        """Return whether the condition is true for one message. tag: the property TAGS if `properties` lacks it."""
         try:
             return _value(self.condition, properties if tag is None else {PROPERTY_TAGS: tag, **properties}) is True
         except _Failure:
@@ -76,11 +76,11 @@ class SqlFilter:
 
 
 class _Failure(Exception):
-    """Two values cannot be compared: RocketMQ throws something, and does not deliver the message."""
+    """Two values cannot be compared. RocketMQ throws an exception then, and does not deliver the message."""
 
 
 def _value(node: Node, properties: Mapping[str, str]) -> _Value:
-    """As `evaluation` has it, for one message."""
+    """Evaluate a node for one message, with the semantics of `evaluation.evaluate`."""
     match node:
         case Constant(value):
             return value
@@ -117,7 +117,7 @@ def _value(node: Node, properties: Mapping[str, str]) -> _Value:
 
 
 def _first(decisive: bool, operands: tuple[Node, ...], properties: Mapping[str, str]) -> bool | None:
-    """`decisive` if an operand is, asked from left to right until one is; else unknown if one is that."""
+    """Evaluate AND or OR with short circuit. decisive: the operand's value that ends it, False for AND."""
     unknown = False
     for operand in operands:
         truth = _value(operand, properties)
@@ -148,7 +148,7 @@ def _equal(left: _Value, right: _Value) -> bool:
 
 
 def _numbers(left: _Value, right: _Value) -> tuple[Any, Any]:
-    """What compares as two values do, texts or numbers."""
+    """Return two numbers that compare as the two values do, texts or numbers."""
     literals = [value for value in (left, right) if not isinstance(value, str)]
     if literals and all(isinstance(literal, int) for literal in literals):
         narrow = max(abs(literal) for literal in literals if isinstance(literal, int)) <= INT_MAX
@@ -164,7 +164,7 @@ def _integer(value: _Value, narrow: bool) -> int:
 
 
 def _double(value: _Value) -> tuple[bool, float, float]:
-    """What orders as Java's doubles do, see `java_numbers.total_order`."""
+    """Return a key that orders as Java's doubles, see `evaluation.total_order`."""
     number = double_of(value) if isinstance(value, str) else value
     if number is None:
         raise _Failure
