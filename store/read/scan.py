@@ -32,7 +32,6 @@ class LogBytes(Protocol):
 
 
 class RecordLog(Protocol):
-
     @property
     def segments(self) -> LogBytes: ...
 
@@ -42,7 +41,6 @@ class RecordLog(Protocol):
 
 
 class EntryQueue(Protocol):
-
     @property
     def topic(self) -> str: ...
 
