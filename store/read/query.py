@@ -183,7 +183,7 @@ def offset_by_time(
         try:
             return _search(log, queue, minimum, maximum, timestamp, boundary)
         except OffsetLost:
-            if bounds()[0] <= minimum:  # not deleted by retention
+            if bounds()[0] <= minimum:  # not by retention
                 raise
 
 
