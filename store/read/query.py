@@ -165,7 +165,7 @@ def _messages(log: CommitLog, offsets: Iterator[int], confirm_offset: int) -> It
         except OffsetNotYet:
             continue
         except OffsetLost:
-            if offset >= log.min_offset():  # not deleted by retention
+            if offset >= log.min_offset():  # not by retention
                 raise
 
 
