@@ -1,4 +1,4 @@
-"""The index by key: all its files, oldest first (RocketMQ's IndexService). What one holds: `index_file`."""
+"""The key index: its files, oldest first (RocketMQ's IndexService). `index_file` is one file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ END_OF_TIME = (1 << 63) - 1
 
 
 class IndexFiles:
-    """Which files there are in the directory `index` of a store, and their making and deletion."""
+    """List, create and delete the files in the directory `index` of a store."""
 
     def __init__(self, root: Path, slots: int, entries: int, *, writable: bool) -> None:
         """slots, entries: `maxHashSlotNum` and `maxIndexNum`, as existing files have them."""
@@ -33,11 +33,11 @@ class IndexFiles:
         self._temporary = root / PREALLOCATE_FILE
         self._shape = slots, entries
         self._listed: list[str] = []  # at the last `close_deleted`
-        # The cache must not refer to this object: files are closed when it is dropped.
+        # The cache must not refer to this object, so that dropping the object closes the files.
         self._opened = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, slots, entries, writable))
 
     def file(self, name: str) -> IndexFile:
-        """The file as it is on disk: another process may have deleted the one that is open, and made it anew.
+        """Open a file, or reopen it if another process deleted it and created another one of this name.
 
         Raises `FileNotFoundError`, `ConfigError`.
         """
@@ -48,25 +48,25 @@ class IndexFiles:
         return file
 
     def names(self, *, empty: bool = False) -> list[str]:
-        """File names, oldest first; others than those of times are passed over, as RocketMQ does.
+        """Return file names, oldest first. Ignores names that are no times, as RocketMQ does.
 
-        empty: those without a length too, which a broker is about to give one, or a machine's crash took it.
+        empty: include empty files, which a broker is creating concurrently, or which a machine crash left.
         """
         files = list_files(self.directory)
         return [name for name, status in files if name.isascii() and name.isdigit() and (status.st_size or empty)]
 
     def check(self) -> None:
-        """Raises `ConfigError` for a file of another length than this index's."""
+        """Raises `ConfigError` if the length of a file does not match the configured shape."""
         for name in self.names():
             self.file(name)
 
     def spans(self, names: list[str]) -> list[tuple[int, int]]:
-        """Commit log offsets of the first and the last record that each of these files names; none of an empty one."""
+        """Return the log offsets of the first and last record in each of these files; skips files without keys."""
         headers = (self.file(name).header() for name in names)
         return [(h["begin_offset"], h["end_offset"]) for h in headers if h["next_entry"] > INDEX_NO_ENTRY + 1]
 
     def create(self, last_name: str) -> str:
-        """A new last file. Until its first key it holds the end of the one before, as RocketMQ's does."""
+        """Create a new last file; return its name. As in RocketMQ, its header has the end of the file before."""
         name = _name_after(last_name)
         last = self.file(last_name).header() if last_name else {"end_timestamp": 0, "end_offset": 0}
         header = {
@@ -83,32 +83,32 @@ class IndexFiles:
                 made.truncate(file_bytes(*self._shape))
             file = IndexFile(self._temporary, *self._shape, writable=True)
             file.write_header(header)
-            file.flush()  # a file that exists has its length
+            file.flush()  # before the rename, so that a file always has its length
             self._temporary.rename(self.directory / name)
         return name
 
     def keep(self, names: list[str]) -> None:
-        """Delete all files but these, those without a length too."""
+        """Delete all other files, also empty ones."""
         self.delete_for_good([name for name in self.names(empty=True) if name not in names])
 
     def delete_for_good(self, names: list[str]) -> None:
-        """Delete files, and see to it that none comes back: all but the last one count as whole after a crash."""
+        """Delete files and sync their directory: after a crash, all files except the last count as complete."""
         for name in names:
             self._delete(name)
         if names:
             sync_names(self.directory)
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
-        """Delete files, never the last, of which no record is left in the log.
+        """Delete files, never the last, if retention deleted all their records from the log.
 
-        Returns the path of each and the bytes it took.
+        Returns the path and disk space (bytes) of each.
         """
         names = self.names()[:-1]
         expired = [name for name in names if self.file(name).header()["end_offset"] < min_physical_offset]
         return [(str(self.directory / name), self._delete(name)) for name in expired]
 
     def _delete(self, name: str) -> int:
-        """Unlink a file; returns the bytes it took on the device."""
+        """Unlink a file; return the disk space that it took, in bytes."""
         path = self.directory / name
         with system_errors(path):
             taken = path.stat().st_blocks * BLOCK_BYTES
@@ -117,24 +117,24 @@ class IndexFiles:
         return taken
 
     def flush(self) -> None:
-        """Bring the newest file to the device; the others were flushed when they were full."""
+        """Sync the newest file; the others were synced when they became full."""
         for name in self.names()[-1:]:
             self.file(name).flush()
 
     def close_deleted(self) -> None:
-        """Close files that were deleted: an open one keeps its space on the device."""
+        """Close deleted files: an open file keeps its disk space."""
         names = self.names()
         if not set(self._listed) <= set(names):
             self._opened.cache_clear()
         self._listed = names
 
     def close(self) -> None:
-        """Close all files; the next look at one opens it again."""
+        """Close all files; the next access reopens them."""
         self._opened.cache_clear()
 
 
 class Index(IndexFiles):
-    """The keys that are filed in these files. One process at a time may write; the store lock sees to that."""
+    """The keys in these files. Only one process may write at a time, under the store lock."""
 
     def __init__(
         self,
@@ -146,16 +146,15 @@ class Index(IndexFiles):
         is_enabled: bool = True,
         has_tags: bool = False,
     ) -> None:
-        """slots, entries: as `IndexFiles` takes them. is_enabled: file keys; has_tags: file tags, too."""
+        """slots, entries: see `IndexFiles`. is_enabled: index keys. has_tags: also index tags."""
         super().__init__(root, slots, entries, writable=writable)
         self.is_enabled = is_enabled
         self.has_tags = has_tags
         self._writable = writable
-        self._newest = ""  # the name of the file in which keys were filed last
+        self._newest = ""  # name of the file of the last append
 
     @staticmethod
     def of(root: Path, config: StoreConfig, *, writable: bool) -> Index:
-        """The index of a store with these settings."""
         shape = config.maxHashSlotNum, config.maxIndexNum
         return Index(
             root,
@@ -166,14 +165,14 @@ class Index(IndexFiles):
         )
 
     def end_offset(self) -> int:
-        """Commit log offset of the newest record with a key, -1 without one; keys of older records are filed."""
+        """Return the log offset of the newest indexed record, -1 without one. All older records are indexed."""
         headers = (self.file(name).header() for name in reversed(self.names()))
         return next((header["end_offset"] for header in headers if header["next_entry"] > INDEX_NO_ENTRY + 1), -1)
 
     def append(self, hashes: KeyColumn, physical_offsets: KeyColumn, timestamps: KeyColumn) -> None:
-        """File keys (see `key_hashes`), in the order of the log; all of length m, timestamps in ms.
+        """Add keys (see `key_hashes`), in the order of the log. All arguments have length m; timestamps are in ms.
 
-        As in RocketMQ, records before `end_offset` are skipped. Raises `StoreFull`, `ReadOnlyStore`.
+        Skips records before `end_offset`, as RocketMQ does. Raises `StoreFull`, `ReadOnlyStore`.
         """
         if not self._writable:
             raise ReadOnlyStore(f"{self.directory}: the store is open with read_only=True")
@@ -191,7 +190,7 @@ class Index(IndexFiles):
                 self.create(names[-1])
 
     def _newest_file(self) -> IndexFile:
-        """The file for the next key; made where there is none. The one used last is it until it is full, or gone."""
+        """Return the file for the next key: the last used one until it is full or missing. Create the first file."""
         with suppress(FileNotFoundError):
             if self._newest:
                 return self.file(self._newest)
@@ -202,25 +201,27 @@ class Index(IndexFiles):
     def candidates(
         self, topic: str, key: str, begin: int = 0, end: int = END_OF_TIME, times_from: int = 0
     ) -> Iterator[int]:
-        """Commit log offsets of records that may have `key`, newest first; store time in [begin, end] (ms), give or
-        take a second. Compare topic, key and time with the record's, and pass over offsets that are not published.
+        """Yield the log offsets of records that may have `key` and a store time in [begin, end] (ms), newest first.
 
-        times_from: log offset from which on store times ascend; what files say of times before it may hide records.
+        The caller must compare topic, key and time with the record, because hashes collide and times are rounded to
+        seconds. It must also skip offsets that are not published.
+
+        times_from: log offset from which on store times ascend. Times in earlier files are not used to skip records.
         """
         wanted, headers = key_hash(topic, key), {}
         for name in reversed(self.names()):
-            with suppress(FileNotFoundError):  # retention was faster
+            with suppress(FileNotFoundError):  # retention deleted it concurrently
                 headers[name] = self.file(name).header()
-        # A broker whose clock was set back gives a file a name that is not behind those before it.
+        # Not by name: a broker whose clock was set back names a file before older ones.
         for name, header in sorted(headers.items(), key=lambda item: -item[1]["begin_offset"]):
-            is_ever = header["begin_offset"] < times_from or (begin, end) == (0, END_OF_TIME)  # whatever damage says
+            is_ever = header["begin_offset"] < times_from or (begin, end) == (0, END_OF_TIME)  # times may be damaged
             if is_ever or (header["begin_timestamp"] <= end and header["end_timestamp"] >= begin):
                 with suppress(FileNotFoundError):
                     yield from self.file(name).candidates(wanted, *((-math.inf, math.inf) if is_ever else (begin, end)))
 
     def has(self, physical_offset: int, name: str) -> bool:
-        """Whether a key of the record at this log offset is filed, probably in file `name`. Raises `ConfigError`."""
-        with suppress(FileNotFoundError, ConfigError):  # before all are listed, which takes long where there are many
+        """Whether a key of the record at this log offset is indexed, probably in file `name`. Raises `ConfigError`."""
+        with suppress(FileNotFoundError, ConfigError):  # try `name` first: listing many files is slow
             if self.file(name).has(physical_offset):
                 return True
         for each in self.names():
@@ -230,10 +231,10 @@ class Index(IndexFiles):
         return False
 
     def last_keys(self, end_offset: int, since: str = "") -> dict[str, int]:
-        """Log offset of the last record before `end_offset` that each file names, and none behind it; by file name.
+        """Return the log offset of the last record before `end_offset` in each file, by file name.
 
-        since: name of the first file that is looked at.
-        For the keys of one record may stand in two files. A file without such a record is left out.
+        If the keys of one record are in two files, the record counts for the later file. Files without a record are
+        absent. since: name of the first file to read.
         """
         found = {}
         for name in reversed(self.names()):
@@ -246,16 +247,16 @@ class Index(IndexFiles):
         return found
 
     def begins_behind(self, end_offset: int) -> int | None:
-        """Commit log offset of the first record in the oldest file that goes beyond `end_offset`; None without one.
+        """Return the log offset of the first record in the oldest file that ends at or after `end_offset`, or None.
 
-        Whoever takes files away takes all of a time: those of records before it may be gone.
+        Keys of earlier records may be missing, because the files before it may have been deleted.
         """
         headers = (self.file(name).header() for name in self.names())
         filled = (header for header in headers if header["next_entry"] > INDEX_NO_ENTRY + 1)
         return next((header["begin_offset"] for header in filled if header["end_offset"] >= end_offset), None)
 
     def truncate(self, end_offset: int) -> None:
-        """Drop everything about records at commit log offset `end_offset` and after: an append that died."""
+        """Drop the keys of records at or after log offset `end_offset`, which an unfinished append left."""
         kept, behind = self.names(), []
         while kept and not self._begins_before(kept[-1], end_offset):
             behind.append(kept.pop())
@@ -264,8 +265,10 @@ class Index(IndexFiles):
             self.file(kept[-1]).truncate(end_offset)
 
     def have_what_they_say(self, names: list[str], end: int) -> bool:
-        """Whether these files have: one that says it goes further takes no more keys. Of another length: False. end:
-        log offset from which on keys may be an append's that died.
+        """Whether all of these files have the keys that their headers count; False if a length is wrong.
+
+        A file whose header counts too many would skip later keys. end: log offset from which on keys may come from an
+        unfinished append.
         """
         try:
             return all(self.file(name).has_what_it_says(end) for name in names)
@@ -273,10 +276,10 @@ class Index(IndexFiles):
             return False
 
     def trusted(self, safe_timestamp: int | None = None) -> list[str]:
-        """The files that are known to be on the device after a machine crash, by name. Raises `ConfigError`.
+        """Return the names of the files that a machine crash cannot have damaged. Raises `ConfigError`.
 
-        safe_timestamp: `indexMsgTimestamp` (ms) of a RocketMQ checkpoint: those that end up to then. None: all but the
-        last, because this store starts a file only when the one before is on the device.
+        safe_timestamp: `indexMsgTimestamp` (ms) of a RocketMQ checkpoint; files that end by then were synced. None: all
+        files except the last, because this store syncs a file before it creates the next.
         """
         names = self.names()
         headers = {name: self.file(name).header() for name in names}
@@ -294,7 +297,7 @@ def _open(directory: Path, slots: int, entries: int, writable: bool, name: str) 
 
 
 def _name_after(last: str) -> str:
-    """The local time as yyyyMMddHHmmssSSS, or one more than `last` where the clock has not passed it."""
+    """Return the local time as yyyyMMddHHmmssSSS, but at least one more than `last`."""
     now = time.time()
     name = f"{time.strftime('%Y%m%d%H%M%S', time.localtime(now))}{int(now * _MS) % _MS:03d}"
     return name if name > last else f"{int(last) + 1:0{INDEX_NAME_DIGITS}d}"

@@ -1,8 +1,8 @@
-"""One file of the index by key: a hash table over the commit log, read and written as RocketMQ does (IndexFile).
+"""One file of the key index: a hash table over the commit log, read and written as RocketMQ does (IndexFile).
 
-An entry holds the hash of `topic#key`, never the key, so what is found are candidates: whoever asks reads the record
-and compares topic and key. Writes go entries, header, slots. A process that dies in between leaves either entries
-that no header counts or entries that no slot names yet, and `IndexFile.truncate` undoes both.
+An entry has the hash of `topic#key`, not the key. So a lookup returns candidates; the caller reads each record and
+compares topic and key. The write order is entries, header, slots. A killed process leaves entries that the header does
+not count, or that no slot refers to; `IndexFile.truncate` removes both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KeyColumn = Sequence[int] | npt.NDArray[np.integer[Any]]
 Entries = npt.NDArray[np.void]  # dtype INDEX_ENTRY
 Header = dict[str, int]  # the fields of INDEX_HEADER
 
-_FEW_KEYS = 8  # up to here one after the other is faster than all at once
+_FEW_KEYS = 8  # up to so many keys, a loop is faster than numpy
 _ROW_BITS = 32
 _MAX_INT = (1 << 31) - 1
 _MS = 1000
@@ -42,19 +42,19 @@ assert (_HEADER.size, _ENTRY.size, _SLOT.size) == (INDEX_HEADER.itemsize, INDEX_
 
 
 def file_bytes(slots: int, entries: int) -> int:
-    """Length of an index file, in bytes; `entries` counts the unused entry 0."""
+    """Return the length of an index file in bytes; `entries` includes the unused entry 0."""
     return INDEX_HEADER.itemsize + slots * INDEX_SLOT.itemsize + entries * INDEX_ENTRY.itemsize
 
 
 class IndexSlots:
-    """Many slots at once, read and set as elements of an array: keys hash to any of them.
+    """The slots of a file as a mapped array, to read and write many at once.
 
-    A page that is a hole needs space when it is touched, and where there is none the kernel kills the process. So
-    `reserve` writes every page once, as it is, before its slots are used: that fails with an error.
+    Touching a page in a hole allocates disk space; on a full device the kernel then kills the process. So `reserve`
+    first rewrites every page unchanged with `pwrite`, which fails with an error instead.
     """
 
     def __init__(self, file: SegmentFile, slots: int) -> None:
-        """Map the `slots` slots of an index file; `file` is open for writing."""
+        """Map the slots of an index file that is open for writing. slots: their number."""
         self._file = file
         with system_errors(file.path):
             fd = os.open(file.path, os.O_RDWR)
@@ -66,11 +66,11 @@ class IndexSlots:
         self._reserved = np.zeros(len(mapped) // _PAGE + 1, np.bool_)
 
     def reserve(self, slots: Ints) -> None:
-        """Make sure that `slots` (ascending) can be used; call under the store lock.
+        """Allocate disk space for `slots` (ascending). Call under the store lock.
 
-        Raises `StoreFull`, and `CorruptSegment` where the file was cut short.
+        Raises `StoreFull`, and `CorruptSegment` if the file was truncated.
         """
-        self._file.read(self._file.size - 1, 1)  # a page behind the file's end kills, too
+        self._file.read(self._file.size - 1, 1)  # raises if the file was truncated: touching its end would kill us
         pages = (slots * INDEX_SLOT.itemsize + INDEX_HEADER.itemsize) // _PAGE
         new = pages[~self._reserved[pages]]
         new = new[np.diff(new, prepend=-1) > 0]
@@ -80,19 +80,20 @@ class IndexSlots:
         self._reserved[new] = True
 
     def get(self, slots: Ints) -> Ints:
-        """Numbers of the newest entries of reserved slots, int64, the shape of `slots`."""
+        """Return the numbers of the newest entries of reserved slots, int64, shape of `slots`."""
         return self._values[slots].astype(np.int64)
 
     def set(self, slots: Ints, numbers: Ints) -> None:
-        """Name the newest entries of reserved slots; the newest of all last, by which one knows that all are named."""
+        """Set the newest entries of reserved slots. The newest of all goes last: if it is set, all are set."""
         last = int(numbers.argmax())
         for part in (slice(last), slice(last + 1, None), slice(last, last + 1)):
             self._values[slots[part]] = numbers[part]
 
 
 class IndexTable:
-    """Header, slots and entries of one file. Reads and writes are `pread` and `pwrite`, for the file is sparse (see
-    `segments`); but `IndexSlots` when many keys are filed at once.
+    """Header, slots and entries of one file.
+
+    Uses `pread` and `pwrite`, because the file is sparse (see `segments`); appends of many keys use `IndexSlots`.
     """
 
     def __init__(self, path: Path, slots: int, entries: int, *, writable: bool) -> None:
@@ -112,11 +113,10 @@ class IndexTable:
 
     @property
     def is_deleted(self) -> bool:
-        """Whether its name is gone."""
         return self.file.is_deleted
 
     def header(self) -> Header:
-        """The header as it is now; `next_entry` is at least 1."""
+        """Read the header; `next_entry` is clamped to [1, capacity]."""
         values = _HEADER.unpack(self.file.read(0, _HEADER.size))
         header = dict(zip(INDEX_HEADER.names or (), values, strict=True))
         header["next_entry"] = min(max(header["next_entry"], INDEX_NO_ENTRY + 1), self.capacity)
@@ -126,12 +126,12 @@ class IndexTable:
         self.file.write(0, memoryview(_HEADER.pack(*header.values())))
 
     def entries(self, start: int, end: int) -> Entries:
-        """Entries number [start, end), copied."""
+        """Return a copy of entries [start, end)."""
         position = self.entries_at + start * INDEX_ENTRY.itemsize
         return np.frombuffer(self.file.read(position, (end - start) * INDEX_ENTRY.itemsize), INDEX_ENTRY)
 
     def first_from(self, end_offset: int, limit: int) -> int:
-        """Number of the first entry whose record is not before `end_offset`, `limit` without: they ascend."""
+        """Return the number of the first entry whose record is at or after `end_offset`; `limit` without one."""
 
         def stands_at(number: int) -> int:
             return int(self.entries(number, number + 1)[0]["physical_offset"])
@@ -139,29 +139,27 @@ class IndexTable:
         return bisect_left(range(limit), end_offset, INDEX_NO_ENTRY + 1, limit, key=stands_at)
 
     def previous(self, number: int) -> int:
-        """The next older entry of the slot of entry `number`; INDEX_NO_ENTRY without, and for what is no entry."""
+        """Return the next older entry in the slot of entry `number`; INDEX_NO_ENTRY if there is none or it is invalid."""
         if not INDEX_NO_ENTRY < number < self.capacity:
             return INDEX_NO_ENTRY
         found = int(self.entries(number, number + 1)[0]["previous"])
         return found if INDEX_NO_ENTRY < found < number else INDEX_NO_ENTRY
 
     def slots_of(self, entries: Entries) -> Ints:
-        """The slots of entries, by their hashes."""
         return np.asarray(entries["key_hash"].astype(np.int64) % self.slots)
 
     def slot_values(self, start: int, end: int) -> Ints:
-        """Values of slots [start, end), which stop at the last one."""
+        """Return the values of slots [start, end), up to the last slot."""
         length = (min(end, self.slots) - start) * INDEX_SLOT.itemsize
         values: Ints = np.frombuffer(self.file.read(file_bytes(start, 0), length), INDEX_SLOT).astype(np.int64)
         return values
 
     def newest_of(self, slot: int) -> int:
-        """Number of the newest entry of a slot."""
         number: int = _SLOT.unpack(self.file.read(file_bytes(slot, 0), _SLOT.size))[0]
         return number
 
     def restore_slot(self, slot: int, number: int) -> None:
-        """Name the newest entry of a slot; one that says so already may be in a hole, and that stays one."""
+        """Set the newest entry of a slot; skip the write if it is set already, because the slot may be in a hole."""
         position, value = file_bytes(slot, 0), _SLOT.pack(number)
         if self.file.read(position, _SLOT.size) != value:
             self.file.write(position, memoryview(value))
@@ -178,9 +176,10 @@ class IndexFile(IndexTable):
     """One hash table from keys to log offsets."""
 
     def has_what_it_says(self, end: int) -> bool:
-        """Whether the header names the records of the first and the last entry that it counts, and the slot of the last
-        one before log offset `end` names it, or a later one: who died while he filed keys named it last. Nobody may
-        write.
+        """Whether the file has the entries that its header counts, and their slots are set. Call without writers.
+
+        The header must have the log offsets of its first and last entry. The slot of the last entry before log offset
+        `end` must refer to that or a later entry, because an append sets it last.
         """
         header = self.header()
         if header["next_entry"] == INDEX_NO_ENTRY + 1:
@@ -193,23 +192,23 @@ class IndexFile(IndexTable):
         return last == INDEX_NO_ENTRY or int(self.slot_values(slot, slot + 1)[0]) >= last
 
     def has(self, physical_offset: int) -> bool:
-        """Whether it counts an entry of the record at this log offset."""
+        """Whether the file has an entry for the record at this log offset."""
         limit = self.header()["next_entry"]
         number = self.first_from(physical_offset, limit)
         return number < limit and self.entries(number, number + 1)[0]["physical_offset"] == physical_offset
 
     def last_before(self, end_offset: int) -> int | None:
-        """Log offset of the last record before `end_offset` of which it counts an entry, None without one."""
+        """Return the log offset of the last record before `end_offset` that has an entry, None without one."""
         number = self.first_from(end_offset, self.header()["next_entry"]) - 1
         return int(self.entries(number, number + 1)[0]["physical_offset"]) if number > INDEX_NO_ENTRY else None
 
     def append(self, hashes: KeyColumn, physical_offsets: KeyColumn, timestamps: KeyColumn) -> int:
-        """File keys in order, as many as fit; returns how many are done. Arguments of length m; timestamps in ms.
+        """Add keys in order, as many as fit; return how many are done. Arguments have length m; timestamps are in ms.
 
-        As in RocketMQ, records before the newest one that has a key here are done already.
+        As in RocketMQ, records before the newest one in the file count as done.
         """
         header = self.header()
-        is_first = physical_offsets[0] >= header["end_offset"]  # as a rule
+        is_first = physical_offsets[0] >= header["end_offset"]  # usually
         first = 0 if is_first else int(np.searchsorted(physical_offsets, header["end_offset"]))
         end = min(len(hashes), first + self.capacity - header["next_entry"])
         columns = hashes[first:end], physical_offsets[first:end], timestamps[first:end]
@@ -221,7 +220,6 @@ class IndexFile(IndexTable):
         return end
 
     def _append_one(self, header: Header, hashed: int, physical_offset: int, timestamp: int) -> None:
-        """File one key and bring `header` up to date."""
         number, begin = header["next_entry"], header["begin_timestamp"]
         slot = file_bytes(hashed % self.slots, 0)
         newest: int = _SLOT.unpack(self.file.read(slot, _SLOT.size))[0]
@@ -236,12 +234,12 @@ class IndexFile(IndexTable):
     def _append_all(
         self, header: Header, hashes: npt.NDArray[np.int32], physical_offsets: Ints, timestamps: Ints
     ) -> None:
-        """File keys that fit: what `_append_one` does, for all at once."""
+        """Do as `_append_one` for many keys, which must fit."""
         first, count = header["next_entry"], len(hashes)
         slots = hashes.astype(np.int64) % self.slots
         order = _stable_order(slots)
         slots, numbers = slots[order], first + order
-        starts = np.flatnonzero(np.diff(slots, prepend=-1))  # of the keys of one slot each
+        starts = np.flatnonzero(np.diff(slots, prepend=-1))  # first key of each slot
         heads = slots[starts]
         table = self.slot_table
         table.reserve(heads)
@@ -263,9 +261,9 @@ class IndexFile(IndexTable):
         table.set(heads, numbers[np.append(starts[1:], count) - 1])
 
     def candidates(self, wanted: int, begin: float, end: float) -> Iterator[int]:
-        """Commit log offsets of entries with hash `wanted`, newest first, stored in [begin, end] (ms, rounded).
+        """Yield the log offsets of entries with hash `wanted` and a time in [begin, end] (ms, rounded), newest first.
 
-        Those behind `next_entry` included: a broker names an entry in its slot before it counts it.
+        Includes entries after `next_entry`: a broker sets the slot before the header.
         """
         header, slot = self.header(), wanted % self.slots
         number = first = self.newest_of(slot)
@@ -274,20 +272,20 @@ class IndexFile(IndexTable):
             position = self.entries_at + number * _ENTRY.size
             hashed, physical_offset, seconds, previous = _ENTRY.unpack(self.file.read(position, _ENTRY.size))
             if hashed % self.slots != slot and (newest := self.newest_of(slot)) != first:
-                # That of an append which was undone meanwhile: another stands in its place, of another chain.
+                # The entry's append was undone concurrently, and an entry of another slot replaced it.
                 number, first, limit = newest, newest, self.capacity
                 continue
             if number == INDEX_NO_ENTRY + 1:
-                seconds = 0  # its own count from the file before (see `_seconds`)
+                seconds = 0  # the first entry counts from the file before (see `_seconds`)
             stored = header["begin_timestamp"] + seconds * _MS
             if stored + _MS <= begin:
                 return
             if hashed == wanted and stored <= end:
                 yield physical_offset
-            limit, number = number, previous  # chains go back only, so that none can be endless
+            limit, number = number, previous  # numbers in a chain only descend, so a damaged one ends
 
     def truncate(self, end_offset: int) -> None:
-        """Drop the entries of records at commit log offset `end_offset` and after, which are the last ones."""
+        """Drop the entries of records at or after log offset `end_offset`."""
         header = self.header()
         limit = header["next_entry"]
         keep = self.first_from(end_offset, limit)
@@ -299,7 +297,7 @@ class IndexFile(IndexTable):
         for slot, number in zip(heads.tolist(), restored.tolist(), strict=True):
             self.restore_slot(slot, number)
         slots_used = max(0, header["slots_used"] - int(np.count_nonzero(restored == INDEX_NO_ENTRY)))
-        header["slots_used"] = min(slots_used, keep - INDEX_NO_ENTRY - 1)  # RocketMQ 4.3 counts one for each entry
+        header["slots_used"] = min(slots_used, keep - INDEX_NO_ENTRY - 1)  # RocketMQ 4.3 counts one slot for each entry
         header["next_entry"] = keep
         last = self.entries(keep - 1, keep)[0]
         header["end_offset"] = int(last["physical_offset"])
@@ -309,14 +307,14 @@ class IndexFile(IndexTable):
 
 
 def _stable_order(values: Ints) -> Ints:
-    """What sorts `values` (0 to 2^31 - 1), equal ones in their order: numpy sorts values faster than indices."""
+    """Stable argsort of `values` (0 to 2^31 - 1). Sorts pairs, because numpy sorts values faster than indices."""
     pairs = (values << _ROW_BITS) | np.arange(len(values))
     pairs.sort()
     return pairs & ((1 << _ROW_BITS) - 1)
 
 
 def _count(header: Header, first: tuple[int, int], last: tuple[int, int], entries: int, new_slots: int) -> None:
-    """Bring a header up to date with entries just written; `first` and `last` are (physical offset, timestamp)."""
+    """Update a header for new entries; `first` and `last` are (physical offset, timestamp)."""
     if header["next_entry"] == INDEX_NO_ENTRY + 1:
         header["begin_offset"], header["begin_timestamp"] = first
     header["end_offset"], header["end_timestamp"] = last
@@ -325,7 +323,7 @@ def _count(header: Header, first: tuple[int, int], last: tuple[int, int], entrie
 
 
 def _seconds(timestamps: Ints, header: Header) -> Ints:
-    """Seconds since the file's begin; RocketMQ measures a file's first key from what the header held before."""
+    """Return seconds since the file's begin. As in RocketMQ, the first key counts from the header's begin before it."""
     is_first = header["next_entry"] == INDEX_NO_ENTRY + 1
     seconds = seconds_since(int(timestamps[0]) if is_first else header["begin_timestamp"], timestamps)
     seconds[:1] = seconds_since(header["begin_timestamp"], timestamps[:1])
@@ -333,7 +331,7 @@ def _seconds(timestamps: Ints, header: Header) -> Ints:
 
 
 def seconds_since(begin: int, timestamps: Ints) -> Ints:
-    """What entries hold of store times (ms), counted from a file's begin (ms)."""
+    """Return the `seconds` of entries with these store times (ms) in a file that begins at `begin` (ms)."""
     if begin <= 0:
         return np.zeros(len(timestamps), np.int64)
     return np.clip((timestamps - begin) // _MS, 0, _MAX_INT)

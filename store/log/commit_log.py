@@ -1,4 +1,4 @@
-"""The CommitLog: all records of all topics, one after the other, over `Segments`."""
+"""The CommitLog: the records of all topics in one sequence of segments."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from store.format.layout import (
 from store.format.stored_message import adds_up
 from store.model.errors import MessageRefused, OffsetLost, PutStatus
 
-Stretches = Iterable[tuple[int, bytes | memoryview]]  # log offsets, and what is to be written there
+Stretches = Iterable[tuple[int, bytes | memoryview]]  # log offset and data of each write
 
-_WRITE_BYTES = 32 << 20  # at once: Arrow joins less than 2 GiB
-_SHORT_BYTES = 64 << 10  # of a record that is read whatever it is
-_HEAD_BYTES = RECORD_HEADER["total_size"].itemsize  # without it no record is one
+_WRITE_BYTES = 32 << 20  # of one write; Arrow joins at most 2 GiB
+_SHORT_BYTES = 64 << 10  # records up to this size are read without checking their lengths first
+_HEAD_BYTES = RECORD_HEADER["total_size"].itemsize  # while it is zero, readers do not see the record
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where an append goes: decided before a byte is written.
+    """The positions of an append's records, computed before the first write.
 
-    physical_offsets: int64, shape (n,), one a record.
+    physical_offsets: int64, shape (n,), one per record.
     end: log offset after the last record.
-    runs: (first record, record after the last) of each contiguous piece; one a segment.
-    blanks: log offsets from which a segment is left empty.
+    runs: (first record, record after the last) of each contiguous piece, at most one per segment.
+    blanks: log offsets from which a segment stays unused.
     """
 
     physical_offsets: npt.NDArray[np.int64]
@@ -46,8 +46,9 @@ class Placement:
 
 
 class _LogSegments(Segments):
-    """What is open is read on when it is deleted; not when a recovery put a file in its place (`write_again`), to which
-    others append from then on.
+    """Segments that stay readable while open after their deletion, unless a recovery replaced them (`write_again`).
+
+    Writers append to the replacement, so readers must reopen it.
     """
 
     def _opened(self, start: int) -> SegmentFile:
@@ -59,36 +60,38 @@ class _LogSegments(Segments):
 
 
 class CommitLog:
-    """The log's segments, and the rule by which a record goes to the next one."""
+    """The log's segments, and the rule that decides which segment a record goes to."""
 
     def __init__(self, root: Path, file_size: int | None, *, writable: bool, files: OpenFiles | None = None) -> None:
-        """file_size, files: as `Segments` takes them."""
+        """file_size, files: see `Segments`."""
         self.segments = _LogSegments(root, COMMIT_LOG_DIR, file_size, writable=writable, files=files)
 
     def opened_again(self) -> CommitLog:
-        """The same to be flushed beside appends, by a descriptor of its own: the system tells of a page that the device
-        did not take once to each that is open, and whoever is not told takes his own for flushed.
+        """Return the log with descriptors of its own, to flush concurrently with appends.
+
+        The system reports a failed write of a page once for each open file. With a shared descriptor, one flush would
+        consume the error and the next would succeed.
         """
         segments = self.segments
         return CommitLog(segments.directory.parent, segments.size, writable=False, files=OpenFiles(1))
 
     def min_offset(self) -> int:
-        """Log offset of the first byte still there; 0 for an empty log."""
+        """Return the log offset of the first byte that retention left; 0 for an empty log."""
         return self.segments.first()
 
     def has_room(self, begin: int, size: int) -> bool:
-        """Whether the segment of log offset `begin` takes records of `size` bytes there, and a blank behind them."""
+        """Whether records of `size` bytes at log offset `begin`, and a blank after them, fit in its segment."""
         return size <= self.segments.size - begin % self.segments.size - END_FILE_MIN_BLANK_BYTES
 
     @property
     def max_record_bytes(self) -> int:
-        """The size of the largest record that fits a segment."""
         return self.segments.size - END_FILE_MIN_BLANK_BYTES
 
     def can_be_record(self, at: int, size: int) -> bool:
-        """Whether a record of `size` bytes can begin at log offset `at`; ask before reading one.
+        """Whether a record of `size` bytes can begin at log offset `at`. Call before reading a record.
 
-        Damage may say a gigabyte: what is long has to say so in all of its lengths. Raises `OffsetLost`.
+        A damaged size may be a gigabyte, so for a long record the lengths of its parts must add up to the size. Raises
+        `OffsetLost`.
         """
         if at < 0 or MIN_RECORD_BYTES <= size <= _SHORT_BYTES:
             return at >= 0
@@ -96,10 +99,10 @@ class CommitLog:
         return is_within and adds_up(size, lambda begin, length: self.segments.read(at + begin, length))
 
     def place(self, begin: int, sizes: npt.NDArray[np.int64]) -> Placement:
-        """Lay records of `sizes` bytes out from log offset `begin`. Pure.
+        """Compute the positions of records of `sizes` bytes from log offset `begin` on. Writes nothing.
 
-        A record goes to the next segment when it and the blank's 8 bytes do not fit (RocketMQ's
-        `END_FILE_MIN_BLANK_LENGTH`). Raises `MessageRefused` for one that fits no segment.
+        A record goes to the next segment if it and the 8 bytes of a blank do not fit (RocketMQ's
+        `END_FILE_MIN_BLANK_LENGTH`). Raises `MessageRefused` for a record larger than a segment.
         """
         size = self.segments.size
         ends = np.cumsum(sizes)
@@ -132,9 +135,9 @@ class CommitLog:
     def stretches(
         self, placement: Placement, encoded: Callable[[int, int], memoryview]
     ) -> Iterator[tuple[int, bytes | memoryview]]:
-        """What is written of records that go where `placement` says, some at a time, with the blanks.
+        """Yield log offset and data of each write of an append: its blanks, then its records in pieces.
 
-        encoded: the bytes of records [first, last), back to back.
+        encoded: returns the bytes of records [first, last), back to back.
         """
         for at in placement.blanks:
             blank = np.zeros(1, BLANK)
@@ -148,11 +151,13 @@ class CommitLog:
                 first = end
 
     def write(self, stretches: Stretches, end: int = 0, *, hidden: int | None = None) -> None:
-        """Write what `stretches` say where they say it, in a log that goes up to `end`. Raises `StoreFull`, and
-        `CorruptSegment` where the segment that it ends in is lost: a new one would have a hole before `end`.
+        """Write `stretches` to a log that ends at `end`.
 
-        hidden: leave the head of the record at this log offset out, so that for whoever walks the log, in RocketMQ too,
-        it ends there until `show`.
+        Raises `StoreFull`, and `CorruptSegment` if the last segment is missing: a new one would have a hole before
+        `end`.
+
+        hidden: log offset of a record whose size is left zero. Readers of the log, RocketMQ's too, stop before it until
+        `show` writes the size.
         """
         for at, data in stretches:
             anew = at - at % self.segments.size >= end
@@ -161,28 +166,28 @@ class CommitLog:
             self.segments.write(at, data, anew=anew)
 
     def show(self, offset: int, size: int, *, flush: bool) -> None:
-        """Write the head of the record at log offset `offset`, `size` bytes long, that was hidden."""
+        """Write the size of the record at log offset `offset` that `write` left hidden."""
         self.segments.write(offset, size.to_bytes(_HEAD_BYTES, "big"))
         if flush:
             self.segments.flush(offset, offset + _HEAD_BYTES)
 
     def clear(self, begin: int, end: int) -> None:
-        """Zero [begin, end), on the device too: the first record's head first, so that none is there at any moment."""
+        """Zero and sync [begin, end), first the first record's size, so that no reader sees half of a record."""
         for stop in (min(begin + _HEAD_BYTES, end), end):
             self.segments.zero(begin, stop)
             self.segments.flush(begin, stop)
 
     def may_go_on(self, at: int) -> bool:
-        """Whether a record, or a blank, may begin at log offset `at`, by its head."""
+        """Whether a record or a blank may begin at log offset `at`: its first field is not zero."""
         try:
             return any(self.segments.read(at, _HEAD_BYTES, current=True))
         except OffsetLost:
             return False
 
     def drop_behind(self, end: int) -> None:
-        """Delete the segments that begin behind the log's `end`: a broker that starts looks at the last ones only.
+        """Delete the segments that begin after the log's `end`, because a starting broker reads only the last ones.
 
-        Call when nobody writes any more.
+        Call without concurrent writers.
         """
         behind = [start for start in self.segments.starts() if start > end]
         for start in reversed(behind):
@@ -192,10 +197,10 @@ class CommitLog:
             self.segments.flush_names()
 
     def forget_if_empty(self, end: int) -> None:
-        """Close the segment that begins at the log's `end`: a broker that starts deletes it, to make it anew."""
+        """Close a segment that begins at the log's `end`: a starting broker deletes and recreates it."""
         if end % self.segments.size == 0:
             self.segments.forget()
 
     def next_segment(self, offset: int) -> int:
-        """Log offset of the segment after the one that holds `offset`."""
+        """Return the start of the segment after the one that contains log offset `offset`."""
         return offset - offset % self.segments.size + self.segments.size

@@ -1,7 +1,7 @@
-"""The ConsumeQueue of one topic and queue: where it begins and ends, over `QueueFiles`.
+"""The ConsumeQueue of one queue: its first and last entries.
 
-An entry counts when `size > 0` and `physical_offset + size <= confirm offset`. That is monotone along a queue:
-all entries before the end count, none after it does. So the end is found by bisection and followed from there.
+An entry counts if `size > 0` and `physical_offset + size <= confirm offset`. All entries before the queue's end count,
+and none after it. So the first search for the end is a bisection; later ones start at the end found before.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from store.model.integers import LONG_MAX
 
 _NO_ENTRIES = np.empty(0, CQ_ENTRY)
 _NEARBY = 4
-_LEFT_AT_ONCE = 4096  # entries behind the end that are looked at
+_LEFT_AT_ONCE = 4096  # entries after the end, for one read
 IsMessage = Callable[[str, int, int, int, int], bool]  # topic, queue id, queue offset, physical offset, size
 
 
 class QueueEnd:
-    """Finds the end of the entries that count; a search begins at the end found last."""
+    """Finds the end of the entries that count, from the end found last."""
 
     def __init__(self, files: QueueFiles, name: tuple[str, int], least_end: int, is_message: IsMessage | None) -> None:
-        """name: topic and queue id. least_end: the queue is known to have had so many entries.
+        """name: topic and queue id. least_end: number of entries that the queue is known to have had.
 
-        is_message: decides whether an entry counts if the confirm offset alone cannot tell.
+        is_message: an additional check of whether an entry counts.
         """
         self._files = files
         self._name = name
@@ -42,11 +42,11 @@ class QueueEnd:
     def find(self, confirm_offset: int) -> int:
         """Return the queue offset after the last entry that counts. Raises as `check`, and if entries were lost."""
         if not self._found_end and not self._least_end and not self._files.segments.has_folder:
-            return self._files.begin  # as of most queues of a topic with many: one look instead of three
+            return self._files.begin  # one system call instead of three for the many empty queues of a large topic
         start, low = self._found_end, self._end_nearby(confirm_offset)
         if low is None:
             start, low = self._search_end(confirm_offset)
-        # One look at an entry that is being written may show its size without its offset; a second shows both.
+        # A read concurrent with the write of an entry may have its size without its offset, so check again.
         while low > start and not self._counts(low - 1, confirm_offset):
             low -= 1
         self._found_end = low
@@ -67,7 +67,7 @@ class QueueEnd:
         return None
 
     def _search_end(self, confirm_offset: int) -> tuple[int, int]:
-        """Return where the search began, and the end. Raises as `check`, for a search would end at a missing file."""
+        """Return the start of the search, and the end. Raises as `check`: a missing file would seem to be the end."""
         seen = self._found_end
         is_first = not seen or not self._counts(seen - 1, confirm_offset)
         start = low = self._known_end(self._files.check(), confirm_offset) if is_first else seen
@@ -83,10 +83,10 @@ class QueueEnd:
         return start, end
 
     def _must_end(self, end: int, confirm_offset: int, *, is_first: bool) -> None:
-        """Raises `CorruptSegment` if entries behind the one that ended a search count: then that one is damaged.
+        """Raises `CorruptSegment` if an entry after `end` counts: then entry `end` is damaged.
 
-        If it counts by now, too, a broker wrote them concurrently. is_first: nothing is known of the queue, or its
-        files changed, so look at all entries behind. Only the first message has log offset 0.
+        No error if `end` now counts too: a broker wrote both concurrently. is_first: the queue is unknown or its files
+        changed, so check all later entries.
         """
         found = self._any_counts(end + 1, self._files.entries_left(end + 1, end + _NEARBY).tolist(), confirm_offset)
         at = end + _NEARBY
@@ -97,14 +97,14 @@ class QueueEnd:
             raise CorruptSegment(f"{self._files}: entry {end} is damaged, for more come behind; {MAKE_ANEW}")
 
     def _any_counts(self, start: int, rows: list[tuple[int, int, int]], confirm_offset: int) -> bool:
-        """Whether any of these entries counts. start: queue offset of the first, which is not the queue's first."""
+        """Whether any of these entries counts. start: queue offset of the first, above 0, so log offset 0 is none."""
         for index, (at, size, _) in enumerate(rows, start):
             if at and self._is_published(index, at, size, confirm_offset):
                 return True
         return False
 
     def _known_end(self, first: int, confirm_offset: int) -> int:
-        """Return where a search begins: a damaged entry before it does not end the queue."""
+        """Return the start of a first search. Raises `CorruptSegment` if the last entry known before is damaged."""
         least = self._least_end
         if least > first and not self._counts(least - 1, confirm_offset):
             raise CorruptSegment(f"{self._files}: entry {least - 1}, which it had, is gone; {MAKE_ANEW}")
@@ -119,7 +119,6 @@ class QueueEnd:
         return self._is_published(index, offset, size, confirm_offset)
 
     def _is_published(self, index: int, offset: int, size: int, confirm_offset: int) -> bool:
-        """Whether entry `index` counts, by its log offset and size."""
         if offset == 0 and size == CQ_PRE_BLANK_SIZE:
             return True
         if offset < 0 or size <= 0 or offset + size > confirm_offset:
@@ -128,7 +127,7 @@ class QueueEnd:
 
 
 class ConsumeQueue(QueueFiles):
-    """Entries of one queue, and which of them count."""
+    """The files of one queue, and the range of entries that count."""
 
     def __init__(
         self,
@@ -140,20 +139,20 @@ class ConsumeQueue(QueueFiles):
         least_end: int = 0,
         is_message: IsMessage | None = None,
     ) -> None:
-        """segments: see `queue_segments`. begin: see `Topics.begin`. The rest: as `QueueEnd` takes it."""
+        """segments: see `queue_segments`. begin: see `Topics.begin`. least_end, is_message: see `QueueEnd`."""
         super().__init__(segments, begin)
         self.topic = topic
         self.queue_id = queue_id
         self._end = QueueEnd(QueueFiles(segments, begin), (topic, queue_id), least_end, is_message)
-        self._found_first = 0, LONG_MAX  # the first found last, and for which `min_physical_offset`
+        self._found_first = 0, LONG_MAX  # last result of `min_offset`, and its `min_physical_offset`
 
     @staticmethod
     def at(root: Path, topic: str, queue_id: int, file_size: int | None, *, writable: bool) -> ConsumeQueue:
-        """Return a queue of a directory that nothing else is known of. file_size: as `Segments` takes it."""
+        """Return a queue of a directory without further knowledge of it. file_size: see `Segments`."""
         return ConsumeQueue(topic, queue_id, queue_segments(root, topic, queue_id, file_size, writable=writable))
 
     def max_offset(self, confirm_offset: int) -> int:
-        """Queue offset after the last entry that counts. Raises as `check`, and where it knew of more."""
+        """Return the queue offset after the last entry that counts. Raises as `check`, and if entries were lost."""
         return self._end.find(confirm_offset)
 
     def known_end(self, least: int, confirm_offset: int) -> int:
@@ -167,7 +166,7 @@ class ConsumeQueue(QueueFiles):
         """Return the log offset (bytes) after the record of the last entry that counts, 0 without one."""
         while True:
             max_offset = self.max_offset(confirm_offset)
-            with suppress(OffsetLost):  # or else retention was faster
+            with suppress(OffsetLost):  # retention deleted the file concurrently: try again
                 last = self.entries(max(self.first(), max_offset - 1), max_offset)
                 last = last[last["size"] != CQ_PRE_BLANK_SIZE]
                 return int((last["physical_offset"] + last["size"]).sum())
@@ -179,7 +178,7 @@ class ConsumeQueue(QueueFiles):
         as `entries`.
         """
         (seen, at), high = self._found_first, max_offset
-        if at <= min_physical_offset and seen < high and not self._is_behind(seen, min_physical_offset):  # as a rule
+        if at <= min_physical_offset and seen < high and not self._is_behind(seen, min_physical_offset):  # usually
             return seen
         low = first = self.first()
         if low < seen <= high and self._is_behind(seen - 1, min_physical_offset):
@@ -197,9 +196,9 @@ class ConsumeQueue(QueueFiles):
         return low
 
     def _is_damaged(self, offset: int, first: int) -> bool:
-        """Whether an entry is empty, or its log offset is not above that of the entry before it, if it is not `first`.
+        """Whether an entry is empty, or its log offset is not above its predecessor's. `first` has no predecessor.
 
-        False if retention took it.
+        False if retention deleted the entry.
         """
         try:
             entries = self.entries(max(offset - 1, first), offset + 1)
@@ -210,12 +209,12 @@ class ConsumeQueue(QueueFiles):
         return not entries["size"][-1] or not (np.diff(entries["physical_offset"]) > 0).all()
 
     def begin_at(self, start: int, min_physical_offset: int) -> None:
-        """Prepare the queue for its first entry at `start`: entries before it must not count as those of a record.
+        """Prepare the queue for its first entry at `start`, so that no earlier entry counts.
 
-        As RocketMQ does, fill the first file before it with pre-blank entries. Entries of deleted records may stay,
-        unless `min_offset` would take the last of them for damaged.
+        As RocketMQ does, fill the file before `start` with pre-blank entries. Entries of deleted records may stay,
+        unless `min_offset` would find the last of them damaged.
         """
-        first = start - start % self.entries_per_file  # of a file that may be gone, and those behind it not
+        first = start - start % self.entries_per_file  # its file may be missing although later ones exist
         if self.segments.starts():
             first = min(first, self.first())
         try:
@@ -229,18 +228,18 @@ class ConsumeQueue(QueueFiles):
             self.write_blank(first, start)
 
     def begin_empty(self, start: int) -> None:
-        """Drop all entries, and prepare the queue for its next one at `start` (see `begin_at`)."""
+        """Drop all entries, and prepare the queue for its next entry at `start` (see `begin_at`)."""
         self.truncate(self.begin)
         self.write_blank((start - 1) // self.entries_per_file * self.entries_per_file, start)
 
     def truncate(self, max_offset: int) -> None:
-        """Zero every entry from `max_offset` on, so that those of a dead writer never count; delete empty files.
+        """Zero every entry from `max_offset` on, so that entries of a dead writer never count; delete empty files.
 
-        RocketMQ does so, too: it counts the first entry of an empty last file. Files go from the last one on, each on
-        the device before the one before it changes (see `write`). Call as the only writer. Raises `FlushFailed`.
+        RocketMQ would count the first entry of an empty last file. Starts at the last file and syncs each before it
+        changes the file before it (see `write`). Call as the only writer. Raises `FlushFailed`.
         """
         starts, end = self.segments.starts(), max_offset * CQ_ENTRY.itemsize if max_offset > self.begin else 0
-        if starts and end and end == starts[0]:  # nothing would be left that says where the queue goes on
+        if starts and end and end == starts[0]:  # no file would be left, and with it the queue's end
             self.write_blank(max_offset - self.entries_per_file, max_offset)
         for start in reversed(starts):
             self.segments.zero(max(start, end), start + self.segments.size)
@@ -250,21 +249,21 @@ class ConsumeQueue(QueueFiles):
             self.segments.flush_names()
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
-        """Delete files, never the last, if the log has lost the records of their last entries to retention.
+        """Delete files, never the last, if retention deleted the records of all their entries.
 
-        Return the path of each and the bytes it took. Call as the only writer.
+        Return the path and disk space (bytes) of each. Call as the only writer.
         """
         gone = []
         for start in self.segments.starts()[:-1]:
             end = start // CQ_ENTRY.itemsize + self.entries_per_file
-            last = self.entries(max(end - 2, start // CQ_ENTRY.itemsize), end)  # two, for one may be damaged
-            if last["physical_offset"].max() >= min_physical_offset or last["size"][-1] == 0:  # 0: an append died here
+            last = self.entries(max(end - 2, start // CQ_ENTRY.itemsize), end)  # two, because one may be damaged
+            if last["physical_offset"].max() >= min_physical_offset or last["size"][-1] == 0:  # 0: unfinished append
                 break
             gone.append((str(self.segments.path(start)), self.segments.delete(start)))
         return gone
 
     def _is_behind(self, index: int, min_physical_offset: int) -> bool:
-        """Whether retention took the record of entry `index` from the log."""
+        """Whether retention deleted the record of entry `index`."""
         try:
             entry = self.entries(index, index + 1, current=True)[0]
         except OffsetLost:
@@ -275,5 +274,5 @@ class ConsumeQueue(QueueFiles):
         return bool(0 <= at < min_physical_offset or size == CQ_PRE_BLANK_SIZE)
 
     def _is_deleted(self, index: int) -> bool:
-        """Whether retention took the file of entry `index`, which is missing."""
+        """Whether retention deleted the missing file of entry `index`."""
         return index < self.first()

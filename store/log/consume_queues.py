@@ -1,4 +1,4 @@
-"""`ConsumeQueues`: the queues of one directory, and the one place that opens them."""
+"""`ConsumeQueues` opens and caches the queues of one directory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ from store.log.queue_files import queue_segments
 QueueName = tuple[str, int]  # topic, queue id
 Ends = Mapping[QueueName, int]  # queue offset after the last entry
 
-_MAX_QUEUES = 1 << 16  # of which the ends are remembered
-_OPEN_FILES = 16, 4096  # of all queues together, at least and at most: they are opened as needed
-_SHARE = 4  # of the files that the process may have open: it may have other stores, and files of its own
+_MAX_QUEUES = 1 << 16  # cached
+_OPEN_FILES = 16, 4096  # minimum and maximum for all queues together
+_SHARE = 4  # a store opens at most a quarter of the process's files: the process may open others
 
 
 class ConsumeQueues:
-    """Every queue by its name. Nothing refers back to this object, so dropping it closes their files.
-
-    topics: those of the directory.
-    """
+    """The queues of a directory. Queues do not refer back to this object, so dropping it closes their files."""
 
     def __init__(
         self,
@@ -36,9 +33,9 @@ class ConsumeQueues:
         noted_ends: Callable[[], Ends] = dict,
         is_brokers: Callable[[], bool] = lambda: False,
     ) -> None:
-        """file_size: as `Segments` takes it. is_message: as `ConsumeQueue` takes it.
+        """file_size: see `Segments`. is_message: see `QueueEnd`.
 
-        noted_ends: returns how many entries queues had; called at the first opening, and again after `forget`.
+        noted_ends: returns the recorded ends of queues; called at the first opening, and again after `forget`.
         is_brokers: whether a RocketMQ broker owns the directory: it restarts the queues of recreated topics at 0.
         """
         self.topics = topics = Topics(root)
@@ -62,26 +59,26 @@ class ConsumeQueues:
 
         self._opened = lru_cache(_MAX_QUEUES)(open_queue)
         self._deletions: Callable[[], int] = _never
-        self._seen = 0  # of the deletions
+        self._seen = 0  # deletions
 
     def of(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue, whether it has files or not."""
+        """Return a queue; it need not have files."""
         count = self._deletions()
-        if count != self._seen or count % 2:  # odd: a deletion is under way, keep nothing that is opened now
+        if count != self._seen or count % 2:  # odd: during a deletion, do not cache queues
             self.forget()
-            self._seen = count  # last: other threads that see it rely on `forget`
+            self._seen = count  # after `forget`, because other threads that read the count rely on it
         return self._opened(topic, queue_id)
 
     def follow(self, deletions: Callable[[], int]) -> None:
-        """Forget all queues when a topic is deleted. deletions: as `PublishedEnd.deletions`, asked at every look."""
+        """Forget all queues when a topic is deleted. deletions: see `PublishedEnd.deletions`; called by each `of`."""
         self._deletions = deletions
 
     def existing(self) -> list[QueueName]:
-        """The queues that have a folder, as it stands now."""
+        """Return the queues that now have a folder."""
         return self.topics.table().queues_on_disk
 
     def forget(self) -> None:
-        """Look at all files anew: a topic may have been deleted and created again."""
+        """Drop all cached state, because a topic may have been deleted or recreated."""
         deleted = self.topics.deletions()
         for name in [name for name in list(self._expected) if deleted.get(name[0]) != self._deleted.get(name[0])]:
             self._expected.pop(name, None)
@@ -90,42 +87,41 @@ class ConsumeQueues:
         self._files.forget_all()
 
     def close_deleted(self) -> None:
-        """Close files that were deleted: an open one keeps its space on the device."""
+        """Close deleted files: an open file keeps its disk space."""
         self._files.close_deleted()
 
     def make_room(self) -> None:
-        """Close all files, and keep fewer open from now on: the process had no descriptor left."""
+        """Close all files and lower their limit, after the process ran out of descriptors."""
         self._files.make_room()
 
     def close(self) -> None:
-        """Close all files; the next look at one opens it again."""
+        """Close all files; the next access reopens them."""
         self._opened.cache_clear()
         self._files.forget_all()
 
     def expect(self, ends: Ends) -> None:
-        """Learn how many entries queues had: a queue with fewer is damaged, unless its topic is deleted after this."""
+        """Set the known ends of queues: a shorter queue is damaged, unless its topic is deleted after this call."""
         self._deleted = self.topics.deletions()
         self._expected.update(ends)
 
     @property
     def expected(self) -> Ends:
-        """The ends given to `expect`; there may be more queues, and more entries."""
+        """The ends passed to `expect`. Other queues may exist, and queues may have grown since."""
         return self._expected
 
     def at_most(self, topic: str, queue_id: int, confirm_offset: int, offset: int) -> int:
-        """Return `offset`, or the queue's end if that is less. Reads files only for offsets beyond the expected end."""
+        """Return `offset`, or the queue's end if that is less. Reads files only for offsets after the expected end."""
         if offset <= self._expected.get((topic, queue_id), 0):
             return offset
         return min(offset, self.of(topic, queue_id).max_offset(confirm_offset))
 
 
 def _never() -> int:
-    """Stand for the number of deletions until `follow` sets one."""
     return 0
 
 
 def _open_files() -> int:
-    """Return how many files may be open. A reader of more queues in turn opens one at every look."""
+    """Return the limit of open files. If a reader polls more queues in turn, each access opens a file."""
     least, most = _OPEN_FILES
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else min(most, max(least, soft // _SHARE))

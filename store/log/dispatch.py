@@ -1,4 +1,4 @@
-"""From commit log records to ConsumeQueue entries: RocketMQ's reput, for catching up with a log."""
+"""Walk the commit log and build ConsumeQueue and index entries from its records: RocketMQ's reput."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from store.log.commit_log import CommitLog
 from store.log.queue_files import Entries
 from store.model.errors import OffsetLost
 
-# Who follows a log finds a record or two behind where it was; who walks all of it wants few and large chunks.
+# A walk that follows a growing log finds only a few new records; a walk of the whole log needs few, large chunks.
 _FIRST_CHUNK_BYTES = 64 << 10
 _CHUNK_BYTES = 8 << 20
 _NO_END = 1 << 63
@@ -45,10 +45,10 @@ SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Consecutive sound records of the log, as they were found by walking it.
+    """Consecutive valid records of the log.
 
-    begin: log offset of the first. end: log offset after the last, or after the blank behind it.
-    records: their view, shape (n,); offsets: their log offsets, int64, shape (n,); topics: dictionary, length n.
+    begin: log offset of the first. end: log offset after the last, or after the blank that follows it.
+    records: shape (n,). offsets: log offsets of the records, int64, shape (n,). topics: dictionary, length n.
     """
 
     begin: int
@@ -59,17 +59,16 @@ class LogChunk:
 
     @cached_property
     def properties(self) -> PropertyColumns:
-        """Those of the records."""
         return PropertyColumns(self.records.properties)
 
     @cached_property
     def topic_names(self) -> list[str]:
-        """Of the topics' dictionary."""
+        """Names in the dictionary of `topics`."""
         return [name.decode("utf-8", "replace") for name in self.topics.dictionary.to_pylist()]
 
     @cached_property
     def topic_ids(self) -> Ints:
-        """The number in it of each record's topic, int64, shape (n,)."""
+        """Each record's index into `topic_names`, int64, shape (n,)."""
         return numbers(self.topics.indices).astype(np.int64)
 
     @cached_property
@@ -84,12 +83,13 @@ class LogChunk:
 def walk(
     log: CommitLog, begin: int, *, until: int | None = None, check_crc: bool = True, torn_from: int | None = None
 ) -> Iterator[LogChunk]:
-    """Walk the log from record boundary `begin` to the first thing that is no record, as RocketMQ's recovery does.
+    """Yield the log's records in chunks, from record boundary `begin` to the first invalid one, as RocketMQ recovers.
 
-    Length, magic, physical offset, parts, topic and (by `check_crc`) body CRC must hold. Chunks are non-empty or
-    carry a blank. until: the record boundary where the walk ends at the latest. torn_from: the log offset from which on
-    a machine that went down may have lost sectors: a record that has one of zeros in its properties is none, too, but
-    where it ends with a checksum of all of it.
+    A valid record has a valid length, magic, physical offset, parts, topic and (with `check_crc`) body CRC. A chunk has
+    records, a blank, or both. until: record boundary at which the walk ends at the latest.
+
+    torn_from: log offset after which a machine crash may have lost sectors. After it, a record with a sector of zeros
+    in its properties is invalid too, unless a checksum covers the properties.
     """
     at, chunk_bytes = begin, _FIRST_CHUNK_BYTES
     stop, torn = (_NO_END if offset is None else offset for offset in (until, torn_from))
@@ -97,9 +97,9 @@ def walk(
         try:
             length = int.from_bytes(_read(log, at, SIZE_BYTES), "big", signed=True)
             wanted = min(max(length if log.can_be_record(at, length) else 0, chunk_bytes), stop - at)
-            # 0 at an idle log's end
+            # length is 0 at the end of an idle log
             chunk = _chunk(log, at, wanted, check_crc=check_crc, torn_from=torn) if length > 0 else None
-        except OffsetLost:  # retention was faster
+        except OffsetLost:  # retention deleted the segment concurrently
             return
         if chunk is None or chunk.end == at:
             log.forget_if_empty(at)
@@ -109,7 +109,7 @@ def walk(
 
 
 def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool, torn_from: int) -> LogChunk:
-    """The sound records that lie wholly in the `length` bytes from `at` on."""
+    """Return the valid records that are complete in the `length` bytes from log offset `at` on."""
     data = _read(log, at, length)
     positions, sizes, position = hop(data)
     starts = np.array(positions, np.int64)
@@ -130,9 +130,10 @@ def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool, torn_from: 
 
 
 def _are_whole(records: RecordView, at: int) -> Mask:
-    """Where no sector of the properties reads as zeros; `at`: where in its file the records' view begins.
+    """Return a mask of the records whose properties have no sector of zeros.
 
-    They are what body CRC and the sum of a record's parts say nothing of.
+    Neither the body CRC nor the lengths of a record's parts cover the properties. at: position in its segment of the
+    records' view.
     """
     whole = np.ones(len(records), np.bool_)
     begins, ends = records.properties_starts, records.properties_starts + records.properties_lengths
@@ -150,9 +151,9 @@ def _read(log: CommitLog, at: int, length: int) -> bytes:
 
 
 def hop(data: bytes) -> tuple[list[int], list[int], int]:
-    """Positions and sizes of the records that lie wholly in `data`, by their lengths alone, and where it ends.
+    """Return positions and sizes of the complete records in `data`, and the position after the last, by their lengths.
 
-    The one loop over records here: each length is known only when the one before it is.
+    This needs a Python loop, because each record's length gives the position of the next.
     """
     positions, sizes, position, last = [], [], 0, len(data) - MIN_RECORD_BYTES
     while position <= last:
@@ -166,7 +167,7 @@ def hop(data: bytes) -> tuple[list[int], list[int], int]:
 
 
 def _are_names(topics: pa.DictionaryArray) -> Mask:
-    """Where a topic can be the name of a folder."""
+    """Return a mask of the topics that are valid folder names."""
     good = [_is_text(name) and is_folder_name(name.decode()) for name in topics.dictionary.to_pylist()]
     mask: Mask = np.array(good, np.bool_)[numbers(topics.indices)]
     return mask
@@ -187,7 +188,7 @@ def _is_blank(data: bytes, left: int) -> bool:
 
 
 def _first(records: RecordView, good: Mask) -> RecordView:
-    """The records before the first that is not good."""
+    """Return the records before the first that is not `good`."""
     if good.all():
         return records
     stop = int(np.argmin(good))
@@ -201,10 +202,10 @@ def _measured(view: Bytes, positions: Ints, sizes: Ints) -> RecordView:
 
 
 def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
-    """(topic, queue id, queue offsets int64 (k,), entries (k,)) for every queue in the chunk, in log order.
+    """Yield topic, queue id, queue offsets (int64, shape (k,)) and entries (shape (k,)), each queue's in log order.
 
-    The queue offsets of one such piece are consecutive. What enters which queues is said in `entering`; not here what
-    enters light ones, see `light_entries`.
+    The queue offsets of one piece are consecutive. Excludes light queues (see `light_entries`); `entering` documents
+    which records enter which queues.
     """
     records = chunk.records
     if not len(records):
@@ -221,7 +222,7 @@ def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
 
 
 def light_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
-    """What enters light queues, as `queue_entries`, one by one; but a client may have made it up."""
+    """Yield the entries of light queues as `queue_entries` does, one at a time. A client may have forged them."""
     if len(chunk.records):
         queued = in_own_queue(chunk.records.field("sys_flag"))
         for row, (topic, queue_id, offset) in light_places(chunk.properties, chunk.topic_names, chunk.topic_ids):
@@ -230,9 +231,9 @@ def light_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
 
 
 def all_entries(chunk: LogChunk, deleted: Mapping[str, int]) -> Iterator[tuple[str, int, Ints, Entries, bool]]:
-    """`queue_entries` and `light_entries`, each queue's in log order; and whether they are certain, as the former.
+    """Yield `queue_entries` (certain: True) and `light_entries` (certain: False), each queue's in log order.
 
-    deleted: see `Topics.deletions`; entries of records before these log offsets are left out.
+    deleted: see `Topics.deletions`; skips entries of records before these log offsets.
     """
     certain, light = ((*piece, True) for piece in queue_entries(chunk)), [*light_entries(chunk)]
     pieces: Iterable[tuple[str, int, Ints, Entries, bool]] = certain
@@ -246,10 +247,10 @@ def all_entries(chunk: LogChunk, deleted: Mapping[str, int]) -> Iterator[tuple[s
 
 
 def with_delivery_times(chunk: LogChunk, topic: str, entries: Entries, found: Entries) -> Entries:
-    """Entries made of the chunk's records, with the delivery times that the queue has in its own, `found`; both (k,).
+    """Return rebuilt entries of a queue of delayed messages with the delivery times of its own entries `found`.
 
-    Which delay a level means was its broker's to say (`messageDelayLevel`), so each time can be that is not before
-    the message was stored.
+    The broker's setting `messageDelayLevel` determined these times and is unknown here. So every time that is not
+    before the store time is valid. Both arrays have shape (k,).
     """
     if topic != SCHEDULE_TOPIC:
         return entries
@@ -263,7 +264,7 @@ def with_delivery_times(chunk: LogChunk, topic: str, entries: Entries, found: En
 
 
 def index_keys(chunk: LogChunk, *, tags: bool) -> tuple[KeyHashes, Ints, Ints]:
-    """Hashes, log offsets and store times of all keys in the chunk, as `Index.append` takes them; and of its tags."""
+    """Return hashes, log offsets and store times (ms) of all keys in the chunk, and with `tags` of its tags."""
     topics = chunk.topics.cast(pa.binary()).cast(pa.string())
     unique_keys, keys = map(chunk.properties.value, (PROPERTY_UNIQ_KEY, PROPERTY_KEYS))
     hashes, rows = key_hashes(topics, unique_keys, keys, chunk.properties.value(PROPERTY_TAGS) if tags else None)

@@ -1,9 +1,9 @@
-"""Where every queue ended when the log had some length: the queues' own files must agree with it.
+"""The file `queueends`: the end of every queue at some length of the log, to detect lost queue files.
 
-A queue that lost its folder or last file looks like a shorter one, and an append would give its offsets a second time.
-So writers keep the ends in a file of this project, `queueends`. A recovery writes it, a flusher now and then, and the
-last writer at its close. The log tells of later appends. If the file is unreadable or its checksum wrong, the queues
-are rebuilt from the log.
+A queue that lost its folder or last file looks like a shorter queue, and an append would assign its offsets again. So
+writers record the ends in this file, which RocketMQ does not have. A recovery writes it, the flusher from time to time,
+and the last writer at its close. For later appends the log is read. If the file is damaged, the queues are rebuilt from
+the log.
 """
 
 from __future__ import annotations
@@ -41,18 +41,16 @@ from store.model.errors import ConfigError, CorruptSegment, CorruptStore, system
 from store.model.integers import LONG_MAX
 
 _VERSION = 1
-_CRC = b', "crc": '  # of all bytes before it; behind it a number and "}". In no other place: JSON escapes its quotes
-_MAX_BYTES = 256 << 20  # ten thousand queues take half a megabyte
+_CRC = b', "crc": '  # then the CRC of all bytes before, and "}". Cannot occur in a JSON string, which escapes quotes
+_MAX_BYTES = 256 << 20  # 10,000 queues take half a megabyte
 _OFFSET, _SIZE = (
     (field_offset(CQ_ENTRY, name), field_offset(CQ_ENTRY, name) + CQ_ENTRY[name].itemsize)
     for name in ("physical_offset", "size")
 )
-_WRITE_EVERY = 64 << 20  # bytes of log: more are not walked when a writer was killed
+_WRITE_EVERY = 64 << 20  # bytes of log: limits the walk after a writer was killed
 
 
 class _QueueEndsFile(msgspec.Struct):
-    """The file."""
-
     version: int
     logOffset: Long
     queues: list[tuple[str, Long, Long]]
@@ -63,9 +61,9 @@ class _QueueEndsFile(msgspec.Struct):
 class QueueEnds:
     """The ends of queues and index files when the log ended at `at` (bytes).
 
-    of: queue offset after the last entry of each queue that has any. index: by name of an index file, log offset of the
-    last record before `at` that it names, if it names none behind it. gaps: stretches of the log before `at` whose
-    records are not in `of` yet.
+    of: queue offset after the last entry of each queue that has any.
+    index: log offset of the last record in each index file, by file name, unless the file has records after `at`.
+    gaps: ranges of the log before `at` whose records are not yet in `of`.
     """
 
     at: int
@@ -76,9 +74,9 @@ class QueueEnds:
 
     @staticmethod
     def read(root: Path) -> QueueEnds | None:
-        """Read the file of a directory, leaving out topics that were deleted since.
+        """Read the file of a directory without topics that were deleted since.
 
-        None if it is missing; None, with a warning, if it is damaged.
+        Returns None if the file is missing, and also, with a warning, if it is damaged.
         """
         try:
             found = QueueEnds.sound(root)
@@ -108,7 +106,7 @@ class QueueEnds:
 
     @staticmethod
     def known(root: Path, log: CommitLog, end: int, begin: int = 0) -> QueueEnds:
-        """Read the file, and from the log what came since, up to `end` at least; without a file, from `begin` on."""
+        """Read the file, then the log after it, at least up to `end`. Without a file, read the log from `begin` on."""
         found = QueueEnds.read(root) or QueueEnds(min(begin, end), {})
         if found.at < end:
             begin, deleted = max(found.at, log.min_offset()), Topics(root).deletions()
@@ -116,43 +114,44 @@ class QueueEnds:
         return found
 
     def write(self, root: Path, index: Index) -> None:
-        """Replace the file of a directory. An error of the system is ignored, such as for a full device.
+        """Replace the file of a directory. Ignores OS errors, such as a full device.
 
-        The next opening notices an old file, and then reads the whole log.
+        The next opening then finds an older file and reads more of the log.
         """
         queues = [(topic, queue, end) for (topic, queue), end in sorted(self.of.items())]
-        with suppress(OSError, ConfigError):  # a file in the index that is none of ours
-            # What is behind that may yet be undone; files before the newest noted one have got no more.
+        with suppress(OSError, ConfigError):  # ConfigError: a foreign file in the index
+            # Keys after `at` may still be undone. Files before the newest recorded one got no more keys.
             for name, last in index.last_keys(self.at, max(self.index, default="")).items():
-                if name not in self.index or index.has(self.index[name], name):  # or else it stays, to be missed
+                if name not in self.index or index.has(self.index[name], name):  # if not, a key was lost: keep that
                     self.index[name] = last
             text = encode(_QueueEndsFile(_VERSION, self.at, queues, self.index))[:-1]
             write_file(root / QUEUE_ENDS_FILE, b"%b%b%d}" % (text, _CRC, zlib.crc32(text)))
             self.written_at = self.at
 
     def is_due(self, index: Index) -> bool:
-        """Whether much was flushed since the file was written, or the first key of an index file."""
+        """Whether much of the log, or the first key of an index file, was flushed since the file was written."""
         if self.at - self.written_at >= _WRITE_EVERY:
             return True
         newest = max(self.index, default="")
-        # Retention may have taken the folder or a file. ConfigError: a file that is not ours.
+        # FileNotFoundError: retention deleted the file. ConfigError: a foreign file.
         with system_errors(index.directory), suppress(FileNotFoundError, ConfigError):
             is_new = max(os.listdir(index.directory), default="") > newest
             return is_new and bool(index.last_keys(self.at, newest).keys() - self.index.keys())
         return False
 
     def forget(self, deleted: Mapping[str, int]) -> None:
-        """Drop the queues of topics that were deleted since. deleted: `Topics.deletions`.
+        """Drop the queues of topics that were deleted since. deleted: see `Topics.deletions`.
 
-        A topic that was deleted before `at` was created again before it was noted.
+        A recorded topic that was deleted before `at` was recreated since, so its queues stay.
         """
         for name in [name for name in self.of if deleted.get(name[0], -1) >= self.at]:
             del self.of[name]
 
     def follow(self, begin: int, end: int, ranges: Ranges, deleted: Mapping[str, int] = NOTHING) -> None:
-        """Note the entries of the flushed stretch [begin, end) of the log; other writers flushed what lies before it.
+        """Record the entries of the flushed range [begin, end) of the log; other writers flushed the ranges before it.
 
-        ranges: without topics that were `deleted` when `end` was flushed. Others may have noted later lives since.
+        ranges: entries by queue, without topics that were `deleted` when `end` was flushed. For a topic that was
+        deleted later, another writer may have recorded the recreated topic's queues already.
         """
         self.forget(deleted)
         if begin > self.at:
@@ -161,10 +160,10 @@ class QueueEnds:
         self.at = max(self.at, end)
 
     def complete(self, log: CommitLog, written: QueueEnds, deleted: Mapping[str, int] = NOTHING) -> bool:
-        """Close the gaps from `written`, which another writer may have written, and from the log.
+        """Close the gaps with another writer's file `written`, and with the log.
 
-        Return whether all are closed. They stay if the log is damaged, or its beginning was deleted; then the next
-        opening reads everything.
+        Return whether all gaps are closed. If the log is damaged or its beginning was deleted, they stay, and the next
+        opening reads the whole log.
         """
         self._merge(written.of)
         self.index |= written.index
@@ -177,7 +176,7 @@ class QueueEnds:
             self._merge({name: stop for name, (_, stop) in ranges.items()})
         self.gaps = []
         first_byte = log.min_offset()
-        self.index = {name: end for name, end in self.index.items() if end >= first_byte}  # retention took the others
+        self.index = {name: end for name, end in self.index.items() if end >= first_byte}  # the others expired
         return True
 
     def agree_with(
@@ -190,14 +189,15 @@ class QueueEnds:
         announced: int | None = None,
         filed_anew: bool = False,
     ) -> bool:
-        """Whether queues and index reach as far as noted here, and the queues as far as the log up to `end`.
+        """Whether queues and index have all entries recorded here, and the queues all entries of the log up to `end`.
 
-        Queues of topics that a broker deleted do not count, if brokers list such topics.
-        announced: up to which log offset an append was under way that died, `end` without one: then there is nothing
-        behind either, but in the queues that it names, in which `Appender.repair` undoes it, or in all where they
-        cannot be told. In files that are newer than the log there is. None: there may be in all queues, for a recovery
-        cuts them off.
-        filed_anew: what the index has behind its `trusted` files need not be there.
+        Ignores queues of topics that a broker deleted, if brokers list such topics in the table.
+
+        announced: log offset up to which an unfinished append may have written; `end` without one. Queues may have
+        entries after their ends only if that append wrote to them (`Appender.repair` undoes it), or if the log cannot
+        tell which queues it wrote to. Other such entries show that the files are newer than the log. None allows them
+        in all queues, because a recovery truncates them.
+        filed_anew: the caller rebuilds the index after its `trusted` files, so keys after these may be missing.
         """
         root = log.segments.directory.parent
         table = TopicTable(root)
@@ -214,7 +214,7 @@ class QueueEnds:
             return dead is not None and name not in dead
 
         for name, folder in folders.items():
-            begin = deleted.get(name[0], 0)  # or else it is that of an older life, from a backup
+            begin = deleted.get(name[0], 0)  # an entry before the deletion comes from a restored backup
             if not _reaches(folder, self.of[name], queue_file_size, begin, end, is_last(name)):
                 return False
         others = (name for name in table.queues_on_disk if name[0] in topics and name not in self.of)
@@ -227,9 +227,9 @@ class QueueEnds:
         return _begin(several, log, deleted) and self._index_holds(log, index, until, filed_anew=filed_anew)
 
     def forget_all_but(self, existing: Sequence[QueueName]) -> bool:
-        """Forget the queues of topics that a broker deleted: recreated, they begin at 0. Return whether there were any.
+        """Forget queues that a broker deleted, because it restarts them at 0. Return whether there were any.
 
-        existing: the queues on disk, of a directory with which these `agree`.
+        existing: the queues on disk. Call only if `agree_with` returned True.
         """
         gone = self.of.keys() - set(existing)
         for name in gone:
@@ -240,7 +240,7 @@ class QueueEnds:
         self.of.update({name: max(self.of.get(name, 0), end) for name, end in ends.items()})
 
     def _index_holds(self, log: CommitLog, index: Index, end: int | None, *, filed_anew: bool) -> bool:
-        """end: of the log, behind which the index has no key; None if it may have some."""
+        """Whether the index has the recorded keys, and none after log offset `end`; None allows later keys."""
         if not index.is_enabled:
             return True
         names, first_byte = set(index.names()), log.min_offset()
@@ -257,7 +257,7 @@ class QueueEnds:
 
 
 def _checked(data: bytes) -> bytes:
-    """Return the content of the file. An earlier version wrote no checksum. Raises `ValueError` if it does not fit."""
+    """Return `data`. Raises `ValueError` if its checksum does not match. An earlier version wrote no checksum."""
     text, found, crc = data.rpartition(_CRC)
     if found and crc != b"%d}" % zlib.crc32(text):
         raise ValueError
@@ -265,10 +265,10 @@ def _checked(data: bytes) -> bytes:
 
 
 def _reaches(folder: str, stop: int, file_size: int, begin: int, end: int, is_last: bool) -> bool:
-    """Whether a queue has the entry before queue offset `stop`, of a record in [begin, end) of the log.
+    """Whether a queue has the entry before queue offset `stop`, for a record in [begin, end) of the log.
 
-    The entry behind it must not be of a record before `end`, or the end was noted wrong; it must be empty if the one
-    before it `is_last`. Works without `Segments`, paths and arrays, for there may be ten thousand queues.
+    The next entry must not be for a record before `end`, or the recorded end was wrong. With `is_last` the next entry
+    must be empty. Avoids `Segments`, paths and arrays, because a store may have 10,000 queues.
     """
     position = (stop - 1) * CQ_ENTRY.itemsize
     start = position - position % file_size
@@ -278,14 +278,14 @@ def _reaches(folder: str, stop: int, file_size: int, begin: int, end: int, is_la
 
 
 def _has_entries(folder: str, end: int, is_last: bool) -> bool:
-    """Whether a queue without a noted end has entries, by the same rule as `_reaches` for entries behind an end."""
+    """Whether a queue without a recorded end has entries, by the rule of `_reaches` for the entry after an end."""
     files = list_files(Path(folder))
     entry = _read(f"{folder}/{files[0][0]}", 0) if files else b""
     return any(entry) if is_last else _counts(entry, end)
 
 
 def _read(path: str, position: int) -> bytes:
-    """Read an entry of a queue's file, and the one behind it if the file has it; b"" if the file is missing."""
+    """Read an entry of a queue's file, and the next one if the file has it; b"" if the file is missing."""
     with system_errors(path):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -298,8 +298,8 @@ def _read(path: str, position: int) -> bytes:
 
 
 def _counts(data: bytes, end: int, begin: int = 0) -> bool:
-    """Whether the first entry in `data` is of a record in [begin, end) of the log, or a pre-blank one."""
-    # Without their signs: what is negative is behind every end then.
+    """Whether the first entry in `data` is for a record in [begin, end) of the log, or a pre-blank one."""
+    # Parsed as unsigned, so that negative offsets and sizes are after every end.
     offset, size = (int.from_bytes(data[first:last], "big") for first, last in (_OFFSET, _SIZE))
     return size == CQ_PRE_BLANK_SIZE or (size > 0 and begin <= offset <= end - size)
 
@@ -309,7 +309,7 @@ def _folder(root: Path, name: QueueName) -> str:
 
 
 def _begin(folders: Mapping[QueueName, str], log: CommitLog, deleted: Mapping[str, int]) -> bool:
-    """Whether the first files of queues that have had several are the first ones that the log has something of."""
+    """Whether no queue in `folders` lost its first files although the log still has their records."""
     begins = {}
     for name, folder in folders.items():
         first, status = list_files(Path(folder))[0]
@@ -317,7 +317,7 @@ def _begin(folders: Mapping[QueueName, str], log: CommitLog, deleted: Mapping[st
             path = f"{folder}/{first}"
             with system_errors(path), open(path, "rb", buffering=0) as file:
                 at, size = struct_of(CQ_ENTRY).unpack(file.read(CQ_ENTRY.itemsize))[:2]
-            if not size:  # it says nothing of what was before
+            if not size:  # an empty entry does not tell which records came before
                 return False
             begins[name] = Begin(int(first) // CQ_ENTRY.itemsize, at, size)
     with suppress(CorruptSegment):

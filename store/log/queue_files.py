@@ -1,4 +1,4 @@
-"""The files of one queue: an array of 20-byte entries over `Segments`."""
+"""The files of one queue: an array of 20-byte entries in fixed-size files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _EMPTY = bytes(CQ_ENTRY.itemsize)
 def queue_segments(
     root: Path, topic: str, queue_id: int, file_size: int | None, *, writable: bool, files: OpenFiles | None = None
 ) -> Segments:
-    """Return the segments of one queue. file_size, files: as `Segments` takes them."""
+    """Return the segments of one queue. file_size, files: see `Segments`."""
     return Segments(root, f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}", file_size, writable=writable, files=files)
 
 
 class QueueFiles:
-    """Entries of one queue, addressed by queue offset (an index, not a byte offset), whether they count or not."""
+    """All entries of one queue, by queue offset (an index, not a byte offset), also those that do not count."""
 
     def __init__(self, segments: Segments, begin: int) -> None:
         """begin: see `Topics.begin`."""
@@ -41,31 +41,29 @@ class QueueFiles:
 
     @property
     def entries_per_file(self) -> int:
-        """How many entries a file has."""
-        return self.segments.size // CQ_ENTRY.itemsize or 1  # without files it is all the same
+        return self.segments.size // CQ_ENTRY.itemsize or 1  # without files any number above 0 will do
 
     def file_end(self, offset: int) -> int:
-        """Queue offset after the last entry of the file that entry `offset` is in."""
+        """Return the queue offset after the last entry of the file that contains entry `offset`."""
         return (offset // self.entries_per_file + 1) * self.entries_per_file
 
     @property
     def has_files(self) -> bool:
-        """Whether it has any; without one it has no messages."""
         return bool(self.segments.starts())
 
     def first(self) -> int:
-        """Queue offset of the first entry of the first file that can be a message's; where it begins without files."""
+        """Return the first queue offset that has a file, but at least `begin`."""
         return max(self.begin, self.segments.first() // CQ_ENTRY.itemsize)
 
     def check(self) -> int:
-        """`first`; raises `CorruptSegment` for a file with a wrong name or length, or one missing in between."""
+        """Return `first()`. Raises `CorruptSegment` for a wrong name or length, or a missing file in the middle."""
         starts = self.segments.check(MAKE_ANEW)
         return max(self.begin, starts[0] // CQ_ENTRY.itemsize if starts else 0)
 
     def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
-        """Entries [start, end), shape (end - start,), dtype CQ_ENTRY, copied. current: as `Segments.read` takes it.
+        """Return a copy of entries [start, end), shape (end - start,), dtype CQ_ENTRY. current: see `Segments.read`.
 
-        Raises `OffsetLost` when a file is gone, `CorruptSegment` when one is shorter than it was.
+        Raises `OffsetLost` if a file is missing, `CorruptSegment` if a file was truncated.
         """
         pieces = []
         while start < end:
@@ -75,7 +73,7 @@ class QueueFiles:
         return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), CQ_ENTRY)
 
     def entries_left(self, start: int, end: int) -> Entries:
-        """`entries`, zeros where a file is gone."""
+        """Return `entries`, with zeros in the place of missing files."""
         found, at = np.zeros(end - start, CQ_ENTRY), start
         while at < end:
             stop = min(end, self.file_end(at))
@@ -85,13 +83,13 @@ class QueueFiles:
         return found
 
     def write(self, start: int, entries: Entries | bytes) -> bool:
-        """Write entries, or their bytes, from queue offset `start` on, creating files as needed; whether each that was
-        made begins with them: or else a file that had others is lost.
+        """Write entries, or their bytes, from queue offset `start` on; create files as needed.
 
-        Raises `StoreFull`, `FlushFailed`.
+        Returns False if it created a file and wrote to its middle: earlier entries were lost. Raises `StoreFull`,
+        `FlushFailed`.
 
-        A file is begun when the one before is on the device: after a crash RocketMQ looks at the last three only.
-        As RocketMQ does, the first entry of the queue gets pre-blank entries before it in its file.
+        Syncs a file before it creates the next one, because after a crash RocketMQ checks only the last three. As
+        RocketMQ does, fills the first file with pre-blank entries before the queue's first entry.
         """
         is_whole = start != self.begin or self.write_blank(start - start % self.entries_per_file, start)
         data = memoryview(entries if isinstance(entries, bytes) else entries.tobytes())
@@ -105,29 +103,29 @@ class QueueFiles:
         return is_whole
 
     def write_blank(self, start: int, end: int) -> bool:
-        """As `write` of pre-blank entries in [start, end)."""
+        """Write pre-blank entries to [start, end); return as `write`."""
         blank = np.zeros(end - start, CQ_ENTRY)
         blank["size"] = CQ_PRE_BLANK_SIZE
         return start == end or self.write(start, blank)
 
     def stale(self, max_offset: int) -> int | None:
-        """Queue offset of the first entry from `end` on that is not empty, None without: none may be there."""
+        """Return the queue offset of the first stale entry: at or after `max_offset`, not empty. None without one."""
         for start in self.segments.starts()[-1:]:
             found = self.segments.first_not_zero(max_offset * CQ_ENTRY.itemsize, start + self.segments.size)
             return None if found is None else found // CQ_ENTRY.itemsize
         return None
 
     def write_again(self, start: int) -> None:
-        """`Segments.write_again` of the files from that of entry `start` on. Call as the only writer."""
+        """Call `Segments.write_again` for the files from entry `start` on. Call as the only writer."""
         for last in self.segments.starts()[-1:]:
             self.segments.write_again(start * CQ_ENTRY.itemsize, last + self.segments.size)
 
     def flush(self, start: int, end: int) -> None:
-        """Bring entries [start, end) to the device."""
+        """Sync entries [start, end)."""
         self.segments.flush(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize)
 
     def _read(self, start: int, end: int, *, current: bool = False) -> bytes:
-        """Entries [start, end), which stand in one file; an empty one is looked for again in the file on disk."""
+        """Read entries [start, end) of one file. If the last is empty, reopen the file by name: it may be replaced."""
         where = start * CQ_ENTRY.itemsize, (end - start) * CQ_ENTRY.itemsize
         data = self.segments.read(*where, current=current)
         return data if current or not data.endswith(_EMPTY) else self.segments.read(*where, current=True)

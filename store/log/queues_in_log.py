@@ -1,14 +1,15 @@
-"""What the log's records say of the queues: where each begins and ends, and which entries a stretch of the log has.
+"""Derive the state of the queues from the log: their first and last offsets, and the entries of a range of the log.
 
 `QueuesInLog` is filled by walking the log. A RocketMQ broker restarts the queues of a recreated topic at 0, and so did
-earlier versions. The log then has records with the same topic, queue and offsets: those of the newest life count. A new
-life is known by its queue offsets, which go back. No checksum covers them, so the queue's own entries must agree.
+earlier versions. The log then has several records with the same topic, queue and queue offset, and only the recreated
+topic's records count. The code calls the records between two restarts a life of the queue. A new life begins if queue
+offsets go back. No checksum covers queue offsets, so the queue's own entries must confirm it.
 
-`must_begin` tells a lost first file of a queue from one that retention took. Retention takes no file if the log still
-has one of its records. So the log has no older message of a queue, unless the queue's first file is lost.
+`must_begin` distinguishes a lost first file of a queue from an expired one. Retention keeps a file while the log has
+one of its records. So if the log has an older message of a queue, the queue's first file is lost.
 
-`Unflushed` and `ranges_of` tell which entries belong to a stretch of the log, so that a flush, or a repair, touches
-their files and no others.
+`Unflushed` and `ranges_of` return the entries of a range of the log, so that a flush or a repair touches only their
+files.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ Ranges = dict[QueueName, tuple[int, int]]  # queue offsets [start, end) of each 
 
 _ID_BITS = 32
 _ID_MASK = (1 << _ID_BITS) - 1
-_QUEUE_COSTS = 64 << 10  # bytes of log that are read in the time of flushing a queue that has nothing new
-_MUCH = 4 << 20  # bytes of log that are read in less time than queues are listed
-_NOTES = 1 << 14  # of some 400 bytes; what falls out is looked up in the log
+_QUEUE_COSTS = 64 << 10  # reading so many bytes of log takes as long as flushing a queue without new entries
+_MUCH = 4 << 20  # reading so many bytes of log is faster than listing the queues
+_NOTES = 1 << 14  # of about 400 bytes; older appends are read from the log
 NOTHING: Mapping[str, int] = {}
-_MAX_OFFSET = (1 << 62) // CQ_ENTRY.itemsize  # a queue's file must have a place for it
+_MAX_OFFSET = (1 << 62) // CQ_ENTRY.itemsize  # its byte position must fit
 
 
 class Life(NamedTuple):
-    """From here on a queue's records are those that count, up to the next life."""
+    """The first record of a life: records from here to the next life count."""
 
     start: int  # queue offset of its first record
     at: int  # log offset of that record
@@ -55,12 +56,14 @@ class Life(NamedTuple):
 
 @dataclass(slots=True)
 class QueueInLog:
-    """One queue, as far as the log was walked.
+    """The state of one queue after a part of the log was walked.
 
-    max_offset: queue offset after its last record. lives: both numbers of them ascend; none before the first record.
-    is_cut: the log's beginning was deleted, so the first record found may have any offset. is_remembered: only its end
-    is known, and not from its files. restarted_at: log offset of the record whose queue offset went back, 0 without
-    one. passed_over: queue and log offsets of records that claim a place in this queue wrongly.
+    max_offset: queue offset after its last record.
+    lives: ascending by both fields; empty before the first record.
+    is_cut: the log's beginning was deleted, so the first record may have any queue offset.
+    is_remembered: only the end is known, and not from the queue's files.
+    restarted_at: log offset of the record whose queue offset went back, 0 without one.
+    passed_over: queue and log offsets of records that name this queue wrongly.
     """
 
     max_offset: int
@@ -72,7 +75,7 @@ class QueueInLog:
 
     @property
     def begin(self) -> int:
-        """Queue offset of the first record that counts; the end without one."""
+        """Queue offset of the first record that counts; `max_offset` without one."""
         return self.lives[0].start if self.lives else self.max_offset
 
     def grow(self, start: int, at: int, count: int) -> None:
@@ -94,19 +97,20 @@ class QueueInLog:
 
 
 class QueuesInLog:
-    """All queues of one walk."""
+    """The queues of one walk."""
 
     def __init__(self, queues: ConsumeQueues, is_message: IsMessage, first_byte: int) -> None:
-        """is_message: whether an entry agrees with its record. first_byte: first log offset that is left."""
+        """is_message: returns whether an entry matches its record. first_byte: first log offset that retention left."""
         self.found: dict[QueueName, QueueInLog] = {}
         self._queues = queues
         self._is_message = is_message
         self._is_cut = first_byte > 0
 
     def begin(self, name: QueueName, max_offset: int) -> QueueInLog:
-        """Begin with a queue that has `max_offset` entries before the walk's first record.
+        """Add a queue that has `max_offset` entries before the walk's first record.
 
-        If it has none, and the log its first byte, the queue's first files may be lost: it begins at `Topics.begin`.
+        If it has no entries and the log has its first byte, the queue's first files may be lost. Then the queue begins
+        at `Topics.begin`.
         """
         of_files = self._queues.of(*name)
         is_bare = max_offset == of_files.first()
@@ -126,11 +130,10 @@ class QueuesInLog:
         return True
 
     def pass_over(self, name: QueueName, offset: int, at: int) -> None:
-        """Ignore the record at log offset `at` in this queue, for it may not follow the one before it."""
+        """Ignore the record at log offset `at` in this queue, because it may not follow the record before it."""
         self.found[name].passed_over.add((offset, at))
 
     def warn_of_passed_over(self) -> None:
-        """Warn if records were passed over."""
         found = [(at, name) for name, queue in self.found.items() for _, at in queue.passed_over]
         if found:
             at, (topic, _) = min(found)
@@ -143,7 +146,7 @@ class QueuesInLog:
             )
 
     def leave_out_deleted(self, existing: Collection[QueueName]) -> None:
-        """Drop queues that ended with an older life of their topic: others have a newer one, these have no folder.
+        """Drop queues that were not recreated with their topic: other queues restarted later, and these have no folder.
 
         existing: queues that have a folder. Call after the last record.
         """
@@ -157,17 +160,17 @@ class QueuesInLog:
                 del self.found[name]
 
     def _begins(self, name: QueueName, queue: QueueInLog, start: int, at: int) -> bool:
-        """Whether the record at log offset `at` is the first that is left.
+        """Whether the record at log offset `at` is the queue's first one that retention left.
 
-        The queue's own entry may say so, too: then entries of older records are damaged.
+        The queue's own entry for it also confirms this; entries of older records are then damaged.
         """
         return queue.is_cut or (self._is_cut and start > queue.max_offset and self._entry(name, start)[0] == at)
 
     def _begins_life(self, name: QueueName, max_offset: int, start: int, at: int) -> bool:
-        """Whether the record at log offset `at` begins a life: its queue offset goes back, and the entries agree.
+        """Whether the record at log offset `at` begins a life: its queue offset goes back and the entries confirm it.
 
-        They disagree if the queue has this record at its end: then the record's offset is damaged. They disagree, too,
-        if the queue has a sound older record at this offset: it would have been deleted with its life.
+        If the queue's last entry is for this record, the record's offset is damaged. If the queue has a valid older
+        record at this offset, this is no restart either: a restart would have deleted that entry.
         """
         if start >= max_offset or self._entry(name, max_offset)[0] == at:
             return False
@@ -193,19 +196,19 @@ class Begin(NamedTuple):
 
     @staticmethod
     def of(queue: ConsumeQueue) -> Begin:
-        """Read it from a queue that has files. Raises `OffsetLost` if retention takes the first one concurrently."""
+        """Read the first entry of a queue with files. Raises `OffsetLost` if retention deletes it concurrently."""
         first = queue.first()
         at, size, _ = queue.entries(first, first + 1)[0].item()
         return Begin(first, at, size)
 
 
 def first_left(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
-    """Return `offset`, or the queue's first offset if that is larger, for retention took the entries before it.
+    """Return `offset`, or the queue's first offset if retention deleted the entries before that.
 
-    Raises `CorruptSegment` if the log still has the records of these entries, or is damaged and cannot tell.
+    Raises `CorruptSegment` if the log still has the records of these entries, or if it is damaged and cannot tell.
     """
     while (first := queue.first()) > offset:
-        with suppress(OffsetLost):  # or else retention was faster
+        with suppress(OffsetLost):  # retention deleted the file concurrently: try again
             if must_begin(log, {(queue.topic, queue.queue_id): Begin.of(queue)}):
                 return first
             raise CorruptSegment(
@@ -216,9 +219,9 @@ def first_left(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
 
 
 def behind_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: OffsetLost) -> int:
-    """Return where to go on in a queue after reading from `offset` on raised `lost`: at its first offset by now.
+    """Return the offset at which to resume after a read from `offset` raised `lost`: the queue's first offset.
 
-    Raises `CorruptSegment` as `first_left`, and if a file other than the first ones is missing.
+    Raises `CorruptSegment` as `first_left`, and if a file in the middle is missing.
     """
     first = first_left(log, queue, offset)
     if first == offset:
@@ -229,13 +232,13 @@ def behind_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: OffsetLo
 def must_begin(
     log: CommitLog, begins: Mapping[QueueName, Begin], deleted: Mapping[str, int] = NOTHING, most: int = LONG_MAX
 ) -> bool:
-    """Whether the log is readable far enough to confirm these begins of queues.
+    """Whether the log confirms that these queues lost no first file; False if it is unreadable before that is certain.
 
-    deleted: topics and the log offsets of their deletions; messages before these offsets went with their queues. most:
-    walk at most so many bytes. Raises `CorruptSegment` if the log has an older message of one of the queues.
+    deleted: log offset of each topic's last deletion; earlier messages were deleted. most: limit of the walk in bytes.
+    Raises `CorruptSegment` if the log has an older message of one of the queues.
     """
     while True:
-        at = first = log.min_offset()  # asked behind the files: segments go before they do
+        at = first = log.min_offset()  # read after the queues' files: retention deletes segments before these
         late = {
             name: begin for name, begin in begins.items() if begin.offset and begin.at > first and not _is_blank(begin)
         }
@@ -244,12 +247,12 @@ def must_begin(
             for name, begin in late.items():
                 _must_have_none(log, chunk, name, begin, deleted.get(name[0], 0))
             at = chunk.end
-        if at >= end or log.min_offset() == first:  # or else retention was faster
+        if at >= end or log.min_offset() == first:  # if not, retention deleted a segment concurrently: try again
             return at >= end
 
 
 def _is_blank(begin: Begin) -> bool:
-    """Whether the entry only says that the queue begins behind it."""
+    """Whether the entry is pre-blank: the queue begins after it."""
     return begin.size == CQ_PRE_BLANK_SIZE
 
 
@@ -280,10 +283,10 @@ class _Note(NamedTuple):
 
 
 class Unflushed:
-    """Notes of the appends of one process, so that a flush need not read the log to know their queue entries.
+    """A cache of the queue entries of this process's recent appends, so that a flush need not read them from the log.
 
-    The log says the same, more slowly, and is read for appends without a note, such as those of other processes. Only
-    published appends are noted, for a wrong note would do harm. Any thread may call.
+    Appends without a note, such as other processes' appends, are read from the log. Note only published appends: a
+    wrong note would lose entries. Thread-safe.
     """
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues) -> None:
@@ -292,14 +295,14 @@ class Unflushed:
         self._notes: deque[_Note] = deque(maxlen=_NOTES)
 
     def note(self, begin: int, end: int, ranges: Ranges) -> None:
-        """An append of [begin, end) was published."""
+        """Record the entries of a published append of log offsets [begin, end)."""
         self._notes.append(_Note(begin, end, ranges))
 
     def take(self, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
-        """Return the entries of the published stretch [begin, end), and drop its notes.
+        """Return the entries of the published range [begin, end) of the log, and drop its notes.
 
-        None if the log is damaged, or if so much is without a note that flushing all queues takes less time.
-        deleted: as `ranges_of` takes it.
+        Returns None if the log is damaged, or if flushing all queues is faster than reading appends without a note.
+        deleted: see `ranges_of`.
         """
         notes = [note for note in self._take_notes(end) if note.end > begin]
         unknown = end - begin - sum(note.end - note.begin for note in notes)
@@ -320,19 +323,19 @@ class Unflushed:
         while self._notes:
             try:
                 note = self._notes.popleft()
-            except IndexError:  # another thread flushes, too
+            except IndexError:  # another thread took the last note concurrently
                 return
-            if note.end > end:  # it comes last, as it did
+            if note.end > end:  # keep it for the next flush
                 self._notes.appendleft(note)
                 return
             yield note
 
 
 def ranges_of(log: CommitLog, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
-    """Return the queue entries of the messages in [begin, end) of the log; None if the log does not have all of them.
+    """Return the queue entries of the messages in [begin, end) of the log; None if the log is damaged.
 
-    Messages that we append enter the queue that they name and no other (see `entering`). deleted: topics and the log
-    offsets of their deletions; messages before these offsets went with their queues.
+    Messages that this project appends enter only the queue that they name (see `entering`). deleted: log offset of
+    each topic's last deletion; earlier messages are skipped.
     """
     found: Ranges = {}
     chunks = walk(log, begin, until=end, check_crc=False)
@@ -347,7 +350,7 @@ def _ranges_in(chunk: LogChunk, deleted: Mapping[str, int]) -> Iterator[tuple[Qu
     offsets = chunk.records.field("queue_offset")
     topics = numbers(chunk.topics.indices).astype(np.int64)
     queues = topics << _ID_BITS | chunk.records.field("queue_id")
-    order = np.argsort(queues, kind="stable")  # so those of a queue ascend
+    order = np.argsort(queues, kind="stable")  # stable, so that the offsets of each queue ascend
     if any(at > chunk.begin for at in deleted.values()):
         begins = np.array([deleted.get(name.decode(), 0) for name in chunk.topics.dictionary.to_pylist()], np.int64)
         order = order[(chunk.offsets >= begins[topics])[order]]
