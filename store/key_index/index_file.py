@@ -139,7 +139,7 @@ class IndexTable:
         return bisect_left(range(limit), end_offset, INDEX_NO_ENTRY + 1, limit, key=stands_at)
 
     def previous(self, number: int) -> int:
-        """Return the next older entry in the slot of entry `number`; INDEX_NO_ENTRY if there is none or it is invalid."""
+        """Return the next older entry in the slot of entry `number`, INDEX_NO_ENTRY if there is none."""
         if not INDEX_NO_ENTRY < number < self.capacity:
             return INDEX_NO_ENTRY
         found = int(self.entries(number, number + 1)[0]["previous"])
