@@ -83,7 +83,7 @@ class IndexFiles:
                 made.truncate(file_bytes(*self._shape))
             file = IndexFile(self._temporary, *self._shape, writable=True)
             file.write_header(header)
-            file.flush()  # before the rename, so that a file always has its length
+            file.flush()  # a file that exists has its length
             self._temporary.rename(self.directory / name)
         return name
 

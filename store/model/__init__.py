@@ -1,1 +1,1 @@
-"""What all rooms share: errors, the nouns of a log, and the protocols of logs and of groups."""
+"""Shared by all packages of `store`: errors, the types of a log, and the protocols of logs and of groups."""

@@ -7,7 +7,7 @@ from typing import Final
 
 
 class RequestCode(IntEnum):
-    """RocketMQ's request codes, those that clients and admin tools send to name servers and brokers, or get."""
+    """RocketMQ's request codes between clients or admin tools and name servers or brokers."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -62,14 +62,14 @@ class RequestCode(IntEnum):
 
 
 class CommandFlag(IntFlag):
-    """What a command is; none of these in a request that is to be answered."""
+    """The kind of a command; no flag is set in a request that expects a response."""
 
     RESPONSE = 1
     ONEWAY = 2
 
 
 class Language(IntEnum):
-    """What a client is written in (LanguageCode)."""
+    """The programming language of a client (LanguageCode)."""
 
     JAVA = 0
     CPP = 1
@@ -88,17 +88,17 @@ class Language(IntEnum):
 
 
 class Serialization(IntEnum):
-    """How a frame's header is written; the frame says so."""
+    """The encoding of a frame's header, as a byte of the frame."""
 
     JSON = 0
     ROCKETMQ = 1
 
 
-VERSION: Final = 479  # the ordinal of RocketMQ 5.3.3 among its versions: as which both ends speak here
+VERSION: Final = 479  # RocketMQ 5.3.3, as our client and our server identify themselves
 
 
 class ResponseCode(IntEnum):
-    """RocketMQ's response codes, all that a name server or a broker of version 5 gives to clients."""
+    """RocketMQ's response codes from name servers and brokers of version 5 to clients."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

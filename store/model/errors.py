@@ -2,56 +2,56 @@
 
     StoreError
     ├── ConfigError              a key or value of store.conf
-    ├── NotAStore                the path is no store, or holds something else
-    ├── UnsupportedStore         a kind of RocketMQ directory, or topic, that is not read or not written
-    ├── StoreLocked              a RocketMQ broker (or another owner) has the directory
-    ├── StoreBusy                somebody else's append did not end in time
-    ├── BufferFull               a producer's buffer that stays full
-    ├── StoreNotOpen             a store, watch or hold service that is not open here, or would not be
+    ├── NotAStore                the path is missing, or contains other files
+    ├── UnsupportedStore         a kind of RocketMQ directory, or topic, that cannot be read or written
+    ├── StoreLocked              a RocketMQ broker or another process owns the directory
+    ├── StoreBusy                the append lock was not released in time
+    ├── BufferFull               a producer's buffer stayed full
+    ├── StoreNotOpen             a store, watch or hold service is not open in this process
     │   ├── StoreClosed          it was closed
-    │   ├── StoreForked          it was opened in the process that this one was forked from
+    │   ├── StoreForked          it was opened before this process was forked
     │   └── StoreReplaced        its directory was deleted, replaced, or changed owner
-    ├── ReadOnlyStore            a writing verb on a store opened with read_only=True
+    ├── ReadOnlyStore            a write to a store opened with read_only=True
     ├── StoreFull                no space left on the device
-    ├── FlushFailed              the device did not take what was to be flushed: appends are refused from then on
+    ├── FlushFailed              a sync failed: all later appends are refused
     ├── StoreUnavailable         the system refuses: no permission, no descriptor left, a read error, ...
     │   └── FileMissing          a file of the store is missing
     ├── ArchiveError
-    │   ├── NoArchive            nothing is archived there, or only a part of what was begun
-    │   ├── ArchiveOfAnother     it holds the messages of another store
-    │   └── QueuesPassedOver     some queues cannot be archived, all others are; `.reasons` says why
-    ├── ObjectsUnavailable       no such bucket, no permission, no answer, a package that is missing
+    │   ├── NoArchive            the place has no archive, or only an unfinished one
+    │   ├── ArchiveOfAnother     the place has an archive of another store
+    │   └── QueuesPassedOver     some queues could not be archived, the others were; `.reasons` says why
+    ├── ObjectsUnavailable       no such bucket, no permission, no answer, a missing package
     ├── UnknownTopic
     │   └── UnknownQueue         the topic exists, the queue id does not
-    ├── InvalidTopic             a name RocketMQ would refuse
-    ├── InvalidGroup             a consumer group's name that RocketMQ would refuse
-    ├── UnknownGroup             a consumer group that nobody has made yet
-    ├── GroupConflict            a consumer that does not fit its group's other members
+    ├── InvalidTopic             a topic name that RocketMQ rejects
+    ├── InvalidGroup             a consumer group's name that RocketMQ rejects
+    ├── UnknownGroup             a consumer group that does not exist
+    ├── GroupConflict            a consumer that contradicts other members of its group
     ├── InvalidMessageId         a text that is no offsetMsgId
-    ├── InvalidColumns           a table or a column list that does not fit
+    ├── InvalidColumns           a wrong table or list of columns
     ├── InvalidArgument          a queue id, an offset, a time or a count that is no number, or out of bounds
-    ├── FilterError              an expression of tags, or of SQL92, that cannot be parsed
-    ├── MessageRefused           a message RocketMQ would refuse; `.status` is its PutStatus
-    ├── TransactionEnded         a half message that was committed or rolled back before
-    ├── NoReply                  a request that nobody answered in time
-    ├── UnreadableBody           a body that its producer says to have compressed, and that does not decompress
-    │   └── MessageTooLarge      one that becomes larger than maxDecompressedMessageSize
-    ├── RemotingError            of RocketMQ's protocol, between a client and a broker or name server
-    │   ├── BadFrame             bytes that are no frame of it, or a frame that is too large
-    │   ├── Unreachable          nobody answers at an address, or not in time
-    │   │   └── BrokerMissing    a broker of a cluster did not answer for longer than it is waited for
-    │   ├── Untrusted            a server's certificate that nobody who is trusted has signed
-    │   └── RequestRefused       the answer is not success; `.code` is RocketMQ's response code
+    ├── FilterError              a tag or SQL92 expression that cannot be parsed
+    ├── MessageRefused           a message that RocketMQ rejects; `.status` is its PutStatus
+    ├── TransactionEnded         a half message that was already committed or rolled back
+    ├── NoReply                  a request without a reply in time
+    ├── UnreadableBody           a compressed body that does not decompress
+    │   └── MessageTooLarge      a body larger than maxDecompressedMessageSize after decompression
+    ├── RemotingError            RocketMQ's protocol, between a client and a broker or name server
+    │   ├── BadFrame             bytes that are no frame, or a frame that is too large
+    │   ├── Unreachable          no answer from an address, or not in time
+    │   │   └── BrokerMissing    a broker of a cluster did not answer within the timeout
+    │   ├── Untrusted            a server's certificate is not signed by a trusted authority
+    │   └── RequestRefused       a response other than success; `.code` is RocketMQ's response code
     ├── OffsetOutOfRange
-    │   ├── OffsetLost           older than what the store still has
-    │   └── OffsetNotYet         newer than what the store has published
+    │   ├── OffsetLost           messages that retention deleted
+    │   └── OffsetNotYet         messages that are not published yet
     └── CorruptStore
         ├── CorruptSegment       a file with a wrong name or length, or a missing one
-        └── CorruptRecord        bytes that are not the record the ConsumeQueue promised
+        └── CorruptRecord        bytes that are not the record that the ConsumeQueue entry refers to
 
-Every message says what is wrong, where, and what to do about it. `system_errors` translates errors of the operating
-system that have to do with the machine, naming the path and a remedy. Any other `OSError` passes, for it means a fault
-in the program. `pyspark_mq.errors` has the errors of Spark's side.
+Every message names the fault, the object and the remedy. `system_errors` translates OS errors that the machine
+causes, such as a full device; the message names the path and a remedy. Any other `OSError` is a bug and passes
+unchanged. `pyspark_mq.errors` has the errors of the Spark source and sink.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 class PutStatus(Enum):
-    """RocketMQ's PutMessageStatus, as far as a local store can answer with it."""
+    """The values of RocketMQ's PutMessageStatus that a local store can return."""
 
     PUT_OK = "stored"
     MESSAGE_ILLEGAL = "the message breaks a rule of the format"
@@ -75,73 +75,74 @@ class PutStatus(Enum):
 
 
 class StoreError(Exception):
-    """Root of everything that `store` and `pyspark_mq` raise on purpose."""
+    """Base class of all errors that `store` and `pyspark_mq` raise on purpose."""
 
 
 class ConfigError(StoreError):
-    """A key or a value of `store.conf` that is not understood."""
+    """An unknown key or an invalid value in `store.conf`."""
 
 
 class NotAStore(StoreError):
-    """The path holds no store (reader), or holds other files (writer)."""
+    """The path has no store (reader), or has other files (writer)."""
 
 
 class UnsupportedStore(StoreError):
-    """A kind of RocketMQ directory, or of topic, that this package does not read or does not write."""
+    """A kind of RocketMQ directory, or of topic, that this package cannot read or cannot write."""
 
 
 class StoreLocked(StoreError):
-    """Somebody else owns the directory: a running RocketMQ broker, or a writer in the way of a repair."""
+    """Another process owns the directory: a running RocketMQ broker, or a writer that prevents a repair."""
 
 
 class StoreBusy(StoreError):
-    """No turn to append within `lockTimeoutMillis`; nothing of the call is visible, and it may be repeated."""
+    """The append lock was not acquired within `lockTimeoutMillis`. No message was appended; the call can be retried."""
 
 
 class BufferFull(StoreError):
-    """A producer's buffer stayed full for too long; the message was not taken, and may be sent again."""
+    """A producer's buffer stayed full for too long. The message was not taken; the call can be retried."""
 
 
 class StoreNotOpen(StoreError):
-    """A store, a watch or a hold service that is not open here (any more), or would not be where it is to be copied."""
+    """A store, a watch or a hold service is not open in this process, or cannot be copied to another one."""
 
 
 class StoreClosed(StoreNotOpen):
-    """A verb of a store, a watch or a hold service that was closed."""
+    """A call of a store, a watch or a hold service that was closed."""
 
 
 class StoreForked(StoreNotOpen):
-    """A verb of something that the parent of this process opened, before it forked."""
+    """A call of a handle that the parent process opened before it forked this process."""
 
 
 class StoreReplaced(StoreNotOpen):
-    """The directory of an open store was deleted, or replaced, or changed owner: a RocketMQ broker appended to it, or a
-    writer of ours opened a broker's directory. Close the store and open it again.
+    """The directory of an open store was deleted, was replaced or changed owner. Close the store and open it again.
+
+    The owner changes if a RocketMQ broker appends to our directory, or if a writer of ours opens a broker's.
     """
 
 
 class ReadOnlyStore(StoreError):
-    """A writing verb was called on a store that was opened with `read_only=True`."""
+    """A write to a store that was opened with `read_only=True`."""
 
 
 class StoreFull(StoreError, OSError):
-    """The device has no space left; nothing of the append is visible, and it may be repeated."""
+    """The device has no space left. No message was appended; the call can be retried."""
 
 
 class FlushFailed(StoreError):
-    """The device did not take what was written: what lies behind the flushed offset may be lost with the machine.
+    """A sync failed: a machine crash may lose the log after the flushed offset.
 
-    A flush cannot be tried again, for the system forgets which bytes failed. So every store that is open on the
-    directory refuses to append, to flush and to close in good order, until all are closed and one is opened anew: that
-    writes everything behind the flushed offset again, and recovers.
+    A sync cannot be retried, because the system forgets which bytes failed. So append, flush and close raise this error
+    in every open store on the directory until all are closed. The next opening for writing recovers: it rewrites the
+    log after the flushed offset.
     """
 
 
 class StoreUnavailable(StoreError, OSError):
-    """The system refuses what the store asks of it; `__cause__` is its own `OSError`, whose `errno` this has, too."""
+    """A system call failed. `__cause__` is the `OSError`; `errno` is the same."""
 
     def advising(self, advice: str) -> StoreUnavailable:
-        """Return the same error with one more advice."""
+        """Return the same error with `advice` added to its message."""
         error = type(self)(f"{self}, {advice}")
         error.errno = self.errno
         return error
@@ -152,22 +153,19 @@ class FileMissing(StoreUnavailable, FileNotFoundError):
 
 
 class ArchiveError(StoreError):
-    """An archive that cannot be read or written."""
+    """An archive cannot be read or written."""
 
 
 class NoArchive(ArchiveError):
-    """Nothing is archived there, or archiving was begun and never came as far as to count."""
+    """The place has no archive, or only an unfinished first one."""
 
 
 class ArchiveOfAnother(ArchiveError):
-    """The place holds the messages of another store under the same names."""
+    """The place has an archive of another store under the same name."""
 
 
 class QueuesPassedOver(ArchiveError):
-    """Some queues cannot be archived, and all others are.
-
-    `reasons` is why, for each queue.
-    """
+    """Some queues could not be archived; all others were. `reasons`: error by queue."""
 
     def __init__(self, message: str, reasons: Mapping[Queue, StoreError]) -> None:
         super().__init__(message)
@@ -178,7 +176,7 @@ class QueuesPassedOver(ArchiveError):
 
 
 class ObjectsUnavailable(StoreError):
-    """The directory or object store of an archive, a ledger or staged rows refuses, or does not answer."""
+    """The directory or object store of an archive, a ledger or staged rows refused a request or did not answer."""
 
 
 class UnknownTopic(StoreError):
@@ -190,11 +188,11 @@ class UnknownQueue(UnknownTopic):
 
 
 class InvalidTopic(StoreError):
-    """A topic name outside RocketMQ's rules."""
+    """A topic name that RocketMQ rejects."""
 
 
 class InvalidGroup(StoreError):
-    """A consumer group's name outside RocketMQ's rules."""
+    """A consumer group's name that RocketMQ rejects."""
 
 
 class UnknownGroup(StoreError):
@@ -202,7 +200,7 @@ class UnknownGroup(StoreError):
 
 
 class GroupConflict(StoreError):
-    """A consumer that cannot join: the group's members have another subscription, or one has its name."""
+    """A consumer cannot join: the group's members have another subscription, or a member has the same name."""
 
 
 class InvalidMessageId(StoreError):
@@ -222,10 +220,7 @@ class FilterError(StoreError):
 
 
 class MessageRefused(StoreError):
-    """A message that RocketMQ's broker would refuse as well.
-
-    `status` is the PutStatus it answers with.
-    """
+    """A message that RocketMQ's broker would reject. `status` is the PutStatus of its response."""
 
     def __init__(self, status: PutStatus, reason: str) -> None:
         super().__init__(f"{status.name}: {reason}")
@@ -237,39 +232,39 @@ class MessageRefused(StoreError):
 
 
 class TransactionEnded(StoreError):
-    """A half message was committed or rolled back before; nothing of the call is done."""
+    """A half message was already committed or rolled back. The call changed nothing."""
 
 
 class NoReply(StoreError):
-    """A request that nobody answered in time."""
+    """A request that got no reply in time."""
 
 
 class UnreadableBody(StoreError):
-    """A body that its producer says to have compressed, and that does not decompress. Its checksum is right."""
+    """A body that is marked as compressed and does not decompress. Its checksum is right: the producer damaged it."""
 
 
 class MessageTooLarge(UnreadableBody):
-    """A compressed body that becomes larger than `maxDecompressedMessageSize`."""
+    """A compressed body that exceeds `maxDecompressedMessageSize` after decompression."""
 
 
 class RemotingError(StoreError):
-    """What goes wrong between a client and a broker or a name server."""
+    """An error between a client and a broker or a name server."""
 
 
 class BadFrame(RemotingError):
-    """Bytes that are no frame of RocketMQ's protocol, or one that is larger than its frames may be."""
+    """Bytes that are no frame of RocketMQ's protocol, or a frame over the size limit."""
 
 
 class Unreachable(RemotingError):
-    """Nobody answers at an address, or not in time."""
+    """An address did not answer, or not in time."""
 
 
 class BrokerMissing(Unreachable):
-    """A broker of a cluster did not answer for longer than it is waited for. Its messages come when it is back."""
+    """A broker of a cluster did not answer within the timeout. Its messages can be read when it is back."""
 
     @classmethod
     def of(cls, address: object, missing: Iterable[object]) -> BrokerMissing:
-        """Return the error for brokers that were waited for in vain."""
+        """Return the error for brokers that did not answer within the timeout."""
         return cls(
             f"{address}: {'; '.join(map(str, missing))}. No message is lost by that. Start the broker, then the query "
             "again: it goes on where it was. To wait longer set the option brokerTimeout, and to read the other "
@@ -279,14 +274,11 @@ class BrokerMissing(Unreachable):
 
 
 class Untrusted(RemotingError):
-    """A server shows a certificate that nobody who is trusted has signed, or that is of another name."""
+    """A server's certificate is not signed by a trusted authority, or is for another name."""
 
 
 class RequestRefused(RemotingError):
-    """A request that is answered with something else than success.
-
-    `code` is RocketMQ's response code, `remark` what it says in words.
-    """
+    """A request whose response is not success. `code`: RocketMQ's response code. `remark`: its explanation."""
 
     def __init__(self, code: int, remark: str, where: str = "") -> None:
         super().__init__(f"{where}{remark} (response code {int(code)})")
@@ -295,15 +287,15 @@ class RequestRefused(RemotingError):
 
 
 class OffsetOutOfRange(StoreError):
-    """A ConsumeQueue offset the store cannot serve."""
+    """A queue offset that the store cannot serve."""
 
 
 class OffsetLost(OffsetOutOfRange):
-    """Messages from this offset on were deleted (retention)."""
+    """Retention deleted the message at this offset."""
 
 
 class OffsetNotYet(OffsetOutOfRange):
-    """The store has not published messages up to this offset."""
+    """The message at this offset is not published yet."""
 
 
 class CorruptStore(StoreError):
@@ -311,11 +303,11 @@ class CorruptStore(StoreError):
 
 
 class CorruptSegment(CorruptStore):
-    """A segment file with a wrong name or length, or one that is missing between two others."""
+    """A segment file with a wrong name or length, or a missing segment between two others."""
 
 
 class CorruptRecord(CorruptStore):
-    """Bytes in the commit log that are not the record the ConsumeQueue promised."""
+    """Bytes in the commit log that are not the record that the ConsumeQueue entry refers to."""
 
 
 _FULL = "nothing of this call is visible. Free some space and repeat it"
@@ -350,7 +342,7 @@ _REMEDIES = {
 
 
 class system_errors:  # noqa: N801
-    """Raise `StoreFull` or `StoreUnavailable` for an `OSError` in the block, naming its path, or else `where`."""
+    """Raise `StoreFull` or `StoreUnavailable` for an `OSError` in the block; it names the error's path, or `where`."""
 
     __slots__ = ("_where",)
 
@@ -366,7 +358,7 @@ class system_errors:  # noqa: N801
 
 
 def raise_translated(where: object, error: OSError) -> None:
-    """Raise the error of the store for one of the system's; none for what is no matter of the machine."""
+    """Raise the store's error for an OS error that the machine causes; return for any other error."""
     if isinstance(error, StoreError):
         return
     path = error.filename if isinstance(error.filename, (str, bytes)) else where

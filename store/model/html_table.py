@@ -1,4 +1,4 @@
-"""Small HTML tables, by which objects show themselves in a notebook. Every text is escaped."""
+"""Small HTML tables for the representation of objects in notebooks. Every text is escaped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ def html_table(caption: str, names: Sequence[str], rows: Iterable[Sequence[objec
 
 
 def html_text(text: str) -> str:
-    """Return a paragraph."""
     return f"<p>{escape(text)}</p>"
 
 

@@ -1,5 +1,4 @@
-"""Arguments as users give them: queue ids, offsets, times and counts, which are whole numbers, of Python or of numpy,
-within bounds; seconds; texts; and choices."""
+"""Check users' arguments: integers within bounds (of Python or numpy), seconds, texts, and choices."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ _MAX_SECONDS = 253_402_300_799  # year 9999
 
 
 def integer(name: str, value: SupportsIndex, minimum: int = -LONG_MAX - 1, maximum: int = LONG_MAX) -> int:
-    """`value` as an int. Raises `InvalidArgument`, which names it, for a bool, a float, a text, or out of bounds."""
+    """Return `value` as an int. Raises `InvalidArgument` for a bool, a float, a text, or a number out of bounds."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -30,7 +29,7 @@ def integer(name: str, value: SupportsIndex, minimum: int = -LONG_MAX - 1, maxim
 
 
 def seconds(name: str, value: float) -> float:
-    """A time or a time span. Raises `InvalidArgument`, which names it, for no number, or beyond the year 9999."""
+    """Return a time or a time span as a float. Raises `InvalidArgument` for no number, or beyond the year 9999."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -41,7 +40,7 @@ def seconds(name: str, value: float) -> float:
 
 
 def span(name: str, value: float) -> float:
-    """A time span, seconds. Raises `InvalidArgument`, as `seconds`, and below 0."""
+    """Return a time span in seconds. Raises `InvalidArgument` as `seconds`, and below 0."""
     number = seconds(name, value)
     if number < 0:
         raise InvalidArgument(f"{name}={value}: give seconds, 0 or more")
@@ -63,13 +62,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def text(name: str, value: object) -> str:
-    """`value`, which is a text. Raises `InvalidArgument`, which names it, for anything else."""
+    """Return `value`. Raises `InvalidArgument` if it is no text."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{name}={value!r:.40}: a {type(value).__name__}; give a text")
     return value
 
 
 def one_of(name: str, value: object, choices: Collection[object]) -> None:
-    """Raises `InvalidArgument`, which names it, for a value that is none of `choices`."""
+    """Raises `InvalidArgument` for a value that is not in `choices`."""
     if value not in choices:
         raise InvalidArgument(f"{name}={value!r:.40}: give one of {', '.join(map(repr, choices))}")
