@@ -23,7 +23,7 @@ _PACKED_MESSAGES = 1 << 16  # approximate size of a partition of several queues
 
 
 class BatchLimits:
-    """The limits of one run of a query. Decides when the next micro-batch is due and where it ends."""
+    """The limits of one run of a query. Decides when the next micro-batch is due, and at which offsets it ends."""
 
     def __init__(self, log: Log, options: SourceOptions) -> None:
         self.target: Positions | None = None

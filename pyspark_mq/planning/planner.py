@@ -119,7 +119,7 @@ class Planner:
 
     @cached_property
     def limits(self) -> BatchLimits:
-        """Decides when the next micro-batch is due and where it ends."""
+        """Decides when the next micro-batch is due, and at which offsets it ends."""
         return BatchLimits(self._log, self._options)
 
     @cached_property
@@ -131,7 +131,7 @@ class Planner:
         return group_of_query(self._log, self._options)
 
     def _begin(self, start: StreamOffset, timeout: float) -> StreamOffset | None:
-        """Commit `start` to the group and acquire the queues. Return the batch's begin, or None without the queues.
+        """Report `start` to the group and acquire the queues. Return the batch's begin, or None without the queues.
 
         Spark asks for a batch after it has logged the previous one, so that is done. `commit` may never be called. If
         the group of an orderly query is ahead of `start`, the batch is pinned to the group's offset.
