@@ -24,13 +24,11 @@ class ArchivedQueues:
         self._known: dict[Queue, FlatQueue] = {}
 
     def queue(self, queue: Queue) -> FlatQueue | None:
-        """Return one queue, None if it is not archived."""
         if (it := self._known.get(queue)) is None and (it := self._place.queue(self.catalog, queue)) is not None:
             self._known[queue] = it
         return it
 
     def archived(self, queues: Iterable[Queue]) -> Iterator[FlatQueue]:
-        """Yield the queues that are archived, and skip the others."""
         for queue in queues:
             if (it := self.queue(queue)) is not None:
                 yield it
@@ -81,5 +79,4 @@ class ArchivedQueues:
         return self._place.index(self.catalog)
 
     def where(self, queue: Queue) -> str:
-        """Return a queue's name for error messages."""
         return f"{self.url}: topic {queue.topic!r}, queue {queue.queue_id}"

@@ -59,7 +59,6 @@ SEALED: Final = 1
 
 
 def hashed(name: str) -> str:
-    """Return the hash digits that precede a name in a path."""
     return hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()[:HASH_DIGITS]
 
 
@@ -187,7 +186,6 @@ class Catalog:
         return found
 
     def having(self, queue: Queue, archived: ArchivedQueue) -> Catalog:
-        """Return a copy in which this queue is added or replaced."""
         numbered = self if queue.topic in self.topics else self.numbered(queue.topic)
         return replace(numbered, queues={**self.queues, queue: archived})
 

@@ -48,7 +48,6 @@ class FlatFile:
         return b"".join(parts)
 
     def view(self, begin: int, end: int) -> Bytes:
-        """As `read`, but as a uint8 array."""
         return np.frombuffer(self.read(begin, end), np.uint8)
 
     def _of_segment(self, path: str, begin: int, end: int) -> bytes:
@@ -224,7 +223,6 @@ class FlatQueue:
         return offset if entry["physical_offset"] == physical_offset else None
 
     def offsets(self) -> tuple[int, int]:
-        """Return the first queue offset and the end offset."""
         return self.min_offset(), self.archived.max_offset
 
     @contextmanager

@@ -77,7 +77,6 @@ class Filing:
         self._times.append(np.maximum(block.field("store_timestamp")[rows], 0))
 
     def take(self, other: Filing) -> None:
-        """Add all keys of another `Filing`."""
         self._items += other._items
         self._times += other._times
 
@@ -118,8 +117,6 @@ class Filing:
 
 
 class KeyIndex:
-    """Reads the index segments that a catalog names."""
-
     def __init__(self, objects: ByteReader, folder: str, path: str, segments: Segments) -> None:
         """folder: the cluster's folder. path: an `index_path`."""
         self._segments = [_Segment(FlatFile(objects, folder, path, INDEX, (each,)), each) for each in segments]

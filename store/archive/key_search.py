@@ -146,7 +146,6 @@ def _unindexed_until(it: FlatQueue, catalog: Catalog) -> int:
 
 
 def _with_key(it: FlatQueue, start: int, stop: int, wanted: KeyQuery) -> Iterator[StoredMessage]:
-    """Read messages [start, stop) without the index, and yield the matching ones."""
     if start >= stop:
         return
     with it.ahead(start, stop) as (log, entries):

@@ -120,7 +120,6 @@ class Kin:
         return _without_place(here) == _without_place(archived)
 
     def may_be_gone(self, it: FlatQueue) -> bool:
-        """Return whether retention may have deleted the last archived message."""
         return it.archived.last is None or it.archived.last.physical_offset < self._log.min_offset()
 
     def _may_follow(self, it: FlatQueue) -> bool:
@@ -137,7 +136,6 @@ class Kin:
         return True
 
     def _is_same(self, it: FlatQueue, offset: int) -> bool:
-        """Return whether store and archive have the same message at an offset."""
         physical, size, _ = self._published.of(it.queue.topic, it.queue.queue_id).entries(offset, offset + 1)[0].item()
         here = self._log.segments.read(physical, size)
         return _without_place(here) == _without_place(self._archived(it, offset))
@@ -226,7 +224,6 @@ def _archived(place: ArchivePlace, catalog: Catalog) -> Iterator[FlatQueue]:
 
 
 def told(reasons: Mapping[Queue, StoreError]) -> str:
-    """Return the reasons as text, each with the queues that it applies to."""
     queues: dict[str, list[str]] = {}
     for queue, reason in reasons.items():
         queues.setdefault(str(reason), []).append(str(queue))

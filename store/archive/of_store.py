@@ -112,7 +112,6 @@ class StoreArchive:
         return is_same_place(self.url, remembered(self._root).url)
 
     def queues(self, topics: Topics) -> list[Queue]:
-        """Return the queues to archive. Topics that were deleted are left out."""
         return queues_of(topics, self._names or [name for name in topics.queue_counts() if not _is_system(name)])
 
     def run(

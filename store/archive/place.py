@@ -140,7 +140,6 @@ class ArchivePlace:
         return KeyIndex(self._reader, self.folder, index_path(catalog.broker), catalog.index)
 
     def queue(self, catalog: Catalog, queue: Queue) -> FlatQueue | None:
-        """Return one queue, None if it is not archived."""
         archived = catalog.queue(queue)
         if archived is None:
             return None

@@ -107,7 +107,6 @@ def forget(place: ArchivePlace, catalog: Catalog, standing: Standing, topics: Ma
 
 
 def _unnamed(place: ArchivePlace, catalog: Catalog, queue: Queue) -> Iterable[str]:
-    """Yield the objects of a queue that the metadata do not name."""
     archived, path = catalog.queues.get(queue, ArchivedQueue()), queue_path(catalog.broker, queue)
     for kind, segments in ((COMMIT_LOG, archived.log), (CONSUME_QUEUE, archived.entries)):
         named = {segment_path(path, kind, each.base) for each in segments if each.size}

@@ -49,8 +49,6 @@ class Negative:
 
 @dataclass(frozen=True)
 class Equal:
-    """`x = y`."""
-
     operands: tuple[Node, Node]
 
 
@@ -64,8 +62,6 @@ class Ordered:
 
 @dataclass(frozen=True)
 class OneOf:
-    """`property IN (texts)`."""
-
     operands: tuple[Property]
     texts: tuple[str, ...]
 
@@ -107,7 +103,6 @@ Node = Constant | Property | Negative | Condition
 
 
 def levels(node: Node) -> Iterator[list[Node]]:
-    """Yield the nodes of a tree level by level."""
     level = [node]
     while level:
         yield level
@@ -153,7 +148,6 @@ def is_never_true(condition: Node) -> bool:
 
 
 def _is_contradiction(operands: tuple[Node, ...]) -> bool:
-    """Return whether the operands require one property to equal two different texts."""
     wanted: dict[str, str] = {}
     for operand in operands:
         match operand:

@@ -81,7 +81,6 @@ class TagFilter:
         return pc.is_in(batch["tags"], texts(self.tags))
 
     def match(self, tag: str | None, properties: Mapping[str, str]) -> bool:
-        """Return whether one message's tag matches."""
         return self.tags is None or tag in self.tags
 
 

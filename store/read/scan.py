@@ -178,7 +178,6 @@ def batch_bounds(
 
 
 def _matching_entries(queue: EntryQueue, start: int, stop: int, message_filter: MessageFilter) -> EntryColumns:
-    """Return the entries in [start, stop) that may match the filter."""
     if not message_filter.columns:
         return EntryColumns.of(np.arange(start, stop), queue.entries(start, stop))
     offsets, kept = [], []
@@ -191,7 +190,6 @@ def _matching_entries(queue: EntryQueue, start: int, stop: int, message_filter: 
 
 
 def _stretch(log: RecordLog, queue: EntryQueue, entries: EntryColumns) -> Bytes:
-    """Return the log bytes from the first to the last of these records. Raises `CorruptRecord`, `OffsetLost`."""
     queue_offsets, physical, sizes, _ = entries
     begin, end = int(physical[0]), int(physical[-1] + sizes[-1])
     if (sizes == CQ_PRE_BLANK_SIZE).any():

@@ -190,7 +190,6 @@ def _with_hint(what: str, expression: str, position: int) -> str:
 
 
 def _refusal(expression: str, fault: _Fault) -> FilterError:
-    """Return the error with an excerpt of the expression in one line, and a caret below the position."""
     at = fault.position
     first, last = max(0, at - _MARGIN), at + _MARGIN
     excerpt = "".join(character if character.isprintable() else " " for character in expression[first:last])
@@ -296,7 +295,6 @@ def _at(token: Token) -> int:
 
 
 def _conditions(parts: Sequence[Node | Token]) -> tuple[Node, ...]:
-    """Return the operands of `x OR y OR z` as conditions, without the words between them."""
     words = (0, *(_at(part) for part in parts if isinstance(part, Token)))
     operands = (part for part in parts if not isinstance(part, Token))
     return tuple(_condition(operand, at) for operand, at in zip(operands, words, strict=True))

@@ -57,7 +57,6 @@ class SqlFilter:
         return None
 
     def match_codes(self, tags_codes: Int64s) -> Bools:
-        """Return a mask that is True everywhere, shape of `tags_codes`."""
         return np.ones(len(tags_codes), np.bool_)
 
     def match_batch(self, batch: pa.RecordBatch) -> pa.BooleanArray:
@@ -148,7 +147,6 @@ def _equal(left: _Value, right: _Value) -> bool:
 
 
 def _numbers(left: _Value, right: _Value) -> tuple[Any, Any]:
-    """Return two numbers that compare as the two values do, texts or numbers."""
     literals = [value for value in (left, right) if not isinstance(value, str)]
     if literals and all(isinstance(literal, int) for literal in literals):
         narrow = max(abs(literal) for literal in literals if isinstance(literal, int)) <= INT_MAX

@@ -56,7 +56,6 @@ def _before(queue: ConsumeQueue, begin: int, first_byte: int) -> range:
 
 
 def place_of(record: StoredMessage) -> str:
-    """Describe the topic, queue and offset in a record's header."""
     return (
         f"the record at log offset {record.physical_offset} says topic {record.topic}, queue {record.queue_id}, "
         f"offset {record.queue_offset}, flags {record.sys_flag:#x}"

@@ -189,7 +189,6 @@ class IndexCheck:
         self._check_slots(where, file, newest, limit)
 
     def _check_header(self, where: str, file: IndexFile, header: Header, used: int) -> None:
-        """Compare a file's header with its entries. All of them must be of published records."""
         last = header["next_entry"] - 1
         begin_offset, end_offset = (int(file.entries(n, n + 1)[0]["physical_offset"]) for n in (_FIRST, last))
         # RocketMQ before 4.7 counted a slot once for each entry, and another writer may have continued the file.
@@ -223,7 +222,6 @@ def _pairs(records: Ints, offsets: Ints, hashes: npt.NDArray[np.generic]) -> Int
 
 
 def _isin(these: Ints, those: Ints) -> Mask:
-    """`np.isin`, with a fast path for equal arrays."""
     return np.ones(len(these), np.bool_) if np.array_equal(these, those) else np.isin(these, those)
 
 

@@ -337,8 +337,6 @@ class Recovery:
 
 
 class _KeptIndex:
-    """Decides which index files a recovery keeps."""
-
     def __init__(self, root: Path, log: CommitLog, index: Index) -> None:
         self._root = root
         self._log = log

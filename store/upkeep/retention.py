@@ -45,8 +45,6 @@ class Reason(Enum):
 
 
 class CleanMoment(NamedTuple):
-    """The time and disk usage of a decision."""
-
     now: float  # seconds since 1970
     hour: int  # local, 0 to 23
     used_percent: int  # of the device
@@ -55,15 +53,11 @@ class CleanMoment(NamedTuple):
 
 
 class LogSegment(NamedTuple):
-    """A segment that may be deleted."""
-
     start: int  # log offset
     modified: float  # seconds since 1970
 
 
 class CleanDecision(NamedTuple):
-    """The segments to delete, oldest first."""
-
     reason: Reason
     starts: list[int]
 
@@ -113,8 +107,6 @@ class Cleaned:
 
 
 class Retention:
-    """Deletes expired files of one store."""
-
     def __init__(
         self,
         root: Path,

@@ -125,7 +125,6 @@ class StoreDirectory:
         return StoreDirectory(Path(local).expanduser().absolute())
 
     def is_store(self) -> bool:
-        """Return whether any of a store's own files exists."""
         with system_errors(self.root):
             return any((self.root / mark).exists() for mark in _MARKS)
 

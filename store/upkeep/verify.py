@@ -181,7 +181,6 @@ class _Verifier:
         return {}
 
     def _is_gone(self, topic: str) -> bool:
-        """Return whether a topic was deleted since the check began."""
         with suppress(CorruptStore):
             return Topics(self._root).deletions().get(topic) != self._deletions.get(topic)
         return False
@@ -223,7 +222,6 @@ class _Verifier:
             self.add(self._place(broken[0].at), what, UNREADABLE)
 
     def _damage(self, at: int) -> str:
-        """Describe the damage of the record at log offset `at`."""
         segments = self._log.segments
         if not segments.exists(at):
             return "the segment is missing"
