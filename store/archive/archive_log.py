@@ -296,8 +296,8 @@ class ArchiveLog:
     def messages(self, wanted: QueueRange, *, raw: bool = False) -> Iterator[StoredMessage]:
         """Yield the messages of a range with decompressed bodies.
 
-        Raises as `scan`. The messages before a damaged one are yielded first. raw: yield a body that cannot be
-        decompressed as it is stored, see `inflated_or_raw`.
+        Raises as `scan`. The messages before a damaged one are yielded first. raw: if a body cannot be decompressed,
+        yield its stored bytes instead of raising, see `inflated_or_raw`.
         """
         rest, where = wanted, self._queues().where(wanted.queue)
         try:
@@ -403,7 +403,10 @@ def _scan(it: FlatQueue, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.Reco
 
 
 def _is_strange(it: FlatQueue, position: int, was: Fingerprint) -> bool:
-    """Return whether the archive has another message before `position`, or ends before it with a log that goes on."""
+    """Return whether the message before `position` was replaced, given that its fingerprint is not `was`.
+
+    If the archived queue ends before `position`, it was replaced if the queue's log extends beyond that message.
+    """
     if position <= it.min_offset():
         return False
     if position <= it.archived.max_offset:

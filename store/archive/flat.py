@@ -18,7 +18,7 @@ from store.objects.any_objects import ByteReader
 from store.read.fingerprint import fingerprint
 
 _PIECE_BYTES = 4 << 20  # of the log, per request
-_ENTRIES_PIECE_BYTES = (1 << 16) * CQ_ENTRY.itemsize
+_ENTRIES_PIECE_BYTES = (1 << 16) * CQ_ENTRY.itemsize  # per request
 _BLOCK_ENTRIES = 1 << 11  # requested and cached when a single entry is read
 _ENDLESS = 1 << 62
 MAX_STRETCH = 4 * _PIECE_BYTES

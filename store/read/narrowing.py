@@ -1,7 +1,7 @@
 """`Narrowing`: reduce ranges to pieces that may have the messages of a search by store time, key or id.
 
 The pieces have all matching messages, and possibly others. The published end has the log offsets from which store times
-ascend and from which the index has all keys. Messages before them, such as those of a broker, are not skipped.
+ascend and from which the index has all keys. Earlier messages, for example from a broker, are not skipped.
 Narrowing reads queues, index and a few records.
 """
 

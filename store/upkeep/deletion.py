@@ -1,6 +1,7 @@
 """Delete topics: remove a topic's queues and settings. The log and the offsets of groups stay.
 
-A recreated topic continues at the offsets where the deleted one ended. A `Tombstone` in the table of topics has them.
+The queues of a recreated topic continue at the deleted topic's end offsets. A `Tombstone` in the table of topics has
+these offsets.
 
 The deletion takes effect when the table is written without the topic, atomically. If the process is killed before, the
 topic still exists. If it is killed after, the next writer that appends or opens the store finishes the deletion.

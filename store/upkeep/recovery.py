@@ -1,8 +1,8 @@
 """Recovery: find the log's end and rebuild queues and index if there is no valid published end.
 
 `Recovery.decide` walks the log by a plan (see `plans`), checks every record as RocketMQ does, and computes the queue
-entries. The log ends before the first bad record. But if the log is known to be on the device up to a later offset, a
-bad record is damage: recovery raises an error, because cutting there would lose sound records.
+entries. The log ends before the first bad record. If the log is known to be flushed beyond that record, recovery raises
+an error instead, because cutting the log there would lose sound records.
 
 `Recovery.carry_out` writes in a second walk. So a directory that cannot be recovered stays unchanged.
 """
@@ -118,7 +118,7 @@ class Recovery:
         for name in self._existing_queues:
             queue = self._queues.of(*name)
             queue.check()
-            # If the log begins at its first byte, a broker's retention may have deleted more than `ends` knows.
+            # If the walk begins at the log's first byte, a broker's retention may have deleted records since.
             is_known = plan.begin is Point.FLUSHED and begin > first_byte
             queues.begin(name, ends.get(name, queue.begin) if is_known else queue.max_offset(begin))
         end, times = begin, _Times(begin)
@@ -350,7 +350,7 @@ class _KeptIndex:
         later keys.
         """
         names = self._trusted(plan.filed)
-        if begin == self._log.min_offset():  # a zeroed file behind others would take all keys once more
+        if begin == self._log.min_offset():  # drop zeroed files: all keys would be added to the last one again
             names = [name for name in names if self._index.spans([name])]
         spans, first_byte = self._index.spans(names), self._log.min_offset()
         if (plan.filed is Filed.ALL and begin > first_byte) or not self._index.is_enabled:

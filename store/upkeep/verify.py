@@ -258,8 +258,8 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
     """Rebuild queues and index from the log, and cut off all bytes after the log's end.
 
     config: as for `verify`. Raises `StoreLocked` if another process writes, `CorruptStore` for damage that cannot be
-    repaired, and `ConfigError` if the sizes of a broker's index files differ from `config`. After an error the store is
-    unchanged.
+    repaired, and `ConfigError` if the sizes of a broker's index files differ from `config`. After these errors the
+    store is unchanged.
     """
     directory = StoreDirectory.at(path)
     directory.must_be_store(writing=True)
