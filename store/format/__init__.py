@@ -1,1 +1,1 @@
-"""The bytes on disk: declared in `layout`, one record and many records to bytes and back."""
+"""The format on disk: its declaration (`layout`), and encoding and decoding of one or many records."""

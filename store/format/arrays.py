@@ -1,8 +1,8 @@
-"""Arrow arrays from numpy arrays and Python values, and back, without pandas.
+"""Convert numpy arrays and Python values to Arrow arrays and back, without importing pandas.
 
-`pa.array`, `pa.scalar`, `to_numpy` and plain values among the arguments of pyarrow's functions import pandas where it
-is installed, to see whether they were given a value of it. That import takes more time and memory than all others of
-a starting process. So writers and readers make their arrays here.
+If pandas is installed, `pa.array`, `pa.scalar`, `to_numpy` and pyarrow functions with plain arguments import it, to
+check whether a value is a pandas object. That import takes more time and memory than all other imports of a process. So
+writers and readers use this module.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import pyarrow as pa
 Value = TypeVar("Value", bound=str | bytes)
 Result = TypeVar("Result")
 _SHORT = 256
-Bytes = npt.NDArray[np.uint8]  # a stretch of a file, or of an Arrow buffer
-_INLINE_VIEW_BYTES = 12  # Arrow's views hold so short values in themselves
+Bytes = npt.NDArray[np.uint8]  # a part of a file, or of an Arrow buffer
+_INLINE_VIEW_BYTES = 12  # Arrow stores values up to this length inside their views
 
 
 class _Compute:
-    """`pyarrow.compute`, loaded at its first use: loading it takes nearly as long as `import store` without it.
+    """`pyarrow.compute`, imported at its first use: the import takes nearly as long as the rest of `import store`.
 
-    The driver of a query never uses it, nor does a process that puts and gets single messages.
+    The driver of a query, and a process that puts and gets single messages, never need it.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -41,14 +41,14 @@ pc = _Compute()
 
 
 def arrow(values: npt.NDArray[Any], *, nulls: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """n numbers or truth values, shape (n,), in the machine's byte order, as Arrow has them; null where `nulls` is."""
+    """Convert numbers or bools, shape (n,), in native byte order to an Arrow array. nulls: mask of the null values."""
     validity = None if nulls is None else _bits(~nulls)
     data = _bits(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [validity, data])
 
 
 def numbers(array: pa.Array) -> npt.NDArray[Any]:
-    """n numbers or truth values, without nulls, as numpy has them, shape (n,)."""
+    """Convert an Arrow array of numbers or bools without nulls to numpy, shape (n,)."""
     kind, data = array.type.to_pandas_dtype(), array.buffers()[1]
     if not len(array):
         return np.empty(0, kind)
@@ -59,7 +59,7 @@ def numbers(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def texts(values: Sequence[str]) -> pa.StringArray:
-    """Raises `UnicodeEncodeError` for a lone surrogate."""
+    """Convert strings to an Arrow array. Raises `UnicodeEncodeError` for a lone surrogate."""
     joined = "".join(values)
     if joined.isascii():
         return _binary(joined.encode(), values).view(pa.string())
@@ -71,7 +71,7 @@ def blobs(values: Sequence[bytes]) -> pa.BinaryArray:
 
 
 def cached_if_short(function: Callable[[Value], Result]) -> Callable[[Value], Result]:
-    """Cache the results for 1,024 texts of at most 256 characters: of longer ones, a cache could take any memory."""
+    """Cache the results for 1,024 texts of at most 256 characters, which limits the memory of the cache."""
     cached = lru_cache(maxsize=1024)(function)
 
     @wraps(function)
@@ -83,7 +83,7 @@ def cached_if_short(function: Callable[[Value], Result]) -> Callable[[Value], Re
 
 @cached_if_short
 def constant(value: str | bytes) -> pa.Scalar:
-    """A text, or bytes, for a function that takes arrays."""
+    """Return an Arrow scalar, as an argument of a pyarrow function."""
     return (texts([value]) if isinstance(value, str) else blobs([value]))[0]
 
 
@@ -97,7 +97,7 @@ def _bits(values: npt.NDArray[np.bool_]) -> pa.Buffer:
 
 
 def flat(strings: pa.StringArray | pa.BinaryArray) -> tuple[Bytes, npt.NDArray[np.int64]]:
-    """The bytes of n strings back to back, without a copy, and their bounds, int64, shape (n + 1,), from 0 on.
+    """Return the bytes of n strings back to back, without a copy, and their bounds, int64, shape (n + 1,), from 0 on.
 
     `strings` may be a slice of a longer array. Nulls have any length.
     """
@@ -110,21 +110,21 @@ def flat(strings: pa.StringArray | pa.BinaryArray) -> tuple[Bytes, npt.NDArray[n
 
 
 def lengths(strings: pa.StringArray | pa.BinaryArray) -> npt.NDArray[np.int64]:
-    """Bytes of each of n strings, int64, shape (n,); nulls have any."""
+    """Return the bytes of each of n strings, int64, shape (n,). Nulls have any length."""
     return np.diff(flat(strings)[1])
 
 
 def cut(buffer: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.BinaryArray:
-    """The bytes [start, start + size) of `buffer` for each of n pieces, copied in one go, length n.
+    """Return a copy of bytes [start, start + size) of `buffer` for each of n pieces, length n.
 
-    Pieces ascend, do not overlap, and lie in the buffer, which has less than 2 GiB.
+    Pieces must ascend, must not overlap, and must be in the buffer, which has less than 2 GiB.
     """
     if len(sizes) and sizes.min() > _INLINE_VIEW_BYTES:
         views = np.zeros((len(starts), 4), np.int32)  # Arrow's: length, first bytes (for comparisons), buffer, offset
         views[:, 0], views[:, 3] = sizes, starts
         buffers = [None, pa.py_buffer(views), pa.py_buffer(buffer)]
         return pa.Array.from_buffers(pa.binary_view(), len(starts), buffers).cast(pa.binary())
-    bounds = np.empty(2 * len(starts), np.int32)  # pieces and what is between them, in turns
+    bounds = np.empty(2 * len(starts), np.int32)  # bounds of pieces and of the gaps between them, alternating
     bounds[0::2], bounds[1::2] = starts, starts + sizes
     buffers = [None, pa.py_buffer(bounds), pa.py_buffer(buffer)]
     pieces = pa.BinaryArray.from_buffers(pa.binary(), max(0, len(bounds) - 1), buffers)

@@ -1,4 +1,4 @@
-"""Messages of one queue as Arrow columns: the commit log's bytes, decoded column by column, only those asked for."""
+"""Decode messages of one queue from commit log bytes to Arrow columns; only the requested ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from store.model.errors import CorruptRecord, InvalidColumns
 from store.model.log_protocol import Queue
 
 TIMESTAMP = pa.timestamp("us", "UTC")
-FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # years 1 to 9999: Spark and Python know no others
+FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # years 1 to 9999, as in Spark and Python
 
 COLUMNS: dict[str, pa.DataType] = {
     "topic": pa.string(),
@@ -56,16 +56,16 @@ COLUMNS: dict[str, pa.DataType] = {
     "brokerName": pa.string(),
     "bodyError": pa.string(),
 }
-"""What a message can be read as: column name to Arrow type."""
+"""All columns of messages: name to Arrow type."""
 
-PROPERTY_COLUMNS = frozenset(("msgId", "tags", "keys", "properties"))  # those made of what stands behind the body
+PROPERTY_COLUMNS = frozenset(("msgId", "tags", "keys", "properties"))  # decoded from the properties after the body
 
 _COPY = "restore the segment from a copy"
 _EITHER = f"run 'pyspark-mq verify', or {_COPY}"
 
 
 def are_outside(times: Ints) -> Mask:
-    """Which times (ms) no timestamp can be, shape (n,)."""
+    """Return a mask of the times (ms) outside the range of timestamps, shape (n,)."""
     outside: Mask = (times < FIRST_MS) | (times > LAST_MS)
     return outside
 
@@ -74,8 +74,10 @@ DEFAULT_COLUMNS = tuple(COLUMNS)[:9]
 
 
 def check_columns(columns: Sequence[str]) -> None:
-    """Raises `InvalidColumns` for a name that is not in COLUMNS, or is there twice, and for none: Arrow counts no rows
-    without columns."""
+    """Raises `InvalidColumns` for a name not in COLUMNS or given twice, and for no name.
+
+    Without columns, an Arrow batch has no number of rows.
+    """
     if isinstance(columns, str) or not isinstance(columns, Sequence):
         raise InvalidColumns(f"columns={columns!r:.40}: give a list of names; there are {', '.join(COLUMNS)}")
     unknown = [str(name) for name in columns if not isinstance(name, str) or name not in COLUMNS]
@@ -87,7 +89,7 @@ def check_columns(columns: Sequence[str]) -> None:
 
 
 class BlockRows(NamedTuple):
-    """Where n messages of one queue stand, int64, shape (n,) each: offsets in queue and log, bytes of their records."""
+    """Queue offsets, log offsets and record sizes (bytes) of n messages of one queue, int64, shape (n,) each."""
 
     queue_offsets: Ints
     physical_offsets: Ints
@@ -95,10 +97,10 @@ class BlockRows(NamedTuple):
 
 
 class Block:
-    """n messages of one queue inside one stretch of a segment.
+    """n messages of one queue in one range of a segment.
 
-    Constructing it checks every record against its ConsumeQueue entry: length, magic, queue, both offsets, and by
-    `with_trailers` topic, and that its parts fill it exactly.
+    The constructor checks every record against its ConsumeQueue entry: length, magic, queue and both offsets. With
+    `with_trailers` it also checks the topic, and that the parts of the record fill it exactly.
     """
 
     def __init__(
@@ -111,14 +113,14 @@ class Block:
         with_bodies: bool = False,
         with_trailers: bool = True,
     ) -> None:
-        """view: uint8, log bytes from offset `base`. If pieces of the log stand one behind another, `base` is one for
-        each record: its log offset less its place in the view. rows: n >= 1, ascending.
+        """view: log bytes from log offset `base` on, uint8. If the view joins several pieces of the log, `base` has one
+        value per record: its log offset minus its position in the view. rows: n >= 1, ascending.
 
-        with_bodies: whether bodies will be wanted. They are copied before the parts behind them are looked at,
-        for memory is read fastest in its order.
-        with_trailers: look at the parts behind the bodies; without it there are no PROPERTY_COLUMNS, and no topics
-        of a light queue.
-        Raises `CorruptRecord` naming the first record that differs from its entry.
+        with_bodies: whether the caller will read bodies. They are copied before the parts after them are read, because
+        sequential memory access is fastest.
+        with_trailers: read the parts after the bodies. Required for PROPERTY_COLUMNS, and for the topics of a light
+        queue.
+        Raises `CorruptRecord`, which names the first record that differs from its entry.
         """
         self._queue = queue
         self._with_trailers = with_trailers
@@ -134,24 +136,24 @@ class Block:
         self._need(same, partial(_another_record, self))
 
     def _in_queue(self) -> Mask:
-        """Where a record names this queue and its offset there, shape (n,)."""
+        """Return a mask of the records that have this queue id and the expected queue offset, shape (n,)."""
         same: Mask = self._records.field("queue_id") == self._queue.queue_id
         same &= self._records.field("queue_offset") == self._rows.queue_offsets
         return same
 
     def _in_topic(self) -> Mask:
-        """Where a record names this topic, shape (n,); measures the parts behind the bodies."""
+        """Return a mask of the records that have this topic, shape (n,). Measures the parts after the bodies."""
         return self._records.expect_topic(self._queue.topic.encode())
 
     def __len__(self) -> int:
         return len(self._rows.sizes)
 
     def column(self, name: str) -> pa.Array:
-        """One column of COLUMNS, length n; bodies as they are stored."""
+        """Decode one column of COLUMNS, length n. Bodies are not decompressed."""
         return _DECODERS[name](self)
 
     def check_crc(self) -> None:
-        """Raises `CorruptRecord` for the first record whose CRC32, of all of it or of its body, is another."""
+        """Raises `CorruptRecord` for the first record whose CRC32, of the record or of its body, does not match."""
         whole = self._records.have_property_crc
         self._need(
             crc_matches(self._records),
@@ -159,7 +161,7 @@ class Block:
         )
 
     def check_tags_codes(self, codes: Ints) -> None:
-        """Raises `CorruptRecord` for the first record whose tag is not that of its entry's tags code, shape (n,)."""
+        """Raises `CorruptRecord` for the first record whose tag does not match its entry's tags code. Shape (n,)."""
         wrong = are_wrong_codes(codes, self._tags, self._queue.topic)
         self._need(
             ~wrong, lambda row: f"its entry has tags code {codes[row]}, its record the tag {self._tags[row]}; {_EITHER}"
@@ -171,27 +173,27 @@ class Block:
             raise CorruptRecord(f"{self.where(row)}: {what(row)}")
 
     def where(self, row: int) -> str:
-        """The message of one row, for errors."""
+        """Return the name of one row's message for errors."""
         return (
             f"topic {self._queue.topic}, queue {self._queue.queue_id}, offset {self._rows.queue_offsets[row]} "
             f"(commit log offset {self._rows.physical_offsets[row]})"
         )
 
     def field(self, name: str) -> Ints:
-        """A header field as it is stored, shape (n,)."""
+        """Return a header field, shape (n,)."""
         return self._records.field(name)
 
     @property
     def encoded_properties(self) -> pa.BinaryArray:
-        """What stands behind the bodies, as it is stored, length n."""
+        """Encoded properties as stored, length n."""
         return self._records.properties
 
     def value(self, name: str) -> pa.StringArray:
-        """Property `name` of each message, length n, null where it has none."""
+        """Return property `name` of each message, length n, null if it has none."""
         return self._properties.value(name)
 
     def moved(self, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
-        """The records back to back, uint8, each with another log offset, shape (n,); see `moved_records`."""
+        """Return the records back to back, uint8, with new log offsets of shape (n,); see `moved_records`."""
         return moved_records(self._records, physical_offsets, with_proofs=with_proofs)
 
     @cached_property
@@ -220,17 +222,16 @@ def _another_record(block: Block, row: int) -> str:
 
 
 class LightBlock(Block):
-    """n messages of a light queue: their records name the queue that they were sent to.
+    """n messages of a light queue, whose records name the queue that they were sent to.
 
-    Topic and queue offset are shown as the records have them, the queue number as that of the light queue: so does
-    RocketMQ's client, which overwrites the number with that of the queue it asked.
+    As in RocketMQ's client, topic and queue offset come from the record, and the queue id is the light queue's.
     """
 
     def _in_queue(self) -> Mask:
         return self._records.sound.copy()
 
     def _in_topic(self) -> Mask:
-        """Where a record says that it stands in this light queue, or was sent to it."""
+        """Return a mask of the records that name this light queue as a further queue, or were sent to it."""
         records = self._records
         records.measure_topics()
         self._need(records.sound, _no_record)
@@ -241,7 +242,6 @@ class LightBlock(Block):
         return stands | own
 
     def column(self, name: str) -> pa.Array:
-        """As a message in a queue of its own."""
         if name == "topic":
             names = self._records.slices(self._records.topic_starts, self._records.topic_lengths).to_pylist()
             return texts([name.decode("utf-8", "replace") for name in names])
@@ -253,7 +253,7 @@ def _ints(block: Block, name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _timestamps(block: Block, name: str) -> pa.TimestampArray:
-    """Null for a time that no timestamp can be: a producer may send any number, and no CRC covers it."""
+    """Decode times; null for one out of range, because a producer may send any number and no CRC covers it."""
     times = block._records.field(name)
     outside = are_outside(times)
     if not outside.any():
@@ -262,7 +262,7 @@ def _timestamps(block: Block, name: str) -> pa.TimestampArray:
 
 
 def _msg_ids(block: Block) -> pa.StringArray:
-    """The client's id where the message carries one, else the offsetMsgId."""
+    """Return the client's id (property UNIQ_KEY) of each message, or its offsetMsgId if it has none."""
     unique = block._properties.value(PROPERTY_UNIQ_KEY)
     if unique.null_count == 0:
         return unique
@@ -270,7 +270,6 @@ def _msg_ids(block: Block) -> pa.StringArray:
 
 
 def _broker_names(block: Block) -> pa.StringArray:
-    """Null in a directory."""
     return (
         pa.repeat(constant(block._queue.broker), len(block))
         if block._queue.broker
@@ -281,7 +280,7 @@ def _broker_names(block: Block) -> pa.StringArray:
 def _offset_msg_ids(block: Block) -> pa.StringArray:
     def named(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
         offsets = block._rows.physical_offsets[rows].astype(">i8").view(np.uint8).reshape(len(rows), -1)
-        same_host = hosts[:1] if (hosts == hosts[0]).all() else hosts  # as nearly always
+        same_host = hosts[:1] if (hosts == hosts[0]).all() else hosts  # almost always the same
         return _hex(same_host, offsets)
 
     return _by_family(block, "store", SYS_STORE_HOST_V6, named)
@@ -290,7 +289,7 @@ def _offset_msg_ids(block: Block) -> pa.StringArray:
 def _hosts(block: Block, which: str, bit: int) -> pa.StringArray:
     def named(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
         port = RECORD_HEADER[f"{which}_port"].itemsize
-        if (hosts == hosts[0]).all():  # as nearly always, and looked up a hundred times faster
+        if (hosts == hosts[0]).all():  # almost always, and 100 times faster
             distinct, index = hosts[:1], np.zeros(len(hosts), np.int64)
         else:
             distinct, index = np.unique(hosts, axis=0, return_inverse=True)
@@ -303,7 +302,7 @@ def _hosts(block: Block, which: str, bit: int) -> pa.StringArray:
 def _by_family(
     block: Block, which: str, bit: int, named: Callable[[npt.NDArray[np.uint8], Ints], pa.StringArray]
 ) -> pa.StringArray:
-    """`named` of ip and port (bytes, shape (k, 8 or 20)) of the IPv4 rows and of the IPv6 rows, in order."""
+    """Call `named` with ip and port (bytes, shape (k, 8 or 20)) of the IPv4 rows, then of the IPv6 rows; join both."""
     if block._records.hosts_are_v4:
         return named(block._records.v4_hosts(which), np.arange(len(block)))
     v6 = (block.field("sys_flag") & bit) != 0
@@ -320,7 +319,7 @@ def _by_family(
 
 
 def _trimmed(keys: pa.StringArray) -> pa.StringArray:
-    """RocketMQ's Go client ends its keys with a blank."""
+    """Remove the blank after the last key, which RocketMQ's Go client adds."""
     has_blanks = pc.any(pc.ends_with(keys, KEY_SEPARATOR)).as_py()
     return pc.utf8_rtrim(keys, KEY_SEPARATOR) if has_blanks else keys
 
@@ -342,7 +341,7 @@ _DECODERS: dict[str, Callable[[Block], pa.Array]] = {
     "storeHost": lambda block: _hosts(block, "store", SYS_STORE_HOST_V6),
     "reconsumeTimes": lambda block: _ints(block, "reconsume_times", pa.int32()),
     "flag": lambda block: _ints(block, "flag", pa.int32()),
-    # RocketMQ's decoder clears the bit once the body is inflated
+    # RocketMQ's decoder clears this bit after it decompressed the body
     "sysFlag": lambda block: arrow((block.field("sys_flag") & ~SYS_COMPRESSED).astype(np.int32)),
     "bodyCRC": lambda block: _ints(block, "body_crc", pa.int32()),
     "preparedTransactionOffset": lambda block: _ints(block, "prepared_transaction_offset", pa.int64()),
@@ -355,9 +354,9 @@ _HEX_OF_TWO = np.stack(np.broadcast_arrays(_HEX, _HEX[:, None]), axis=-1).copy()
 
 
 def _hex(*parts: npt.NDArray[np.uint8]) -> pa.StringArray:
-    """Upper-case hex of each row of byte matrices that stand side by side; one of a single row counts for all.
+    """Return upper-case hex of each row of byte matrices side by side. A matrix with one row counts for all rows.
 
-    Two bytes are looked up at a time: the matrices are contiguous, and an even number of bytes wide.
+    Converts two bytes at a time, so the matrices must be contiguous and have an even width.
     """
     count, width = max(map(len, parts)), sum(part.shape[1] for part in parts)
     text = np.empty((count, width // 2), np.uint32)

@@ -1,8 +1,6 @@
-"""Delayed messages: until they are due, a broker keeps them in a topic of its own, with their real topic and queue in
-properties.
+"""Delayed messages, which a broker keeps in a topic of its own until they are due, with their real topic in properties.
 
-Messages with a delay level wait in SCHEDULE_TOPIC, each level in a queue of its own, `level - 1`. Messages with a time
-wait in TIMER_TOPIC.
+Messages with a delay level are in SCHEDULE_TOPIC, in queue `level - 1`. Messages with a time are in TIMER_TOPIC.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ from store.format.records import EncodedRecords, Encoding
 Ints = npt.NDArray[np.int64]
 
 LEVELS = len(SCHEDULE_DELAYS_MS)
-WAITING_TOPICS = {SCHEDULE_TOPIC: LEVELS, TIMER_TOPIC: 1}  # and how many queues a broker gives each
+WAITING_TOPICS = {SCHEDULE_TOPIC: LEVELS, TIMER_TOPIC: 1}  # topic to its number of queues in a broker
 _DELAYS = np.array([0, *SCHEDULE_DELAYS_MS], np.int64)
-_NEVER = 0  # where no time is given
+_NEVER = 0  # no time given
 
 
 class Waits(NamedTuple):
@@ -60,10 +58,10 @@ class Waits(NamedTuple):
 
     @staticmethod
     def of(levels: Ints, deliver_at: Ints, now: int) -> Waits | None:
-        """Return the delays; None if no message is delayed. A time that is past is no delay.
+        """Return the delays; None if no message is delayed. A time in the past is no delay.
 
-        As in RocketMQ, a level above the last one is the last one, a level below 0 is none, and a level overrides a
-        time. Raises `MessageRefused` for a time farther away than RocketMQ's brokers allow.
+        As in RocketMQ, a level above the last counts as the last, a level below 0 as none, and a level overrides a
+        time. Raises `MessageRefused` for a time further away than RocketMQ's brokers allow.
         """
         levels = np.clip(levels, 0, LEVELS)
         deliver_at = np.where(levels > 0, _NEVER, deliver_at)
@@ -75,14 +73,14 @@ class Waits(NamedTuple):
 
 
 def waiting(records: EncodedRecords, waits: Waits, encoding: Encoding) -> EncodedRecords:
-    """Return the records, the delayed ones of them in the topics where they wait."""
+    """Return the records with the delayed ones readdressed to SCHEDULE_TOPIC or TIMER_TOPIC."""
     starts = np.cumsum(records.sizes) - records.sizes
     view = RecordView(np.frombuffer(records.encoded(0, len(records)), np.uint8), starts, records.sizes)
     view.measure_topics()
     topics = texts([topic for topic, _ in records.destinations]).take(arrow(records.queues))
     queue_ids = np.array([queue_id for _, queue_id in records.destinations], np.int64)[records.queues]
     copies, places = RecordCopies.of(view), waiting_places(Places(topics, queue_ids), waits)
-    kept = {  # a message that is not delayed keeps a property of such a name
+    kept = {  # a message that is not delayed keeps its own property of this name
         name: pc.if_else(pc.equal(values, constant("")), copies.value(name), values)
         for name, values in places.properties.items()
     }
@@ -91,7 +89,7 @@ def waiting(records: EncodedRecords, waits: Waits, encoding: Encoding) -> Encode
 
 
 def waiting_places(places: Places, waits: Waits) -> Places:
-    """Return where messages wait that go to `places` when they are due."""
+    """Return the topics and queues in which delayed messages for `places` wait until they are due."""
     levels, at, count = waits.levels, waits.deliver_at, len(places.queue_ids)
     by_level, by_time, anyhow = arrow(levels > 0), arrow(at > 0), arrow((levels > 0) | (at > 0))
     topics = pa.repeat(constant(places.topics), count) if isinstance(places.topics, str) else places.topics
@@ -120,7 +118,7 @@ def timer_slots(deliver_at: Ints) -> Ints:
 
 
 def real_places(copies: RecordCopies) -> tuple[pa.StringArray, Ints, npt.NDArray[np.bool_]]:
-    """Return the real topics and queue ids of delayed messages, and which messages name them, shape (n,)."""
+    """Return the real topics and queue ids of delayed messages, and a mask of messages that have them, shape (n,)."""
     topics, queues = copies.value(PROPERTY_REAL_TOPIC), copies.value(PROPERTY_REAL_QUEUE)
     said = numbers(pc.and_(topics.is_valid(), pc.match_substring_regex(queues.fill_null(constant("")), "^[0-9]{1,9}$")))
     queue_ids = pc.if_else(arrow(said), queues, constant("0")).cast(pa.int64())
@@ -128,7 +126,7 @@ def real_places(copies: RecordCopies) -> tuple[pa.StringArray, Ints, npt.NDArray
 
 
 def _where(mask: pa.BooleanArray, values: pa.StringArray) -> pa.StringArray | None:
-    """Return the values where the mask is true, "" elsewhere; None if it is true nowhere."""
+    """Return the values of the true rows of the mask, "" for all others; None if no row is true."""
     return pc.if_else(mask, values, constant("")) if pc.any(mask).as_py() else None
 
 

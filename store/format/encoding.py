@@ -1,6 +1,6 @@
-"""Messages to records: whole columns, vectorised (`encode_columns`), and lists of messages (`encode_list`).
+"""Encode messages to records: columns, vectorised (`encode_columns`), and lists of messages (`encode_list`).
 
-`columns` is the counterpart that reads.
+`columns` decodes.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from store.format.records import EncodedRecord, EncodedRecords, Encoding, rows_a
 from store.model.errors import MessageRefused
 
 _EMPTY, _NOTHING = constant(""), constant(b"")
-_CRC_BYTES = 2 << 20  # checksums of as much as takes half a millisecond
+_CRC_BYTES = 2 << 20  # checksums of so many bytes take half a millisecond
 _CRC_ROWS = 4 << 10
 
 _SUSPICIOUS_IN_TAGS = np.isin(np.arange(256), [*range(ord(" ") + 1), ord("|"), 0x7F, 0xC2])  # C2: U+0080 to U+00BF
 
 Ints = npt.NDArray[np.int64]
 
-MANY = 40  # from so many messages on, columns take less time
-_OWN_NAMES = frozenset((PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_SHARDING_KEY))  # those that messages have fields for
+MANY = 40  # from so many messages on, columns are faster
+_OWN_NAMES = frozenset((PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_SHARDING_KEY))  # properties that are fields of `Message`
 
 
 def encode_columns(
@@ -59,11 +59,10 @@ def encode_columns(
     encoding: Encoding,
     now: int,
 ) -> EncodedRecords:
-    """Records in the order of the rows; `queue_ids` (int64, shape (n,)) are already chosen, `now` is ms.
+    """Encode messages to records, in the order of the rows.
 
-    topics: one for all, or one each, length n.
-    Raises `MessageRefused` for a body or properties that are too large or cannot be read back; nothing is
-    appended then.
+    topics: one for all, or one per row, length n. queue_ids: the chosen queues, int64, shape (n,). now: ms.
+    Raises `MessageRefused` for a body or properties that are too large or could not be read back.
     """
     count = len(messages)
     body_lengths = lengths(messages.body)
@@ -80,7 +79,7 @@ def encode_columns(
     headers = _headers(named.magic, messages, sizes, queue_ids, encoding, now)
     properties = [piece for pair in zip(values, texts[1:], strict=True) for piece in pair if len(piece)]
     tags, keys, unique_keys = messages.tags, messages.keys, None
-    if messages.properties is not None:  # they may have the same under RocketMQ's names
+    if messages.properties is not None:  # the map may also have tags and keys, under RocketMQ's names
         names = (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY)
         tags, keys, unique_keys = map(PropertyColumns(values[0]).value, names)
     _check_tags(tags)
@@ -103,8 +102,8 @@ def encode_columns(
 class RecordTopics(NamedTuple):
     """The topics of n records.
 
-    names: those that occur; which: the one that each has, shape (n,), or 0 for all. magic: of all, or of each.
-    What records have between body and properties: `each`, parts of length n, and `same`, behind them.
+    names: the distinct topics. which: index of each record's topic, shape (n,), or 0 for all. magic: of all, or each.
+    each, same: the bytes of a record between body and properties: parts of length n, then bytes equal in all records.
     """
 
     names: list[str]
@@ -123,7 +122,7 @@ class RecordTopics(NamedTuple):
         return RecordTopics(names, which, np.array(list(map(topic_magic, names)))[which], [fields], b"")
 
     def destinations(self, queue_ids: Ints) -> tuple[list[tuple[str, int]], npt.NDArray[np.int32]]:
-        """(topic, queue id) pairs that occur, and which of them each record has, shape (n,)."""
+        """Return the distinct (topic, queue id) pairs, and the index of each record's pair, shape (n,)."""
         pairs = queue_ids + MAX_QUEUES * self.which
         distinct = np.flatnonzero(np.bincount(pairs)) if len(self.names) == 1 else np.unique(pairs)
         found = [divmod(pair, MAX_QUEUES) for pair in distinct.tolist()]
@@ -132,7 +131,7 @@ class RecordTopics(NamedTuple):
 
 
 def _topic_field(topic: str) -> bytes:
-    """Topic length and topic, as a record has them."""
+    """Return topic length and topic as in a record."""
     name = topic.encode()
     return len(name).to_bytes(TOPIC_LENGTH_BYTES[topic_magic(topic)], "big") + name
 
@@ -145,7 +144,7 @@ def _headers(
     encoding: Encoding,
     now: int,
 ) -> npt.NDArray[np.void]:
-    """The records' headers, shape (n,); what only the append can know is zero."""
+    """Return the records' headers, shape (n,); fields that the append sets are zero."""
     same = np.zeros(1, RECORD_HEADER)
     same["born_timestamp"] = now
     ip, same["store_port"] = encoding.store_host
@@ -165,18 +164,18 @@ def _headers(
 
 
 def _crcs(bodies: pa.BinaryArray) -> Ints:
-    """`body_crcs`, some at a time: it keeps Python's lock, for which the thread that appends the piece before waits."""
+    """Return `body_crcs`, in steps that release the GIL: the thread that appends the previous piece needs it."""
     crcs = np.empty(len(bodies), np.int64)
     rows = max(1, min(_CRC_ROWS, len(bodies) * _CRC_BYTES // max(1, int(lengths(bodies).sum()))))
     for first in range(0, len(bodies), rows):
         if first:
-            time.sleep(0)  # others run
+            time.sleep(0)  # release the GIL
         crcs[first : first + rows] = body_crcs(bodies[first : first + rows])
     return crcs
 
 
 def _middle(before: bytes, properties_lengths: Ints, text: bytes) -> npt.NDArray[np.uint8]:
-    """`before`, properties length and `text` of every record, shape (n, width)."""
+    """Return `before`, properties length and `text` of every record, shape (n, width)."""
     row = np.frombuffer(before + bytes(PROPERTIES_LENGTH_BYTES) + text, np.uint8)
     middle = np.tile(row, (len(properties_lengths), 1))
     lengths = properties_lengths.astype(">i2").view(np.uint8).reshape(-1, PROPERTIES_LENGTH_BYTES)
@@ -185,9 +184,9 @@ def _middle(before: bytes, properties_lengths: Ints, text: bytes) -> npt.NDArray
 
 
 def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.BinaryArray]]:
-    """The property strings of n messages: k + 1 texts that all have, and between them k values of each, length n.
+    """Return the property strings of n messages: k + 1 texts common to all, and k columns of values between them.
 
-    The map's entries come first, then tags, keys and sharding key. With a map all is one value.
+    The map's entries come first, then tags, keys and sharding key. With a map, k is 1. Each column has length n.
     """
     own = {
         PROPERTY_TAGS: messages.tags,
@@ -209,7 +208,7 @@ def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.B
 
 
 def encoded_properties(messages: MessageColumns) -> pa.BinaryArray:
-    """What a record has of each message behind its body, length n. Raises `MessageRefused` as `encode_columns`."""
+    """Return the encoded properties of each message, length n. Raises `MessageRefused` as `encode_columns`."""
     texts, values = _encode_properties(messages)
     every = pa.repeat(constant(texts[0]), len(messages))
     pieces = [piece for value, text in zip(values, texts[1:], strict=True) for piece in (value, constant(text))]
@@ -221,7 +220,7 @@ def encoded_properties(messages: MessageColumns) -> pa.BinaryArray:
 
 
 def encode_property(name: str, values: pa.StringArray) -> tuple[bytes, pa.BinaryArray, bytes]:
-    """`name 0x01 value 0x02`: a text, n values, a text; "" for null and empty ones (RocketMQ's parser drops those)."""
+    """Encode `name 0x01 value 0x02` as prefix, n values and suffix; "" for null and empty values, as in RocketMQ."""
     _refuse_what_ends_text(name, values)
     before, after = name.encode() + bytes([NAME_VALUE_SEPARATOR]), bytes([PROPERTY_SEPARATOR])
     encoded = values.cast(pa.binary())
@@ -252,9 +251,9 @@ def _encode_map(properties: pa.MapArray) -> pa.StringArray:
 
 
 def _refuse_what_ends_text(name: str, values: pa.StringArray) -> None:
-    """Raises `MessageRefused` for a separator, and for zeros with which a recovery would end the log."""
+    """Raises `MessageRefused` for a separator, and for zeros that a recovery would take for a lost sector."""
     data, _ = flat(values)
-    if not (data <= max(NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)).any():  # as a rule
+    if not (data <= max(NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)).any():  # usually
         return
     if pc.any(pc.match_substring_regex(values, "[\x01\x02]")).as_py():
         raise illegal(f"{name}: no name or value may contain the separators \\x01 or \\x02")
@@ -263,7 +262,7 @@ def _refuse_what_ends_text(name: str, values: pa.StringArray) -> None:
 
 
 def _check_tags(tags: pa.StringArray | None) -> None:
-    """Raises `MessageRefused` for a tag that no subscription can name."""
+    """Raises `MessageRefused` for a tag that no subscription can select."""
     if tags is None or not _SUSPICIOUS_IN_TAGS[flat(tags)[0]].any():
         return
     for tag in tags.filter(pc.match_substring_regex(tags, NO_TAG))[:1].to_pylist():
@@ -271,24 +270,24 @@ def _check_tags(tags: pa.StringArray | None) -> None:
 
 
 class NotColumns(Exception):
-    """A message is wrong, or columns cannot say it."""
+    """A message is invalid, or cannot be expressed in columns."""
 
 
 def encode_list(
     messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
 ) -> EncodedRecords | list[EncodedRecord]:
-    """What `encode_messages` makes of the same arguments, but many as columns."""
+    """Encode messages as `encode_messages` does; many as columns."""
     if len(messages) >= MANY:
         try:
             topics, columns = _columns(messages, now)
             return encode_columns(topics, columns, np.array(queue_ids, np.int64), encoding, now)
         except (NotColumns, MessageRefused, UnicodeEncodeError, OverflowError):
-            pass  # so that the error names the message
+            pass  # `encode_messages` raises an error that names the message
     return encode_messages(messages, queue_ids, encoding, now)
 
 
 def _columns(messages: Sequence[Message], now: int) -> tuple[str | pa.StringArray, MessageColumns]:
-    """Return the topic, or one each, and the other fields; None for fields that no message uses."""
+    """Return the topic, or one per message, and the other fields; None for fields that no message uses."""
     topics = [message.topic for message in messages]
     flags = [message.flag for message in messages]
     born_ms = [message.born_timestamp for message in messages]
@@ -309,10 +308,10 @@ def _columns(messages: Sequence[Message], now: int) -> tuple[str | pa.StringArra
 
 
 def table_of(fields: Sequence[Sequence[Any]]) -> pa.Table:
-    """Return a table of n messages, as `append_table` takes it.
+    """Return a table of n messages for `append_table`.
 
-    fields: the fields of `Message` in their order, without the topic, n values of each. Raises `NotColumns` for a wrong
-    message, or one that columns cannot say.
+    fields: the fields of `Message` in their order, without the topic, n values of each. Raises `NotColumns` for a
+    message that is invalid or cannot be expressed in columns.
     """
     bodies, tags, keys, properties, queue_ids, sharding_keys, flags, born_timestamps, delay_levels, deliver_at = fields
     try:
@@ -350,14 +349,14 @@ def _bodies(bodies: Sequence[Any]) -> pa.BinaryArray:
 
 
 def _texts(values: Sequence[Any]) -> pa.StringArray | None:
-    """Texts, each of which may be None, which counts as an empty one."""
+    """Return strings, with None as ""; None if all are None. Raises `NotColumns` for another type."""
     kinds = set(map(type, values))
     _need(kinds <= {str, type(None)})
     return texts(values if type(None) not in kinds else [value or "" for value in values]) if str in kinds else None
 
 
 def _keys(keys: Sequence[Any]) -> pa.StringArray | None:
-    """One text for each message: its keys with blanks between them."""
+    """Return the keys of each message, joined by blanks."""
     if _are({str}, keys):
         _need(KEY_SEPARATOR not in "".join(keys))
         return texts(keys)
@@ -388,5 +387,5 @@ def _need(holds: bool) -> None:
 
 
 def _are(kinds: set[type], values: Sequence[Any]) -> bool:
-    """Whether all values are of these types themselves: one that inherits may do anything."""
+    """Whether all values are of exactly these types; subclasses may behave differently."""
     return set(map(type, values)) <= kinds

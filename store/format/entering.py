@@ -1,8 +1,7 @@
-"""What a record enters: the queue that it names, light queues, the index by its keys. Said here, and nowhere else.
+"""The rules for which queues and index keys a record enters: its own queue, light queues, the index.
 
-`dispatch` asks for records found in a log; `message` and `tables` for those on their way there. For what is put all
-is simple: its own queue, under the hash of its tag, and the index, under its keys. A topic that would make it otherwise
-is refused, and a property that would is dropped.
+`dispatch` applies them to records in a log. A message that this store appends enters only its own queue, with the hash
+of its tag, and the index, with its keys. Topics that would change this are rejected; properties that would are dropped.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from store.model.errors import MessageRefused, PutStatus
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-# --- the door ------------------------------------------------------------------------------------------
+# --- messages to append ---------------------------------------------------------------------------------
 
 RESERVED = frozenset(
     {
@@ -64,12 +63,13 @@ RESERVED = frozenset(
         PROPERTY_CRC,
     }
 )
-"""Properties by which a broker, or this store, keeps its own books: delays, transactions, light queues, batches, pop
-receipts, checksums. A message that was read may have some; they are dropped when it is put again."""
+"""Properties that a broker or this store sets: delays, transactions, light queues, batches, pop receipts, checksums.
+
+A message that was read may have some; a put drops them."""
 _RESERVED = texts(sorted(RESERVED))
 
-# Those that RocketMQ's broker takes from no client (TopicValidator); the last two since 5.4. It takes TIMER_TOPIC's,
-# which it delivers anywhere.
+# RocketMQ's broker rejects these topics from clients (TopicValidator), the last two since 5.4. It accepts TIMER_TOPIC,
+# whose messages it delivers to any topic.
 NOT_FOR_PUTTING = frozenset(
     {
         SCHEDULE_TOPIC,
@@ -87,14 +87,14 @@ NOT_FOR_PUTTING = frozenset(
 
 @lru_cache(maxsize=1024)
 def check_topic(topic: str) -> None:
-    """Raises `MessageRefused` for a topic that takes a broker's own messages only, `InvalidTopic` for no name."""
+    """Raises `MessageRefused` for a topic that is only for a broker's own messages, `InvalidTopic` for a bad name."""
     check_topic_name(topic)
     if topic in NOT_FOR_PUTTING:
         raise _illegal(f"topic {topic}: a broker's own, which it acts upon; put into a topic of yours")
 
 
 def without_reserved(maps: pa.MapArray) -> pa.MapArray:
-    """Return properties, names to values, without the reserved ones."""
+    """Return the properties without the reserved ones."""
     names, values = pairs(maps)
     kept = numbers(pc.invert(pc.is_in(names, _RESERVED)))
     if kept.all():
@@ -106,7 +106,7 @@ def without_reserved(maps: pa.MapArray) -> pa.MapArray:
 
 
 def pairs(maps: pa.MapArray) -> tuple[pa.StringArray, pa.StringArray]:
-    """The names and the values of all maps, which may be a slice of a longer array."""
+    """Return the names and values of all maps, which may be a slice of a longer array."""
     first, last = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
     return maps.keys.slice(first, last - first), maps.items.slice(first, last - first)
 
@@ -119,22 +119,22 @@ def _illegal(reason: str) -> MessageRefused:
 
 
 def in_own_queue(sys_flags: Ints) -> Mask:
-    """Which records stand in the queue that they name: not prepared and rolled-back ones, and no inner batches."""
+    """Return a mask of the records that enter their own queue: not prepared, rolled back, or an inner batch."""
     outside = np.isin(sys_flags & SYS_TRANSACTION_MASK, (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK))
     inside: Mask = ~outside & (sys_flags & SYS_INNER_BATCH == 0)
     return inside
 
 
 def tags_codes(tags: pa.StringArray) -> Ints:
-    """The tags codes of their entries, int64, shape (n,): Java hashes, 0 without a tag."""
+    """Return the tags codes of queue entries, int64, shape (n,): Java hashes, 0 without a tag."""
     return java_hash(tags).astype(np.int64)
 
 
 def are_wrong_codes(codes: Ints, tags: pa.StringArray, topic: str) -> Mask:
-    """Which of the tags codes of entries are not those of their records' tags, shape (n,).
+    """Return a mask of the entries whose tags code does not match their record's tag, shape (n,).
 
-    Delivery times and addresses in queue extensions say nothing of the tag, and of a tag that is not UTF-8 RocketMQ
-    may have read other characters than we do.
+    False if the code cannot be checked: a delivery time, an address in a queue extension, or the hash of a tag that is
+    not UTF-8, which RocketMQ may decode differently.
     """
     wrong: Mask = codes != tags_codes(tags)
     if wrong.any():
@@ -144,7 +144,10 @@ def are_wrong_codes(codes: Ints, tags: pa.StringArray, topic: str) -> Mask:
 
 
 def delivery_times(levels: pa.StringArray, store_timestamps: Ints) -> Ints:
-    """What entries of SCHEDULE_TOPIC hold instead, ms, shape (n,), from property DELAY; 0 where it is no level."""
+    """Return delivery times (ms), which SCHEDULE_TOPIC entries have as tags code, shape (n,); 0 for an invalid level.
+
+    levels: property DELAY.
+    """
     times = np.zeros(len(levels), np.int64)
     for row, level in enumerate(levels.to_pylist()):
         number = _number(level or "")
@@ -154,7 +157,7 @@ def delivery_times(levels: pa.StringArray, store_timestamps: Ints) -> Ints:
 
 
 class MessagePlace(NamedTuple):
-    """Where a record stands in a queue."""
+    """The position of a record in a queue."""
 
     topic: str
     queue_id: int
@@ -162,7 +165,7 @@ class MessagePlace(NamedTuple):
 
 
 class QueueEntry(NamedTuple):
-    """An entry of a queue: where it stands, and what it says of its record."""
+    """An entry of a queue: its position, and its fields."""
 
     topic: str
     queue_id: int
@@ -183,9 +186,9 @@ class QueueEntry(NamedTuple):
 
 
 def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints) -> Iterator[tuple[int, MessagePlace]]:
-    """The places of n records in light queues, each with the record's row.
+    """Yield row and place of each of n records in each of its light queues.
 
-    topics: names; topic_ids: int64, shape (n,).
+    topics: distinct names. topic_ids: index of each record's topic, int64, shape (n,).
     """
     queues = properties.value(PROPERTY_LIGHT_QUEUES)
     if queues.null_count == len(queues):
@@ -197,13 +200,13 @@ def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints
 
 
 def stands_in(place: MessagePlace, own: MessagePlace, properties: Mapping[str, str]) -> bool:
-    """Whether the record that names the place `own` stands in `place`: that one, or one in a light queue."""
+    """Whether a record is in `place`, which may be its own place `own` or one in a light queue."""
     names, offsets = properties.get(PROPERTY_LIGHT_QUEUES, ""), properties.get(PROPERTY_LIGHT_OFFSETS, "")
     return place == own or place in _light_places(own.topic, names, offsets)
 
 
 def stand_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets: Ints) -> Mask:
-    """Which of n records say that they stand in light queue `topic` at these offsets, shape (n,)."""
+    """Return a mask of the records whose properties name light queue `topic` with these offsets, shape (n,)."""
     texts = (properties.value(name) for name in (PROPERTY_LIGHT_QUEUES, PROPERTY_LIGHT_OFFSETS))
     trimmed = (pc.utf8_rtrim(each.fill_null(constant("")), LIGHT_SEPARATOR) for each in texts)
     queues, offsets = (pc.split_pattern(each, LIGHT_SEPARATOR) for each in trimmed)
@@ -216,7 +219,7 @@ def stand_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets:
     among, rows, number = among[has_offset], rows[has_offset], number[has_offset]
     found = pc.list_flatten(offsets).take(arrow(first_offset[rows] + number))
     same = numbers(pc.equal(found, arrow(queue_offsets[rows]).cast(pa.string()))).copy()
-    for each in np.flatnonzero(~same).tolist():  # written otherwise, such as "07": a client can, a broker does not
+    for each in np.flatnonzero(~same).tolist():  # another notation, such as "07": clients can write it, brokers do not
         same[each] = _number(found[each].as_py()) == queue_offsets[rows[each]]
     stands = np.zeros(len(queue_offsets), np.bool_)
     stands[rows[same]] = True
@@ -224,10 +227,10 @@ def stand_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets:
 
 
 def _light_places(topic: str, names: str, offsets: str) -> Iterator[MessagePlace]:
-    """`INNER_MULTI_DISPATCH` a,b with `INNER_MULTI_QUEUE_OFFSET` 3,0, of a record of an ordinary topic.
+    """Yield the places from properties such as `INNER_MULTI_DISPATCH` a,b and `INNER_MULTI_QUEUE_OFFSET` 3,0.
 
-    A client may have set both, which a broker without light queues stores. So nothing leads into queues of another
-    kind, and what no broker wrote is passed over: more names than offsets, as RocketMQ does, or one that no folder has.
+    A client may have forged both, and a broker without light queues stores them. So only names of light queues count.
+    Ignores both if they have different lengths, as RocketMQ does, and names that are no folder names.
     """
     if not names or not _has_light_queues(topic):
         return
@@ -245,10 +248,10 @@ def _has_light_queues(topic: str) -> bool:
 
 
 def _number(text: str) -> int | None:
-    """A Java long of 0 or more, or None."""
+    """Parse a Java long of 0 or more; None for another text."""
     if not text.isdecimal():
         return None
-    # Python reads no more than a few thousand digits. Those of other scripts may be zeros, too: such many are none.
+    # `int` fails for thousands of digits, so check their number first. Leading zeros of other scripts count as digits.
     digits = text.lstrip("0") or "0"
     return int(digits) if len(digits) <= _LONG_DIGITS and int(digits) < 1 << 63 else None
 
@@ -259,17 +262,17 @@ _LONG_DIGITS = 19
 
 
 def in_index(sys_flags: Ints) -> Mask:
-    """Which records are filed by their keys: all but rolled-back ones."""
+    """Return a mask of the records that are indexed: all except rolled-back ones."""
     filed: Mask = sys_flags & SYS_TRANSACTION_MASK != SYS_TRANSACTION_ROLLBACK
     return filed
 
 
 def keys_of(properties: Mapping[str, str]) -> list[str]:
-    """The keys that one message is filed under, in RocketMQ's order; of many: `key_hashes`."""
+    """Return the index keys of one message, in RocketMQ's order. `key_hashes` is for many."""
     keys = (properties.get(PROPERTY_UNIQ_KEY), *properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR))
     return [key for key in keys if key]
 
 
 def tag_of(properties: Mapping[str, str]) -> str:
-    """The tag whose hash one message's entry holds; "" without."""
+    """Return the tag whose hash is in the message's queue entry; "" without one."""
     return properties.get(PROPERTY_TAGS, "")

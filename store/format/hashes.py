@@ -1,11 +1,11 @@
-"""Hashes and checksums as RocketMQ computes them, of one value and of whole columns.
+"""RocketMQ's hashes and checksums, of single values and of columns.
 
-`java_hash` is Java's `String.hashCode`: it makes tags codes and chooses queues. The index files keys by `key_hashes`,
-which are of `topic#key` (IndexService, IndexFile).
+`java_hash` is Java's `String.hashCode`, for tags codes and the choice of queues. `key_hashes` hashes `topic#key` for
+the index (IndexService, IndexFile).
 
-`body_crc` is `UtilAll.crc32`: zlib's polynomial without the top bit. A record may end with a checksum of all bytes
-before it, as a property (`enabledAppendPropCRC`); it covers the fields that the append decides, too. zlib-ng computes
-the same numbers three to four times faster than zlib, which serves if zlib-ng has no build.
+`body_crc` is `UtilAll.crc32`: zlib's CRC without the top bit. A record may end with a checksum of all bytes before it,
+as a property (`enabledAppendPropCRC`). zlib-ng computes CRCs three to four times faster than zlib, which is the
+fallback.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Ints = npt.NDArray[np.int64]
 KeyHashes = npt.NDArray[np.int32]
 _KEYS_AT_ONCE = 1 << 17
 _MAX_INT = (1 << 31) - 1
-_LONG_BODY = 900  # bytes; a shorter one is copied in less time than a view of it takes
+_LONG_BODY = 900  # bytes; copying a shorter body is faster than a view of it
 _TENS = 10.0 ** np.arange(PROPERTY_CRC_DIGITS)
-_COPIED_AT_ONCE = 512  # so few stay in the processor's cache
+_COPIED_AT_ONCE = 512  # bodies; so many stay in the CPU cache
 try:
     from zlib_ng.zlib_ng import crc32
 except ImportError:
@@ -49,22 +49,22 @@ except ImportError:
 
 @cached_if_short
 def java_hash_code(text: str) -> int:
-    """Java's `String.hashCode`, a signed 32-bit integer over UTF-16 units."""
+    """Return Java's `String.hashCode`, a signed 32-bit integer over UTF-16 units."""
     data = text.encode("utf-16-le", "surrogatepass")
     hashed = 0
-    for unit in struct.unpack(f"<{len(data) // 2}H", data):  # of one short string faster than numpy
+    for unit in struct.unpack(f"<{len(data) // 2}H", data):  # faster than numpy for one short string
         hashed = (_HASH_FACTOR * hashed + unit) & 0xFFFFFFFF
     return hashed - (hashed >> 31 << 32)
 
 
 def java_hash(strings: pa.StringArray, prefix: str = "") -> npt.NDArray[np.int32]:
-    """`java_hash_code(prefix + string)` of every string, int32, shape (len(strings),); 0 for nulls."""
+    """Return `java_hash_code(prefix + string)` of every string, int32, shape (len(strings),); 0 for nulls."""
     if len(strings) == 0:
         return np.empty(0, np.int32)
     data, bounds = flat(strings)
     units: npt.NDArray[Any] = data
     if len(data) and data.max() >= 0x80:
-        if strings.null_count:  # under which any bytes may stand
+        if strings.null_count:  # nulls may have any bytes
             data, bounds = flat(strings.fill_null(constant("")))
         units, bounds = _utf16_units(data, bounds)
     hashes = _hash_units(units.astype(np.uint32), bounds, java_hash_code(prefix))
@@ -76,17 +76,17 @@ def java_hash(strings: pa.StringArray, prefix: str = "") -> npt.NDArray[np.int32
 def _utf16_units(
     data: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
-    """UTF-8 bytes and their bounds as UTF-16 units and theirs: a character of four bytes makes two units."""
+    """Convert UTF-8 bytes and bounds to UTF-16 units and bounds; a character of four bytes becomes two units."""
     begins = ((data & 0xC0) != 0x80).astype(np.int64) + (data >= 0xF0)
     units_before = np.concatenate([[0], np.cumsum(begins)])
     return np.frombuffer(data.tobytes().decode().encode("utf-16-le"), "<u2"), units_before[bounds]
 
 
 def _hash_units(units: npt.NDArray[np.uint32], bounds: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int32]:
-    """Hashes of units[bounds[i]:bounds[i+1]], without a loop over strings; `seed` is the hash of a prefix.
+    """Return the hash of each units[bounds[i]:bounds[i+1]], vectorised. seed: the hash of a common prefix.
 
-    sum(u[k] * 31^(end-1-k)) is 31^(end-1) * sum(u[k] * 31^-k), and 31 has an inverse modulo 2^32: so one running
-    sum over all units, differences of it at the bounds, and one multiplication give every hash.
+    sum(u[k] * 31^(end-1-k)) is 31^(end-1) * sum(u[k] * 31^-k), and 31 has an inverse modulo 2^32. So one cumulative
+    sum over all units, its differences at the bounds, and one multiplication give all hashes.
     """
     count = len(units)
     sums = np.zeros(count + 1, np.uint32)
@@ -100,7 +100,7 @@ def _hash_units(units: npt.NDArray[np.uint32], bounds: npt.NDArray[np.int64], se
 
 
 def _powers(base: int, count: int) -> npt.NDArray[np.uint32]:
-    """base^0 to base^(count - 1) modulo 2^32."""
+    """Return base^0 to base^(count - 1) modulo 2^32."""
     return _first_powers(base)[:count] if count <= _KEPT_POWERS else _all_powers(base, count)
 
 
@@ -116,7 +116,7 @@ def _all_powers(base: int, count: int) -> npt.NDArray[np.uint32]:
 
 
 def key_hash(topic: str, key: str) -> int:
-    """The hash under which `key` of `topic` is filed, 0 to 2^31 - 1."""
+    """Return the index hash of `key` in `topic`, 0 to 2^31 - 1."""
     hashed = abs(java_hash_code(f"{topic}{INDEX_KEY_SEPARATOR}{key}"))
     return hashed if hashed <= _MAX_INT else 0
 
@@ -127,13 +127,12 @@ def key_hashes(
     keys: pa.StringArray | None,
     tags: pa.StringArray | None = None,
 ) -> tuple[KeyHashes, Ints]:
-    """Hashes of all keys of n messages, in the order in which RocketMQ files them.
+    """Return the index hashes of n messages, in RocketMQ's order.
 
-    topics: one for all, or one each. unique_keys: property UNIQ_KEY, nullable. keys: property KEYS, separated by
-    blanks, nullable. tags: property TAGS, which RocketMQ files since 5.4, nullable. All of length n; None if no
-    message has any, or they are not to be filed.
-    Returns the hashes, int32, shape (m,), and the message that each belongs to, int64, shape (m,), ascending;
-    within a message its UNIQ_KEY comes first, its tag last.
+    topics: one for all, or one per message. unique_keys: property UNIQ_KEY. keys: property KEYS, separated by blanks.
+    tags: property TAGS, which RocketMQ indexes since 5.4. All are nullable and have length n, or are None.
+    Returns the hashes, int32, shape (m,), and the message of each, int64, shape (m,), ascending. The UNIQ_KEY of a
+    message comes first, its tag last.
     """
     parts = [_whole(unique_keys)] if unique_keys is not None else []
     parts += [_words(keys)] if keys is not None else []
@@ -153,7 +152,7 @@ def key_hashes(
 
 
 def _whole(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:
-    """The keys that are there, and the message of each."""
+    """Return the keys that are not null, and the message of each."""
     if not keys.null_count:
         return keys, np.arange(len(keys))
     present = pc.is_valid(keys)
@@ -161,7 +160,7 @@ def _whole(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:
 
 
 def _words(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:
-    """The keys between the blanks, and the message of each."""
+    """Split keys at blanks; return the parts, and the message of each."""
     data, bounds = flat(keys)
     if not (data == ord(KEY_SEPARATOR)).any() and (bounds[1:] > bounds[:-1]).all():
         return _whole(keys)
@@ -172,7 +171,7 @@ def _words(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:
 
 
 def _tags(tags: pa.StringArray) -> tuple[pa.StringArray, Ints]:
-    """Return the text that the index files for each tag, and the message of each."""
+    """Return the index key of each tag, and the message of each."""
     found, owners = _whole(tags)
     named = lengths(found) > 0
     prefixed = pc.binary_join_element_wise(constant(INDEX_TAG_PREFIX), found.filter(arrow(named)), constant(""))
@@ -187,33 +186,32 @@ def _hash_names(topics: str | pa.StringArray, keys: pa.StringArray, owners: Ints
 
 
 def _positive(hashes: KeyHashes) -> KeyHashes:
-    """abs(), and 0 for the one value that has none."""
+    """Return abs(hashes), 0 for -2^31."""
     return np.maximum(np.abs(hashes), 0)
 
 
 def body_crc(body: bytes) -> int:
-    """The checksum of one body."""
     return int(crc32(body)) & BODY_CRC_MASK
 
 
 def property_crc(before: bytes) -> bytes:
-    """The property that ends a record, whose bytes are `before` up to there."""
+    """Return the checksum property of a record whose other bytes are `before`."""
     return PROPERTY_CRC_NAME + crc_digits(np.array([body_crc(before)])).tobytes() + PROPERTY_CRC_END
 
 
 def crc_digits(crcs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Checksums as a property holds them: decimal digits, the last one first, uint8, shape (n, PROPERTY_CRC_DIGITS)."""
+    """Return checksums as decimal digits, the last one first, uint8, shape (n, PROPERTY_CRC_DIGITS)."""
     digits, rest = np.empty((len(crcs), PROPERTY_CRC_DIGITS), np.uint8), crcs.astype(np.uint32)
-    for column in digits.T:  # divisions by one number are fast
+    for column in digits.T:  # numpy divides faster by a scalar
         column[:] = rest % 10 + ord("0")
         rest //= 10
     return digits
 
 
 def crcs_of_digits(digits: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Return the checksums of such digits; -1 for bytes that are no digits."""
+    """Parse the digits of `crc_digits`; -1 for bytes that are no digits."""
     values = digits - np.uint8(ord("0"))
-    crcs = (values.astype(np.float64) @ _TENS).astype(np.int64)  # exact: ten digits fit
+    crcs = (values.astype(np.float64) @ _TENS).astype(np.int64)  # exact: a float64 has 15 digits
     crcs[(values > 9).any(axis=1)] = -1
     return crcs
 
@@ -221,12 +219,12 @@ def crcs_of_digits(digits: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 def crcs_between(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """The checksums of n stretches [start, end) of `data`, in ascending order, shape (n,)."""
+    """Return the checksums of n ascending ranges [start, end) of `data`, shape (n,)."""
     return body_crcs(cut(data, starts, ends - starts))
 
 
 def body_crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int64]:
-    """The checksum of each body, shape (len(bodies),); no nulls."""
+    """Return the checksum of each body, shape (len(bodies),). No nulls."""
     crcs = np.empty(len(bodies), np.int64)
     data, bounds = flat(bodies)
     if len(data) > _LONG_BODY * len(bodies):

@@ -1,9 +1,9 @@
-"""Bodies that a producer compressed (sysFlag bit 0x1), decompressed up to a limit.
+"""Decompress bodies that a producer compressed (sysFlag bit 0x1), up to a limit.
 
-A few bytes can become as many gigabytes, and only decompressing tells. So it is done in steps.
+A few bytes can decompress to gigabytes, so this decompresses in steps and stops at the limit.
 
-A body that does not decompress, or becomes too large, is unreadable: its producer's mistake, for the record's checksum
-covers the stored bytes. `inflated` makes a null or the stored bytes of it, and says why, or raises `UnreadableBody`.
+A body that does not decompress or exceeds the limit is unreadable. If the record's checksum is right, the producer is
+the cause. `inflated` reads such a body as null or as stored, with the reason, or raises `UnreadableBody`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STEP_BYTES = 256 << 10
 
 
 class BodyBounds(NamedTuple):
-    """body, batch: limits in bytes, of one decompressed body and of those of a batch. unreadable: see `ReadSpec`."""
+    """body, batch: limits in bytes of one decompressed body, and of all in a batch. unreadable: see `ReadSpec`."""
 
     body: int
     batch: int
@@ -34,15 +34,15 @@ class BodyBounds(NamedTuple):
 
 
 def decompress(body: bytes, sys_flag: int, max_bytes: int) -> bytes:
-    """Return a compressed body, whose type is in bits 0x700 of `sys_flag`; an empty one stays empty, as in RocketMQ.
+    """Decompress a body, whose codec is in bits 0x700 of `sys_flag`. An empty body stays empty, as in RocketMQ.
 
-    Raises `UnreadableBody`, and `MessageTooLarge` above `max_bytes`, which takes little more memory than that.
+    Raises `UnreadableBody`, and `MessageTooLarge` above `max_bytes`, with little more than `max_bytes` of memory.
     """
     return b"".join(_pieces(body, sys_flag, max_bytes))
 
 
 def inflated_size(body: bytes, sys_flag: int, max_bytes: int) -> int:
-    """Return the size of a compressed body, and keep none of it in memory. Raises as `decompress`."""
+    """Return the decompressed size of a body without keeping it in memory. Raises as `decompress`."""
     return sum(map(len, _pieces(body, sys_flag, max_bytes)))
 
 
@@ -68,7 +68,7 @@ def _pieces(body: bytes, sys_flag: int, max_bytes: int) -> Iterator[bytes]:
 
 
 def named(error: UnreadableBody, where: object) -> UnreadableBody:
-    """Return the error with its message's place, and how to read on."""
+    """Return the error with the place of its message, and how to continue after it."""
     return type(error)(
         f'{where}: {error}; read on with unreadable="null", of scan or as an option of a query, or from the next offset'
     )
@@ -77,10 +77,10 @@ def named(error: UnreadableBody, where: object) -> UnreadableBody:
 def inflated(
     batch: pa.RecordBatch, sys_flags: npt.NDArray[np.int64], where: Callable[[int], str], bounds: BodyBounds
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `batch`, with compressed bodies decompressed, in batches within `bounds`, of one row at least.
+    """Yield the rows of `batch` with decompressed bodies, in batches within `bounds` that have at least one row.
 
-    sys_flags: shape (batch.num_rows,). where: names a row in errors. Raises `UnreadableBody`, by `bounds`, after the
-    rows before that message.
+    sys_flags: shape (batch.num_rows,). where: returns a row's name for errors. Depending on `bounds.unreadable`, raises
+    `UnreadableBody` after the rows before that message.
     """
     compressed = (sys_flags & SYS_COMPRESSED) != 0
     if "body" not in batch.schema.names or not compressed.any():
@@ -118,7 +118,7 @@ def _with_bodies(batch: pa.RecordBatch, bodies: list[bytes | None], errors: list
     replaced = {"body": column}
     if any(errors):
         replaced["bodyError"] = reasons = pa.array(errors, pa.string())
-        if "sysFlag" in batch.schema.names:  # the bit says that a body is as it is stored
+        if "sysFlag" in batch.schema.names:  # the compression bit stays set for a body that is returned as stored
             is_raw = pc.and_(reasons.is_valid(), column.is_valid())
             flags = batch["sysFlag"]
             marked = pc.bit_wise_or(flags, pa.scalar(SYS_COMPRESSED, flags.type))
@@ -140,7 +140,7 @@ def _zlib(body: bytes) -> Iterator[bytes]:
 
 
 def _arrow(codec: str, body: bytes) -> Iterator[bytes]:
-    """RocketMQ's frames do not all have the decompressed size, so one-shot decoders will not do."""
+    """Decompress as a stream: one-shot decoders need the decompressed size, which RocketMQ's frames may lack."""
     stream = pa.CompressedInputStream(pa.BufferReader(body), codec)
     while piece := stream.read(_STEP_BYTES):
         yield piece
