@@ -1,8 +1,8 @@
-"""Every byte on disk, declared once.
+"""The layout of all files on disk.
 
-All integers are big-endian (Java). Offsets and widths are written nowhere else: other modules ask the
-dtypes here. Sources: RocketMQ's `MessageExtEncoder` / `CommitLog` (records), `ConsumeQueue` (entries),
-`DefaultMessageStore` (directory), and, for `watermark`, this project.
+All integers are big-endian, as in Java. Other modules derive offsets and widths from these dtypes. Sources: RocketMQ's
+`MessageExtEncoder` and `CommitLog` (records), `ConsumeQueue` (entries), `DefaultMessageStore` (directory). The file
+`watermark` is this project's.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LOCK_FILE: Final = "lock"
 ABORT_FILE: Final = "abort"
 CHECKPOINT_FILE: Final = "checkpoint"
 PUBLISHED_END_FILE: Final = "watermark"
-QUEUE_ENDS_FILE: Final = "queueends"  # this project's: JSON, whose last field is the CRC of the bytes before
-CONSUMERS_DIR: Final = "consumers"  # this project's: a folder for each group that has, or had, members
+QUEUE_ENDS_FILE: Final = "queueends"  # this project's: JSON; its last field is the CRC of the bytes before
+CONSUMERS_DIR: Final = "consumers"  # this project's: a folder for each group that has or had members
 CLIENTS_DIR: Final = "clients"  # this project's: see `store.files.figures` and `store.broker.members`
 SERVED_FILE: Final = "served"  # in CLIENTS_DIR
 PREALLOCATE_FILE: Final = "preallocate.tmp"
 
-# What only RocketMQ makes, and shows a kind of directory (see `kinds`).
-DLEDGER_PREFIX: Final = "dledger-"  # of the folders that hold a DLedger log
+# Names that only RocketMQ creates, and that show the kind of a directory (see `store.files.unsupported`).
+DLEDGER_PREFIX: Final = "dledger-"  # of the folders of a DLedger log
 ROCKSDB_MARK: Final = "CURRENT"  # every RocksDB folder has this file
 ROCKSDB_CONSUME_QUEUE_DIR: Final = "consumequeue_rocksdb"
 BATCH_CONSUME_QUEUE_DIR: Final = "batchconsumequeue"
@@ -49,7 +49,6 @@ SEGMENT_NAME_DIGITS: Final = 20  # a segment's name is the logical offset of its
 
 
 def segment_name(start: int) -> str:
-    """File name of the segment that begins at logical byte offset `start`."""
     return f"{start:0{SEGMENT_NAME_DIGITS}d}"
 
 
@@ -57,7 +56,7 @@ def segment_name(start: int) -> str:
 
 MAGIC_V1: Final = 0xDAA320A7 - (1 << 32)  # topic length is one byte
 MAGIC_V2: Final = 0xDAA320AB - (1 << 32)  # topic length is two bytes
-MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)  # the rest of the segment is empty
+MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)  # the rest of the segment is unused
 
 IPV4_BYTES: Final = 4
 IPV6_BYTES: Final = 16
@@ -77,7 +76,7 @@ SYS_COMPRESSION: Final = {
     0x100: "lz4",
     0x200: "zstd",
     0x300: "zlib",
-}  # 0: clients before types
+}  # 0: older clients, which write no type
 
 
 def _record_header(born_ip: int, store_ip: int) -> np.dtype[np.void]:
@@ -105,7 +104,7 @@ def _record_header(born_ip: int, store_ip: int) -> np.dtype[np.void]:
 
 
 # Indexed by [born host is IPv6][store host is IPv6]; followed by body, topic length, topic, properties length,
-# properties. The first nine fields stand at the same place in all four.
+# properties. The first nine fields have the same offsets in all four.
 RECORD_HEADERS: Final = tuple(
     tuple(_record_header(born, store) for store in (IPV4_BYTES, IPV6_BYTES)) for born in (IPV4_BYTES, IPV6_BYTES)
 )
@@ -116,18 +115,18 @@ PROPERTIES_LENGTH_BYTES: Final = 2
 MIN_RECORD_BYTES: Final = RECORD_HEADER.itemsize + 1 + PROPERTIES_LENGTH_BYTES
 BODY_CRC_MASK: Final = 0x7FFFFFFF
 
-# Behind the last record of a segment: its own length (to the segment's end) and MAGIC_BLANK.
+# After the last record of a segment. length: the bytes to the segment's end.
 BLANK: Final = np.dtype([("length", ">i4"), ("magic", ">i4")])
 
-# `total` bytes of records plus this many must fit, or the record goes to the next segment.
+# A record goes to the next segment unless it and so many bytes fit.
 END_FILE_MIN_BLANK_BYTES: Final = BLANK.itemsize
 
 MAX_PROPERTIES_BYTES: Final = 32_767
-MAX_QUEUES: Final = 1 << 16  # of a topic: RocketMQ maps a file of each, and Linux gives a process so many mappings
+MAX_QUEUES: Final = 1 << 16  # of a topic: RocketMQ maps a file of each, and Linux allows so many mappings
 MAX_TOPIC_BYTES: Final = 127
 MAX_RETRY_TOPIC_BYTES: Final = 255
 TOPIC_CHARACTERS: Final = r"[%|a-zA-Z0-9_-]+"
-# What a tag cannot have: "|" and control characters RocketMQ's proxy refuses, blanks around it an expression drops.
+# A tag must not match: RocketMQ's proxy rejects "|" and control characters, and tag expressions strip outer blanks.
 NO_TAG = r"[|\x00-\x1f\x7f-\x9f]|^ | $"
 MAX_GROUP_CHARACTERS: Final = 120
 GROUP_SEPARATOR: Final = "@"  # between topic and group
@@ -149,42 +148,42 @@ SYSTEM_TOPICS: Final = frozenset(
         "OFFSET_MOVED_EVENT",
         "CHECKPOINT_TOPIC",
     }
-)  # those of TopicValidator; a broker also has some named after itself and its cluster
+)  # as in TopicValidator; a broker also has some that are named after itself and its cluster
 
 NAME_VALUE_SEPARATOR: Final = 1  # name 0x01 value 0x02
 PROPERTY_SEPARATOR: Final = 2
-SECTOR_BYTES: Final = 512  # a device writes so many at once, or none of them: they are zeros then
+SECTOR_BYTES: Final = 512  # a device writes a sector atomically; a lost one reads as zeros
 PROPERTY_TAGS: Final = "TAGS"
 PROPERTY_KEYS: Final = "KEYS"
 PROPERTY_UNIQ_KEY: Final = "UNIQ_KEY"
 PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 PROPERTY_DELAY: Final = "DELAY"
-PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"  # where a message goes that waits in a topic of the broker's
+PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"  # the destination of a message that waits in a topic of the broker
 PROPERTY_REAL_QUEUE: Final = "REAL_QID"
 PROPERTY_DELIVER_AT: Final = "TIMER_DELIVER_MS"
-PROPERTY_TIMER_OUT: Final = "TIMER_OUT_MS"  # the slot of the timer wheel that it waits in, ms
+PROPERTY_TIMER_OUT: Final = "TIMER_OUT_MS"  # slot of the timer wheel, ms
 PROPERTY_TRANSACTION: Final = "TRAN_MSG"
 PROPERTY_CORRELATION_ID: Final = "CORRELATION_ID"  # of a request and its reply
 PROPERTY_REPLY_TO: Final = "REPLY_TO_CLIENT"
-PROPERTY_TTL: Final = "TTL"  # for so long, ms, somebody waits for the reply
+PROPERTY_TTL: Final = "TTL"  # the requester's timeout for the reply, ms
 PROPERTY_CLUSTER: Final = "CLUSTER"
 PROPERTY_MESSAGE_TYPE: Final = "MSG_TYPE"
 REPLY_MESSAGE_TYPE: Final = "reply"
-REPLY_TOPIC_SUFFIX: Final = "REPLY_TOPIC"  # behind the cluster's name
+REPLY_TOPIC_SUFFIX: Final = "REPLY_TOPIC"  # after the cluster's name
 PROPERTY_TRANSACTION_ID: Final = "__transactionId__"
 PROPERTY_PRODUCER_GROUP: Final = "PGROUP"
 PROPERTY_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 PROPERTY_CHECK_IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 PROPERTY_WAIT: Final = "WAIT"
-PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"  # where a message that failed came from
-PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"  # and the offsetMsgId that it had there
-PROPERTY_BODY_ERROR: Final = "BODY_ERROR"  # this project's: why a consumer made a dead letter of a message unread
-PROPERTY_LIGHT_QUEUES: Final = "INNER_MULTI_DISPATCH"  # further queues of a record, and its offsets there
+PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"  # the original topic of a message that is retried
+PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"  # its offsetMsgId there
+PROPERTY_BODY_ERROR: Final = "BODY_ERROR"  # this project's: why a consumer could not decompress a dead letter
+PROPERTY_LIGHT_QUEUES: Final = "INNER_MULTI_DISPATCH"  # further queues of a record, then its offsets in these
 PROPERTY_LIGHT_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
-PROPERTY_CRC: Final = "__CRC32#"  # where it is there, it stands last: it covers the record's bytes before it
-PROPERTY_CRC_DIGITS: Final = 10  # decimal, the last one first
+PROPERTY_CRC: Final = "__CRC32#"  # always the last property: covers all bytes of the record before it
+PROPERTY_CRC_DIGITS: Final = 10  # decimal, the last digit first
 LIGHT_SEPARATOR: Final = ","
-LIGHT_PREFIX: Final = "%LMQ%"  # such a queue is number 0 of a topic of its own
+LIGHT_PREFIX: Final = "%LMQ%"  # a light queue is queue 0 of a topic of its own
 KEY_SEPARATOR: Final = " "
 
 
@@ -194,26 +193,25 @@ PROPERTY_CRC_BYTES: Final = len(PROPERTY_CRC_NAME) + PROPERTY_CRC_DIGITS + len(P
 
 
 def field_offset(dtype: np.dtype[np.void], name: str) -> int:
-    """Byte offset of field `name` inside `dtype`."""
     fields = dtype.fields
     assert fields is not None
     return int(fields[name][1])
 
 
 def struct_of(dtype: np.dtype[np.void]) -> struct.Struct:
-    """The same bytes as a struct: of a single value it is many times faster."""
+    """Return `dtype` as a struct, which is many times faster for single values."""
     codes = (_STRUCT_CODES.get(dtype[name].str, f"{dtype[name].itemsize}s") for name in dtype.names or ())
     return struct.Struct(">" + "".join(codes))
 
 
-_STRUCT_CODES: Final = {">i4": "i", ">i8": "q"}  # all others are bytes
+_STRUCT_CODES: Final = {">i4": "i", ">i8": "q"}  # all other types become bytes
 
 
 # --- ConsumeQueue --------------------------------------------------------------------------------------
 
 CQ_ENTRY: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-CQ_EXTENSION_BELOW: Final = -(1 << 31) - 1  # a tags code up to here is an address in consumequeue_ext: no hash can be
-CQ_PRE_BLANK_SIZE: Final = 0x7FFFFFFF  # entries before the first one of a queue that does not begin at 0
+CQ_EXTENSION_BELOW: Final = -(1 << 31) - 1  # tags codes up to here, below any hash, are addresses in consumequeue_ext
+CQ_PRE_BLANK_SIZE: Final = 0x7FFFFFFF  # size of the entries before the first one of a queue that does not begin at 0
 
 # In this topic the entry's tags code is the delivery time (ms): store time plus the delay of the message's level.
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
@@ -221,48 +219,48 @@ SCHEDULE_DELAYS_MS: Final = tuple(
     1000 * seconds for seconds in (1, 5, 10, 30, *(60 * minute for minute in (*range(1, 11), 20, 30)), 3600, 7200)
 )  # messageDelayLevel; larger levels count as the last
 
-# Transactions: half messages, and what became of them (TransactionalMessageServiceImpl).
+# Transactions: half messages, and op messages that mark them as ended (TransactionalMessageServiceImpl).
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-UNDECIDED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"  # of those that nobody could decide
-TRANSACTIONS_GROUP: Final = "CID_RMQ_SYS_TRANS"  # whose offsets say how far the half and op messages are done
+UNDECIDED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"  # half messages that no producer decided in time
+TRANSACTIONS_GROUP: Final = "CID_RMQ_SYS_TRANS"  # its offsets are the progress in half and op messages
 OP_TAG: Final = "d"
-OP_SEPARATOR: Final = ","  # behind each queue offset in an op message's body
+OP_SEPARATOR: Final = ","  # after each queue offset in an op message's body
 
-# In this topic messages wait that are due at any time, given in their properties (TimerMessageStore).
+# In this topic messages wait until the time in their properties (TimerMessageStore).
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 TIMER_PRECISION_MS: Final = 1000  # timerPrecisionMs
 TIMER_MAX_DELAY_MS: Final = 3 * 24 * 3600 * 1000  # timerMaxDelaySec
 
-# The broker's clockwork for that topic: a log of what waits in which slot, from which it makes its wheel anew, and how
-# far it is. Units of one slot form a chain, newest first.
+# The broker's files for that topic: the timer wheel, a log of waiting messages from which it rebuilds the wheel, and a
+# checkpoint. Units of one slot form a chain, newest first.
 TIMER_WHEEL_FILE: Final = "timerwheel"
 TIMER_LOG_DIR: Final = "timerlog"
 TIMER_CHECK_FILE: Final = "config/timercheck"
 TIMER_LOG_FILE_BYTES: Final = 100 << 20  # mappedFileSizeTimerLog
-TIMER_ROLL_WINDOW_MS: Final = 2 * 24 * 3600 * 1000  # timerRollWindowSlot: who waits longer is put again on the way
+TIMER_ROLL_WINDOW_MS: Final = 2 * 24 * 3600 * 1000  # timerRollWindowSlot: a message that waits longer is put again
 TIMER_UNIT: Final = np.dtype(
     [
         ("unit_size", ">i4"),
         ("previous", ">i8"),  # position of the next older unit of the same slot, -1 for none
         ("magic", ">i4"),
         ("written", ">i8"),  # ms
-        ("delay", ">i4"),  # ms from then to the slot
+        ("delay", ">i4"),  # ms from `written` to the slot
         ("physical_offset", ">i8"),
         ("size", ">i4"),
         ("topic_hash", ">i4"),  # for statistics
         ("reserved", ">i8"),
     ]
 )
-TIMER_BLANK: Final = np.dtype([("length", ">i4"), ("previous", ">i8"), ("magic", ">i4")])  # behind a file's last unit
+TIMER_BLANK: Final = np.dtype([("length", ">i4"), ("previous", ">i8"), ("magic", ">i4")])  # after a file's last unit
 TIMER_MAGIC: Final = 1
 TIMER_MAGIC_ROLL: Final = 2
 TIMER_MAGIC_BLANK: Final = (0xBBCCDDEE ^ 1880681586 + 8) - (1 << 32)
 TIMER_CHECK: Final = np.dtype(
     [
-        ("read_time", ">i8"),  # ms, slots before it are delivered
+        ("read_time", ">i8"),  # ms; earlier slots are delivered
         ("log_flushed", ">i8"),
-        ("queue_offset", ">i8"),  # messages before it are in the log
+        ("queue_offset", ">i8"),  # earlier messages are in the log
         ("master_queue_offset", ">i8"),
         ("state_version", ">i8"),
         ("timestamp", ">i8"),
@@ -276,17 +274,17 @@ TIMER_CHECK_FILE_BYTES: Final = 4096
 # newest first. Its name is the local time of its creation.
 
 INDEX_DIR: Final = "index"
-DELETED_DIR: Final = "deleted"  # this project's: is there while a topic is deleted, and holds its queues
-REPAIR_DIR: Final = "repair"  # this project's: holds the index while it is made anew
+DELETED_DIR: Final = "deleted"  # this project's: the queues of a topic during its deletion
+REPAIR_DIR: Final = "repair"  # this project's: the index while it is rebuilt
 INDEX_NAME_DIGITS: Final = 17  # yyyyMMddHHmmssSSS
 INDEX_HEADER: Final = np.dtype(
     [
         ("begin_timestamp", ">i8"),  # ms, store time of the first entry
-        ("end_timestamp", ">i8"),  # ms, of the last
-        ("begin_offset", ">i8"),  # commit log offset of the first
-        ("end_offset", ">i8"),  # of the last
+        ("end_timestamp", ">i8"),  # ms, of the last entry
+        ("begin_offset", ">i8"),  # commit log offset of the first entry
+        ("end_offset", ">i8"),  # of the last entry
         ("slots_used", ">i4"),
-        ("next_entry", ">i4"),  # the number that the next entry gets
+        ("next_entry", ">i4"),  # number of the next entry
     ]
 )
 INDEX_SLOT: Final = np.dtype(">i4")  # number of the newest entry
@@ -300,23 +298,23 @@ INDEX_ENTRY: Final = np.dtype(
 )
 INDEX_NO_ENTRY: Final = 0  # so entry 0 exists but is never used
 INDEX_KEY_SEPARATOR: Final = "#"  # between topic and key
-INDEX_TAG_PREFIX: Final = "T#"  # of a tag as RocketMQ 5.4 and later file it, where the key stands
+INDEX_TAG_PREFIX: Final = "T#"  # RocketMQ 5.4 and later index a tag as a key with this prefix
 
 # --- index of an archive (the tiered store's IndexStoreFile, as it is uploaded) ----------------------------
-# A file is one header, the slots of a hash table, then the items: those of a slot stand together, newest first.
-# How many slots there are nothing says but the first one: the items begin where its own begin, also if it has none.
+# A file is one header, the slots of a hash table, then the items, grouped by slot, newest first. The position in the
+# first slot gives the number of slots, which is not stored: the items begin there, even if that slot has none.
 
 ARCHIVE_INDEX_HEADER: Final = np.dtype(
     [
         ("magic", ">i4"),
-        ("begin_timestamp", ">i8"),  # ms, which items count from; they may be older
-        ("end_timestamp", ">i8"),  # ms, store time of the newest
+        ("begin_timestamp", ">i8"),  # ms; items count seconds from it and may be older
+        ("end_timestamp", ">i8"),  # ms, store time of the newest item
         ("slots_used", ">i4"),
         ("items", ">i4"),
     ]
 )
 ARCHIVE_INDEX_MAGIC: Final = (0xCCDDEEFF ^ 1880681586 + 8) - (1 << 32)
-ARCHIVE_INDEX_SLOT: Final = np.dtype([("position", ">i4"), ("length", ">i4")])  # of its items, bytes
+ARCHIVE_INDEX_SLOT: Final = np.dtype([("position", ">i4"), ("length", ">i4")])  # of the slot's items, bytes
 ARCHIVE_INDEX_ITEM: Final = np.dtype(
     [
         ("key_hash", ">i4"),
@@ -338,36 +336,36 @@ CHECKPOINT: Final = np.dtype(
     ]
 )
 CHECKPOINT_FILE_BYTES: Final = 4096
-CHECKPOINT_MARGIN_MS: Final = 3000  # recovery begins that much earlier
+CHECKPOINT_MARGIN_MS: Final = 3000  # recovery begins so much before the checkpoint
 
 # --- published end (this project's; RocketMQ ignores the file) ----------------------------------------------
 
 PUBLISHED_END_MAGIC: Final = b"PYMQMARK"
-PUBLISHED_END_VERSION: Final = 2  # 1 had no checks
-PUBLISHED_END_NUMBER_BITS: Final = 56  # of a ">u8" here: the byte above it is a check of it, written in the same store
+PUBLISHED_END_VERSION: Final = 2  # version 1 had no checks
+PUBLISHED_END_NUMBER_BITS: Final = 56  # of a ">u8"; its highest byte is a checksum, written by the same store
 PUBLISHED_END: Final = np.dtype(
     [
-        ("magic", "S8"),  # guards against some other file of that name
+        ("magic", "S8"),  # detects another file of this name
         ("version", ">i8"),
-        ("boot_id", "S40"),  # a page cache that died with its machine shows as another boot
-        ("flushed_offset", ">u8"),  # on the device up to here
+        ("boot_id", "S40"),  # another boot: the machine crashed or restarted, and lost its page cache
+        ("flushed_offset", ">u8"),  # synced up to here
         ("store_timestamp", ">u8"),  # of the newest announcement
-        ("announced_end", ">u8"),  # > confirm_offset: an append is under way, or its writer died
+        ("announced_end", ">u8"),  # > confirm_offset: an append is running, or its writer died
         ("confirm_offset", ">u8"),  # records and their queue entries are complete up to here
-        ("failed_from", ">u8"),  # 0 without its check: no flush failed; else the flushed offset when one did
-        ("failure", "S1024"),  # what that was, UTF-8
-        ("times_from", ">u8"),  # no store time behind here is below one before it; 0 without its check: not known
-        ("keys_from", ">u8"),  # every key of a record behind here is in the index; likewise
-        ("deletions", ">u8"),  # twice the topics that were deleted here; odd: one is under way, or its process died
-        ("unused", ">u8"),  # written by an earlier version, read by none
-        ("has_lost", ">u8"),  # 1: a queue lost a file while it was written to; the next recovery makes all anew
+        ("failed_from", ">u8"),  # the flushed offset when a flush failed; 0 without its checksum: none failed
+        ("failure", "S1024"),  # the error of that flush, UTF-8
+        ("times_from", ">u8"),  # store times ascend from here on; 0 without its checksum: unknown
+        ("keys_from", ">u8"),  # all keys are indexed from here on; 0 without its checksum: unknown
+        ("deletions", ">u8"),  # twice the number of topic deletions; odd: one is running, or its process died
+        ("unused", ">u8"),  # an earlier version wrote it; never read
+        ("has_lost", ">u8"),  # 1: a queue lost a file during writes; the next recovery rebuilds all queues
     ]
 )
-PUBLISHED_END_FILE_BYTES: Final = 4096  # one page, allocated at creation, so that a full disk cannot stop it
+PUBLISHED_END_FILE_BYTES: Final = 4096  # one page, allocated at creation, so that writes never fail on a full disk
 
-# --- what a member of a consumer group has done (this project's) ---------------------------------------------
+# --- offsets of a member of a consumer group (this project's) -------------------------------------------------
 
-DONE_OFFSET: Final = np.dtype(">i8")  # the queue offset to read next, by slot of the member; 0: nothing was done there
+DONE_OFFSET: Final = np.dtype(">i8")  # the next queue offset to read, by slot of the member; 0: none
 
 # --- relations ------------------------------------------------------------------------------------------
 

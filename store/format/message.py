@@ -1,4 +1,4 @@
-"""One message that you put, and its record (MessageExtEncoder). What you get: `stored_message`."""
+"""A message to put, and its record (MessageExtEncoder). `stored_message` has messages that were read."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ _ROOM_FOR_CRC = bytes(PROPERTY_CRC_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What you put.
+    """A message to put.
 
     body: bytes; a text is stored as UTF-8.
-    tags: one tag, which subscriptions select by: not "|" or a control character in it, no blanks around it.
-    keys: texts to find the message by, none with a blank in it; a single text is one key.
-    properties: texts to texts. A broker's bookkeeping (`entering.RESERVED`) is dropped, so that a message that was read
-    can be put again.
+    tags: one tag for subscriptions to select, without "|", control characters, or blanks around it.
+    keys: texts to find the message by, without blanks; a single text is one key.
+    properties: texts to texts. A put drops those of brokers (`entering.RESERVED`), so that a message that was read can
+    be put again.
     queue_id: None lets the store choose: by the hash of `sharding_key` if there is one, else round robin.
-    born_timestamp: ms since the epoch, of the years 1 to 9999; None is now.
-    delay_level: deliver it later: 1 to 18 for 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 h, 2 h; above as 18, below 0 as 0.
-    deliver_at: without a level, deliver it then, ms since the epoch, at most three days away. Until then it is in a
-    topic of the broker's own.
+    born_timestamp: ms since the epoch, in the years 1 to 9999; None is now.
+    delay_level: 1 to 18 delay the delivery by 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 h, 2 h. Above 18 counts as 18,
+    below 0 as 0.
+    deliver_at: time of the delivery if there is no level, ms since the epoch, at most three days away. Until then the
+    message is in a topic of the broker.
     """
 
     topic: str
@@ -62,7 +63,7 @@ class Message:
     deliver_at: int | None = None
 
     def all_properties(self) -> dict[str, str]:
-        """The user's properties with tags, keys and sharding key under RocketMQ's names."""
+        """Return the properties, with tags, keys and sharding key under RocketMQ's names."""
         check_mapping(self.properties)
         if self.tags is not None and not isinstance(self.tags, str):
             raise illegal(f"tags={self.tags!r:.80}: a message has one tag, a text; put more into keys or properties")
@@ -74,7 +75,7 @@ class Message:
         return {**self.properties, **{name: value for name, value in own.items() if value not in (None, "")}}
 
     def _all_keys(self) -> Sequence[str]:
-        """Raises `MessageRefused` for what would not be found again."""
+        """Return the keys. Raises `MessageRefused` for a key that no search could find."""
         keys = (self.keys,) if isinstance(self.keys, str) else self.keys
         if not isinstance(keys, tuple | list | Sequence):
             raise illegal(f"keys={self.keys!r}: must be a text, or a sequence of texts")
@@ -86,10 +87,10 @@ class Message:
 def encode_messages(
     messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
 ) -> list[EncodedRecord]:
-    """A record of each message, in order; `queue_ids` are already chosen, `now` is ms.
+    """Encode messages to records, in order. queue_ids: the chosen queues. now: ms.
 
-    Raises `MessageRefused` for a body or properties that are too large, for what would not be found again, and for
-    values of other kinds than their fields.
+    Raises `MessageRefused` for a body or properties that are too large, for tags or keys that could not be found, and
+    for values of wrong types.
     """
     return [_encode(message, queue_id, encoding, now) for message, queue_id in zip(messages, queue_ids, strict=True)]
 
@@ -124,7 +125,6 @@ def _encode(message: Message, queue_id: int, encoding: Encoding, now: int) -> En
 
 
 def illegal(reason: str) -> MessageRefused:
-    """The refusal of a message that breaks a rule."""
     return MessageRefused(PutStatus.MESSAGE_ILLEGAL, reason)
 
 
@@ -143,12 +143,12 @@ def _bytes(body: object) -> bytes:
 
 def check_mapping(properties: object) -> None:
     """Raises `MessageRefused` for properties that are no mapping."""
-    if not (type(properties) is dict or isinstance(properties, Mapping)):  # the first is asked sooner
+    if not (type(properties) is dict or isinstance(properties, Mapping)):  # the first check is faster
         raise illegal(f"properties={properties!r:.40}: must be a mapping of texts to texts")
 
 
 def check_key(key: object) -> None:
-    """Raises `MessageRefused` for a key that is no text, or would be several."""
+    """Raises `MessageRefused` for a key that is no text, or that has a blank, which separates keys."""
     if not isinstance(key, str):
         raise illegal(f"key {key!r:.40}: must be a text")
     if KEY_SEPARATOR in key:
@@ -160,7 +160,7 @@ _NO_TAG = re.compile(NO_TAG)
 
 @cached_if_short
 def check_tag(tag: str) -> None:
-    """Raises `MessageRefused` for a tag that no subscription can name."""
+    """Raises `MessageRefused` for a tag that no subscription can select."""
     if _NO_TAG.search(tag):
         raise illegal(
             f"tag {tag!r}: a message has one tag, without '|', control characters, or blanks around it: "
@@ -169,7 +169,7 @@ def check_tag(tag: str) -> None:
 
 
 def whole_number(name: str, value: object) -> int:
-    """`value` as an int. Raises `MessageRefused` for what is none, such as "1" or 1.0."""
+    """Return `value` as an int. Raises `MessageRefused` for another type, such as "1" or 1.0."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -177,19 +177,18 @@ def whole_number(name: str, value: object) -> int:
 
 
 def check_fits(name: str, value: object, bits: int) -> None:
-    """Raises `MessageRefused` for what is no number, or one that a signed field of `bits` bits cannot hold."""
+    """Raises `MessageRefused` if `value` is no integer, or does not fit a signed field of `bits` bits."""
     number = value if type(value) is int else whole_number(name, value)
     if not -(1 << bits - 1) <= number < 1 << bits - 1:
         raise illegal(f"{name} {value}: must fit a signed {bits}-bit integer")
 
 
 def topic_magic(topic: str) -> int:
-    """V2 for names that one signed byte cannot measure, else V1 (`autoMessageVersionOnTopicLen`)."""
+    """Return V2 for topics whose length does not fit a signed byte, else V1 (`autoMessageVersionOnTopicLen`)."""
     return MAGIC_V2 if len(topic) > MAX_TOPIC_BYTES else MAGIC_V1
 
 
 def check_body_size(length: int, max_message_size: int) -> None:
-    """Raises `MessageRefused` when a body of `length` bytes exceeds `maxMessageSize`."""
     if length > max_message_size:
         raise MessageRefused(
             PutStatus.MESSAGE_ILLEGAL,

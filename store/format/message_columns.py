@@ -1,4 +1,4 @@
-"""Tables of messages, as users have them, to the columns that records are made of, checked."""
+"""Check users' tables of messages, and convert them to the columns that `encoding` takes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _TABLE_COLUMNS = {
 }
 WAITING_COLUMNS = frozenset(("delayLevel", "deliverAt"))
 _TIMES = frozenset(("bornTimestamp", "deliverAt"))
-# Pieces large enough that what is done once for each costs little, and small enough to stay near the processor.
+# Large enough that the fixed cost of a piece is small, and small enough for the CPU caches.
 _PIECE_BYTES = 16 << 20
 _PIECE_ROWS = 24 << 10
 _SMALLER = "append it in smaller tables, of less than 2 GiB"
 
-_begun: WeakSet[pa.RecordBatchReader] = WeakSet()  # streams of which something was read
+_begun: WeakSet[pa.RecordBatchReader] = WeakSet()  # streams that were partly read
 
-ANY_QUEUE = -(1 << 63)  # in a column of queue ids: none is named
+ANY_QUEUE = -(1 << 63)  # in a column of queue ids: the store chooses
 _ANY = arrow(np.array([ANY_QUEUE]))[0]
 _ZERO = arrow(np.array([0]))[0]
 
@@ -51,7 +51,7 @@ class MessageColumns:
     """The columns of n messages of one topic, checked and in the types that records need.
 
     body: binary, length n. tags, keys, sharding_key: string or None. properties: map<string, string> or None.
-    queue_ids: int64, shape (n,), ANY_QUEUE where none is named, or None. flags: int64, shape (n,), or None.
+    queue_ids: int64, shape (n,), ANY_QUEUE if the store chooses, or None. flags: int64, shape (n,), or None.
     born_timestamps: int64 ms, shape (n,), or None. delay_levels, deliver_at (ms): int64, shape (n,), 0 for
     none, or None.
     """
@@ -72,10 +72,9 @@ class MessageColumns:
 
     @staticmethod
     def of(piece: pa.Table) -> MessageColumns:
-        """The columns of a piece (see `split`).
+        """Convert a piece of a table (see `split`).
 
-        Raises `InvalidColumns` for a type that does not fit or text that is no UTF-8, `MessageRefused` for a key that
-        would be several.
+        Raises `InvalidColumns` for a wrong type or text that is not UTF-8, `MessageRefused` for a key with a blank.
         """
         columns = {name: _in_one(name, piece[name]) for name in piece.column_names}
 
@@ -102,10 +101,10 @@ class MessageColumns:
 
 
 def as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
-    """What holds messages as an Arrow table, or as the stream of batches that it is: a pyarrow Table, RecordBatch or
-    RecordBatchReader, a pandas frame, or what else offers itself as an Arrow stream.
+    """Convert an object to an Arrow table, or to a stream of batches if it is one.
 
-    Raises `InvalidColumns` for anything else, and for columns whose names or types do not fit.
+    Takes a pyarrow Table, RecordBatch or RecordBatchReader, a pandas data frame, or any object with the Arrow stream
+    interface. Raises `InvalidColumns` for another object, and for wrong names or types of columns.
     """
     table = _as_table(messages)
     names = table.schema.names
@@ -124,7 +123,7 @@ def as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
 def _as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
     if isinstance(messages, pa.Table | pa.RecordBatchReader):
         return messages
-    pandas = sys.modules.get("pandas")  # a frame of it is there only if it is
+    pandas = sys.modules.get("pandas")  # if it is not imported, `messages` is no data frame
     try:
         if isinstance(messages, pa.RecordBatch):
             return pa.Table.from_batches([messages])
@@ -143,9 +142,9 @@ def _as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
 def split(
     table: pa.Table | pa.RecordBatchReader, max_bytes: int = _PIECE_BYTES, max_rows: int = _PIECE_ROWS
 ) -> Iterator[pa.Table]:
-    """Pieces of at most `max_rows` rows and about `max_bytes` bytes of Arrow data (one row at least), in order.
+    """Yield pieces of at most `max_rows` rows and about `max_bytes` bytes of Arrow data, at least one row, in order.
 
-    A stream is read as they are asked for. Raises `InvalidColumns` then for one that was read before.
+    Reads a stream lazily. Raises `InvalidColumns` for a stream that was read before.
     """
     for part in _gathered(table, max_bytes, max_rows) if isinstance(table, pa.RecordBatchReader) else (table,):
         rows = max(1, min(max_rows, part.num_rows * max_bytes // max(1, part.nbytes)))
@@ -153,7 +152,7 @@ def split(
 
 
 def _gathered(stream: pa.RecordBatchReader, max_bytes: int, max_rows: int) -> Iterator[pa.Table]:
-    """The batches of a stream, as many together as make a piece. Raises `InvalidColumns` for one that was read here."""
+    """Join the batches of a stream to pieces. Raises `InvalidColumns` for a stream that was read before."""
     if stream in _begun:
         raise InvalidColumns(
             "this stream of batches was read before, in part or to its end, maybe by an append that raised: what it "
@@ -177,12 +176,12 @@ def _in_one(name: str, column: pa.ChunkedArray) -> pa.Array:
         return pa.nulls(0, column.type)  # combine_chunks would import pandas
     try:
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    except pa.ArrowInvalid as error:  # rows that are much larger than most
+    except pa.ArrowInvalid as error:  # a few rows are much larger than the others
         raise InvalidColumns(f"column {name!r}: {error}; {_SMALLER}") from error
 
 
 def _cast(name: str, column: pa.Array, kind: pa.DataType, fits: Callable[[pa.DataType], bool]) -> pa.Array:
-    """The column as `kind`, if its type `fits`: Arrow would turn numbers into text, and text into numbers, too."""
+    """Cast the column to `kind` if its type `fits`: Arrow would also cast between numbers and text."""
     if column.type == kind:
         return column
     try:
@@ -231,7 +230,7 @@ def _text(name: str, column: pa.Array) -> pa.StringArray:
 
 
 def _keys(column: pa.Array) -> pa.StringArray:
-    """One text for each message: its keys with blanks between them."""
+    """Return the keys of each message, joined by blanks."""
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         return _text("keys", column)
     keys = _cast("keys", column, pa.list_(pa.string()), lambda kind: _is_text(kind.value_type))
@@ -252,7 +251,7 @@ def _maps(column: pa.Array) -> pa.MapArray:
 
 
 def _queue_ids(column: pa.Array) -> Ints:
-    """int64, shape (n,); ANY_QUEUE for null."""
+    """Return queue ids, int64, shape (n,), ANY_QUEUE for null."""
     named = _cast("queueId", column, pa.int64(), _is_number)
     values: Ints = numbers(pc.fill_null(named, _ANY))
     if np.count_nonzero(values == ANY_QUEUE) > named.null_count:
@@ -261,10 +260,10 @@ def _queue_ids(column: pa.Array) -> Ints:
 
 
 def _integers(name: str, column: pa.Array) -> Ints:
-    """int64, shape (n,); times in ms."""
+    """Return integers, or times in ms, int64, shape (n,)."""
     kind = column.type
     if name in _TIMES and pa.types.is_timestamp(kind):
-        is_exact = kind.unit in ("s", "ms")  # or else what is below a millisecond goes
+        is_exact = kind.unit in ("s", "ms")  # finer units lose their fraction of a millisecond
         try:
             column = column.cast(pa.timestamp("ms", kind.tz), safe=is_exact).cast(pa.int64())
         except pa.ArrowInvalid as error:
@@ -278,7 +277,7 @@ def _integers(name: str, column: pa.Array) -> Ints:
 
 
 def _valid(name: str, texts: pa.StringArray) -> pa.StringArray:
-    """Raises `InvalidColumns` for text that is no UTF-8: an array can be made of any bytes."""
+    """Return `texts`. Raises `InvalidColumns` if they are not UTF-8, because Arrow does not check buffers."""
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid as error:

@@ -1,4 +1,4 @@
-"""RocketMQ's property strings, `name 0x01 value 0x02`, repeated (MessageDecoder): of one message and of many."""
+"""Encode and decode RocketMQ's property strings, repeated `name 0x01 value 0x02` (MessageDecoder)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,10 @@ _END = constant(bytes([PROPERTY_SEPARATOR]))
 
 
 def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
-    """Return the property string in UTF-8, followed by `behind`, which does not come from the user.
+    """Encode a user's properties in UTF-8, followed by `behind`. Skips empty values, which RocketMQ's parser drops.
 
-    Raises `MessageRefused` for a value that is no text, for a separator inside a name or a value (it could not be read
-    back), for an empty name, for a lone surrogate, for zeros that look like a lost sector, and for more than 32,767
-    bytes.
-    Empty values are left out: RocketMQ's parser drops them.
+    Raises `MessageRefused` for a value that is no text, a separator in a name or value, an empty name, a lone
+    surrogate, zeros that look like a lost sector, and more than 32,767 bytes.
     """
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
@@ -57,7 +55,7 @@ def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> byt
 
 
 def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
-    """Encode properties that were stored before: only their size is checked, and that they have a UTF-8 form."""
+    """Encode properties that were stored before. Raises `MessageRefused` only for their size or a lone surrogate."""
     text = "".join(f"{name}{_NAME_VALUE}{value}{_PROPERTY}" for name, value in properties.items() if value)
     try:
         encoded = text.encode() + behind
@@ -69,7 +67,7 @@ def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes
 
 
 def too_many_zeros(what: str) -> MessageRefused:
-    """Return the error for zeros that a recovery would take for a lost sector, and end the log there."""
+    """Return the error for zeros that a recovery would take for a lost sector, where it would end the log."""
     return MessageRefused(
         PutStatus.MESSAGE_ILLEGAL,
         f"{what}: {SECTOR_BYTES} zeros in a row look like a sector that the device lost; put such values into the body",
@@ -77,7 +75,6 @@ def too_many_zeros(what: str) -> MessageRefused:
 
 
 def properties_too_large(length: int) -> MessageRefused:
-    """Return the error for `length` bytes of properties."""
     return MessageRefused(
         PutStatus.PROPERTIES_SIZE_EXCEEDED,
         f"{length} bytes of properties (tags and keys included), at most {MAX_PROPERTIES_BYTES}; "
@@ -86,10 +83,10 @@ def properties_too_large(length: int) -> MessageRefused:
 
 
 def decode_properties(encoded: bytes) -> dict[str, str]:
-    """Return name to value, as `MessageDecoder.string2messageProperties` reads them.
+    """Decode properties as `MessageDecoder.string2messageProperties` does.
 
-    A missing last separator is tolerated, pieces without a name or a value are passed over, and the last value of a
-    name wins. The checksum that a record may end with is left out.
+    The last separator may be missing. Pieces without a name or a value are ignored. Of several values of a name the
+    last wins. The record's checksum is left out.
     """
     properties = dict(_PIECES.findall(encoded.decode("utf-8", "replace")))
     properties.pop(PROPERTY_CRC, None)
@@ -97,14 +94,14 @@ def decode_properties(encoded: bytes) -> dict[str, str]:
 
 
 class PropertyColumns:
-    """The encoded properties of n messages, cut into pieces once.
+    """The encoded properties of n messages, split into pieces once.
 
-    A piece is `name 0x01 value`, ended by 0x02 or by the end of the message's string. As RocketMQ's parser does:
-    pieces without a name or a value do not count, and of a name that stands twice the last one wins.
+    A piece is `name 0x01 value`, ended by 0x02 or by the end of the message's string. As in RocketMQ's parser, pieces
+    without a name or a value do not count, and of several values of a name the last wins.
     """
 
     def __init__(self, encoded: pa.BinaryArray) -> None:
-        """`encoded`: length n, no nulls."""
+        """encoded: length n, no nulls."""
         self._count = len(encoded)
         data, bounds = flat(encoded)
         if len(data) and (data[bounds[1:] - 1] != PROPERTY_SEPARATOR).any():  # the last separator may be missing
@@ -130,7 +127,7 @@ class PropertyColumns:
             return pa.nulls(self._count, pa.string())
         rows = self._rows[pieces]
         last = np.full(self._count, -1)
-        last[rows] = np.arange(len(rows))  # of equal rows the last one stays
+        last[rows] = np.arange(len(rows))  # for equal rows, numpy keeps the last value
         present = last >= 0
         kept = pieces[last[present]]
         index = arrow(np.cumsum(present) - 1, nulls=~present)
@@ -144,9 +141,9 @@ class PropertyColumns:
         return _strings(self._data, self._splits[pieces] + 1, self._ends[pieces])
 
     def maps(self) -> pa.MapArray:
-        """All properties, map<string, string>, length n; messages without any have an empty map.
+        """Return all properties except the record's checksum, map<string, string>, length n.
 
-        The checksum that a record may end with is none of them.
+        Messages without properties have an empty map.
         """
         keep = ~self._overridden
         keep[self._named(PROPERTY_CRC.encode())] = False
@@ -156,11 +153,11 @@ class PropertyColumns:
         return pa.MapArray.from_arrays(arrow(offsets), names, values)
 
     def without(self, names: Iterable[str]) -> pa.BinaryArray:
-        """Return the encoded properties without these, length n; the rest stays as it is."""
+        """Return the encoded properties without `names`, length n; all others keep their bytes."""
         pieces = np.concatenate([self._named(name.encode()) for name in names])
         edges = np.zeros(len(self._data) + 1, np.int64)
         edges[self._starts[pieces]] += 1
-        edges[self._ends[pieces] + 1] -= 1  # behind the separator
+        edges[self._ends[pieces] + 1] -= 1  # after the separator
         kept = np.cumsum(edges[:-1]) == 0
         bounds = np.concatenate([[0], np.cumsum(kept)])[self._bounds].astype(np.int32)
         data = self._data[kept]
@@ -168,9 +165,9 @@ class PropertyColumns:
 
     @cached_property
     def _layout(self) -> list[bytes] | None:
-        """The names of every message's pieces, when all messages have the same ones in the same order, as is usual.
+        """Names of the pieces if all messages have the same names in the same order, as is usual; else None.
 
-        Then the pieces are a matrix with a column for each name.
+        The pieces then form a matrix with one column per name.
         """
         width, left = divmod(len(self._ends), max(1, self._count))
         if not width or left or (self._ends[width - 1 :: width] + 1 != self._bounds[1:]).any():
@@ -187,20 +184,20 @@ class PropertyColumns:
 
     @cached_property
     def _rows(self) -> Ints:
-        """The message of each piece."""
+        """Index of the message of each piece."""
         pieces = np.diff(np.searchsorted(self._separators, self._bounds))
         rows: Ints = np.repeat(np.arange(self._count), pieces)[self._good]
         return rows
 
     def _named(self, name: bytes) -> Ints:
-        """Pieces whose name is `name`."""
+        """Return the indices of the pieces with this name."""
         pieces = (self._splits - self._starts == len(name)).nonzero()[0]
         named: Ints = pieces[self._is(self._starts[pieces], name)]
         return named
 
     def _is(self, starts: Ints, name: bytes) -> npt.NDArray[np.bool_]:
-        """Where `name` stands at `starts`; as many bytes must be there."""
-        # Names of four and eight bytes, the usual ones, are compared as integers: that is faster.
+        """Return a mask of the `starts` at which `name` begins. The data must have as many bytes after each."""
+        # Most names have four or eight bytes: compare those as integers, which is faster.
         kind = {4: "<u4", 8: "<u8"}.get(len(name), f"S{len(name)}")
         names = np.ndarray((max(0, len(self._data) - len(name) + 1),), kind, buffer=self._data, strides=(1,))
         found: npt.NDArray[np.bool_] = names[starts] == np.frombuffer(name, kind)
@@ -208,7 +205,7 @@ class PropertyColumns:
 
     @cached_property
     def _overridden(self) -> npt.NDArray[np.bool_]:
-        """Pieces that a later one of the same name and message replaces."""
+        """Mask of the pieces that a later piece of the same name and message overrides."""
         overridden = np.zeros(len(self._rows), np.bool_)
         if len(self._rows):
             names = _strings(self._data, self._starts, self._splits).dictionary_encode()
@@ -219,17 +216,17 @@ class PropertyColumns:
 
 
 def dicts(maps: pa.MapArray) -> list[dict[str, str]]:
-    """map<string, string>, length n, without nulls, as Python has them."""
+    """Convert map<string, string>, length n, without nulls, to Python dicts."""
     first = numbers(maps.offsets)
     pairs_of_all = slice(int(first[0]), int(first[-1]))
-    names = maps.keys[pairs_of_all].dictionary_encode()  # a text that is there once is hashed once
+    names = maps.keys[pairs_of_all].dictionary_encode()  # converts and hashes each distinct text once
     named = map(names.dictionary.to_pylist().__getitem__, names.indices.to_pylist())
     pairs = zip(named, maps.items[pairs_of_all].to_pylist(), strict=True)
     return [dict(islice(pairs, count)) for count in np.diff(first).tolist()]
 
 
 def _strings(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> pa.StringArray:
-    """data[start:end] as strings; starts ascend and do not overlap. Bytes that are not UTF-8 are replaced."""
+    """Return data[start:end] as strings; ranges ascend without overlap. Replaces bytes that are not UTF-8."""
     if not len(starts):
         return texts([])
     taken = cut(data, starts, ends - starts)

@@ -1,4 +1,4 @@
-"""Stored records on their way into the log again: elsewhere, with some properties changed, all else as it was."""
+"""Copy stored records to other topics or queues, with some properties changed, to append them again."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _KEPT = ("body_crc", "flag", "sys_flag", "born_timestamp", "born_port", "reconsu
 
 
 class Places(NamedTuple):
-    """Where n copies go, and what they have otherwise than what they are copies of.
+    """The destinations of n copies, and their differences from the original records.
 
     topics: one for all, or one each, length n. queue_ids: int64, shape (n,).
-    properties: name to its values, length n, null or "" for none. fields: of the header, int64, shape (n,).
-    delays: ms, shape (n,), as `EncodedRecords` has them.
+    properties: name to values, length n, null or "" for none. fields: header field to values, int64, shape (n,).
+    delays: ms, shape (n,), see `EncodedRecords`.
     """
 
     topics: str | pa.StringArray
@@ -61,10 +61,10 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordCopies:
-    """What n stored records hold, whatever becomes of their segment.
+    """The content of n stored records, independent of their segment.
 
-    headers: shape (n,), with room for an IPv6 address where they were born; an IPv4 one is in its first bytes.
-    bodies: as they are stored, length n. properties: encoded, without the checksum of a whole record, length n.
+    headers: shape (n,), with a born host of IPv6 size; an IPv4 host is in its first bytes.
+    bodies: as stored, length n. properties: encoded, without the record's checksum, length n.
     """
 
     headers: npt.NDArray[np.void]
@@ -76,7 +76,7 @@ class RecordCopies:
 
     @staticmethod
     def of(records: RecordView) -> RecordCopies:
-        """The records, all of them sound, their topics measured, in ascending order."""
+        """Copy records, which must be sound and ascending, with measured topics."""
         headers = np.zeros(len(records), _WIDEST)
         for name in _KEPT:
             headers[name] = records.field(name)
@@ -92,13 +92,13 @@ class RecordCopies:
 
     @staticmethod
     def of_messages(messages: Sequence[StoredMessage]) -> RecordCopies:
-        """What was read of them, where their records are elsewhere, or gone. Raises `MessageRefused`."""
+        """Copy messages that were read, for records in another log or deleted ones. Raises `MessageRefused`."""
         headers = np.zeros(len(messages), _WIDEST)
         headers["body_crc"] = [body_crc(each.body) for each in messages]
         headers["body_length"] = [len(each.body) for each in messages]
         headers["flag"] = [each.flag for each in messages]
         headers["sys_flag"] = [each.sys_flag & ~SYS_STORE_HOST_V6 for each in messages]
-        headers["born_timestamp"] = [each.born_timestamp or 0 for each in messages]  # None for what is no time
+        headers["born_timestamp"] = [each.born_timestamp or 0 for each in messages]  # None: out of range
         headers["reconsume_times"] = [each.reconsume_times for each in messages]
         for row, (ip, port) in enumerate(host_of(each.born_host) for each in messages):
             headers["born_ip"][row, : len(ip)] = np.frombuffer(ip, np.uint8)
@@ -108,7 +108,7 @@ class RecordCopies:
 
     @staticmethod
     def concatenate(parts: Sequence[RecordCopies]) -> RecordCopies:
-        """All of `parts`, one at least."""
+        """Join `parts`, at least one."""
         if len(parts) == 1:
             return parts[0]
         return RecordCopies(
@@ -118,16 +118,16 @@ class RecordCopies:
         )
 
     def take(self, rows: Ints) -> RecordCopies:
-        """These rows, in this order."""
+        """Return these rows, in this order."""
         index = arrow(rows.astype(np.int64))
         return RecordCopies(self.headers[rows], self.bodies.take(index), self.properties.take(index))
 
     def value(self, name: str) -> pa.StringArray:
-        """A property, length n, null where there is none."""
+        """Return a property, length n, null for messages without it."""
         return self._named.value(name)
 
     def field(self, name: str) -> Ints:
-        """A header field, shape (n,)."""
+        """Return a header field, int64, shape (n,)."""
         return self.headers[name].astype(np.int64)
 
     @cached_property
@@ -135,11 +135,11 @@ class RecordCopies:
         return PropertyColumns(self.properties)
 
     def records(self, places: Places, encoding: Encoding) -> Iterator[EncodedRecords]:
-        """Records of the copies, in order; in several pieces where some were born on IPv6 hosts, or have zeros in their
-        properties that a recovery would take for what the device lost: these end with a checksum, whatever `encoding`
-        says.
+        """Yield the copies as records, in order.
 
-        Bodies may be of any size: they are in the log. Raises `MessageRefused` for properties that become too large.
+        Records with IPv6 born hosts are in pieces of their own. So are records with zeros in their properties that a
+        recovery would take for a lost sector; these get a checksum even without `encoding.with_crc`. Does not limit the
+        size of bodies, which are in the log already. Raises `MessageRefused` for properties that become too large.
         """
         tags, keys, unique_keys = map(self.value, (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY))
         filed = (unique_keys, keys, tags if encoding.with_tags else None) if encoding.with_keys else (None, None, None)
@@ -161,7 +161,7 @@ class RecordCopies:
             destinations, queues = named.destinations(places.queue_ids[rows])
             some = _as(headers[rows], RECORD_HEADERS[bool(v6[first])][False])
             ended = _ended(properties[rows]) if encoding.with_crc or look_lost[first] else None
-            # It was taken without a checksum, and must not be lost for it.
+            # Without room for the checksum, copy the record without one rather than reject it.
             with_crc = ended is not None and lengths(ended).max() + PROPERTY_CRC_BYTES <= MAX_PROPERTIES_BYTES
             parts = _behind_headers(
                 self.bodies[rows], named, ended if with_crc else properties[rows], with_crc=with_crc
@@ -192,18 +192,21 @@ class RecordCopies:
 
 
 def _look_lost(properties: pa.BinaryArray) -> Mask:
-    """Where a sector of the properties may be nothing but zeros, wherever they come to stand; maybe elsewhere, too."""
+    """Return a mask of the properties that may have a sector of zeros at some position in the log.
+
+    May include others.
+    """
     data, bounds = flat(properties)
     if not len(data):
         return np.zeros(len(properties), np.bool_)
-    look: Mask = data[bounds[1:] - 1] == 0  # what is in the last sector may be less than one
-    if (data[::SECTOR_BYTES] == 0).any():  # as a rule no text has a zero
+    look: Mask = data[bounds[1:] - 1] == 0  # a few zeros at the end may be alone in a sector
+    if (data[::SECTOR_BYTES] == 0).any():  # rarely: texts seldom have zeros
         look |= numbers(pc.match_substring(properties, bytes(SECTOR_BYTES)))
     return look
 
 
 def _ended(properties: pa.BinaryArray) -> pa.BinaryArray:
-    """The same, so that another property can follow: a client may leave the last separator out."""
+    """Add a missing last separator, which a client may omit, so that another property can follow."""
     data, bounds = flat(properties)
     if not len(data):
         return properties
@@ -217,7 +220,7 @@ def _ended(properties: pa.BinaryArray) -> pa.BinaryArray:
 def _behind_headers(
     bodies: pa.BinaryArray, topics: RecordTopics, properties: pa.BinaryArray, *, with_crc: bool
 ) -> tuple[pa.BinaryArray | bytes, ...]:
-    """The parts of records behind their headers, as `EncodedRecords` has them."""
+    """Return the parts of records after their headers, for `EncodedRecords.rests`."""
     checksum = bytes(PROPERTY_CRC_BYTES) if with_crc else b""
     sizes = lengths(properties) + len(checksum)
     if sizes.max() > MAX_PROPERTIES_BYTES:
@@ -231,7 +234,7 @@ def _lengths(part: pa.BinaryArray | bytes) -> Ints | int:
 
 
 def _as(headers: npt.NDArray[np.void], kind: np.dtype[np.void]) -> npt.NDArray[np.void]:
-    """The headers with a shorter field for the address where they were born, or the same one, copied."""
+    """Copy the headers to dtype `kind`, whose born host may be shorter."""
     made = np.empty(len(headers), kind)
     for name in kind.names or ():
         made[name] = headers[name][:, : kind[name].shape[0]] if kind[name].shape else headers[name]

@@ -1,6 +1,6 @@
-"""Many records in one stretch of bytes: their fields and the bounds of their parts, vectorised.
+"""Read the fields of many records in one buffer, and the bounds of their parts, vectorised.
 
-Nothing is trusted: a record whose lengths do not add up is not `sound`, and no access leaves the stretch.
+Records may be damaged: a record whose lengths do not add up is not `sound`, and no access leaves the buffer.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _BEHIND_STORE_IP = field_offset(RECORD_HEADER, "store_ip")
 _WORD = np.dtype(np.uint64)
 _CRC_WORD = np.frombuffer(PROPERTY_CRC.encode(), _WORD)
 _PROPERTIES_LENGTH = np.dtype(f">i{PROPERTIES_LENGTH_BYTES}")
-_PROOF = "prepared_transaction_offset"  # negative in what was delivered, see `delays.delivered`
+_PROOF = "prepared_transaction_offset"  # negative in delivered delayed messages, see `delays.delivery_progress`
 _SYS_HOST_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 
 
 class RecordView:
-    """n records at `positions` of `view`, each said to be `sizes` bytes long.
+    """n records at `positions` of `view`, whose entries or headers give them `sizes` bytes.
 
-    view: uint8, at least as long as a record header. positions, sizes: int64, shape (n,). All attributes named
-    *_starts are positions in `view`, all named *_lengths are bytes, int64, shape (n,); where `sound` (bool,
-    shape (n,)) is False they mean nothing.
+    view: uint8, at least as long as a record header. positions, sizes: int64, shape (n,).
+    Attributes named *_starts are positions in `view`, attributes named *_lengths are bytes, int64, shape (n,). They are
+    undefined for records whose `sound` (bool, shape (n,)) is False.
     """
 
     def __init__(self, view: Bytes, positions: Ints, sizes: Ints) -> None:
@@ -58,7 +58,7 @@ class RecordView:
         self.sizes = sizes
         self.ends = positions + sizes
         self.sound: Mask = (positions >= 0) & (sizes >= RECORD_HEADER.itemsize) & (self.ends <= len(view))
-        # One gather of whole headers, then strided views of it: several times cheaper than one gather a field.
+        # One gather of whole headers, then strided views of it: several times faster than a gather per field.
         rows = gather_rows(view, self._inside(positions), RECORD_HEADER.itemsize)
         self._header_bytes = rows
         self._headers = rows.view(RECORD_HEADER)[:, 0]
@@ -79,13 +79,13 @@ class RecordView:
         return len(self.sizes)
 
     def field(self, name: str) -> Ints:
-        """A header field of every record, int64, shape (n,)."""
+        """Return a header field of every record, int64, shape (n,)."""
         if self.hosts_are_v4 or field_offset(RECORD_HEADER, name) <= _BEHIND_BORN_IP:
             return self._headers[name].astype(np.int64)
         return gather(self.view, self._inside(self.field_positions(name)), RECORD_HEADER[name].str)
 
     def field_positions(self, name: str) -> Ints:
-        """Byte position of a header field in every record: IPv6 hosts push back what follows them."""
+        """Return the position of a header field in every record; IPv6 hosts shift the fields after them."""
         offset = field_offset(RECORD_HEADER, name)
         positions = self.positions + offset
         if self.hosts_are_v4:
@@ -97,14 +97,14 @@ class RecordView:
         return positions
 
     def v4_hosts(self, which: str) -> Bytes:
-        """Ip and port of the "born" or "store" host of every record, uint8, shape (n, 8); all must be IPv4."""
+        """Return ip and port of the "born" or "store" host of every record, uint8, shape (n, 8); all must be IPv4."""
         first = field_offset(RECORD_HEADER, f"{which}_ip")
         behind = field_offset(RECORD_HEADER, f"{which}_port") + RECORD_HEADER[f"{which}_port"].itemsize
         hosts: Bytes = np.ascontiguousarray(self._header_bytes[:, first:behind])
         return hosts
 
     def expect_topic(self, topic: bytes) -> Mask:
-        """Where the topic is `topic`, shape (n,); measures the parts behind the body on the way."""
+        """Return a mask of the records with this topic, shape (n,). Also measures the parts after the body."""
         widths = self._topic_widths()
         if isinstance(widths, int):
             return self._expect_behind_body(widths, topic)
@@ -115,10 +115,10 @@ class RecordView:
         return same
 
     def _expect_behind_body(self, width: int, topic: bytes) -> Mask:
-        """`expect_topic` where the topic's length takes `width` bytes in all records.
+        """Do `expect_topic` if the topic's length takes `width` bytes in all records.
 
-        One gather of the machine words that end with the properties' length, and begin with bytes of the body, which
-        are masked out: words are compared several times faster than strings.
+        Gathers machine words that end with the properties' length, and masks out the bytes of the body before the
+        topic: comparing words is several times faster than comparing strings.
         """
         expected = len(topic).to_bytes(width, "big") + topic
         parts = self._topic_fields + len(expected)
@@ -137,7 +137,7 @@ class RecordView:
         return same
 
     def measure_topics(self) -> None:
-        """Measure the parts behind the body when topics may differ."""
+        """Measure the parts after the body of records whose topics may differ."""
         widths = self._topic_widths()
         self.sound &= self._topic_fields + widths <= self.ends
         lengths = gather(self.view, self._inside(self._topic_fields), "u1")
@@ -150,7 +150,7 @@ class RecordView:
         self._set_parts(starts, lengths, properties_lengths)
 
     def slices(self, starts: Ints, lengths: Ints) -> pa.BinaryArray:
-        """The bytes [start, start + length) of every record, copied out of the view in one go; all must be sound."""
+        """Return a copy of bytes [start, start + length) of the view for every record; all must be sound."""
         return cut(self.view, starts, lengths)
 
     @cached_property
@@ -165,10 +165,10 @@ class RecordView:
 
     @cached_property
     def have_property_crc(self) -> Mask:
-        """Which records end with a CRC of all that is before it, shape (n,); as for `crc_matches`."""
+        """Mask of the records that end with a CRC of the whole record, shape (n,). Requires as `crc_matches`."""
         if self.properties_lengths.sum() < _CRC_WORD.nbytes:
             return np.zeros(len(self), np.bool_)
-        data, bounds = flat(self.properties)  # they lie closer together than in the log
+        data, bounds = flat(self.properties)  # denser in memory than the log
         words = np.ndarray((len(data) - _CRC_WORD.nbytes + 1,), np.uint64, buffer=data, strides=(1,))
         starts = bounds[1:] - PROPERTY_CRC_BYTES
         have: Mask = (words[np.maximum(starts, 0)] == _CRC_WORD) & (starts >= bounds[:-1])
@@ -180,7 +180,7 @@ class RecordView:
         return have
 
     def _topic_widths(self) -> Ints | int:
-        """Bytes of the topic's length: one number when all records are of one version."""
+        """Return the width of the topic's length in bytes: one number if all records are V1, else one per record."""
         if self._v1.all():
             return TOPIC_LENGTH_BYTES[MAGIC_V1]
         return np.where(self._v1, TOPIC_LENGTH_BYTES[MAGIC_V1], TOPIC_LENGTH_BYTES[MAGIC_V2])
@@ -193,15 +193,15 @@ class RecordView:
         self.sound &= (properties_lengths >= 0) & (self.properties_starts + properties_lengths == self.ends)
 
     def _inside(self, positions: Ints) -> Ints:
-        """Positions that can be read; those of records already found unsound are pulled inside."""
+        """Return positions that are safe to read: 0 for records that are not sound."""
         return positions if self.sound.all() else np.where(self.sound, positions, 0)
 
 
 def moved_records(records: RecordView, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
-    """Return the records back to back, uint8, each with another log offset, shape (n,), and a CRC that fits.
+    """Return the records back to back, uint8, with new log offsets of shape (n,) and matching CRCs.
 
-    All must be sound, their topics expected or measured. with_proofs: without it they do not say from which offset of
-    the other log they were delivered.
+    All must be sound, with expected or measured topics. with_proofs: keep the offset in the other log from which a
+    delayed message was delivered.
     """
     data, bounds = flat(records.slices(records.positions, records.sizes))
     data = data.copy()
@@ -219,9 +219,9 @@ def moved_records(records: RecordView, physical_offsets: Ints, *, with_proofs: b
 
 
 def crc_matches(records: RecordView) -> Mask:
-    """Where a record is what its CRC32 says; all must be sound, their topics expected or measured.
+    """Return a mask of the records whose CRC32 matches. All must be sound, with expected or measured topics.
 
-    That is the one at its end, which covers all of it, and without one the body's, if there is a body.
+    Checks the CRC of the whole record if it has one, else the body's. Without both, the record matches.
     """
     whole = records.have_property_crc
     if whole.all():

@@ -1,6 +1,6 @@
-"""Encoded records that have no place in the log yet.
+"""Encoded records before their append.
 
-`EncodedRecords` has many as columns. `EncodedRecord` has one in plain values, which takes less time for a few.
+`EncodedRecords` has many records as columns. `EncodedRecord` has one as plain values, which is faster for a few.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _QUEUE_OFFSET, _PHYSICAL_OFFSET, _STORE_TIMESTAMP = map(
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How a store makes records of messages, by its settings.
+    """A store's settings for encoding messages.
 
-    store_host: address and port that records name. max_message_size: of a body, bytes. with_keys: hash the keys for the
-    index; with_tags: and the tags. with_crc: let each record end with a CRC of all of it.
+    store_host: address and port in records. max_message_size: limit of a body, bytes. with_keys, with_tags: hash keys
+    and tags for the index. with_crc: end each record with a CRC of the whole record.
     """
 
     store_host: tuple[bytes, int]
@@ -51,19 +51,17 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecords:
-    """n records, complete except for the fields that the append decides.
+    """n records, complete except for the fields that the append sets.
 
     headers: shape (n,), dtype RECORD_HEADER; queue offset, physical offset and store timestamp are zero.
-    rests: the parts behind each header: an array has a value for every record (length n), bytes are the same
-    in all.
+    rests: the parts after each header: an array has a value per record (length n), bytes are the same in all.
     sizes: int64, shape (n,), bytes of each record.
     queues: int32, shape (n,), index into `destinations`.
-    destinations: the (topic, queue id) pairs that occur.
+    destinations: the distinct (topic, queue id) pairs.
     tags_codes: int64, shape (n,), Java hash of the tags, 0 without.
-    delays: int64, shape (n,), how long each waits in SCHEDULE_TOPIC, ms, whose entries say until when; 0 for others.
-    key_hashes: int32, shape (m,), for the index, in the order in which they are filed; key_rows: int64, shape (m,),
-    the record of each, ascending.
-    with_crc: each record's last PROPERTY_CRC_BYTES are kept free, for a CRC of all bytes before them.
+    delays: int64, shape (n,), delay of each record in SCHEDULE_TOPIC, ms, for its queue entry; 0 for other records.
+    key_hashes: int32, shape (m,), for the index, in its order. key_rows: int64, shape (m,), record of each, ascending.
+    with_crc: each record's last PROPERTY_CRC_BYTES are reserved for a CRC of all bytes before them.
     """
 
     headers: npt.NDArray[np.void]
@@ -86,13 +84,13 @@ class EncodedRecords:
         physical_offsets: npt.NDArray[np.int64],
         store_timestamp: int,
     ) -> None:
-        """Write the three fields that the append decides into every record."""
+        """Set the three fields that the append determines in every record."""
         self.headers["queue_offset"] = queue_offsets
         self.headers["physical_offset"] = physical_offsets
         self.headers["store_timestamp"] = store_timestamp
 
     def encoded(self, first: int, last: int) -> memoryview:
-        """Records [first, last) as they stand in the log, back to back; one at least, less than 2 GiB."""
+        """Return the bytes of records [first, last), back to back; at least one record, less than 2 GiB."""
         headers = self.headers[first:last].view(np.uint8).reshape(last - first, -1)
         parts = [constant(part) if isinstance(part, bytes) else part[first:last] for part in self.rests]
         joined = pc.binary_join_element_wise(rows_as_binary(headers), *parts, constant(b""))
@@ -103,7 +101,7 @@ class EncodedRecords:
         return data.data
 
     def entries(self, physical_offsets: npt.NDArray[np.int64], store_timestamp: int) -> npt.NDArray[np.void]:
-        """ConsumeQueue entries, shape (n,), dtype CQ_ENTRY, in the order of the records."""
+        """Return the ConsumeQueue entries, shape (n,), dtype CQ_ENTRY, in the order of the records."""
         entries = np.empty(len(self), CQ_ENTRY)
         entries["physical_offset"] = physical_offsets
         entries["size"] = self.sizes
@@ -114,7 +112,7 @@ class EncodedRecords:
 
 
 def write_crcs(data: Bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
-    """Give each of these records, in ascending order, its CRC in the bytes that are kept free for it."""
+    """Write the CRC of each record, in ascending order, into the bytes reserved for it."""
     crcs = crcs_between(data, starts, ends - PROPERTY_CRC_BYTES)
     template = np.frombuffer(property_crc(b""), np.uint8)
     last = np.repeat(template[None], len(starts), axis=0)
@@ -124,9 +122,9 @@ def write_crcs(data: Bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.
 
 
 def gather(buffer: Bytes, positions: npt.NDArray[np.int64], kind: str) -> npt.NDArray[np.int64]:
-    """Big-endian integers of dtype `kind` ('>i4', '>i8', ...) at any byte positions, as int64, shape of positions.
+    """Read big-endian integers of dtype `kind` ('>i4', '>i8', ...) at any byte positions; int64, shape of positions.
 
-    A view of the buffer with a stride of one byte makes every position an element: no copy, no alignment.
+    Indexes a view of the buffer with a stride of one byte, which needs no copy and no alignment.
     """
     width = np.dtype(kind).itemsize
     view = np.ndarray((max(0, len(buffer) - width + 1),), kind, buffer=buffer, strides=(1,))
@@ -134,13 +132,13 @@ def gather(buffer: Bytes, positions: npt.NDArray[np.int64], kind: str) -> npt.ND
 
 
 def gather_rows(buffer: Bytes, positions: npt.NDArray[np.int64], width: int) -> Bytes:
-    """`width` bytes from each position, copied, uint8, shape (n, width); `width` >= 1."""
+    """Return a copy of `width` (at least 1) bytes from each position, uint8, shape (n, width)."""
     view = np.ndarray((max(0, len(buffer) - width + 1),), f"V{width}", buffer=buffer, strides=(1,))
     return view[positions].view(np.uint8).reshape(len(positions), width)
 
 
 def rows_as_binary(matrix: Bytes) -> pa.BinaryArray:
-    """The rows of an (n, k) byte matrix as n binary values, without a copy."""
+    """Convert the rows of an (n, k) byte matrix to n binary values, without a copy."""
     count, width = matrix.shape
     bounds = np.arange(0, (count + 1) * width, width, dtype=np.int32)
     return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(matrix)])
@@ -149,7 +147,7 @@ def rows_as_binary(matrix: Bytes) -> pa.BinaryArray:
 class EncodedRecord(NamedTuple):
     """One record, with the fields of `EncodedRecords`.
 
-    header: the values of RECORD_HEADER's fields, in order. rest: the bytes behind it. size: bytes of the record.
+    header: the values of RECORD_HEADER's fields, in order. rest: the bytes after it. size: bytes of the record.
     """
 
     header: list[Any]
@@ -161,7 +159,7 @@ class EncodedRecord(NamedTuple):
     with_crc: bool
 
     def stamped(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> bytes:
-        """The record as it stands in the log, with the three fields that the append decides."""
+        """Return the bytes of the record with the three fields that the append determines."""
         header = self.header
         header[_QUEUE_OFFSET], header[_PHYSICAL_OFFSET] = queue_offset, physical_offset
         header[_STORE_TIMESTAMP] = store_timestamp
@@ -172,12 +170,11 @@ class EncodedRecord(NamedTuple):
         return data
 
     def entry(self, physical_offset: int) -> bytes:
-        """Its ConsumeQueue entry."""
         return _ENTRY.pack(physical_offset, self.size, self.tags_code)
 
 
 def set_field(records: EncodedRecords | Sequence[EncodedRecord], name: str, values: npt.ArrayLike) -> None:
-    """Write a field into the headers of n records. values: one for all, or one each."""
+    """Set a header field of n records. values: one for all, or one per record."""
     if isinstance(records, EncodedRecords):
         records.headers[name] = values
         return
@@ -189,7 +186,7 @@ def set_field(records: EncodedRecords | Sequence[EncodedRecord], name: str, valu
 
 
 def as_columns(records: EncodedRecords | Sequence[EncodedRecord]) -> EncodedRecords:
-    """The same, one at least, as columns. Raises `MessageRefused` for more bytes than columns hold."""
+    """Convert at least one record to columns. Raises `MessageRefused` for more bytes than columns can have."""
     return records if isinstance(records, EncodedRecords) else _columns(records)
 
 

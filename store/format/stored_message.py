@@ -1,4 +1,4 @@
-"""Messages that you get: one from its record (MessageDecoder), many from the columns of theirs."""
+"""Messages that were read: decoded from one record (MessageDecoder), or from the columns of many."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class StoredMessage(NamedTuple):
-    """What you get. Timestamps are ms since the epoch, hosts `ip:port`, the body is decompressed.
+    """A message that was read. Timestamps are ms since the epoch, hosts `ip:port`; the body is decompressed.
 
     broker_name: in a cluster, the broker of the queue; "" in a directory.
     """
@@ -67,12 +67,10 @@ class StoredMessage(NamedTuple):
 
     @property
     def tags(self) -> str | None:
-        """The message's tag."""
         return self.properties.get(PROPERTY_TAGS)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The message's keys."""
         return tuple(key for key in self.properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR) if key)
 
 
@@ -87,9 +85,9 @@ assert _PROPERTIES_LENGTH.size == PROPERTIES_LENGTH_BYTES
 
 
 def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> StoredMessage:
-    """The message of one whole record, its body as it is stored; `where`, as text, names it in errors.
+    """Decode one whole record; does not decompress the body. where: the record's name in errors, converted by `str`.
 
-    Raises `CorruptRecord` when lengths, magic or CRC (that of the record, or else of its body) do not hold together.
+    Raises `CorruptRecord` if its lengths, magic, or CRC (of the record, or else of its body) are wrong.
     """
     if len(record) < MIN_RECORD_BYTES:
         raise _wrong(where, f"only {len(record)} bytes")
@@ -151,9 +149,9 @@ def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> St
 
 
 def stored_messages(block: Block) -> list[StoredMessage]:
-    """The messages of a block, in order, as `decode_record` makes them one by one: bodies as they are stored.
+    """Return the messages of a block, in order, as `decode_record` would. Does not decompress bodies.
 
-    But those of a light queue have its number.
+    Messages of a light queue have the queue id of the light queue.
     """
 
     def column(name: str) -> list[str]:
@@ -185,9 +183,9 @@ def stored_messages(block: Block) -> list[StoredMessage]:
 
 
 def adds_up(size: int, read: Callable[[int, int], bytes]) -> bool:
-    """Whether a record is `size` bytes long by the lengths of its parts, which are all that is looked at.
+    """Whether the lengths of a record's parts add up to `size` bytes. Reads only these lengths.
 
-    read: gives bytes of it, from a position on, of a length; fewer where there are no more.
+    read: takes a position in the record and a length; returns the bytes, fewer at the end.
     """
     begin = read(0, _HEADERS[True][True].size)
     if len(begin) < _HEADER.size:
@@ -215,7 +213,7 @@ def _wrong(where: object, what: str) -> CorruptRecord:
 
 
 def must_be_entered(message: StoredMessage, entry: QueueEntry) -> None:
-    """Raises `CorruptRecord` where an entry of a queue is not the one of the message that was found there."""
+    """Raises `CorruptRecord` if the queue entry does not match the message that it refers to."""
     tag = message.properties.get(PROPERTY_TAGS)
     own = MessagePlace(*message[:3])
     is_code = not are_wrong_codes(np.array([entry.tags_code]), texts([tag or ""]), own.topic).any()
@@ -240,7 +238,7 @@ def inflated(message: StoredMessage, where: object, max_bytes: int) -> StoredMes
 
 
 def inflated_or_raw(message: StoredMessage, max_bytes: int) -> StoredMessage:
-    """Return the message with its body decompressed; an unreadable one as it is stored, with property `BODY_ERROR`."""
+    """Return the message with its body decompressed, or an unreadable body as stored, with property `BODY_ERROR`."""
     try:
         return inflated(message, "", max_bytes)
     except UnreadableBody as error:
@@ -249,12 +247,12 @@ def inflated_or_raw(message: StoredMessage, max_bytes: int) -> StoredMessage:
 
 
 def offset_msg_id(ip: bytes, port: int, physical_offset: int) -> str:
-    """RocketMQ's offsetMsgId: upper-case hex of ip, port and physical offset; 32 or 56 characters."""
+    """Return RocketMQ's offsetMsgId: upper-case hex of ip, port and physical offset; 32 or 56 characters."""
     return (ip + _PLACE.pack(port, physical_offset)).hex().upper()
 
 
 def offset_msg_ids(ip: bytes, port: int, physical_offsets: Sequence[int]) -> list[str]:
-    """`offset_msg_id` of many physical offsets."""
+    """Return `offset_msg_id` of many physical offsets."""
     host = (ip + struct.pack(">i", port)).hex().upper()
     offsets = struct.pack(f">{len(physical_offsets)}q", *physical_offsets)
     return [host + offset for offset in offsets.hex(" ", struct.calcsize(">q")).upper().split()]
@@ -262,12 +260,12 @@ def offset_msg_ids(ip: bytes, port: int, physical_offsets: Sequence[int]) -> lis
 
 @lru_cache(maxsize=1024)
 def host_text(ip: bytes, port: int) -> str:
-    """`1.2.3.4:10911` or `[2001:db8::1]:10911`."""
+    """Return a host as text, such as `1.2.3.4:10911` or `[2001:db8::1]:10911`."""
     address = ipaddress.ip_address(ip)
     return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
 
 
 def host_of(text: str) -> tuple[bytes, int]:
-    """Ip and port of what `host_text` gives."""
+    """Parse ip and port from `host_text`."""
     host, _, port = text.rpartition(":")
     return ipaddress.ip_address(host.strip("[]")).packed, int(port)

@@ -1,7 +1,7 @@
-"""Strict JSON, by msgspec. Whatever is not JSON of the wanted type raises `ValueError` at once.
+"""Strict JSON with msgspec: text that is not JSON of the expected type raises `ValueError`.
 
-Not JSON are: NaN and other numbers without an end, integers of more than 4,300 digits, half of a surrogate pair,
-other encodings than UTF-8, and arrays and objects that are nested too deep.
+Also rejected: NaN and infinity, integers of more than 4,300 digits, lone surrogates, encodings other than UTF-8, and
+too deeply nested arrays and objects.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from store.model.integers import INT_MAX, LONG_MAX
 T = TypeVar("T")
 Long = Annotated[int, msgspec.Meta(ge=-LONG_MAX - 1, le=LONG_MAX)]
 Int = Annotated[int, msgspec.Meta(ge=-INT_MAX - 1, le=INT_MAX)]
-# A string, whole or cut off, or an integer key without quotes behind the mark that it follows. Linear for any input.
+# A string, complete or cut off, or an unquoted integer key with the "{" or "," before it. Takes linear time.
 _STRING_OR_BARE_KEY = re.compile(rb'("(?:[^"\\]|\\.)*+"?)|([{,]\s*)(-?[0-9]{1,19})(?=\s*:)')
 
 
@@ -30,9 +30,9 @@ def decode(data: bytes | str, kind: type[T], *, strict: bool = ...) -> T: ...
 
 
 def decode(data: bytes | str, kind: Any = Any, *, strict: bool = True) -> Any:
-    """Return a value of type `kind`, which may be a dataclass, a named tuple, or a `msgspec.Struct`.
+    """Decode a value of type `kind`, which may be a dataclass, a named tuple, or a `msgspec.Struct`.
 
-    strict: without it, a number may also be a text.
+    strict: if False, a number may also be a text.
     """
     try:
         return msgspec.json.decode(data, type=kind, strict=strict)
@@ -49,7 +49,7 @@ def decode_fastjson(data: bytes, kind: type[T]) -> T: ...
 
 
 def decode_fastjson(data: bytes, kind: Any = Any) -> Any:
-    """As `decode`, of JSON that RocketMQ wrote: fastjson writes integer keys without quotes, as in {0:5}."""
+    """Decode JSON that RocketMQ wrote: its fastjson writes integer keys without quotes, as in {0:5}."""
     try:
         return decode(data, kind)
     except msgspec.ValidationError:
@@ -59,7 +59,7 @@ def decode_fastjson(data: bytes, kind: Any = Any) -> Any:
 
 
 def decode_unique(text: str) -> Any:
-    """Return what a user wrote; a name that stands twice in one object raises `ValueError`, too."""
+    """Decode a user's JSON. A duplicate name in one object raises `ValueError`, too."""
     try:
         return json.loads(text, object_pairs_hook=_each_once)
     except RecursionError:
@@ -67,7 +67,7 @@ def decode_unique(text: str) -> Any:
 
 
 def encode(content: object) -> bytes:
-    """Return JSON without spaces. Half of a surrogate pair becomes "?"."""
+    """Return JSON without spaces. A lone surrogate becomes "?"."""
     try:
         return msgspec.json.encode(content)
     except UnicodeEncodeError:
@@ -75,7 +75,7 @@ def encode(content: object) -> bytes:
 
 
 def encode_sorted(content: object) -> bytes:
-    """Return JSON for people to read, sorted by name."""
+    """Return indented JSON, sorted by name."""
     return msgspec.json.format(msgspec.json.encode(content, order="sorted"))
 
 
