@@ -40,8 +40,8 @@ class Message:
     body: bytes; a text is stored as UTF-8.
     tags: one tag for subscriptions to select, without "|", control characters, or blanks around it.
     keys: texts to find the message by, without blanks; a single text is one key.
-    properties: texts to texts. A put drops those of brokers (`entering.RESERVED`), so that a message that was read can
-    be put again.
+    properties: texts to texts. A put drops brokers' own properties (`entering.RESERVED`), so that a message that was
+    read can be put again.
     queue_id: None lets the store choose: by the hash of `sharding_key` if there is one, else round robin.
     born_timestamp: ms since the epoch, in the years 1 to 9999; None is now.
     delay_level: 1 to 18 delay the delivery by 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 h, 2 h. Above 18 counts as 18,

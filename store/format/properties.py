@@ -67,7 +67,7 @@ def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes
 
 
 def too_many_zeros(what: str) -> MessageRefused:
-    """Return the error for zeros that a recovery would take for a lost sector, where it would end the log."""
+    """Return the error for zeros that a recovery would take for a lost sector, and so end the log there."""
     return MessageRefused(
         PutStatus.MESSAGE_ILLEGAL,
         f"{what}: {SECTOR_BYTES} zeros in a row look like a sector that the device lost; put such values into the body",

@@ -40,7 +40,7 @@ _BEHIND_STORE_IP = field_offset(RECORD_HEADER, "store_ip")
 _WORD = np.dtype(np.uint64)
 _CRC_WORD = np.frombuffer(PROPERTY_CRC.encode(), _WORD)
 _PROPERTIES_LENGTH = np.dtype(f">i{PROPERTIES_LENGTH_BYTES}")
-_PROOF = "prepared_transaction_offset"  # negative in delivered delayed messages, see `delays.delivery_progress`
+_PROOF = "prepared_transaction_offset"  # negative in delivered delayed messages, see `delays.delivery_progress.proof`
 _SYS_HOST_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 
 

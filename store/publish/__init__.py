@@ -1,1 +1,1 @@
-"""Appending, from the lock to the publication; what is published, and waiting for it."""
+"""Append records, publish them, and wait for publications."""

@@ -1,12 +1,12 @@
-"""One append, from the lock to the publication; and the repair of one whose process died.
+"""Append records: acquire the lock, write, publish. Repair an append whose process died.
 
-The order is the promise (see `published_end`): announce and write records, a piece at a time; flush them if asked;
-write queue entries and keys; publish once. If an append fails before the last step, readers see nothing of it, and the
-next append undoes it first.
+The order of the steps makes an append atomic (see `published_end`): announce and write records, a piece at a time;
+flush them if asked; write queue entries and keys; publish once. If an append fails before the last step, readers see
+nothing of it, and the next append undoes it first.
 
-After a crash of the machine, a flushed append is there as a whole or not at all. Recovery walks the log, so the head
-of the first record is written last, when the rest is on the device: without it the log ends there. An append of several
-pieces is written in the same way, because some readers walk the log.
+After a crash of the machine, the log has a flushed append completely or not at all. Recovery walks the log, so the
+size of the first record is written last, after the other bytes were synced: until then the log ends there. An append of
+several pieces is written in the same way, because some readers walk the log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Piece = TypeVar("_Piece")
 
 
 class Appender:
-    """Appends records to one store. Threads and processes that append take turns by the lock."""
+    """Appends records to one store. The lock serializes appends of threads and processes."""
 
     def __init__(self, lock: StoreLock, tail: LogTail, *, sync_flush: bool) -> None:
         self._lock = lock
@@ -48,15 +48,15 @@ class Appender:
     def append(
         self, pieces: Iterable[Piece], *, flush: bool = False, unless: Condition | None = None
     ) -> AppendResult | None:
-        """Append the records of all pieces under one publication; without any, do nothing.
+        """Append the records of all pieces atomically. Without pieces, do nothing.
 
-        The first two pieces are made before the lock is taken, so that short appends do not hold it for long. A single
-        piece of a few messages goes through `append_few`. flush: they are on the device when this returns, all or none,
-        as with `sync_flush`. unless: called under the lock, before anything is written; if it returns true, nothing is
-        written, and the result is None.
+        Encodes the first two pieces before it acquires the lock, so that short appends hold it only briefly. A single
+        piece of a few messages goes through `append_few`. flush: sync the records before publishing them, as with
+        `sync_flush`. unless: called under the lock before the first write; if it returns true, this writes nothing and
+        returns None.
 
-        Raises `StoreFull`, `MessageRefused`, `FlushFailed`, `UnknownTopic` if a topic was deleted since its records
-        were made, and any error of making a piece; nothing is visible then.
+        Raises `StoreFull`, `MessageRefused`, `FlushFailed`, `UnknownTopic` if a topic was deleted after its records
+        were encoded, and any error of the iterator; nothing is published then.
         """
         following = iter(pieces)
         begun = list(islice(following, 2))
@@ -78,9 +78,9 @@ class Appender:
             return AppendResult.concatenate(appended.results)
 
     def append_few(self, records: Sequence[EncodedRecord]) -> list[Where]:
-        """Append a few records, at least one, under one publication with those of other threads that wait.
+        """Append a few records, at least one, together with the records of other threads that wait for the lock.
 
-        Raises `StoreFull`, `MessageRefused`, `FlushFailed`, `UnknownTopic`; nothing is visible then.
+        Raises `StoreFull`, `MessageRefused`, `FlushFailed`, `UnknownTopic`; nothing is published then.
         """
         return self._group_commit.append(records)
 
@@ -91,7 +91,7 @@ class Appender:
     def _append_waiting(self, waiting: list[WaitingAppend]) -> None:
         """Append the records of several threads, and set their results. Call under the lock. Raises as `append`.
 
-        An interrupt after the publication must not keep the results from the other threads: they would append again.
+        Sets the results even if an interrupt arrives after the publication: threads without a result append again.
         """
         self._tail.repair()
         records = list(chain.from_iterable(each.records for each in waiting))
@@ -108,28 +108,28 @@ class Appender:
 
 @dataclass(eq=False, slots=True)
 class WaitingAppend:
-    """The append of one thread. result: set when, and only when, readers see it."""
+    """The append of one thread. result: set if and only if it was published."""
 
     records: Sequence[EncodedRecord]
     result: list[Where] | None = None
 
 
 class GroupCommit:
-    """Small appends of several threads under one publication: the thread that gets the lock appends for all that wait.
+    """Combines small appends of several threads: the thread that acquires the lock appends for all waiting threads.
 
-    A turn takes about as long for the messages of ten threads as for one. Each append is whole, and its thread gets its
-    result or error, as if it had been alone.
+    An append for ten threads takes about as long as for one. Each thread's append is atomic and gets its own result or
+    error.
     """
 
     def __init__(self, lock: StoreLock, append: Callable[[list[WaitingAppend]], None]) -> None:
-        """append: called under the lock. It sets each result, or raises and sets none."""
+        """append: called under the lock. It sets all results, or raises and sets none."""
         self._lock = lock
         self._append = append
         self._waiting: dict[WaitingAppend, None] = {}  # ordered, and each change is one atomic call
 
     def append(self, records: Sequence[EncodedRecord]) -> list[Where]:
-        """Append records, in this thread's turn or in another's. Raises as `StoreLock.held`, and the append."""
-        self._lock.must_be_open()  # not later: another thread may append these before it closes the store
+        """Append records, in this thread or in another one. Raises as `StoreLock.held` and `append`."""
+        self._lock.must_be_open()  # check first: another thread may append these records and then close the store
         own = WaitingAppend(records)
         self._waiting[own] = None
         try:
@@ -147,18 +147,18 @@ class GroupCommit:
         taken = [own, *(each for each in list(self._waiting) if self._withdraw(each))]
         try:
             self._append(taken)
-        except (MessageRefused, UnknownTopic):  # of one of them: the other threads try again, each alone
+        except (MessageRefused, UnknownTopic):  # one thread's records are at fault: each thread retries alone
             if len(taken) == 1:
                 raise
             self._append([own])
 
     def _withdraw(self, append: WaitingAppend) -> bool:
-        """Remove an append from those that wait, and return whether it did wait."""
+        """Remove an append from the waiting ones; return whether it was waiting."""
         return self._waiting.pop(append, append) is None
 
 
 class _Appended(NamedTuple, Generic[Result]):
-    """An append whose records, queue entries and keys are written to log bytes [begin, end), and not published."""
+    """An append of log bytes [begin, end) with written records, queue entries and keys, which is not published yet."""
 
     begin: int
     end: int
@@ -168,7 +168,7 @@ class _Appended(NamedTuple, Generic[Result]):
 
 
 class LogTail:
-    """Writes behind the published end: log, queues and index. Call its methods under the lock."""
+    """Writes to log, queues and index after the published end. Call its methods under the lock."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class LogTail:
         unflushed: Unflushed,
         finish_deletion: Callable[[], None],
     ) -> None:
-        """finish_deletion: finishes the deletion of a topic whose process died."""
+        """finish_deletion: completes a topic deletion whose process died."""
         self._published_end = published
         self._log = log
         self._index = index
@@ -188,8 +188,8 @@ class LogTail:
         self._finish_deletion = finish_deletion
         self._seen_end = published.confirm_offset
         self._next_offsets: NextOffsets | None = None
-        self._used: dict[QueueName, int] = {}  # the end of each queue that this wrote to
-        self._deletions = 0  # their number when `_used` was begun
+        self._used: dict[QueueName, int] = {}  # ends of the queues that this object wrote to
+        self._deletions = 0  # number of deletions when `_used` was last cleared
 
     def write(
         self,
@@ -199,7 +199,7 @@ class LogTail:
         flush: bool,
         hidden: bool,
     ) -> _Appended[Result]:
-        """Write everything of an append but its publication. hidden: write the head of its first record last."""
+        """Write an append without publishing it. hidden: write the size of its first record last."""
         begin = end = self._published_end.confirm_offset
         next_offsets = self._known_next_offsets(begin)
         last = self._published_end.store_timestamp
@@ -208,7 +208,7 @@ class LogTail:
             self._published_end.note_times_from(begin)
         written: list[Placed[Result]] = []
         recording_failure = self._published_end.recording_failure()
-        for records in pieces:  # outside of `recording_failure`: making a piece may flush another store
+        for records in pieces:  # outside of `recording_failure`: encoding a piece may flush another store
             placed, stretches = place(self._log, records, end, next_offsets, store_timestamp)
             self._published_end.announce(placed.end, store_timestamp)
             with recording_failure:
@@ -232,19 +232,19 @@ class LogTail:
         self._next_offsets = appended.next_offsets
 
     def is_published(self, appended: _Appended[Result]) -> bool:
-        """Return whether an append is published, and nothing behind it."""
+        """Return whether an append is published and is the last one."""
         return self._published_end.confirm_offset == appended.end
 
     def repair(self) -> None:
-        """Undo an append whose process died: zero its announced bytes, drop its queue entries and keys. And finish a
-        deletion whose process died, before anything is put into a topic of that name.
+        """Undo an append whose process died, and complete a topic deletion whose process died.
+
+        Zeroes the announced bytes of the append, and drops its queue entries and keys. They were not published, but
+        later appends move the confirm offset past them: then a stale entry would count and a stale record would parse.
+        Changes the log last. If this process died before, RocketMQ would otherwise take the first entry of an empty
+        queue file for a message. Call before an append: it may be to a topic with the deleted topic's name.
 
         Raises `FlushFailed` if a flush ever failed, and `CorruptStore` if the published end is older than the log;
-        nothing is undone or appended then.
-
-        Nothing of that append was published. Its bytes must go all the same: later appends move the confirm offset
-        over them, and then a stale entry would count and a stale record would parse. The log goes last: without its
-        records RocketMQ takes the first entry of an empty queue file for a message, if this process dies here.
+        nothing is undone then.
         """
         self._published_end.check_device()
         if self._published_end.deletions % 2:
@@ -257,11 +257,11 @@ class LogTail:
             return
         with self._published_end.recording_failure():
             self._undo(confirm, announced)
-        # With a later time, so that a reader which saw some of it notices that it is undone.
+        # A later time tells a reader that saw some of the append that it was undone.
         self._published_end.announce(confirm, self._published_end.store_timestamp + 1)
 
     def _undo(self, confirm: int, announced: int) -> None:
-        # Entries follow the records: if a record is not whole, the append wrote none.
+        # Entries are written after the records: if a record is incomplete, there are no entries.
         for name in ranges_of(self._log, confirm, announced) or self._queues.existing():
             self._queues.of(*name).truncate(self._queues.of(*name).max_offset(confirm))
         self._index.truncate(confirm)
@@ -276,7 +276,7 @@ class LogTail:
 
     def _finish_records(self, written: list[Placed[Result]], end: int, *, flush: bool, hidden: bool) -> None:
         if flush:
-            # Not only our own bytes: recovery walks the log up to them.
+            # Also sync earlier bytes, because recovery walks the log up to ours.
             self._log.segments.flush(self._published_end.flushed_offset, end)
         if hidden:
             self._log.show(*written[0].head, flush=flush)
@@ -294,9 +294,9 @@ class LogTail:
         return ranges
 
     def _known_next_offsets(self, confirm: int) -> NextOffsets:
-        """Return those of the last append, if no other process appended or deleted since; else new ones.
+        """Return the next offsets of the last append if no other process appended or deleted since; else new ones.
 
-        Those of the last append are forgotten until this append is through.
+        Clears the cache, so that a failed append leaves no wrong offsets.
         """
         known, self._next_offsets = self._next_offsets, None
         deletions = self._published_end.deletions
@@ -310,8 +310,8 @@ class LogTail:
 def _store_time(last: int) -> int:
     """Return the store time of an append after one stored at `last`; both ms since 1970.
 
-    It does not step back with the clock, because a search by time counts on that. If `last` is far ahead, the clock was
-    wrong then, and all later times would be as wrong: the time steps back, and a search may miss those messages.
+    Does not step back with the clock, because a search by time requires ascending times. If `last` is far ahead, the
+    clock was wrong at that time. Then the time steps back, and a search may miss those messages.
     """
     now = int(time.time() * 1000)
     if last - now <= FAR_MS:

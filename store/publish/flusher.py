@@ -1,4 +1,4 @@
-"""Flushing the log and the queues to the device, behind the appends (ASYNC_FLUSH)."""
+"""Flush the log and the queues in the background, after the appends (ASYNC_FLUSH)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from store.publish.published_end import PublishedEnd, published_end_of
 
 _logger = logging.getLogger("store")
 
-# Flushes of one directory take turns: if two threads flush one descriptor, the kernel reports a failure to one of them
-# only.
+# Serialize the flushes of one directory: if two threads flush one descriptor, the kernel reports a failure to only one.
 _turns: defaultdict[Path, threading.RLock] = defaultdict(threading.RLock)
 os.register_at_fork(after_in_child=_turns.clear)
 
 
 class Flusher:
-    """Flushes every `interval` seconds while there is something new, also of other processes, which may have died.
+    """Flushes new appends every `interval` seconds, including appends of other processes, which may have died.
 
-    The published end's flushed offset says that log *and* queues are on the device up to there: a crash of the machine
-    costs at most what lies above it, and recovery begins there. RocketMQ's checkpoint says the same.
+    Log *and* queues are synced up to the published end's flushed offset. A crash of the machine loses at most the log
+    after it, and recovery begins there. RocketMQ's checkpoint is the store time of that offset.
 
-    A failed flush ends this for ever, see `FlushFailed`. Any other error, such as no descriptor being left, is logged,
-    and the next turn tries again.
+    A failed flush ends this for good, see `FlushFailed`. Other errors, such as running out of descriptors, are logged,
+    and the next flush tries again.
     """
 
     def __init__(
@@ -45,9 +44,8 @@ class Flusher:
         note: Callable[[int, int, Ranges], None],
         place: PinnedPath,
     ) -> None:
-        """note: called with what was flushed: log offsets (bytes) and queue entries, without those of deleted topics.
-
-        log: with files of its own.
+        """note: called after a flush with begin, end (log offsets, bytes) and queue entries, without deleted topics.
+        log: a log with its own open files (see `CommitLog.opened_again`).
         """
         self._published_end = published
         self._root = published.path.parent
@@ -61,7 +59,7 @@ class Flusher:
         self._attend: Callable[[], None] = _nothing
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._starting = threading.RLock()  # several threads may append for the first time at once
+        self._starting = threading.RLock()  # the first appends of several threads may be concurrent
 
     def start(self, interval: float, attend: Callable[[], None]) -> None:
         """Flush every `interval` seconds in the background. attend: called now, and after each flush."""
@@ -71,32 +69,32 @@ class Flusher:
 
     def appending(self) -> None:
         """Restart the background thread if an error ended it."""
-        if self._is_running:  # as a rule
+        if self._is_running:  # usually
             return
         with self._starting:
             if not self._is_running:
                 thread = threading.Thread(target=self._run, name="mq-flush", daemon=True)
                 thread.start()
-                self._thread = thread  # not before: `end` joins it
+                self._thread = thread  # after `start`, because `end` joins it
 
     @property
     def _is_running(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
-        """`end`, and flush what is left. Raises `FlushFailed`."""
+        """Call `end`, then flush. Raises `FlushFailed`."""
         self.end()
         self.flush()
 
     def end(self) -> None:
-        """End the background thread, after its turn, and close the files."""
+        """End the background thread after its current flush, and close the files."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
         self._log.segments.forget()
 
     def flush(self) -> None:
-        """Bring everything published so far to the device. Raises `FlushFailed`, now and ever after."""
+        """Sync everything published so far. Raises `FlushFailed`, also in all later calls."""
         with _turns[self._root]:
             self._published_end.check_device()
             with self._published_end.recording_failure():
@@ -105,8 +103,8 @@ class Flusher:
             self._note(*flushed)
 
     def _flush_published(self) -> tuple[int, int, Ranges] | None:
-        """Return what was flushed, None if nothing was published since."""
-        self._place.check()  # or the checkpoint would be written into another store
+        """Return begin, end and entries of the flushed range of the log; None if nothing was published since."""
+        self._place.check()  # so as not to write the checkpoint into another store
         store_timestamp = self._published_end.store_timestamp
         begin, end = self._published_end.flushed_offset, self._published_end.confirm_offset
         if end <= begin:
@@ -118,7 +116,7 @@ class Flusher:
         self._published_end.mark_flushed(end)
         self._flushed_to.update({name: end_of for name, (_, end_of) in ranges.items()})
         self._published_end.flush()
-        # An append may be announced with this time but lie above `end`: RocketMQ begins 3 s before it.
+        # This may be the time of an announced append after `end`. RocketMQ starts its recovery 3 s earlier anyway.
         write_checkpoint(self._root, store_timestamp)
         return begin, end, ranges
 
@@ -128,7 +126,7 @@ class Flusher:
             ranges = {}
             for name in self._queues.existing():
                 queue = self._queues.of(*name)
-                if (stop := queue.max_offset(end)) > queue.begin:  # an append that failed leaves a folder
+                if (stop := queue.max_offset(end)) > queue.begin:  # a failed append may leave an empty folder
                     ranges[name] = self._flushed_to.get(name) or queue.first(), stop
         return ranges
 
@@ -144,15 +142,15 @@ class Flusher:
                 _logger.exception("%s: nothing more is appended or flushed", self._root)
                 return
             except Exception as error:
-                if logged != (logged := repr(error)):  # once, not at every turn
+                if logged != (logged := repr(error)):  # log a repeated error only once
                     _logger.exception("%s: nothing is flushed; tried again every %g s", self._root, self._interval)
 
 
 @contextmanager
 def flushing(root: Path) -> Iterator[None]:
-    """Flush a log in this context that the caller has not open for writing (`CommitLog.opened_again`).
+    """A context in which to flush a log that the caller has not opened for writing (`CommitLog.opened_again`).
 
-    A failure is recorded for all that have the store open, if this user may write there. Raises `FlushFailed`.
+    Records a failure for all processes that have the store open, if this user may write there. Raises `FlushFailed`.
     """
     try:
         published = PublishedEnd(root, writable=True)
@@ -168,7 +166,7 @@ def flushing(root: Path) -> Iterator[None]:
 def flush_log(root: Path) -> None:
     """Flush the log up to the published end, for a caller that has not opened the store for writing.
 
-    Recovery rebuilds the queues from it. Raises `FlushFailed`.
+    Does not flush the queues, which a recovery rebuilds from the log. Raises `FlushFailed`.
     """
     published = published_end_of(root)
     if published is None:  # a broker's directory
@@ -181,4 +179,4 @@ def flush_log(root: Path) -> None:
 
 
 def _nothing() -> None:
-    """Before the start, and after the end."""
+    """Do nothing: the default of `attend`."""

@@ -1,4 +1,4 @@
-"""The store lock: four bytes of the file `lock`. And which processes hold it.
+"""The store lock: record locks on four bytes of the file `lock`. Find the processes that have them.
 
     byte 0   exclusive: a running RocketMQ broker (its `tryLock(0, 1)`); shared: each store of ours open for writing
     byte 1   exclusive: one append, repair, opening or closing
@@ -69,7 +69,7 @@ def _descriptions(pid: int) -> Iterator[str]:
     """Yield the kernel's text on each descriptor of a process; none for a dead process, or another user's."""
     with suppress(OSError):
         for descriptor in (_PROC / str(pid) / "fdinfo").iterdir():
-            with suppress(OSError):  # closed meanwhile
+            with suppress(OSError):  # closed concurrently
                 yield descriptor.read_text()
 
 
@@ -85,12 +85,12 @@ def _has_lock(description: str, inode: int, byte: int) -> bool:
 
 
 def process(pid: int) -> Holder:
-    """Return what errors say of a process."""
+    """Return a process as a holder of a lock."""
     process = _PROC / str(pid)
     try:
         command = process.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         state = process.joinpath("stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:  # gone meanwhile
+    except OSError:  # it ended concurrently
         return Holder(pid, "gone", False)
     return Holder(pid, " ".join(command.split())[:_MAX_COMMAND], state in _STOPPED)
 
@@ -99,7 +99,7 @@ _OWNER_BYTE = 0
 _APPEND_BYTE = 1
 _GROUPS_BYTE = 2
 DELIVERY_BYTE = 3
-_ALL_BYTES = 0  # to the end, wherever that is
+_ALL_BYTES = 0  # `fcntl` takes a length of 0 as "to the end"
 _IS_LINUX = sys.platform == "linux"
 _HAS_OFD = _IS_LINUX and hasattr(fcntl, "F_OFD_SETLK")
 _LINUX_FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, process; elsewhere C has them in another order
@@ -109,8 +109,8 @@ _CLASSIC = {
     fcntl.F_UNLCK: fcntl.LOCK_UN,  # which takes no LOCK_NB
 }
 _TIMEOUT_SECONDS = 30.0
-# Between two looks at a lock that is held: the first are shorter than a short append, so that it is soon one's turn;
-# then they grow, so that somebody's long append costs the others nothing.
+# Shortest and longest pause between two attempts to acquire a lock. The first pauses are shorter than a short append.
+# They grow, so that waiting for a long append takes no CPU time.
 _PAUSE_SECONDS = (0.00002, 0.002)
 _LONGER = 1.2
 _NOBODY_SEEN = (
@@ -119,18 +119,18 @@ _NOBODY_SEEN = (
 
 
 class StoreLock(Opened):
-    """One `MessageStore`'s turns at one byte of the lock file.
+    """One `MessageStore`'s lock on one byte of the lock file.
 
-    place: the file's place; another lock file there would not exclude this one.
+    place: detects that another lock file replaced this one, which would not exclude this lock.
     """
 
     def __init__(self, root: Path, timeout: float = _TIMEOUT_SECONDS, byte: int = _APPEND_BYTE) -> None:
-        """timeout: how long to wait for a turn, in seconds. byte: whose turns are taken."""
+        """timeout: how long to wait for the lock, in seconds. byte: the byte to lock."""
         super().__init__(str(root), f"MessageStore.open({str(root)!r})")
         self._path = root / LOCK_FILE
         self._timeout = timeout
         self._byte = byte
-        self._threads = threading.RLock()  # a re-entrant call is refused, and does not wait for itself
+        self._threads = threading.RLock()  # RLock, so that a re-entrant call raises instead of deadlocking
         self._holder = 0  # id of the thread that holds this
         self._file = Descriptor(self._path, open_file)
         status = os.fstat(self._file.fd)
@@ -141,13 +141,13 @@ class StoreLock(Opened):
 
     @contextmanager
     def held(self, timeout: float | None = None) -> Iterator[None]:
-        """Hold the byte: one thread on this host does at a time.
+        """A context that has the lock, which excludes all other threads and processes on this host.
 
-        timeout: seconds to wait for other processes, and for other locks of this one; by default the lock's own.
-        Threads that share this lock wait for each other without a limit.
+        timeout: seconds to wait for other processes and for other `StoreLock` objects; default: the lock's own.
+        Threads that share this object wait for each other without a limit.
 
-        Raises `StoreLocked` if this thread holds it already, `StoreBusy` after the timeout, `StoreClosed`,
-        `StoreForked`; and `StoreReplaced` if the directory has another lock file by now.
+        Raises `StoreLocked` if this thread already has it, `StoreBusy` after the timeout, `StoreClosed`, `StoreForked`,
+        and `StoreReplaced` if another lock file replaced this one.
         """
         self.must_be_open()
         with self.among_threads() as since, self.among_processes(since, timeout):
@@ -155,7 +155,7 @@ class StoreLock(Opened):
 
     @contextmanager
     def among_threads(self) -> Iterator[float]:
-        """The first half of `held`: other threads that share this lock wait. Yields when the wait began."""
+        """The first half of `held`: exclude threads that share this object. Yields the time when the wait began."""
         since = time.monotonic()
         with self._threads:
             self.must_not_reenter()
@@ -167,7 +167,7 @@ class StoreLock(Opened):
 
     @contextmanager
     def among_processes(self, since: float, timeout: float | None = None) -> Iterator[None]:
-        """The second half of `held`: other processes wait."""
+        """The second half of `held`: exclude other processes."""
         self.must_be_open()  # the store may have been closed while this thread waited for another
         try:
             self._acquire_byte(since, self._timeout if timeout is None else timeout)
@@ -179,11 +179,11 @@ class StoreLock(Opened):
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread holds the lock."""
+        """Whether this thread has the lock."""
         return self._holder == threading.get_ident()
 
     def must_not_reenter(self) -> None:
-        """Raises `StoreLocked` if this thread holds the lock."""
+        """Raises `StoreLocked` if this thread has the lock."""
         if self.is_inside:
             raise StoreLocked(
                 f"{self._path.parent}: MessageStore is not re-entrant: a signal handler or a callback called it during "
@@ -207,9 +207,9 @@ class StoreLock(Opened):
         )
 
     def join(self) -> bool:
-        """Become one of the writers; call it while this is held. True when there was no other.
+        """Register as a writer; return whether there is no other. Call with the lock.
 
-        Raises `StoreLocked` when a RocketMQ broker holds the directory.
+        Raises `StoreLocked` if a RocketMQ broker owns the directory.
         """
         alone = self._is_alone()
         if not set_lock(self._file.fd, fcntl.F_RDLCK, _OWNER_BYTE):
@@ -220,18 +220,18 @@ class StoreLock(Opened):
         return alone
 
     def is_last(self) -> bool:
-        """Return whether no other writer is left. Call it while this is held, so that none can join."""
+        """Return whether no other writer is left. Call with the lock, so that none can join."""
         alone = self._is_alone()
         return set_lock(self._file.fd, fcntl.F_RDLCK, _OWNER_BYTE) and alone
 
     def _is_alone(self) -> bool:
-        """Return whether no other store has byte 0. If that can only be tried, it is this one's alone afterwards."""
-        if _IS_LINUX:  # or who consumes took a writer that joins or leaves for a broker
+        """Return whether no other store has byte 0. On other systems than Linux, this acquires the byte exclusively."""
+        if _IS_LINUX:  # do not acquire it: `refuse_broker` in a consumer would take this writer for a broker
             return not is_held(self._file.fd, _OWNER_BYTE, shared=True)
         return set_lock(self._file.fd, fcntl.F_WRLCK, _OWNER_BYTE)
 
     def refuse_broker(self) -> None:
-        """Raises `StoreLocked` if a RocketMQ broker runs here: it keeps the files' content in memory."""
+        """Raises `StoreLocked` if a RocketMQ broker runs here, because it caches the files' content."""
         if is_held(self._file.fd, _OWNER_BYTE):
             raise StoreLocked(
                 f"{self._path.parent}: a RocketMQ broker runs here, and keeps the offsets of consumer groups itself, "
@@ -239,13 +239,13 @@ class StoreLock(Opened):
             )
 
     def leave(self) -> None:
-        """Give up all bytes at once, while this is held: the next holder does not find this writer."""
+        """Release all bytes at once. Call with the lock, so that its next owner does not find this writer."""
         self._is_over = True
         set_lock(self._file.fd, fcntl.F_UNLCK, 0, _ALL_BYTES)
 
     def close(self) -> None:
-        """Give up all bytes, after the call of another thread. Threads that wait for the lock get `StoreClosed`."""
-        if self.is_forked:  # the thread that holds it may be missing
+        """Release all bytes after another thread's call ends. Threads that wait for the lock get `StoreClosed`."""
+        if self.is_forked:  # the thread that has the lock does not exist in the child
             return
         with self._threads:
             self._is_over = True
@@ -253,23 +253,22 @@ class StoreLock(Opened):
 
 
 class Turn(Opened):
-    """One byte of a lock file, held until `close` or the process's end."""
+    """A lock on one byte of a file, from `take` to `close` or the end of the process."""
 
     def __init__(self, path: Path, byte: int = 0) -> None:
         super().__init__(f"a turn at {path}", "what took it")
         self._byte = byte
-        self._threads = threading.Lock()  # or a descriptor that is another file's by now could be locked
+        self._threads = threading.Lock()  # `close` must not run during `take`: the descriptor may be reused
         self._file = Descriptor(path, open_file)
 
     def take(self) -> bool:
-        """Try to take it, and return whether this has it. Raises `StoreClosed`, `StoreForked`."""
-        self.must_be_open()  # before the lock of the threads: in a forked child its holder may be missing
+        """Try to acquire the lock; return whether this has it. Raises `StoreClosed`, `StoreForked`."""
+        self.must_be_open()  # before `_threads`, which a thread that a forked child lacks may have
         with self._threads:
             self.must_be_open()
             return set_lock(self._file.fd, fcntl.F_WRLCK, self._byte)
 
     def close(self) -> None:
-        """Give it back."""
         if not self._is_over:
             with self._threads:
                 self._is_over = True
@@ -277,16 +276,16 @@ class Turn(Opened):
 
 
 def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
-    """Return whether another descriptor has an exclusive record lock on one byte, or a `shared` one; takes none.
+    """Return whether another descriptor has an exclusive lock on one byte, or with `shared` any lock; acquires none.
 
-    Raises `StoreUnavailable` on systems without that call.
+    Raises `StoreUnavailable` on systems other than Linux.
     """
     if not _IS_LINUX:
         raise StoreUnavailable(
             f"byte {byte} of a lock file: whether anybody holds it cannot be asked on {sys.platform}, so groups and a "
             "RocketMQ broker could overwrite each other's offsets; use consumer groups on Linux, or through a broker"
         )
-    kind = fcntl.F_WRLCK if shared else fcntl.F_RDLCK  # that it would stand in the way of
+    kind = fcntl.F_WRLCK if shared else fcntl.F_RDLCK  # a lock of this kind conflicts with the locks in question
     command = fcntl.F_OFD_GETLK if _HAS_OFD else fcntl.F_GETLK
     with system_errors("a lock file"):
         found = fcntl.fcntl(fd, command, _LINUX_FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
@@ -310,10 +309,10 @@ def set_lock(fd: int, kind: int, byte: int, count: int = 1) -> bool:
 
 @contextmanager
 def among_groups(root: Path, timeout: float) -> Iterator[None]:
-    """Change offsets or members of consumer groups: one thread on this host does at a time.
+    """A context in which to change offsets or members of consumer groups, with a lock on the host.
 
-    timeout: seconds to wait. Raises `StoreLocked` if a broker runs, or starts concurrently: it may have read its files
-    before, and would write them again. And as `StoreLock.held`.
+    timeout: seconds to wait. Raises as `StoreLock.held`, and `StoreLocked` if a broker runs or starts concurrently: it
+    may have read the files before the change, and would overwrite them.
     """
     with closing(StoreLock(root, timeout, _GROUPS_BYTE)) as lock:
         lock.refuse_broker()
@@ -325,9 +324,9 @@ def among_groups(root: Path, timeout: float) -> Iterator[None]:
 
 @contextmanager
 def alone(root: Path, what: str) -> Iterator[None]:
-    """Hold the append lock as the only writer of a directory. what: the purpose, for errors.
+    """A context that has the append lock as the only writer of a directory. what: the purpose, for errors.
 
-    Raises `StoreLocked`, which names the others, and as `StoreLock.held`.
+    Raises `StoreLocked`, which names the other writers, and as `StoreLock.held`.
     """
     with closing(StoreLock(root)) as lock, lock.held():
         if not lock.join():

@@ -1,7 +1,7 @@
 """The end of the log for readers: our published end, or the end of a walk over the log.
 
-A RocketMQ broker publishes no end, so its log is walked, at rest or running; so is a log of ours that a crash of the
-machine left unrecovered.
+A RocketMQ broker publishes no end, so readers walk its log, whether it is running or stopped. They also walk a log of
+ours that was not recovered after a crash of the machine.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from store.publish.published_end import PublishedEnd, published_end_of
 from store.publish.watch import POLL_SECONDS
 
 _TAKEN_FROM_BROKER = "a pyspark-mq writer opened the directory of a RocketMQ broker"
-_LOOKED_AT = 64 << 10  # bytes behind the log's end
-LOOK_SECONDS = 1.0  # the owner is checked again if the published end has not moved for this long
+_LOOKED_AT = 64 << 10  # bytes after the log's end
+LOOK_SECONDS = 1.0  # if the published end has not moved for so long, check the owner
 
 
 class LogEnd:
-    """How far readers may read the log; has the reading side of `PublishedEnd`.
+    """The end of the log for readers, with the readers' properties of `PublishedEnd`.
 
-    The directory has one owner for as long as this is open: us or a broker, decided here. If the owner changes,
-    `confirm_offset` raises `StoreReplaced`. An empty directory has no owner until something is written.
+    Determines the owner of the directory, which is our writers or a broker. If the owner changes while this is open,
+    `confirm_offset` raises `StoreReplaced`. An empty directory has no owner before the first write.
     """
 
     def __init__(self, root: Path, log: CommitLog) -> None:
@@ -44,33 +44,33 @@ class LogEnd:
         self._log = log
         self._end = 0  # the last confirm offset
         self._next_look = 0.0  # time.monotonic()
-        self._looking = threading.RLock()  # one thread at a time advances the end; a signal handler may read, too
+        self._looking = threading.RLock()  # one thread at a time advances the end; re-entrant for signal handlers
         with self._looking:
             self._decide()
             self._look()
 
     def _decide(self) -> None:
-        """Whose directory this is."""
+        """Determine the owner of the directory."""
         self._published_end = published_end_of(self._root)
-        self._passed_by: tuple[int, int, int] | None = None  # numbers of a published end that a broker appended behind
+        self._passed_by: tuple[int, int, int] | None = None  # `numbers` of a published end that a broker appended after
         if self._published_end is not None and self._is_overtaken(self._published_end):
             self._passed_by = self._published_end.numbers
 
     @property
     def by_log(self) -> bool:
-        """Whether the log is walked: from its last segment that begins with a record, then from the last end on."""
+        """Whether the end comes from a walk over the log."""
         return self._walk is not None
 
     @property
     def confirm_offset(self) -> int:
-        """Commit log offset (bytes) after the last message that readers may see; it never steps back.
+        """Log offset (bytes) after the last message that readers may see; it never steps back.
 
-        Raises `StoreReplaced` within `LOOK_SECONDS` of another directory or owner, `CorruptStore`.
+        Raises `StoreReplaced` within `LOOK_SECONDS` after the directory or its owner changed, and `CorruptStore`.
         """
         published = self._counting
         if published is not None:
             confirm_offset = published.confirm_offset
-            if confirm_offset > self._end:  # a writer of ours is at work
+            if confirm_offset > self._end:  # a writer of ours appended
                 self._end, self._next_look = confirm_offset, time.monotonic() + LOOK_SECONDS
                 return confirm_offset
             if confirm_offset == self._end and time.monotonic() < self._next_look:
@@ -80,27 +80,27 @@ class LogEnd:
 
     @property
     def times_from(self) -> int | None:
-        """As of `PublishedEnd`; None, not known, of a log that is walked."""
+        """See `PublishedEnd`; None (unknown) if the log is walked."""
         return self._counting.times_from if self._counting is not None else None
 
     @property
     def keys_from(self) -> int | None:
-        """As of `PublishedEnd`; None, not known, of a log that is walked."""
+        """See `PublishedEnd`; None (unknown) if the log is walked."""
         return self._counting.keys_from if self._counting is not None else None
 
     @property
     def has_lost(self) -> bool:
-        """As of `PublishedEnd`."""
+        """See `PublishedEnd`."""
         return self._published_end is not None and self._published_end.has_lost
 
     @property
     def rest_seconds(self) -> float:
-        """How long a waiting reader may sleep: no notification tells of a broker's append, nor of its coming."""
+        """Longest sleep of a waiting reader: neither a broker's appends nor its start send a notification."""
         return POLL_SECONDS if self.by_log else LOOK_SECONDS
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the published end says that no append is under way, nor one that died to be undone."""
+        """Whether the published end shows that no append is running or unfinished."""
         published = self._counting
         return published is not None and published.announced_end <= published.confirm_offset
 
@@ -112,7 +112,6 @@ class LogEnd:
         return is_message(self._log, topic, queue_id, queue_offset, physical_offset, size)
 
     def close(self) -> None:
-        """Drop the published end, if there is one."""
         self._published_end = None
 
     @property
@@ -122,13 +121,13 @@ class LogEnd:
 
     def _is_overtaken(self, published: PublishedEnd) -> bool:
         numbers, abort = published.numbers, (self._root / ABORT_FILE).exists()
-        # With files of its own: the undoing of an append may delete a segment and create it again.
+        # Open its own files: the undoing of an append may delete and recreate a segment.
         looked_at = CommitLog(self._root, self._log.segments.size, writable=False)
-        # If the numbers changed, a writer of ours appended, and the walk may have met its append.
+        # If the numbers changed, a writer of ours appended, and the walk may have read its append.
         return was_overtaken(looked_at, published, abort=abort) and published.numbers == numbers
 
     def _look(self) -> int:
-        """Find the end, of the same owner; returns the confirm offset. Call with `_looking`."""
+        """Check the owner and advance the end; return the confirm offset. Call with `_looking`."""
         self._place.check()
         if self._published_end is None and not self._end:
             self._decide()
@@ -146,7 +145,7 @@ class LogEnd:
         return self._end
 
     def _must_be_same_owner(self) -> None:
-        """Raises `StoreReplaced`. Not checked: which owner recovers our log after a crash of the machine."""
+        """Raises `StoreReplaced`. Cannot detect that a broker recovers our log after a crash of the machine."""
         published = self._published_end
         if published is None:
             if self.path.exists():
@@ -167,10 +166,10 @@ def _changed_owner(root: Path, what: str) -> StoreReplaced:
 
 
 class _LogWalk:
-    """Follows a log that publishes no end, from its last segment that begins with a record.
+    """Follows a log without a published end, from its last segment that begins with a record.
 
-    end: log offset after the last whole record. flushed: log offset up to which log and queues were on the device when
-    the machine crashed, 0 if it did not.
+    end: log offset after the last complete record. flushed: log offset up to which log and queues were synced when the
+    machine crashed, 0 if it did not crash.
     """
 
     def __init__(self, root: Path, log: CommitLog, flushed: int | None) -> None:
@@ -183,8 +182,8 @@ class _LogWalk:
 
     @staticmethod
     def begun_by(walk: _LogWalk | None, root: Path, log: CommitLog, published: PublishedEnd | None) -> _LogWalk:
-        """Return `walk` as far as the log goes now, or a new one if there is none or retention deleted its end."""
-        # After a crash of the machine records before this offset are on the device; later sectors may be lost.
+        """Return `walk`, advanced to the log's end, or a new one if it is None or retention deleted its end."""
+        # After a crash of the machine, records before this offset are synced; later sectors may be lost.
         flushed = None if published is None or published.same_boot else published.flushed_offset
         if walk is None or walk._is_deleted():
             walk = _LogWalk(root, log, flushed)
@@ -208,7 +207,7 @@ class _LogWalk:
         return not self._log.segments.exists(self.end) and self.end < self._log.min_offset()
 
     def _warn_of_what_is_left(self) -> None:
-        """Warn of bytes behind the end that are no record, if the last owner closed the directory."""
+        """Warn of bytes after the end that are no record, if the last owner closed the directory."""
         if is_left(self._log, self.end) and not (self._root / ABORT_FILE).exists():
             warnings.warn(
                 f"{self._log.segments.directory}: no sound record at log offset {self.end}, the end of the readable "
@@ -220,11 +219,11 @@ class _LogWalk:
 
 
 def is_message(log: CommitLog, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
-    """Whether a queue entry is what its record says.
+    """Whether a queue entry matches its record.
 
-    RocketMQ leaves entries of records that it truncated; the log grows over them before the queue does.
+    RocketMQ leaves entries of records that it truncated. New records overwrite those before the queue gets new entries.
     """
-    if topic.startswith(LIGHT_PREFIX):  # its records name the queue they were sent to
+    if topic.startswith(LIGHT_PREFIX):  # records of light queues name the queue that they were sent to
         return True
     try:
         if log.segments.read(physical_offset, SIZE_BYTES) != size.to_bytes(SIZE_BYTES, "big"):
@@ -232,7 +231,7 @@ def is_message(log: CommitLog, topic: str, queue_id: int, queue_offset: int, phy
         if not log.can_be_record(physical_offset, size):
             return False
         record = decode_record(log.segments.read(physical_offset, size), topic, check_crc=False)
-    except OffsetLost:  # deleted by retention: its time has been
+    except OffsetLost:  # retention deleted the record, so the entry counted
         return True
     except CorruptRecord:
         return False
@@ -240,9 +239,9 @@ def is_message(log: CommitLog, topic: str, queue_id: int, queue_offset: int, phy
 
 
 def life_begin(log: CommitLog, queue: ConsumeQueue) -> int:
-    """Log offset of the first record that a queue has, 0 without a sound entry.
+    """Return the log offset of a queue's first record, 0 without a valid entry.
 
-    Records before it that name the queue are of a topic that was deleted: it was created again.
+    Earlier records that name the queue are from before its topic was deleted and recreated.
     """
     try:
         first = queue.first()
@@ -255,14 +254,15 @@ def life_begin(log: CommitLog, queue: ConsumeQueue) -> int:
 
 
 def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bool:
-    """Whether a RocketMQ broker owned the directory since the last writer of ours.
+    """Whether a RocketMQ broker owned the directory after the last writer of ours.
 
-    Call under the store lock; without it the answer counts only if `published.numbers` are the same before and after.
-    abort: whether the file exists. A broker continues behind the last whole record of our dead writer, maybe below the
-    announced end. Our records of one append have the published end's store time; a broker's records have a later one.
-    Our writer never deletes `abort` before it has undone a dead append, but a broker does. An end before the log's
-    first segment, or before bytes of no record, belongs to another log: an older file was restored. With `abort` the
-    bytes may be a part of a record of a killed broker.
+    Call under the store lock. Without it the result is valid only if `published.numbers` are the same before and after.
+    abort: whether the file `abort` exists.
+
+    A broker continues after the last complete record of our dead writer, maybe before the announced end. Our records of
+    one append have the published end's store time; a broker's records have a later time. Only a broker deletes `abort`
+    while a dead append is not undone. An end before the log's first segment, or before bytes that are no record,
+    belongs to another log: an older file was restored. With `abort` the bytes may be part of a killed broker's record.
     """
     if not abort and published.announced_end > published.confirm_offset:
         return True
@@ -276,9 +276,9 @@ def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bo
 
 
 def refused_from(root: Path, log: CommitLog, published: PublishedEnd) -> int | None:
-    """Log offset behind which only an append lies that raised `FlushFailed`; None without one, or if a broker appended.
+    """Return the log offset of an append that raised `FlushFailed`; None without one, or if a broker appended.
 
-    Call as `was_overtaken`.
+    The log has only that append after this offset. Call as `was_overtaken`.
     """
     if published.has_failed and not was_overtaken(log, published, abort=(root / ABORT_FILE).exists()):
         return published.confirm_offset
@@ -286,14 +286,17 @@ def refused_from(root: Path, log: CommitLog, published: PublishedEnd) -> int | N
 
 
 def is_left(log: CommitLog, end: int) -> bool:
-    """Whether bytes behind the log's end are not zero."""
+    """Whether bytes after the log's end are not zero."""
     with suppress(OffsetLost):
         return bool(log.segments.read(end, _LOOKED_AT).strip(b"\0"))
     return False
 
 
 def last_segment(log: CommitLog, stored_by: int | None = None) -> int:
-    """Start of the last segment that begins with a record, stored by `stored_by` (ms) if given; else of the first."""
+    """Return the start of the last segment that begins with a record, else of the first segment.
+
+    stored_by: the latest store time (ms) of that record.
+    """
     starts = log.segments.check()
     for start in reversed(starts):
         for chunk in islice(walk(log, start), 1):

@@ -1,6 +1,6 @@
-"""Where the records of an append go: their offsets and bytes are decided before a byte is written; and what it answers.
+"""Compute offsets and bytes of an append's records before the first write, and the append's result.
 
-Many records are placed as columns. A few are placed as plain values, with the same result in a tenth of the time.
+Many records are placed as columns. A few are placed as plain values, which gives the same result ten times faster.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ Result = TypeVar("Result")
 
 
 class NextOffsets(dict[QueueName, int]):
-    """The next queue offset of each queue that is asked for.
+    """A cache of the next queue offset of each queue.
 
-    They are exact as long as the confirm offset and the number of deletions stay the same: no other process appended,
-    or deleted a topic.
+    It is valid while the confirm offset and the number of deletions do not change, because then no other process
+    appended messages or deleted a topic.
     """
 
     def __init__(
@@ -88,8 +88,11 @@ class NextOffsets(dict[QueueName, int]):
         self.deletions = deletions
 
     def __missing__(self, name: QueueName) -> int:
-        """Raises `UnknownTopic` if the topic, or its queue, was deleted since the record was made, and `CorruptSegment`
-        if the queue ends before its known end."""
+        """Find a queue's next offset.
+
+        Raises `UnknownTopic` if the topic or the queue was deleted after the record was encoded, and `CorruptSegment`
+        if the queue ends before its known end.
+        """
         queue = self._queues.of(*name)
         found = queue.known_end(self._given.get(name, 0), self.confirm_offset)
         if found == queue.begin:
@@ -98,17 +101,17 @@ class NextOffsets(dict[QueueName, int]):
         return found
 
     def take(self, name: QueueName, count: int) -> int:
-        """Return the first of the next `count` offsets, which are then used."""
+        """Allocate the next `count` offsets of a queue; return the first."""
         first = self[name]
         self[name] = first + count
         return first
 
 
 class Placed(NamedTuple, Generic[Result]):
-    """A placed piece of an append, and what is still to be written when its records are in the log.
+    """A placed piece of an append: its result, and the entries and keys to write after its records.
 
-    head: log offset and bytes of the first record. end: log offset after the last. entries: of each queue, with the
-    queue offset of the first. keys: as `Index.append` takes them.
+    head: log offset and size (bytes) of the first record. end: log offset after the last. entries: by queue, the queue
+    offset of the first entry and the entries' bytes. keys: arguments of `Index.append`.
     """
 
     head: tuple[int, int]
@@ -121,9 +124,9 @@ class Placed(NamedTuple, Generic[Result]):
 def place_many(
     log: CommitLog, records: EncodedRecords, begin: int, next_offsets: NextOffsets, store_timestamp: int
 ) -> tuple[Placed[AppendResult], Stretches]:
-    """Return records placed from log offset `begin` on, and the bytes to write to the log. store_timestamp: ms.
+    """Place records from log offset `begin` on; return them, and the bytes to write to the log. store_timestamp: ms.
 
-    Raises `MessageRefused` for a record that fits no segment, `UnknownTopic` for one whose topic was deleted.
+    Raises `MessageRefused` for a record larger than a segment, `UnknownTopic` for a record whose topic was deleted.
     """
     placement = log.place(begin, records.sizes)
     physical_offsets = placement.physical_offsets
@@ -149,7 +152,7 @@ def place_many(
 def place_few(
     log: CommitLog, records: Sequence[EncodedRecord], begin: int, next_offsets: NextOffsets, store_timestamp: int
 ) -> tuple[Placed[list[Where]], Stretches]:
-    """Return the same as `place_many`, for a few records."""
+    """Do as `place_many` for a few records."""
     if not log.has_room(begin, sum(record.size for record in records)):
         placed, stretches = place_many(log, as_columns(records), begin, next_offsets, store_timestamp)
         return placed._replace(result=placed.result.each()), stretches  # type: ignore[arg-type, return-value]
@@ -174,7 +177,7 @@ def _by_queue(records: EncodedRecords) -> Iterable[tuple[QueueName, npt.NDArray[
     """Yield each destination and its rows, ascending."""
     if len(records.destinations) == 1:
         return [(records.destinations[0], np.arange(len(records)))]
-    queues = records.queues.astype(np.min_scalar_type(len(records.destinations)))  # small ones are sorted faster
+    queues = records.queues.astype(np.min_scalar_type(len(records.destinations)))  # smaller integers sort faster
     order = np.argsort(queues, kind="stable")
     bounds = np.searchsorted(queues[order], np.arange(len(records.destinations) + 1))
     return [

@@ -1,16 +1,16 @@
-"""The published end of the log: read it, publish it. Readers wait for it with `watch`.
+"""Read and publish the published end of the log. Readers wait for it with `watch`.
 
-`watermark` is this project's own small file beside RocketMQ's. A record exists for readers when
-`record end <= confirm_offset`. An append first *announces* how far it will write and at last *publishes*:
+The published end is in `watermark`, a small file that RocketMQ does not have. Readers see a record if
+`record end <= confirm_offset`. An append first *announces* the end of its writes, and *publishes* last:
 
-    announced_end > confirm_offset   an append is under way, or its writer died in the middle
+    announced_end > confirm_offset   an append is running, or its writer died
     announced_end <= confirm_offset  clean
 
-The announcement is stored through the mapping, which wakes nobody; the publication is one `pwrite` of eight
-aligned bytes, which also wakes every process that waits on the file through the kernel's file notification.
+The announcement is a store into the mapped file, which sends no notification. The publication is one `pwrite` of eight
+aligned bytes, which wakes every process that waits for the kernel's notification on the file.
 
-Each number carries a check of one byte in its own eight, so that damage is noticed and not believed: an end that is
-too low would let the next append write over messages.
+Each number of eight bytes includes a checksum of one byte, to detect damage: if the end were too low, the next append
+would overwrite messages.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from store.model.errors import CorruptStore, FlushFailed, raise_translated, syst
 
 _NUMBER_BYTES = PUBLISHED_END_NUMBER_BITS // 8
 _NUMBER_MASK = (1 << PUBLISHED_END_NUMBER_BITS) - 1
-_LOOKS = 3  # at a number that may be in the middle of a write
+_LOOKS = 3  # reads of a number; one may be concurrent with a write
 _CONFIRM_OFFSET = field_offset(PUBLISHED_END, "confirm_offset")
 
 
 class PublishedEnd:
-    """The numbers of one file, which closes with the last reference to this.
+    """The numbers of one file. Garbage collection closes it.
 
-    Properties read the mapping at every access, so they are as fresh as the page cache; they raise `CorruptStore` for a
-    number whose check is wrong. Only the holder of the append lock may call `announce`, `publish`, `mark_flushed`,
+    Properties read the mapping at every access, so they are current. They raise `CorruptStore` for a number whose
+    checksum is wrong. Only the owner of the append lock may call `announce`, `publish`, `mark_flushed`,
     `note_times_from`, `note_keys_from`, `begin_deletion`, `end_deletion`, `note_loss`.
 
-    rest_seconds: how long a waiting reader may sleep: without end, because every append of ours wakes it (see
+    rest_seconds: longest sleep of a waiting reader: unlimited, because every append of ours wakes it (see
     `watch.Published`).
     """
 
@@ -72,9 +72,9 @@ class PublishedEnd:
         times_from: int | None = None,
         keys_from: int | None = None,
     ) -> None:
-        """Write a clean published end of this boot, into the file that readers have mapped, if there is one.
+        """Write a clean published end of this boot, into the existing file if there is one, which readers have mapped.
 
-        times_from, keys_from: see the properties; by default unknown before `confirm_offset`.
+        times_from, keys_from: see the properties; default: unknown before `confirm_offset`.
         """
         fields = np.zeros(1, PUBLISHED_END)
         fields["magic"], fields["version"] = PUBLISHED_END_MAGIC, PUBLISHED_END_VERSION
@@ -98,18 +98,18 @@ class PublishedEnd:
 
     @property
     def confirm_offset(self) -> int:
-        """Commit log offset (bytes) up to which records and their queue entries are complete.
+        """Log offset (bytes) up to which records and their queue entries are complete.
 
-        Raises `CorruptStore` if it steps back, in a writer; readers notice it in `LogEnd`.
+        In a writer, raises `CorruptStore` if it steps back; for readers `LogEnd` checks that.
         """
-        seen, confirm_offset = self._seen, self._file.number("confirm_offset")  # in this order: threads come in between
+        seen, confirm_offset = self._seen, self._file.number("confirm_offset")  # `_seen` first: threads may advance it
         if confirm_offset < seen and self._writable:
             raise self.is_older()
         self._seen = confirm_offset
         return confirm_offset
 
     def is_older(self) -> CorruptStore:
-        """Return the error for a log that goes on behind this end: an append would overwrite messages."""
+        """Return the error for a log that continues after this end: an append would overwrite messages."""
         return CorruptStore(
             f"{self.path}: says that the log ends at {self._file.number('confirm_offset')}, and there was more: an "
             "older file was put in its place while the store is open. Nothing is written by it; close the store in "
@@ -118,17 +118,17 @@ class PublishedEnd:
 
     @property
     def announced_end(self) -> int:
-        """Commit log offset (bytes) up to which the append under way, or a dead one, may have written."""
+        """Log offset (bytes) up to which a running or dead append may have written."""
         return self._file.number("announced_end")
 
     @property
     def written_end(self) -> int:
-        """Commit log offset (bytes) behind which we never wrote."""
+        """Log offset (bytes) after which no writer of ours wrote."""
         return max(self.confirm_offset, self.announced_end)
 
     @property
     def flushed_offset(self) -> int:
-        """Commit log offset (bytes) known to be on the device. It stays as it is after a failed flush."""
+        """Log offset (bytes) up to which log and queues are synced. A failed flush freezes it."""
         flushed = self._file.number("flushed_offset")
         return min(flushed, self._file.number("failed_from")) if self.has_failed else flushed
 
@@ -143,13 +143,13 @@ class PublishedEnd:
             raise FlushFailed(self._file.text("failure").decode("utf-8", "replace"))
 
     def recording_failure(self) -> _RecordingFailure:
-        """Return a context that records a failed flush for all that have the directory open. It can be re-entered."""
+        """Return a re-entrant context that records a failed flush for all processes that have the directory open."""
         return _RecordingFailure(self)
 
     def mark_failed(self, begin: int, failure: str) -> None:
-        """Record that the log behind `begin` may not be on the device, and why; the first reason stays.
+        """Record that the log after `begin` may not be synced, and the reason, unless one is recorded already.
 
-        A flush that began before another may be recorded after it: the lower `begin` counts.
+        Of several failures the lowest `begin` counts, because they may be recorded in any order.
         """
         if not self.has_failed:
             self._file.set("failure", failure.encode()[: PUBLISHED_END["failure"].itemsize])
@@ -158,22 +158,22 @@ class PublishedEnd:
 
     @property
     def store_timestamp(self) -> int:
-        """Store timestamp (ms) of the newest append; they step back by hours only, see `appender`."""
+        """Store timestamp (ms) of the newest append. It steps back only by more than `appender.FAR_MS`."""
         return self._file.number("store_timestamp")
 
     @property
     def times_from(self) -> int | None:
-        """Commit log offset (bytes) from which on store times ascend; None if that is unknown."""
+        """Log offset (bytes) from which on store times ascend; None if unknown."""
         return self._file.number("times_from") if self._file.raw("times_from") else None
 
     @property
     def keys_from(self) -> int | None:
-        """Commit log offset (bytes) from which on every key is in the index; None if that is unknown."""
+        """Log offset (bytes) from which on every key is in the index; None if unknown."""
         return self._file.number("keys_from") if self._file.raw("keys_from") else None
 
     @property
     def numbers(self) -> tuple[int, int, int]:
-        """`confirm_offset`, `store_timestamp`, `announced_end`: every append, and its undoing, changes one of them."""
+        """`confirm_offset`, `store_timestamp`, `announced_end`: every append, and every undo, changes one of them."""
         return self.confirm_offset, self.store_timestamp, self.announced_end
 
     @property
@@ -183,67 +183,67 @@ class PublishedEnd:
 
     @property
     def same_boot(self) -> bool:
-        """False when the machine (and its page cache) died since the last append; True when that is unknown."""
+        """Whether the machine, with its page cache, has run since the last append; also True if unknown."""
         written, now = self._file.text("boot_id"), current_boot_id()
         return not written or not now or written == now
 
     def announce(self, end: int, store_timestamp: int) -> None:
-        """Say how far this append will write, before it writes."""
+        """Announce the end of an append before its first write."""
         self._file.set("store_timestamp", checked(store_timestamp))
         self._file.set("announced_end", checked(end))
 
     def begin_to_know(self) -> None:
-        """Fill `times_from` and `keys_from` in a file of an older version."""
+        """Initialize `times_from` and `keys_from` in a file of an older version."""
         if self.times_from is None:
             self.note_times_from(self.confirm_offset)
         if self.keys_from is None:
             self.note_keys_from(self.confirm_offset)
 
     def note_times_from(self, offset: int) -> None:
-        """Record that store times may step back at `offset`, before they do."""
+        """Record that store times may step back at `offset`. Call before they do."""
         self._file.set("times_from", checked(offset))
 
     def note_keys_from(self, offset: int) -> None:
-        """Record that keys before `offset` may not be in the index. Call it before that is so."""
+        """Record that keys before `offset` may be missing in the index. Call before they are."""
         self._file.set("keys_from", checked(offset))
 
     @property
     def deletions(self) -> int:
-        """Grows with the deletion of a topic: to an odd number before it, to an even one when nothing is left of it."""
+        """A counter of topic deletions: becomes odd before a deletion, and even after it."""
         return self._file.raw("deletions")
 
     def begin_deletion(self) -> None:
-        """Record that a topic is being deleted. Call it before deleting anything of it."""
+        """Record that the deletion of a topic begins. Call before it."""
         self._file.set("deletions", self.deletions | 1)
 
     def end_deletion(self) -> None:
-        """Record that nothing is left of the topic."""
+        """Record that the deletion of a topic is complete."""
         self._file.set("deletions", (self.deletions | 1) + 1)
 
     @property
     def has_lost(self) -> bool:
-        """Whether a queue lost a file while it was written to, since the last recovery."""
+        """Whether a queue lost a file during writes, since the last recovery."""
         return bool(self._file.raw("has_lost"))
 
     def note_loss(self) -> None:
-        """Record that a queue lost a file: the next writer rebuilds it.
+        """Record that a queue lost a file, so that the next writer rebuilds it.
 
-        The next writer does not go by `queueends` then: a flusher may have noted there the entries behind the hole.
+        That writer then ignores `queueends`, where a flusher may have recorded the entries after the hole.
         """
         self._file.set("has_lost", 1)
 
     def publish(self, confirm_offset: int) -> None:
-        """Make everything below `confirm_offset` visible, and wake the readers that wait."""
+        """Publish everything before `confirm_offset`, and wake waiting readers."""
         self._file.publish(confirm_offset)
 
     def mark_flushed(self, offset: int) -> None:
-        """Record that the log is on the device up to `offset`, never stepping back. Raises `FlushFailed`."""
+        """Record that the log is synced up to `offset`; ignores a lower offset. Raises `FlushFailed`."""
         self.check_device()
         if offset > self.flushed_offset:
             self._file.set("flushed_offset", checked(offset))
 
     def flush(self) -> None:
-        """Bring the file itself to the device. Raises `FlushFailed`."""
+        """Sync the file. Raises `FlushFailed`."""
         self._file.flush()
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ class PublishedEnd:
 
 
 class _NumberFile:
-    """The mapped file: fields by name, and numbers with their checks."""
+    """The mapped file: its fields by name, and numbers with their checksums."""
 
     def __init__(self, root: Path, *, writable: bool) -> None:
         self.path = root / PUBLISHED_END_FILE
@@ -269,7 +269,7 @@ class _NumberFile:
             mapped = mmap.mmap(self._file.fd, PUBLISHED_END_FILE_BYTES, access=access)
         self._inode = status.st_ino
         fields = np.frombuffer(mapped, PUBLISHED_END, count=1)
-        self._fields = {name: fields[name] for name in PUBLISHED_END.names or ()}  # each looked up once, shape (1,)
+        self._fields = {name: fields[name] for name in PUBLISHED_END.names or ()}  # cached, shape (1,) each
         magic, version = self.text("magic"), int(self._fields["version"][0])
         if magic != PUBLISHED_END_MAGIC or version != PUBLISHED_END_VERSION:
             raise CorruptStore(
@@ -285,7 +285,7 @@ class _NumberFile:
         return status is None or status.st_ino != self._inode
 
     def number(self, name: str) -> int:
-        """Return a number. Raises `CorruptStore` if its check is wrong."""
+        """Return a number. Raises `CorruptStore` if its checksum is wrong."""
         for _ in range(_LOOKS):
             found: int = self._fields[name].item()
             if checked(found & _NUMBER_MASK) == found:
@@ -296,7 +296,7 @@ class _NumberFile:
         )
 
     def raw(self, name: str) -> int:
-        """Return a field as it is. 0: a number that was never written, or a flag that is not set."""
+        """Return a field without its check. 0: a number that was never written, or a flag that is not set."""
         value: int = self._fields[name].item()
         return value
 
@@ -331,7 +331,7 @@ class _RecordingFailure:
 
     def __init__(self, published_end: PublishedEnd) -> None:
         self._published_end = published_end
-        self._begin = published_end.flushed_offset  # a concurrent flush may not hear of the error, and go on
+        self._begin = published_end.flushed_offset  # read now: a concurrent flush may miss the error and advance it
 
     def __enter__(self) -> None:
         pass
@@ -342,22 +342,22 @@ class _RecordingFailure:
 
 
 def published_end_of(root: Path, *, writable: bool = False) -> PublishedEnd | None:
-    """Return the published end of a directory, None without one. Raises `CorruptStore` for another file."""
+    """Return the published end of a directory, None if it has none. Raises `CorruptStore` for another file."""
     try:
         return PublishedEnd(root, writable=writable)
     except FileNotFoundError:
         return None
 
 
-@lru_cache(maxsize=64)  # an append asks several times for the same few
+@lru_cache(maxsize=64)  # an append uses the same few numbers several times
 def checked(number: int) -> int:
-    """Return a number of the file with its check above it. No single flipped bit, and no page of zeros, passes."""
+    """Return a number with its checksum in the highest byte. It detects any single flipped bit, and a page of zeros."""
     return (zlib.crc32(number.to_bytes(_NUMBER_BYTES, "big")) & 0xFF) << PUBLISHED_END_NUMBER_BITS | number
 
 
 @cache
 def current_boot_id() -> bytes:
-    """Return the kernel's id of this boot, empty if the system has none."""
+    """Return the kernel's id of this boot, b"" if the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Messages that are put become records: their queues are chosen, the records encoded; and what a put answers."""
+"""Turn messages into records: choose their queues and encode them. Build the results of a put."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from store.format.stored_message import offset_msg_ids
 from store.model.errors import PutStatus
 from store.publish.placing import Where
 
-ROWS_A_TURN = 16  # more are read no faster
-# A delayed record may grow by this when it is put into its own topic: by the longer name, and by a checksum.
+ROWS_A_TURN = 16  # larger groups do not make reads faster
+# A delayed record may grow by so much when it is put into its own topic: a longer name, and a checksum.
 _GROWS_BYTES = MAX_TOPIC_BYTES + PROPERTY_CRC_BYTES
 
 
@@ -64,8 +64,8 @@ class RecordMaker:
         ever_put: Callable[[str], int],
         delaying: Callable[[], None] = lambda: None,
     ) -> None:
-        """ever_put: how many messages a topic ever had. delaying: called before delayed messages are put, outside the
-        append lock.
+        """ever_put: returns the number of messages that a topic ever had. delaying: called before a put of delayed
+        messages, outside the append lock.
         """
         self._queues = QueueChoice(topics, ever_put)
         self._delaying = delaying
@@ -73,7 +73,7 @@ class RecordMaker:
         self._max_record_bytes = config.mappedFileSizeCommitLog - END_FILE_MIN_BLANK_BYTES
 
     def of_messages(self, messages: Sequence[Message]) -> EncodedRecords | list[EncodedRecord]:
-        """Return records of messages of any topics: of many messages as columns.
+        """Encode messages of any topics; many messages as columns.
 
         Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`.
         """
@@ -86,13 +86,13 @@ class RecordMaker:
         return self._delayed(as_columns(records), waits)
 
     def choose(self, messages: Sequence[Message]) -> list[int]:
-        """Return the queues that messages go to. Raises as `of_messages`, but for what encoding refuses."""
+        """Choose the queues of messages. Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`."""
         return self._queues.of_messages(messages)
 
     def of_own(self, messages: Sequence[Message]) -> EncodedRecords | list[EncodedRecord]:
-        """Return records of a broker's own messages, with any topic and properties. Each names its queue.
+        """Encode a broker's own messages, with any topic and properties. Each must have a queue id.
 
-        Raises `MessageRefused` for a record that may fit no segment when it is put into its own topic.
+        Raises `MessageRefused` for a record that may exceed a segment when it is put into its own topic.
         """
         queue_ids = [message.queue_id or 0 for message in messages]
         records = encode_list(messages, queue_ids, self._encoding, _now())
@@ -101,19 +101,19 @@ class RecordMaker:
         return records
 
     def of_table(self, topic: str, table: object) -> Iterator[EncodedRecords]:
-        """Yield records of many messages of one topic, in pieces of about 16 MiB, each made when it is asked for.
+        """Return an iterator that encodes many messages of one topic lazily, in pieces of about 16 MiB.
 
-        Raises at once `UnknownTopic`, `InvalidTopic`, and `InvalidColumns` for the names and types of columns; with a
-        piece `InvalidColumns` and `MessageRefused` for its content.
+        The call raises `UnknownTopic`, `InvalidTopic`, and `InvalidColumns` for names and types of columns. The
+        iterator raises `InvalidColumns` and `MessageRefused` for the content of a piece.
         """
         self._queues.count(_text("topic", topic))
         source = as_table(table)
         if not WAITING_COLUMNS.isdisjoint(source.schema.names):
-            self._delaying()  # now: the caller may hold the lock when it makes the pieces
+            self._delaying()  # not in the iterator, which the caller may run under the lock
         return (self._of_piece(topic, piece) for piece in split(source))
 
     def of_copies(self, copies: RecordCopies, places: Places) -> Iterator[EncodedRecords]:
-        """Yield records of stored messages that the store itself puts again, with any topic and properties.
+        """Return an iterator over records of copies that the store itself puts, with any topic and properties.
 
         Raises `MessageRefused` for properties that become too large.
         """
@@ -122,8 +122,8 @@ class RecordMaker:
         return copies.records(places, self._encoding)
 
     def results(self, messages: Sequence[Message], went: Sequence[Where]) -> list[PutResult]:
-        """Return the answers for messages that were appended."""
-        # The id that readers will see: the producer's own, else the place in the log.
+        """Return the results of appended messages."""
+        # The id that readers will see: the producer's own, or else the offsetMsgId.
         ids = offset_msg_ids(*self._encoding.store_host, [each.physical_offset for each in went])
         for row, message in enumerate(messages):
             if message.properties:
@@ -142,13 +142,13 @@ class RecordMaker:
         return records if waits is None else self._delayed(records, waits)
 
     def _delayed(self, records: EncodedRecords, waits: Waits) -> EncodedRecords:
-        """Return the records as they are while they wait. Raises as `_must_fit_later`."""
+        """Return the records, with delayed ones in their waiting topics. Raises as `_must_fit_later`."""
         found = waiting(records, waits, self._encoding)
         self._must_fit_later(found.sizes[(waits.levels > 0) | (waits.deliver_at > 0)])
         return found
 
     def _must_fit_later(self, sizes: npt.NDArray[np.int64]) -> None:
-        """Raise `MessageRefused` for a record that may fit no segment when it is put into its own topic."""
+        """Raises `MessageRefused` for a record that may exceed a segment when it is put into its own topic."""
         largest, limit = int(sizes.max(initial=0)), self._max_record_bytes - _GROWS_BYTES
         if largest > limit:
             raise illegal(
@@ -158,11 +158,11 @@ class RecordMaker:
 
 
 class QueueChoice:
-    """Chooses the queue of each message. Messages that name none take turns, each topic by itself.
+    """Chooses the queue of each message: by its queue id or sharding key, else round robin within its topic.
 
-    The turns begin at the number of messages that the topic ever had, so that processes which put one message each do
-    not all use the first queue. Rows of a table take turns of ROWS_A_TURN as long as all queues get one, then of one
-    row: as even as row by row, and a reader of a queue finds its records side by side.
+    Round robin begins at the number of messages that the topic ever had, so that processes that put one message each do
+    not all use the first queue. Rows of a table go to a queue in groups of ROWS_A_TURN while every queue gets a group,
+    then row by row. This is as even as single rows, and records of one queue are adjacent in the log.
     """
 
     def __init__(self, topics: Topics, ever_put: Callable[[str], int]) -> None:
@@ -188,20 +188,20 @@ class QueueChoice:
         return np.where(without, self._unnamed(topic, messages, queues), named) if without.any() else named
 
     def count(self, topic: str) -> int:
-        """Return how many queues a topic has. Raises `UnknownTopic`, `InvalidTopic` if it takes no messages."""
+        """Return the number of queues of a topic. Raises `UnknownTopic`, `InvalidTopic`, `MessageRefused`."""
         queues = self._topics.known(topic)
         check_topic(topic)
         return queues
 
     def _named(self, message: Message, queues: int) -> int:
-        """Return the queue that a message names, by its number or its sharding key."""
+        """Return the queue of a message with a queue id or a sharding key."""
         if message.queue_id is None:
             return abs(java_hash_code(_text("sharding_key", message.sharding_key))) % queues
         queue_id = whole_number("queue_id", message.queue_id)
         return queue_id if 0 <= queue_id < queues else self._topics.check_queue(message.topic, queue_id)
 
     def _unnamed(self, topic: str, messages: MessageColumns, queues: int) -> npt.NDArray[np.int64]:
-        """Return queues by sharding keys, or in turn."""
+        """Choose queues by sharding key, else round robin."""
         chosen = self._in_turn(topic, len(messages), queues)
         if messages.sharding_keys is None:
             return chosen
@@ -218,7 +218,7 @@ class QueueChoice:
 
 
 class _Turns(dict[str, Iterator[int]]):
-    """Topic to the numbers of its next turns."""
+    """Topic to its round-robin counter."""
 
     def __init__(self, ever_put: Callable[[str], int]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Waiting for a publication: the kernel notifies of it (see `published_end`), or the waiting thread polls."""
+"""Wait for a publication, by the kernel's notification (see `published_end`) or by polling."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from store.model.errors import StoreClosed, system_errors
 if sys.platform == "linux":
     import inotify_simple
 
-POLL_SECONDS = 0.02  # where the system cannot notify
-# A signal that comes as a wait begins ends no wait: Python calls its handler when the wait is over.
+POLL_SECONDS = 0.02  # without notifications
+# A signal that arrives just before a wait does not end it: Python calls the handler after the wait.
 _LONGEST_WAIT_SECONDS = 1.0
 if sys.platform == "linux":
     # The system closes the files of a process that is killed.
@@ -33,13 +33,13 @@ if sys.platform == "linux":
         | inotify_simple.flags.MODIFY
         | inotify_simple.flags.CLOSE_WRITE
     )
-_EVENTS_AT_ONCE = 4096  # bytes; what is left over ends the next wait
+_EVENTS_AT_ONCE = 4096  # bytes; remaining events end the next wait
 
 
 class Published(Protocol):
-    """The end of a log, as `Watch` waits for it to move; or a folder, for what becomes of the files in it.
+    """A file or folder that `Watch` waits for: the end of a log, or a folder whose files change.
 
-    rest_seconds: for how long it may wait without a look.
+    rest_seconds: longest wait without a check by the caller.
     """
 
     path: Path
@@ -49,14 +49,15 @@ class Published(Protocol):
 
 
 class Watch(Opened):
-    """Sleeps until one of the watched files is published in, or `interrupt` is called.
+    """Sleeps until a writer publishes in one of the watched files, or until a thread calls `interrupt`.
 
-    One thread waits; any thread may interrupt it. inotify instances are few per user (128 by default): a process
-    needs one `Watch` for each thread that waits, whatever the number of readers. Without one (other systems, none
-    left, `notified=False` where there is no file yet), or where the user may watch no more files, it polls every
-    `POLL_SECONDS`; likewise in a directory of a RocketMQ broker, which notifies no watch.
+    One thread waits; any thread may interrupt it. A user has few inotify instances (128 by default), so use one `Watch`
+    per waiting thread for any number of readers.
 
-    Every verb but `close` raises `StoreClosed`, `StoreForked`.
+    Polls every `POLL_SECONDS` on systems without inotify, if the user's limit of instances or watches is reached, with
+    `notified=False`, and in a directory of a RocketMQ broker, which sends no notifications.
+
+    Every method except `close` raises `StoreClosed`, `StoreForked`.
     """
 
     def __init__(self, *, notified: bool = True) -> None:
@@ -66,14 +67,14 @@ class Watch(Opened):
 
     @staticmethod
     def of(end: Published) -> Watch:
-        """One that watches `end`; it polls where that has no file."""
+        """Return a watch of `end`, which polls if `end` has no file yet."""
         watch = Watch(notified=end.path.exists())
         watch.add(end)
         return watch
 
     @property
     def polls(self) -> bool:
-        """Whether it only ends a wait now and then, for nobody tells it of a publication."""
+        """Whether it polls because it gets no notifications."""
         return self._rest_seconds(self._open_ears()) <= POLL_SECONDS
 
     def _rest_seconds(self, ears: _Ears) -> float:
@@ -89,17 +90,17 @@ class Watch(Opened):
     def wait(self, timeout: float) -> None:
         """Return at the next publication, interruption, or after `timeout` seconds, whichever is first.
 
-        Now and then earlier, where only a look at the confirm offset tells, and for signals.
+        May return earlier, for signals and when it polls, so check the confirm offset.
         """
         ears = self._open_ears()
         ears.wait(min(timeout, self._rest_seconds(ears), _LONGEST_WAIT_SECONDS))
 
     def interrupt(self) -> None:
-        """End the wait that is under way, or else the next one, at once."""
+        """End the current wait, or else the next one, at once."""
         self._open_ears().interrupt()
 
     def close(self) -> None:
-        """Give the inotify instance back; ends a wait that is under way."""
+        """Release the inotify instance; ends a current wait."""
         if not self._is_over:
             self._is_over = True
             ears, self._ears = self._ears, None
@@ -122,7 +123,7 @@ class Watch(Opened):
 
 
 class _Ears:
-    """The descriptors of one watch. They close with their last use: a thread may wait while `Watch` closes."""
+    """The descriptors of one watch. They close after their last use, because a thread may wait while `Watch` closes."""
 
     def __init__(self, *, notified: bool) -> None:
         self.notify: inotify_simple.INotify | None = None
@@ -133,7 +134,7 @@ class _Ears:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOSYS):
                     raise
                 _warn_of_polling("fs.inotify.max_user_instances", error)
-        self.is_deaf = self.notify is None  # to all of what is watched, or some
+        self.is_deaf = self.notify is None  # for at least one of the watched files
         with system_errors("a watch"):
             self._interrupted, self._interrupt = os.pipe()
         finalize(self, _close, self.notify, self._interrupted, self._interrupt).atexit = False
@@ -150,15 +151,15 @@ class _Ears:
         try:
             self.notify.add_watch(path, _IN_A_FOLDER if path.is_dir() else inotify_simple.flags.MODIFY)
         except OSError as error:
-            if error.errno != errno.ENOSPC:  # which is said of a disk elsewhere
+            if error.errno != errno.ENOSPC:  # ENOSPC: the user's limit of watches
                 raise
             _warn_of_polling("fs.inotify.max_user_watches", error)
             self.is_deaf = True
-            self.interrupt()  # who waits is to look now and then, too
+            self.interrupt()  # the waiting thread must begin to poll
 
     def wait(self, timeout: float) -> None:
         for fd, _ in self._poll.poll(max(0, math.ceil(timeout * 1000))):
-            os.read(fd, _EVENTS_AT_ONCE)  # that there are some is all they say
+            os.read(fd, _EVENTS_AT_ONCE)  # the content of events does not matter
 
     def interrupt(self) -> None:
         with contextlib.suppress(BlockingIOError):  # the pipe is full of interruptions already
@@ -181,17 +182,17 @@ def _close(notify: inotify_simple.INotify | None, *pipe: int) -> None:
 
 
 class Watches:
-    """The watches of one end: one for each thread that waits at a time, kept for the next; and those of others."""
+    """A pool of watches of one end, one per waiting thread, and the watches that callers of `new` own."""
 
     def __init__(self, end: Published) -> None:
         self._end = end
         self._unused: list[Watch] = []
         self._all: WeakSet[Watch] = WeakSet()
         self._closed = False
-        self._lock = threading.RLock()  # a signal handler may close what this thread waits with
+        self._lock = threading.RLock()  # re-entrant: a signal handler may call `close`
 
     def new(self) -> Watch:
-        """One for the caller, who closes it."""
+        """Return a watch that the caller must close."""
         watch = Watch.of(self._end)
         with self._lock:
             self._all.add(watch)
@@ -201,7 +202,7 @@ class Watches:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[Watch]:
-        """A watch that nobody else waits with."""
+        """A context with a watch that no other thread uses."""
         with self._lock:
             watch = self._unused.pop() if self._unused else None
         watch = watch or self.new()
@@ -215,7 +216,7 @@ class Watches:
                     self._unused.append(watch)
 
     def close(self) -> None:
-        """End all waits: there is nothing to wait for any more. Who has a watch of his own closes it."""
+        """End all waits and close the pool. Callers of `new` must close their own watches."""
         with self._lock:
             self._closed = True
             while self._unused:
