@@ -192,7 +192,7 @@ class ConsumerOffsets:
         write_json(self._offsets, content)
 
     def names(self) -> list[str]:
-        """Groups that have settings or offsets, sorted."""
+        """Return the groups that have settings or offsets, sorted."""
         committed = (key.partition(GROUP_SEPARATOR)[2] for key in read_table(self._offsets, _OFFSETS))
         return sorted({*self.settings.all(), *filter(None, committed)})
 

@@ -41,14 +41,14 @@ from store.format.records import EncodedRecord, EncodedRecords, Encoding, rows_a
 from store.model.errors import MessageRefused
 
 _EMPTY, _NOTHING = constant(""), constant(b"")
-_CRC_BYTES = 2 << 20  # checksums of so many bytes take half a millisecond
+_CRC_BYTES = 2 << 20  # bytes; their checksums take half a millisecond
 _CRC_ROWS = 4 << 10
 
 _SUSPICIOUS_IN_TAGS = np.isin(np.arange(256), [*range(ord(" ") + 1), ord("|"), 0x7F, 0xC2])  # C2: U+0080 to U+00BF
 
 Ints = npt.NDArray[np.int64]
 
-MANY = 40  # from so many messages on, columns are faster
+MANY = 40  # messages; from here on, columns are faster
 _OWN_NAMES = frozenset((PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_SHARDING_KEY))  # properties that are fields of `Message`
 
 

@@ -40,7 +40,7 @@ _KEYS_AT_ONCE = 1 << 17
 _MAX_INT = (1 << 31) - 1
 _LONG_BODY = 900  # bytes; copying a shorter body is faster than a view of it
 _TENS = 10.0 ** np.arange(PROPERTY_CRC_DIGITS)
-_COPIED_AT_ONCE = 512  # bodies; so many stay in the CPU cache
+_COPIED_AT_ONCE = 512  # bodies; these still fit the CPU cache
 try:
     from zlib_ng.zlib_ng import crc32
 except ImportError:

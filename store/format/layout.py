@@ -118,11 +118,11 @@ BODY_CRC_MASK: Final = 0x7FFFFFFF
 # After the last record of a segment. length: the bytes to the segment's end.
 BLANK: Final = np.dtype([("length", ">i4"), ("magic", ">i4")])
 
-# A record goes to the next segment unless it and so many bytes fit.
+# A record goes to the next segment unless the record and a blank fit.
 END_FILE_MIN_BLANK_BYTES: Final = BLANK.itemsize
 
 MAX_PROPERTIES_BYTES: Final = 32_767
-MAX_QUEUES: Final = 1 << 16  # of a topic: RocketMQ maps a file of each, and Linux allows so many mappings
+MAX_QUEUES: Final = 1 << 16  # of a topic: RocketMQ maps a file of each, and Linux limits mappings to this number
 MAX_TOPIC_BYTES: Final = 127
 MAX_RETRY_TOPIC_BYTES: Final = 255
 TOPIC_CHARACTERS: Final = r"[%|a-zA-Z0-9_-]+"

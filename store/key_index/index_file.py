@@ -32,7 +32,7 @@ KeyColumn = Sequence[int] | npt.NDArray[np.integer[Any]]
 Entries = npt.NDArray[np.void]  # dtype INDEX_ENTRY
 Header = dict[str, int]  # the fields of INDEX_HEADER
 
-_FEW_KEYS = 8  # up to so many keys, a loop is faster than numpy
+_FEW_KEYS = 8  # up to this number of keys, a loop is faster than numpy
 _ROW_BITS = 32
 _MAX_INT = (1 << 31) - 1
 _MS = 1000

@@ -106,7 +106,7 @@ class CommitLog:
         """
         size = self.segments.size
         ends = np.cumsum(sizes)
-        if len(sizes) and self.has_room(begin, total := int(ends[-1])):  # as a rule
+        if len(sizes) and self.has_room(begin, total := int(ends[-1])):  # usually
             return Placement(begin + ends - sizes, begin + total, [(0, len(sizes))], [])
         if len(sizes) and int(sizes.max()) > self.max_record_bytes:
             raise MessageRefused(

@@ -40,8 +40,8 @@ Ranges = dict[QueueName, tuple[int, int]]  # queue offsets [start, end) of each 
 
 _ID_BITS = 32
 _ID_MASK = (1 << _ID_BITS) - 1
-_QUEUE_COSTS = 64 << 10  # reading so many bytes of log takes as long as flushing a queue without new entries
-_MUCH = 4 << 20  # reading so many bytes of log is faster than listing the queues
+_QUEUE_COSTS = 64 << 10  # bytes; reading this much log takes as long as flushing a queue without new entries
+_MUCH = 4 << 20  # bytes; reading this much log is faster than listing the queues
 _NOTES = 1 << 14  # of about 400 bytes; older appends are read from the log
 NOTHING: Mapping[str, int] = {}
 _MAX_OFFSET = (1 << 62) // CQ_ENTRY.itemsize  # its byte position must fit
