@@ -38,7 +38,7 @@ def op_body(offsets: Iterable[int]) -> str:
 
 
 def offsets_ended(body: bytes) -> list[int]:
-    """What is no offset there ends nothing: anybody may have put it."""
+    """Return the offsets of half messages in an op message. Skips any other text, because clients can send one."""
     return [int(each) for each in body.split(OP_SEPARATOR.encode()) if _OFFSET.fullmatch(each)]
 
 
