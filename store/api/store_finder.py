@@ -93,17 +93,6 @@ class StoreFinder(StoreReader):
         where = f"topic {message.topic}, queue {message.queue_id}, offset {message.queue_offset}"
         return inflated(message, where, self.config.maxDecompressedMessageSize)
 
-    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
-        """Return the parts of published `ranges` that can contain messages stored in [begin, end] (ms), in order.
-
-        The parts contain all such messages, and others. Messages of a RocketMQ broker, whose times may decrease, and
-        messages before a clock was set back by more than an hour are never ruled out. Raises `UnknownTopic`,
-        `UnknownQueue`.
-        """
-        self.must_be_open()
-        begin, end = integer("begin", begin), integer("end", end)
-        return self._narrowing().stored_between(ranges, begin, end)
-
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         """Return the parts of published `ranges` that can contain messages with one of `keys` as key or `msgId`.
 

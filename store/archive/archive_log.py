@@ -187,9 +187,6 @@ class ArchiveLog:
             }
         )
 
-    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
-        return self._queues().stored_between(ranges, begin, end)
-
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         ranges = list(ranges)
         try:

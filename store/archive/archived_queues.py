@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from store.archive.catalog import ArchivedQueue, Catalog
+from store.archive.catalog import Catalog
 from store.archive.flat import FlatQueue
 from store.archive.key_index import KeyIndex
 from store.archive.place import ArchivePlace
-from store.format.layout import CQ_ENTRY
 from store.model.errors import OffsetLost, OffsetNotYet, UnknownTopic
-from store.model.integers import LONG_MAX
 from store.model.log_protocol import Queue, QueueRange
 
 
@@ -51,29 +49,6 @@ class ArchivedQueues:
         if wanted.end > maximum:
             raise OffsetNotYet(f"{where}: asked up to offset {wanted.end}, but it is archived up to {maximum} only")
         return it
-
-    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
-        """Return the pieces of ranges that may have messages stored in [begin, end], ms since 1970.
-
-        A sealed segment is skipped if its times are outside. Offsets that are not archived stay in the result, so that
-        reading them raises the right error.
-        """
-        found: list[QueueRange] = []
-        for wanted in ranges:
-            it = self.queue(wanted.queue)
-            archived = it.archived if it is not None else ArchivedQueue()
-            stretches = [(0, archived.first_entry)]
-            for segment in archived.entries:
-                if not segment.sealed or (segment.begin <= end and begin <= segment.end):
-                    stretches.append((segment.base // CQ_ENTRY.itemsize, segment.stop // CQ_ENTRY.itemsize))
-            for first, stop in (*stretches, (archived.max_offset, LONG_MAX)):
-                piece = wanted._replace(start=max(wanted.start, first), end=min(wanted.end, stop))
-                if piece.length <= 0:
-                    continue
-                if found and found[-1].queue == piece.queue and found[-1].end == piece.start:
-                    piece = piece._replace(start=found.pop().start)
-                found.append(piece)
-        return found
 
     def index(self) -> KeyIndex:
         return self._place.index(self.catalog)

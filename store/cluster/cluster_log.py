@@ -107,9 +107,6 @@ class ClusterLog:
             queue: min(max(offset, there[queue].min_offset), there[queue].max_offset) for queue, offset in found.items()
         }
 
-    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
-        return list(ranges)
-
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         return list(ranges)
 

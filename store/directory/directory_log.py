@@ -96,9 +96,6 @@ class DirectoryLog:
         there = self.bounds(queues)
         return {queue: self._store.offset_by_time(queue.topic, queue.queue_id, timestamp, boundary) for queue in there}
 
-    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
-        return self._store.stored_between(ranges, begin, end)
-
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         return self._store.with_keys(ranges, keys)
 
@@ -324,13 +321,6 @@ class TieredDirectoryLog(DirectoryLog):
 
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
         return self._tiered.offsets_by_time(queues, timestamp, boundary)
-
-    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
-        found: list[QueueRange] = []
-        for before, behind in map(self._tiered.split, ranges):
-            found += self._tiered.older.stored_between([before], begin, end) if before.length else []
-            found += super().stored_between([behind], begin, end) if behind.length else []
-        return found
 
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         found: list[QueueRange] = []

@@ -217,12 +217,6 @@ class Log(Protocol):
         LOWER: the queue's `max_offset` if all messages are older. UPPER: its `min_offset` if all are newer.
         """
 
-    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
-        """Return the pieces of published `ranges` that can have messages stored in [begin, end] (ms since 1970).
-
-        Returns `ranges` if this log does not know.
-        """
-
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         """Return the pieces that can have messages with one of `keys` among their keys, or as `msgId`, in order.
 

@@ -1,13 +1,12 @@
-"""`Narrowing`: reduce ranges to pieces that may have the messages of a search by store time, key or id.
+"""`Narrowing`: reduce ranges to pieces that may have the messages of a search by key or id.
 
-The pieces have all matching messages, and possibly others. The published end has the log offsets from which store times
-ascend and from which the index has all keys. Earlier messages, for example from a broker, are not skipped.
-Narrowing reads queues, index and a few records.
+The pieces have all matching messages, and possibly others. The published end has the log offset from which the index
+has all keys. Earlier messages, for example from a broker, are not skipped.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby, islice
@@ -20,7 +19,7 @@ from store.model.errors import ConfigError, CorruptRecord, InvalidMessageId, Off
 from store.model.log_protocol import QueueRange
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd
-from store.read.fingerprint import fingerprint, place_of
+from store.read.fingerprint import place_of
 from store.read.published import PublishedQueues
 from store.read.query import message_at, offset_of_id
 
@@ -43,16 +42,6 @@ class Narrowing:
         self._published = published
         self._end = end
 
-    def stored_between(self, ranges: Iterable[QueueRange], begin: int, end: int) -> list[QueueRange]:
-        """Return the pieces that may have messages stored in [begin, end], ms since 1970."""
-        times_from = self._end.times_from
-        if times_from is None:
-            return list(ranges)
-        found: list[QueueRange] = []
-        for wanted in ranges:
-            found += self._stored_between(wanted, times_from, begin, end)
-        return found
-
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         """Return the pieces that may have messages with one of `keys` among their keys or as their id."""
         ranges = list(ranges)
@@ -73,26 +62,6 @@ class Narrowing:
         keys_from = self._end.keys_from
         begin = None if keys_from is None else self._index.begins_behind(keys_from)
         return None if keys_from is None or begin is None else max(keys_from, begin)
-
-    def _stored_between(self, wanted: QueueRange, times_from: int, begin: int, end: int) -> list[QueueRange]:
-        queue = self._published.of(wanted.queue.topic, wanted.queue.queue_id)
-        times: dict[int, int] = {}
-
-        def stored(offset: int) -> int:
-            times[offset] = fingerprint(self._log, queue, offset).store_timestamp
-            return times[offset]
-
-        try:
-            known = _first_from(queue, wanted, times_from)
-            first = bisect_left(range(wanted.end), begin, known, wanted.end, key=stored)
-            last = bisect_right(range(wanted.end), end, first, wanted.end, key=stored)
-            for offset in {known, wanted.end - 1} if known < wanted.end else ():
-                stored(offset)
-        except OffsetLost:  # deleted by retention: reading the range raises the error
-            return [wanted]
-        if sorted(times.values()) != [times[offset] for offset in sorted(times)]:  # a damaged time misled the search
-            return [wanted]
-        return joined([wanted._replace(end=known), wanted._replace(start=first, end=last)])
 
     def _with_keys(self, topic: str, ranges: list[QueueRange], keys_from: int, keys: Sequence[str]) -> list[QueueRange]:
         if topic.startswith(LIGHT_PREFIX):  # the index has their keys under the topic that they were sent to

@@ -155,13 +155,6 @@ class ReadingTests(LogKind):
             assert lower == {A0: older, A1: 0}
             assert log.offsets_by_time([A0], at, Boundary.UPPER) == {A0: max(0, not_newer - 1)}
 
-    def test_ranges_are_narrowed_to_no_less_than_is_stored_between_two_times(self, log: Log) -> None:
-        times = [row["storeTimestamp"] for batch in scan(log, ALL_A0, ("storeTimestamp",)) for row in batch.to_pylist()]
-        wanted = [int(time.timestamp() * 1000) for time in times]
-        found = log.stored_between([ALL_A0, QueueRange(B0, 0, 3)], min(wanted), max(wanted))
-        assert found == [ALL_A0, QueueRange(B0, 0, 3)]
-        assert all(0 <= r.start < r.end <= 10 for r in log.stored_between([ALL_A0], 1, 2))
-
     def test_ranges_are_narrowed_to_no_less_than_has_a_key(self, log: Log) -> None:
         found = log.with_keys([QueueRange(A0, 2, 9), QueueRange(B0, 0, 3)], ["k3", "k1"])
         there = {(r.queue, offset) for r in found for offset in range(r.start, r.end)}

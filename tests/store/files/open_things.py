@@ -50,7 +50,6 @@ STORE: dict[str, Verb] = {
     "record_at": lambda it: it.record_at(0),
     "scan": lambda it: it.scan("t", 0, 0, 0),
     "sizes": lambda it: it.sizes("t", 0, 0, 0),
-    "stored_between": lambda it: it.stored_between([], 0, 0),
     "tags_codes": lambda it: it.tags_codes("t", 0, 0, 0),
     "tiered": lambda it: it.tiered(StoreArchive.remembered(it.path, it.config)),
     "to_arrow": lambda it: it.to_arrow("t"),
