@@ -1,4 +1,4 @@
-"""Certificates that are signed by themselves, as `openssl` makes them."""
+"""Self-signed certificates made by `openssl`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 
 class Certificate(NamedTuple):
-    """Two files (PEM)."""
+    """The paths of two PEM files."""
 
     path: Path
     key: Path
@@ -24,7 +24,7 @@ class Certificate(NamedTuple):
 
 
 def certificate(folder: Path, name: str = "cert") -> Certificate:
-    """One that names 127.0.0.1. Skips without openssl."""
+    """Make a certificate for 127.0.0.1. Skips the test without openssl."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl, to make a certificate")
     made = Certificate(folder / f"{name}.pem", folder / f"{name}.key.pem")

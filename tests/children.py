@@ -1,4 +1,4 @@
-"""What is done in a forked process."""
+"""Run code in forked processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.waiting import until
 
 
 def in_a_child(work: Callable[[], object]) -> str:
-    """What `work` answers in a forked process, as text; nothing where that is killed."""
+    """Return the result of `work` in a forked process as text, "" if the process was killed."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -27,11 +27,10 @@ def in_a_child(work: Callable[[], object]) -> str:
 
 
 def ended(child: int) -> int:
-    """The exit code of a forked process, when it has ended. One that hangs is killed: at the fork it may have been left
-    with a lock of a thread that it does not have."""
+    """Return the exit code of a forked process. A child that hangs, on a lock copied at the fork, is killed."""
     try:
         until(lambda: os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
     finally:
-        os.kill(child, signal.SIGKILL)  # which is nothing to one that has ended
+        os.kill(child, signal.SIGKILL)  # no effect on an ended process
         _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)

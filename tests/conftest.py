@@ -1,4 +1,4 @@
-"""What tests share: one Spark session for the run, and small stores to read."""
+"""Fixtures for all tests: one Spark session for the run, and small stores to read."""
 
 from __future__ import annotations
 
@@ -19,41 +19,40 @@ from tests.s3 import environment, new_bucket, s3_server
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A busy machine takes its time. A long run: EXAMPLES=1000
+# No deadline, for busy machines. A long run: EXAMPLES=1000
 settings.register_profile("any machine", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "40")))
 settings.load_profile("any machine")
 
 ROOT = Path(__file__).parent.parent
 
-# Where there is room, tests' directories are in memory: flushes to a disk would be most of what they wait for. What
-# they kill are processes, and machines whose devices they imitate; PYTEST_DEBUG_TEMPROOT names another place.
+# Test directories are in memory if possible: on a disk, tests would mostly wait for flushes. Tests kill processes or
+# simulate crashed devices, so they need no real disk. PYTEST_DEBUG_TEMPROOT chooses another place.
 MEMORY = Path("/dev/shm")
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
-# Every Spark that the tests start lives for seconds: compiling its code well takes longer than it gains. The stack is
-# for a regular expression with which Spark looks at what foreachBatch raises: a long text overflows the usual one, and
-# the query ends without a word. And half of what it does is loading classes: `make test` keeps them, see spark_classes.
+# Spark lives for seconds in a test, so the second JIT compiler costs more time than it saves. The stack is for a
+# regular expression that Spark applies to errors of foreachBatch: a long text overflows the default stack, and the
+# query ends without a message. Half of Spark's start is loading classes: see spark_classes.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -Xss16m"
 CLASSES = Path(sys.prefix) / "spark-classes.jsa"
-if CLASSES.exists():  # where they do not suit, a Java machine would say so where a program's output is expected
+if CLASSES.exists():  # a JVM that cannot map the archive would print a warning into the tested output
     JAVA_OPTIONS += f' -XX:SharedArchiveFile="{CLASSES}" -Xlog:disable -Xlog:all=error:stderr'
 os.environ.setdefault("SPARK_SUBMIT_OPTS", JAVA_OPTIONS)
 
-# Some images of containers let no Python keep what it compiles: each of the many that tests start would compile the
-# store and the source anew, which is half of its start.
+# Some container images forbid bytecode files: each Python that a test starts would compile the packages again, half of
+# its start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# A shell that starts a run in the background lets it ignore Ctrl-C, and with it all that it starts: tests send it.
+# A shell that starts a run in the background lets it and its children ignore Ctrl-C, which tests send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Two cores, UTC, no UI. Its Python processes find this checkout through PYTHONPATH, as an install would
-    be."""
+    """A session with two cores, UTC, no UI. Its Python processes find this checkout through PYTHONPATH."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -88,14 +87,14 @@ def filled(tmp_path: Path) -> Iterator[Filled]:
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    """The URL of a server that speaks S3, in this process."""
+    """The URL of an S3 server in this process."""
     with s3_server() as endpoint:
         yield endpoint
 
 
 @pytest.fixture
 def bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A new bucket, as `s3://name`; the environment says how to get in, for child processes, too."""
+    """A new bucket as `s3://name`. The environment has its credentials, also for child processes."""
     for name, value in environment(s3_endpoint).items():
         monkeypatch.setenv(name, value)
     return new_bucket()

@@ -1,4 +1,4 @@
-"""What a process may have open, set for a test."""
+"""Limit this process's file descriptors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def allowed(descriptors: int) -> Iterator[None]:
-    """This process may have so many."""
+    """Limit this process to so many descriptors in the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, hard))
     try:

@@ -1,4 +1,4 @@
-"""A query as Spark runs one over a streaming reader: its checkpoint, its sink, and a driver that may be killed."""
+"""Drive a streaming reader as Spark does: with a checkpoint, a sink, and a driver that can be killed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Row = tuple[Any, ...]
 
 
 class DrivenQuery:
-    """The order of calls is MicroBatchExecution's. Tasks run one after the other.
+    """Call a reader in the order of MicroBatchExecution, tasks one after the other.
 
-    sink: rows of each batch that was complete there. A batch that comes again has to be the same.
+    sink: rows of each completed batch. A repeated batch must have the same rows.
     """
 
     def __init__(self) -> None:
-        self.offsets: list[str] = []  # Spark's log of them
+        self.offsets: list[str] = []  # Spark's offset log
         self.committed = 0
         self.sink: dict[int, list[Row]] = {}
 
@@ -31,7 +31,7 @@ class DrivenQuery:
         return sorted(row for rows in self.sink.values() for row in rows)
 
     def copy(self) -> DrivenQuery:
-        """Checkpoint and sink, copied."""
+        """Copy the checkpoint and the sink."""
         return copy.deepcopy(self)
 
     def run(
@@ -40,7 +40,7 @@ class DrivenQuery:
         batches: int = 1_000_000,
         killed_at: int = -1,
     ) -> None:
-        """One run: what is left to do, then `batches` more or until nothing is new; dies at step `killed_at`."""
+        """Finish pending batches, then run `batches` more or until nothing is new; die at step `killed_at`."""
         steps = self._steps(new_reader(), batches)
         for number, _ in enumerate(steps):
             if number == killed_at:

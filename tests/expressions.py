@@ -1,4 +1,4 @@
-"""SQL92 expressions and sets of properties at random: sound ones, ones whose types do not fit, and broken ones."""
+"""Random SQL92 expressions and property sets: valid ones, ones of wrong types, and broken ones."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ def _split(text: str) -> tuple[str, ...]:
 
 NAMES = ("a", "b", "c", "d", "A", "region", "amount", "TAGS", "KEYS", "_x", "$y", "inn", "none")
 WORDS = ("AND", "OR", "NOT", "IS", "IN", "NULL", "TRUE", "FALSE", "BETWEEN")
-PARTS = ("CONTAINS", "STARTSWITH", "ENDSWITH")  # known since RocketMQ 5
+PARTS = ("CONTAINS", "STARTSWITH", "ENDSWITH")  # since RocketMQ 5
 INTEGERS = _split("0 1 5 10 20 5l 7L 2147483647 2147483648 3000000000 9223372036854775807")
 DECIMALS = _split("5.5 5. .5 5e3 1.0E-5 5.0 1e308 9007199254740993.0 4.9e-324 2147483648.0")
 TEXTS = _split(r"'' 'x' 'eu' '5' '5.0' 'true' 'TRUE' 'it''s' 'a\b' '\' 'ü' '\😀' 'e' 'x\' '😀' '''' '1e3' 'NaN'")
 TEXTS += ("' 5'", "'\n'", "'-- x'")
 SIGNS = _split("= <> > >= < <= + - ( ) ,")
-# Literals that are none, or two tokens; and what no token begins with.
+# Invalid literals, texts that are two tokens, and characters that begin no token.
 ODD = _split("9223372036854775808 0.0 0e5 1e400 1e-400 010 00 5x 0l 5e 1.5.5 .. 5.l a5 5a ANDa NULLs")
 NOISE = _split('!= == # && || "x" LIKE \' a.b a-b % * / /* -- İs oR \\ ; é aé 😀 \0 < \u017f \u0131N \u0665')
 NOISE += ("< >", "> =", "\x0b", "\u00a0")
@@ -38,14 +38,14 @@ VALUES += (" 5", "5 ", "\t5.5\n", "\x005", "5\u00a0", "x y", "\n", "true ", "1" 
 
 
 class Expressions:
-    """Makes expressions; `parts`: whether with RocketMQ 5's words."""
+    """Make random expressions. parts: include RocketMQ 5's operators."""
 
     def __init__(self, random: Random, *, parts: bool = True) -> None:
         self._random = random
         self._parts = parts
 
     def any(self) -> str:
-        """Half of them sound, others of types that may not fit, broken in places, or of any letters."""
+        """Return an expression: half are valid; others have types that may not fit, broken parts, or random letters."""
         kind = self._random.random()
         if kind < 0.5:
             return self.sound()
@@ -76,7 +76,7 @@ class Expressions:
         return ["IN", "(", *[token for text in texts for token in (text, ",")][:-1], ")"]
 
     def _condition(self, depth: int) -> list[str]:
-        """One that compiles."""
+        """Return an expression that compiles."""
         if depth:
             kind = self._random.randrange(4)
             left, right = self._condition(depth - 1), self._condition(depth - 1)
@@ -110,7 +110,7 @@ class Expressions:
         return self._random.choice(kinds)()
 
     def _loose(self, depth: int) -> list[str]:
-        """What the grammar allows, whatever the types."""
+        """Return an expression that fits the grammar, of any types."""
         if not depth:
             literals = (*INTEGERS, *DECIMALS, *TEXTS, "TRUE", "FALSE", "NULL")
             return [self._one(*literals) if self._random.random() < 0.4 else self._name()]
@@ -140,7 +140,7 @@ class Expressions:
         return broken
 
     def _written(self, tokens: list[str]) -> str:
-        """Blanks between the tokens, or none where that leaves them two; words in any case."""
+        """Join tokens with blanks where needed, with keywords in random case."""
         text = ""
         for token in tokens:
             if token in WORDS or token in PARTS:
@@ -152,5 +152,5 @@ class Expressions:
 
 
 def property_sets(random: Random, count: int) -> list[dict[str, str]]:
-    """Sets of properties; names are missing as often as not."""
+    """Return property sets; each name is missing half of the time."""
     return [{name: random.choice(VALUES) for name in NAMES[:-1] if random.random() < 0.6} for _ in range(count)]

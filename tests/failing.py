@@ -1,4 +1,4 @@
-"""A device that does not take what is flushed, and stores on it."""
+"""Simulate a device whose flush fails."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SYNC = StoreConfig(
 
 
 class Device:
-    """The system's flushes. The one with number `fails` does not succeed; the pages count as clean all the same."""
+    """Replace the system's flushes. Flush number `fails` raises an error; its pages still count as clean."""
 
     def __init__(self) -> None:
         self.flushes = 0
@@ -35,7 +35,8 @@ class Device:
         self.code = errno.EIO
         self.failed = ""
         self.is_interrupted = False
-        self._interrupt = defaultdict[int, None](_thread.interrupt_main)  # called by no instruction that calls
+        # a lookup, because at a call the interpreter would check for signals here
+        self._interrupt = defaultdict[int, None](_thread.interrupt_main)
         self._flush = {name: getattr(os, name) for name in ("fsync", "fdatasync")}
 
     def take(self, name: str, fd: int) -> None:
@@ -45,7 +46,7 @@ class Device:
             self.failed = os.readlink(f"/proc/self/fd/{fd}")
             error = OSError(self.code, os.strerror(self.code))
             if self.is_interrupted:
-                self._interrupt[0]  # what the interpreter looks at next is in the caller
+                self._interrupt[0]  # raises KeyboardInterrupt in the caller
             raise error
         self._flush[name](fd)
 
@@ -53,7 +54,7 @@ class Device:
         self.flushes, self.fails, self.failed = 0, number, ""
 
     def fail_in(self, folder: str) -> None:
-        """The next flush of a file there."""
+        """Let the next flush of a file in `folder` fail."""
         self.fails_in = folder
 
 

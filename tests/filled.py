@@ -1,4 +1,4 @@
-"""A small store that knows what was put into it."""
+"""A small store with known messages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from tests.waiting import another_millisecond
 
 
 class Filled:
-    """A store with small segments, and what was put into it: `rows` are (topic, queue id, queue offset,
-    body)."""
+    """A store with small segments. `rows` are its messages: (topic, queue id, queue offset, body)."""
 
     def __init__(self, path: Path, topics: dict[str, int]) -> None:
         self.path = str(path)
@@ -26,8 +25,7 @@ class Filled:
             self.store.create_topic(topic, queues)
 
     def put(self, topic: str, queue_id: int, count: int, size: int = 10) -> None:
-        """Put `count` messages with bodies of `size` bytes, tags A and B in turn, and one key each; they are stored at
-        another millisecond than those before."""
+        """Put `count` messages with `size` bytes, tags A and B in turn and one key each, at a new store time."""
         first = self.store.max_offset(topic, queue_id)
         messages = [
             Message(

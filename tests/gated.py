@@ -1,4 +1,4 @@
-"""A file system in memory whose answers come when a test lets them: for what has to wait for an archive."""
+"""An in-memory file system whose reads wait for the test."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class Gated(MemoryFileSystem):  # type: ignore[misc]
-    """gate: reads wait until it is set. error: what they raise, if anything. reads: how many have come; waiting: how
-    many of them do so now."""
+    """gate: reads wait until it is set. error: raised by reads. reads: their number; waiting: those waiting now."""
 
     protocol = "gated"
     store: ClassVar[dict[str, Any]] = {}
@@ -25,7 +24,7 @@ class Gated(MemoryFileSystem):  # type: ignore[misc]
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
-        """Whoever has the secret, and whoever has not, sees the same."""
+        """Remove a secret: all users see the same files."""
         return str(super()._strip_protocol(re.sub("^gated://(me:secret@)?", "memory://", path)))
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
@@ -46,7 +45,7 @@ fsspec.register_implementation("gated", Gated, clobber=True)
 
 
 def new_url() -> str:
-    """Of an empty place, whose gate is open."""
+    """Return the URL of an empty place with an open gate."""
     Gated.gate.set()
     Gated.error = None
     Gated.reads = Gated.waiting = 0

@@ -1,4 +1,4 @@
-"""Members of a group in processes of their own, which can be stopped and killed."""
+"""Group members in processes of their own, which tests stop and kill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORK = multiprocessing.get_context("fork")
 
 
 class RemoteMember:
-    """Another process, which is a member of a group; its verbs are `call`ed."""
+    """A group member in another process; `call` runs its methods."""
 
     def __init__(self, group: Group, subscriptions: Subscriptions, options: dict[str, Any]) -> None:
         self._here, there = _FORK.Pipe()
@@ -26,7 +26,7 @@ class RemoteMember:
         self.id: str = self._answer()
 
     def call(self, verb: str, *arguments: Any) -> Any:
-        """What the verb answers there."""
+        """Return the method's result."""
         self._here.send((verb, arguments))
         return self._answer()
 
@@ -35,12 +35,12 @@ class RemoteMember:
         os.kill(self.process.pid, number)
 
     def kill(self) -> None:
-        """It is gone when this returns."""
+        """Kill the process and wait for its end."""
         self.process.kill()
         self.process.join()
 
     def _answer(self) -> Any:
-        assert self._here.poll(2 * PATIENCE), "no answer"  # it may wait itself
+        assert self._here.poll(2 * PATIENCE), "no answer"  # the method itself may wait
         found = self._here.recv()
         if isinstance(found, Exception):
             raise found
@@ -57,7 +57,7 @@ def _serve(pipe: Connection, group: Group, subscriptions: Subscriptions, options
 
 @contextmanager
 def remote_member(group: Group, subscriptions: Subscriptions, **options: Any) -> Iterator[RemoteMember]:
-    """One that is killed at last."""
+    """Start a member; kill it at the end."""
     member = RemoteMember(group, subscriptions, options)
     try:
         yield member

@@ -1,4 +1,4 @@
-"""A name server of several served stores, each of which is a broker: together they are a cluster."""
+"""A name server for several served stores: together they are a cluster."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _CODES = (
 
 @contextmanager
 def name_server(*brokers: str, remembers: bool = True) -> Iterator[str]:
-    """Its address. It answers what `brokers` do, put together: lists and tables, one behind another; of one that is
-    away what it said last, as a name server does for two minutes; unless it said that it leaves (remembers=False)."""
+    """Yield the address of a name server that joins the answers of `brokers`, lists and tables. For a stopped broker it
+    repeats the last answer, as a name server does for two minutes, unless remembers=False: the broker unregistered."""
     thread, last = LoopThread("names"), dict[Any, Any]()
 
     def answer(request: Request) -> Response:

@@ -12,7 +12,7 @@ from tests.name_server import name_server
 
 
 class Pair:
-    """Two brokers, a and b, with `queues` of topic t each, and their name server, which forgets a broker that stops."""
+    """Two brokers, a and b, with `queues` queues of topic t each, and a name server that forgets stopped brokers."""
 
     def __init__(self, stack: ExitStack, root: Path, queues: int = 1) -> None:
         self._stack = stack

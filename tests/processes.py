@@ -1,4 +1,4 @@
-"""Other processes, looked at while they come and go: one that ends meanwhile is no error."""
+"""Look at other processes; one that ends during a look is no error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.waiting import PATIENCE
 
 
 def tree(pid: int) -> list[int]:
-    """The live processes of the session that `pid` leads, also those whose parents ended."""
+    """Return the live processes of the session that `pid` leads, including orphans."""
     pids = []
     for each in psutil.pids():
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -26,7 +26,7 @@ def tree(pid: int) -> list[int]:
 
 def kill(pids: Iterable[int]) -> None:
     for pid in pids:
-        with suppress(ProcessLookupError):  # it came to its end
+        with suppress(ProcessLookupError):  # the process ended
             os.kill(pid, signal.SIGKILL)
 
 
@@ -35,8 +35,8 @@ def kill_tree(pid: int) -> None:
 
 
 def java(pid: int) -> int:
-    """The JVM of the session that `pid` leads: Spark's driver and, here, its executor. What it has just forked is
-    "java", too, until it runs its own program: the JVM is the oldest."""
+    """Return the JVM of the session that `pid` leads: Spark's driver and, here, executor. It is the oldest "java": a
+    process just forked by it has this name until it runs its own program."""
     found = []
     for each in tree(pid):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -47,17 +47,18 @@ def java(pid: int) -> int:
 
 
 def open_files(pid: int) -> list[str]:
-    """What the descriptors of `pid` stand for."""
+    """Return the targets of the descriptors of `pid`."""
     targets = []
-    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # it ended
+    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # the process ended
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(FileNotFoundError):  # or closed just this one
+            with suppress(FileNotFoundError):  # the process closed it
                 targets.append(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
     return targets
 
 
 def seen(look: Callable[[], list[int]], patience: float = PATIENCE) -> list[int]:
-    """Who is found as soon as somebody is: for some milliseconds, so this looks often, however long it takes."""
+    """Return the processes that `look` finds, once it finds any. They may exist for only milliseconds, so look
+    often."""
     begin = time.monotonic()
     while not (found := look()):
         assert (taken := time.monotonic() - begin) < patience, f"nobody came in {taken:.0f} s"

@@ -1,4 +1,4 @@
-"""Deleting a topic so that one of its name restarts at 0, as of a RocketMQ broker or an earlier version of ours."""
+"""Delete a topic so that a new topic of its name restarts at 0, as RocketMQ and older versions of this project do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from store.format.layout import TOPICS_FILE
 
 
 def delete_as_broker(path: str | os.PathLike[str], topic: str) -> None:
-    """Keep no ends of its queues."""
+    """Delete a topic without keeping the ends of its queues."""
     delete_topic(path, topic)
     file = Path(path) / TOPICS_FILE
     content = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""A server that speaks S3's protocol, moto's, in a thread of this process, and what a client has to know of it."""
+"""An S3 server (moto) in a thread of this process."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
-SECRET = "hush-hush"  # must be in no log, message or checkpoint
+SECRET = "hush-hush"  # must not be in a log, message or checkpoint
 
 WSGI = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 @contextmanager
 def s3_server(around: Callable[[WSGI], WSGI] = lambda app: app) -> Iterator[str]:
-    """Its URL. around: what is put before it, to slow requests or to let them fail."""
+    """Yield the URL of a server. around: middleware that delays requests or lets them fail."""
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
@@ -36,7 +36,7 @@ def s3_server(around: Callable[[WSGI], WSGI] = lambda app: app) -> Iterator[str]
 
 
 def environment(endpoint: str) -> dict[str, str]:
-    """The variables by which a client gets in."""
+    """Return the variables that give clients access."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "tester",
@@ -48,7 +48,7 @@ def environment(endpoint: str) -> dict[str, str]:
 
 
 def new_bucket() -> str:
-    """As `s3://name`, where the environment says. What was opened elsewhere before is forgotten."""
+    """Create a bucket and return its URL `s3://name`. Clears the cache of opened file systems."""
     from s3fs import S3FileSystem
 
     S3FileSystem.clear_instance_cache()
@@ -58,7 +58,7 @@ def new_bucket() -> str:
 
 
 def _one_write_at_a_time(app: WSGI) -> WSGI:
-    """As S3 promises of conditional writes; moto looks first, and writes then."""
+    """Serialize writes: S3's conditional writes are atomic, but moto checks first and writes later."""
     turn = threading.Lock()
 
     def guarded(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

@@ -1,7 +1,7 @@
-"""What RocketMQ's own reader saw in a directory, and what this store sees there, in one shape to compare.
+"""The content of a directory as RocketMQ's reader and this store read it, in one form to compare.
 
-RocketMQ's side are the lines of tests/rocketmq (`RocketMQ.read`), kept for the golden directories in
-tests/golden/NAME.jsonl. A message is a dict of all columns of `store.columns.COLUMNS`; timestamps are ms.
+RocketMQ's lines come from tests/rocketmq (`RocketMQ.read`); tests/golden/NAME.jsonl has them for the golden
+directories. A message is a dict of all columns of `store.columns.COLUMNS`; timestamps are ms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Queue:
-    """One queue: offsets [minimum, maximum) and its messages in order."""
+    """A queue: offsets [minimum, maximum) and its messages in order."""
 
     minimum: int
     maximum: int
@@ -39,7 +39,7 @@ Reader = Callable[[MessageStore], Queues]
 
 
 def by_rocketmq(lines: Iterable[dict[str, Any]]) -> Queues:
-    """Queues from the lines of RocketMQ's reader; those without messages are left out."""
+    """Return queues from the lines of RocketMQ's reader; empty queues are left out."""
     queues: Queues = {}
     for line in lines:
         assert line["kind"] != "gap", line
@@ -47,17 +47,17 @@ def by_rocketmq(lines: Iterable[dict[str, Any]]) -> Queues:
             queue_id = line["queueId"]
             queue = queues[line["topic"], queue_id] = Queue(line["min"], line["max"])
         elif line["kind"] == "message":
-            queue.rows.append({**_expected_row(line), "queueId": queue_id})  # as the client, which overwrites it
+            queue.rows.append({**_expected_row(line), "queueId": queue_id})  # RocketMQ's client overwrites it, too
     return {name: queue for name, queue in queues.items() if queue.maximum}
 
 
 def golden(path: Path) -> Queues:
-    """`by_rocketmq` of a file in tests/golden."""
+    """Read a file of tests/golden."""
     return by_rocketmq(map(json.loads, path.read_text("utf-8").splitlines()))
 
 
 def assert_same(ours: Queues, theirs: Queues) -> None:
-    """Fails with the first few fields that differ, instead of with all messages."""
+    """Fail with the first few fields that differ, instead of with all messages."""
     bounds, expected = ({name: (q.minimum, q.maximum) for name, q in each.items()} for each in (ours, theirs))
     differing = sorted(bounds.items() ^ expected.items())
     assert bounds == expected, f"ours or RocketMQ's: {differing}"
@@ -72,7 +72,7 @@ def assert_same(ours: Queues, theirs: Queues) -> None:
 
 
 def by_scan(store: MessageStore, names: Iterable[QueueName] | None = None) -> Queues:
-    """Every queue, or those of `names`, read completely with `scan`, all columns."""
+    """Read every queue, or only `names`, completely with `scan`, all columns."""
     return {
         name: Queue(*store.offsets(*name), rows=_scan(store, *name))
         for name in (queues_of(store) if names is None else names)
@@ -81,7 +81,7 @@ def by_scan(store: MessageStore, names: Iterable[QueueName] | None = None) -> Qu
 
 
 def by_get_message(store: MessageStore, names: Iterable[QueueName] | None = None) -> Queues:
-    """Every queue, or those of `names`, read completely with `get_message`, from call to call."""
+    """Read every queue, or only `names`, completely with repeated `get_message`."""
     queues: Queues = {}
     for topic, queue_id in queues_of(store) if names is None else names:
         queue = Queue(*store.offsets(topic, queue_id))
@@ -98,7 +98,7 @@ def by_get_message(store: MessageStore, names: Iterable[QueueName] | None = None
 
 
 def queues_of(store: MessageStore) -> list[QueueName]:
-    """(topic, queue id) of all."""
+    """Return all queues as (topic, queue id)."""
     return [(topic, queue_id) for topic, count in store.topics().items() for queue_id in range(count)]
 
 

@@ -1,7 +1,7 @@
-"""python -m tests.spark_classes FILE: classes that Spark loads, in a file that later Java machines map as they start.
+"""python -m tests.spark_classes FILE: write an archive of the classes that Spark loads (class data sharing).
 
-With it a Spark that a test starts takes about two thirds of the work. `make test` makes it once; `tests/conftest.py`
-names it where it is there. A Java machine that it does not suit loads its classes as ever.
+With it, starting Spark takes about two thirds of the CPU time. `make test` makes it once; `tests/conftest.py` uses it
+if it exists. A JVM that it does not fit ignores it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.filled import Filled
 
 
 def use_spark(folder: Path) -> None:
-    """What most tests do: a batch with a shuffle, and streams into a topic and into Parquet."""
+    """Use Spark as most tests do: a batch with a shuffle, and streams into a topic and into Parquet."""
     filled = Filled(folder / "mq", {"orders": 2, "copies": 2})
     with filled.store:
         filled.put("orders", 0, 3)
@@ -42,7 +42,7 @@ def main(file: Path) -> None:
     with TemporaryDirectory() as folder:
         use_spark(Path(folder))
     machine: Any = SparkContext._gateway
-    machine.proc.stdin.close()  # it ends, and writes the file
+    machine.proc.stdin.close()  # ends the JVM, which writes the file
     machine.proc.wait()
     made.replace(file)
 

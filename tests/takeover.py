@@ -1,4 +1,4 @@
-"""A directory of ours as a RocketMQ broker takes it over, which knows nothing of our watermark, and who reads on."""
+"""Simulate a RocketMQ broker that takes over a directory of ours, and a reader that continues."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SHARED = (COMMIT_LOG_DIR, CONSUME_QUEUE_DIR, CONFIG_DIR)
 
 @contextmanager
 def broker(path: Path, *, killed: bool = False) -> Iterator[MessageStore]:
-    """Recovers from the log alone, and writes the same files from another directory, with a watermark of its own.
+    """Recover from the log alone, and write to the same files through a directory with its own watermark.
 
-    So it keeps whole records of a writer of ours that died, as RocketMQ does. killed: it leaves `abort` behind.
+    So it keeps complete records of a dead writer of ours, as RocketMQ does. killed: leave `abort` behind.
     """
     theirs = path.with_name(f"{path.name}.broker")
     theirs.mkdir()
@@ -40,7 +40,7 @@ def broker(path: Path, *, killed: bool = False) -> Iterator[MessageStore]:
 
 
 def die(path: Path) -> None:
-    """A writer of ours is killed in the middle of writing twelve records to the log."""
+    """Kill a writer while it writes twelve records to the log."""
     command = [sys.executable, "-m", "tests.end_to_end.dying_writers", "at"]
     done = subprocess.run(
         command, cwd=ROOT, input=f"append {path} half 1\n", text=True, check=True, capture_output=True
@@ -49,7 +49,7 @@ def die(path: Path) -> None:
 
 
 class Follower:
-    """A reader that goes on from its own offsets: what it reads twice or skips, it cannot hide."""
+    """A reader that continues at its own offsets, and records repeated and skipped messages."""
 
     def __init__(self, store: MessageStore) -> None:
         self.read: dict[tuple[int, int], bytes] = {}  # (queue, offset) to body
@@ -58,7 +58,7 @@ class Follower:
         self._confirm_offset = 0
 
     def until(self, expected: dict[tuple[int, int], bytes]) -> None:
-        """Read on, woken as `wait` wakes, until everything is there; and not a message more."""
+        """Read, woken by `wait`, until exactly `expected` was read."""
         deadline = time.monotonic() + PATIENCE
         while True:
             before = len(self.read)
@@ -71,7 +71,7 @@ class Follower:
                 self._store.wait(self._confirm_offset, 1.0)
 
     def read_on(self) -> None:
-        """A few messages of each queue."""
+        """Read a few messages of each queue."""
         seen = self._store.confirm_offset
         assert seen >= self._confirm_offset, "it stepped back"
         self._confirm_offset = seen

@@ -1,17 +1,17 @@
-"""Waiting for what another process, or another thread, does."""
+"""Wait for other processes and threads."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-PATIENCE = 120.0  # seconds, for what has to happen; nothing waits for it to pass
-QUERY_PATIENCE = 5 * PATIENCE  # for a query of Spark's, each batch of which may start several Python processes
+PATIENCE = 120.0  # seconds until a wait fails
+QUERY_PATIENCE = 5 * PATIENCE  # a batch of a Spark query may start several Python processes
 
 
 def until(condition: Callable[[], bool], every: float = 0.001, patience: float = PATIENCE) -> float:
-    """Wait for `condition`, looking `every` so many seconds, and less often later on: who looks keeps a processor from
-    who works. Returns how long it took."""
+    """Wait for `condition` and return the time it took. Checks every `every` seconds at first, then less often, because
+    a check takes CPU time from the other process."""
     begin = time.monotonic()
     while not condition():
         taken = time.monotonic() - begin
@@ -21,7 +21,7 @@ def until(condition: Callable[[], bool], every: float = 0.001, patience: float =
 
 
 def another_millisecond() -> int:
-    """Wait until what is put has a later store time than all that was put before. Returns that time, ms since 1970."""
+    """Wait until a new message gets a later store time than all earlier ones. Return that time, ms since 1970."""
     before = int(time.time() * 1000)
     until(lambda: int(time.time() * 1000) > before)
     return int(time.time() * 1000)

@@ -1,7 +1,7 @@
-"""The benchmarks run to their end, with inputs so small that their numbers mean nothing.
+"""Run the benchmarks with tiny inputs.
 
-Not `latency`, which takes minutes (the example that draws the same picture is tested), nor those that start many
-queries. Those beside a broker or a client, RocketMQ's or Kafka's, run with `make test-rocketmq`.
+`latency` is left out because it takes minutes, and benchmarks with many queries. Benchmarks beside a RocketMQ or Kafka
+broker run with `make test-rocketmq`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ OTHERS = BENCHMARKS.keys() - ALONE - ON_SPARK - WITH_MANY_QUERIES - BESIDE_A_BRO
     ],
     ids=[*sorted(ALONE), "on Spark", "others", "beside a broker"],
 )
-def test_they_print_their_tables(names: list[str], tmp_path: Path) -> None:
-    """Those of a list in one process: one Spark session, and one import of everything."""
+def test_benchmarks_print_their_tables(names: list[str], tmp_path: Path) -> None:
+    """Each list runs in one process, to share the Spark session and imports."""
     with subprocess.Popen(
         [sys.executable, "-m", "benchmarks", "--small", *names],
         cwd=ROOT,
@@ -47,7 +47,8 @@ def test_they_print_their_tables(names: list[str], tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
     ) as process:
-        late = threading.Timer(QUERY_PATIENCE, os.killpg, [process.pid, signal.SIGABRT])  # they say where they were
+        # faulthandler prints the stacks
+        late = threading.Timer(QUERY_PATIENCE, os.killpg, [process.pid, signal.SIGABRT])
         late.start()
         out, err = process.communicate()
         late.cancel()

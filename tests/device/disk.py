@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 PAGE = 4096
 SECTOR = 512
-TOP = 0  # the node of the mount point
+TOP = 0  # node of the mount point
 
 
 class Write(NamedTuple):
@@ -164,7 +164,7 @@ class Disk:
         self.apply(changes, chance)
 
     def apply(self, changes: Iterable[Change], chance: random.Random) -> None:
-        """Apply the next changes of the run; `chance` decides which pages a failed flush wrote."""
+        """Apply changes; `chance` decides which pages a failed flush wrote."""
         for change in changes:
             self._apply(change, chance)
 
@@ -189,7 +189,7 @@ class Disk:
         return self._tree(self._now, lambda file: bytes(file.now))
 
     def after_power_loss(self, chance: random.Random) -> Tree:
-        """Return a state that a machine crash at this moment may leave."""
+        """Return a possible state after a machine crash now."""
         names = dict(self._safe)
         for change in self._that_arrived(chance):
             _rename(names, change)
@@ -215,7 +215,7 @@ class Disk:
             yield from self._since[:count]
 
     def _sync_names(self, directory: int) -> None:
-        """Flush the changes of a directory's names, and all changes that they depend on."""
+        """Flush a directory's names, and all name changes that they depend on."""
         needed, done, left = {directory}, [], []
         for change in reversed(self._since):
             is_needed = bool(change.directories & needed)
@@ -251,7 +251,7 @@ def _rename(names: dict[tuple[int, str], int], change: Names) -> None:
 
 
 def restore(tree: Tree, root: Path) -> None:
-    """Create the directory `root` with the device's content; zero pages become holes."""
+    """Create the directory `root` with this content; zero pages become holes."""
     root.mkdir()
     for name, content in tree.items():
         path = root / name
@@ -268,6 +268,6 @@ def restore(tree: Tree, root: Path) -> None:
 
 
 def tree_of(root: Path) -> Tree:
-    """Return a directory's content in the form that `restore` takes."""
+    """Return a directory's content for `restore`."""
     paths = sorted(root.rglob("*"), key=lambda path: path.parts)
     return {str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in paths}

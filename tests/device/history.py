@@ -1,4 +1,4 @@
-"""The guarantees given to a store's user at each moment of a run, and checks that a directory keeps them."""
+"""The guarantees at each moment of a run, and checks that a directory keeps them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLUMNS = ("queueOffset", "body", "tags", "keys", "physicalOffset", "storeTimest
 
 @dataclass(frozen=True)
 class Sent:
-    """One message as it was put, with its offsets once the put returned."""
+    """A message as put, with its offsets once the put returned."""
 
     topic: str
     body: bytes
@@ -25,7 +25,6 @@ class Sent:
     physical_offset: int | None = None
 
     def placed(self, queue_id: int | None, queue_offset: int | None, physical_offset: int | None) -> Sent:
-        """Return this message with its offsets."""
         return replace(self, queue_id=queue_id, queue_offset=queue_offset, physical_offset=physical_offset)
 
 
@@ -37,7 +36,7 @@ class Steps(Generic[T]):
     steps: list[tuple[int, int, T]] = field(default_factory=list)
 
     def possible(self, cut: int) -> list[T]:
-        """Return the values allowed after `cut` changes: the last one that returned, and any that had begun since."""
+        """Return the values allowed after `cut` changes: the last one that returned, and any begun since."""
         values = [(done, value) for begun, done, value in self.steps if begun <= cut]
         answered = [number for number, (done, _) in enumerate(values) if done <= cut]
         return [value for _, value in values[answered[-1] :]] if answered else [self.first, *(v for _, v in values)]
@@ -45,15 +44,12 @@ class Steps(Generic[T]):
 
 @dataclass
 class History:
-    """All changes to one store, over the successive lives of the machine.
+    """The changes of a store over the machine's lives.
 
-    sent: messages in log order.
-    may, must: (number of changes, number of messages) steps: from so many changes on, at most, or at least, so many
-    messages are on the device.
-    wholes: ranges of `sent`, end exclusive, that exist completely or not at all.
-    gone: log offsets below which retention may have deleted, with the number of changes.
-    refused: bodies whose put raised an error; they may exist anywhere or nowhere.
-    never: bodies that must not exist.
+    sent: messages in log order. may, must: (changes, messages): from this number of changes on, at most, or at least,
+    so many messages are on the device. wholes: ranges of `sent`, end exclusive, that exist completely or not at all.
+    gone: log offsets below which retention may have deleted, with the number of changes. refused: bodies whose put
+    raised an error; they may exist anywhere or nowhere. never: bodies that must not exist.
     """
 
     sent: list[Sent] = field(default_factory=list)
@@ -67,15 +63,15 @@ class History:
     groups: dict[tuple[str, int], Steps[int | None]] = field(default_factory=lambda: defaultdict(lambda: Steps(None)))
 
     def next_offset(self, topic: str, queue_id: int) -> int:
-        """Return the offset that the queue's next message must get."""
+        """Return the offset of the queue's next message."""
         offsets = (each.queue_offset for each in self.sent if (each.topic, each.queue_id) == (topic, queue_id))
         return max((offset + 1 for offset in offsets if offset is not None), default=0)
 
     def check(self, found: list[Sent], cut: int) -> int:
-        """Check that `found` may remain after `cut` changes; return the end of its range in `sent`.
+        """Check all messages of a store after `cut` changes; return the end of their range in `sent`.
 
-        found: all messages of a store. They must be a range of the log without holes that begins where retention did
-        and includes all guaranteed messages.
+        They must be a range of the log without holes that begins where retention did and includes all guaranteed
+        messages.
         """
         numbers = {each.body: number for number, each in enumerate(self.sent)}
         self.check_each(found)
@@ -93,7 +89,7 @@ class History:
         return end
 
     def check_each(self, found: list[Sent]) -> None:
-        """Check that each message equals the one that was put. `everything` has checked that offsets are dense."""
+        """Check that each message equals the one put. `everything` has checked that offsets are dense."""
         sent = {each.body: each for each in self.sent}
         for here in found:
             assert here.body not in self.never
@@ -111,7 +107,7 @@ class History:
         self.wholes = [whole for whole in self.wholes if whole[1] <= answered]
 
     def check_names(self, store: MessageStore, cut: int) -> None:
-        """Check that topics and group offsets are allowed after `cut` changes."""
+        """Check the topics and group offsets after `cut` changes."""
         topics = store.topics()
         for topic, steps in self.topics.items():
             assert topics.get(topic, 0) >= min(steps.possible(cut)), f"topic {topic}"
@@ -119,7 +115,7 @@ class History:
             found, end = None, 0
             if topic in topics:
                 found, end = store.consumer_offset("g", topic, queue_id), store.max_offset(topic, queue_id)
-            # If messages that the group had read are lost, it must be at the end of the remaining ones.
+            # If messages that the group read are lost, its offset is at the end of the remaining ones.
             possible = {None if offset is None else min(offset, end) for offset in offsets.possible(cut)}
             assert found in possible, f"offset of the group in {topic}, queue {queue_id}"
 
@@ -150,7 +146,7 @@ def _last(steps: list[tuple[int, int]], cut: int) -> int:
 
 
 def everything(store: MessageStore) -> list[Sent]:
-    """Return all messages of a store. Checks that offsets are dense and that times ascend in each queue."""
+    """Return all messages of a store; check that offsets are dense and times ascend in each queue."""
     found = []
     for topic, queues in store.topics().items():
         for queue_id in range(queues):

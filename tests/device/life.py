@@ -1,4 +1,4 @@
-"""A random user of a store: calls by one or two writers, and the guarantees of each call."""
+"""Random calls of a store by one or two writers, and the guarantees of each call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BODY = pa.schema([("body", pa.binary())])
 
 
 def small(flush: str) -> StoreConfig:
-    """Settings with files of only a few messages each, and no flush except by calls."""
+    """Settings with only a few messages per file, and flushes only by calls."""
     return StoreConfig(
         mappedFileSizeCommitLog=8192,
         mappedFileSizeConsumeQueue=400,
@@ -63,7 +63,7 @@ def _places(result: AppendResult) -> list[tuple[int, int, int]]:
 
 
 class Life:
-    """One life of the machine, with a store in the directory `path`; `recorder` counts its changes."""
+    """One life of the machine: a store in `path`; `recorder` counts its changes."""
 
     def __init__(self, path: Path, recorder: Recorder, chance: random.Random, history: History, flush: str) -> None:
         self.history = history
@@ -76,7 +76,7 @@ class Life:
         self._names = (f"{chance.getrandbits(32):08x}-{number}" for number in itertools.count())
 
     def begin(self, cut: int | None = None) -> None:
-        """Open the store; after a crash at change `cut` of `history`, check its guarantees."""
+        """Open the store; after a crash at change `cut` of `history`, check the guarantees."""
         if cut is None:
             with self._maybe_refused():
                 self._stores.append(MessageStore.open(self._path, config=self._config))
@@ -97,7 +97,6 @@ class Life:
             assert store.max_offset(topic, queue_id) == self.history.next_offset(topic, queue_id)
 
     def go_on(self, verbs: int) -> None:
-        """Make random calls."""
         chosen = self._chance.choices(
             (
                 self._put,
@@ -143,8 +142,6 @@ class Life:
             with self._maybe_refused():
                 store.close()
 
-    # --- verbs -----------------------------------------------------------------------------------------
-
     def _put(self) -> None:
         store = self._any()
         topics = list(store.topics())
@@ -188,7 +185,7 @@ class Life:
             self._promise()
 
     def _publish_in_vain(self) -> None:
-        """Fail in the last part of an append. It stays invisible, except that a crash may reveal it if not flushed."""
+        """Fail in the last part of an append. A crash may still reveal it if it was not flushed."""
         store, flush = self._any(), self._chance.random() < 0.5
         append, sent = self._added(store)
         if not sent:
@@ -224,7 +221,7 @@ class Life:
             self._answered(begun, [sent], _places(append.publish()))
 
     def _die(self) -> None:
-        """Kill a writer, possibly within an append; the other writers flush what it published."""
+        """Kill a writer, possibly within an append; the other writers flush the messages that it published."""
         store = self._stores.pop(self._chance.randrange(len(self._stores)))
         writer = store._writer
         assert writer is not None
@@ -270,8 +267,6 @@ class Life:
         self._stores.pop(self._chance.randrange(len(self._stores))).close()
         self._promise()
 
-    # --- guarantees --------------------------------------------------------------------------------------
-
     def _any(self) -> MessageStore:
         return self._chance.choice(self._stores)
 
@@ -291,7 +286,7 @@ class Life:
 
     @contextmanager
     def _begun(self, steps: Steps[T], begun: int, value: T) -> Iterator[None]:
-        """Record the replacement of a value: it is certain only if the call returns."""
+        """Record the replacement of a value, which is certain only if the call returns."""
         done = NEVER
         try:
             yield

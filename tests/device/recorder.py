@@ -1,8 +1,8 @@
-"""Record each change that a run makes to a directory, by replacing system functions.
+"""Record each change of a run to a directory by replacing system functions.
 
-It records only paths and bytes, so it does not depend on the store's code. Writes of Python's file objects are seen
-because files are opened with `_pyio`, which calls `os`. Writes through shared mappings are found at the next call, by
-comparing the mapped file with its last content.
+It records paths and bytes only, so it does not depend on the store's code. Files are opened with `_pyio`, so that
+Python's file objects call `os`. Writes through shared mappings are found at the next call, by comparison with the last
+content.
 """
 
 from __future__ import annotations
@@ -24,17 +24,15 @@ from unittest.mock import patch
 
 from tests.device.disk import TOP, Change, Names, Resize, Sync, Tree, Write
 
-_WORD = 8  # what a processor stores atomically
+_WORD = 8  # bytes that a processor stores atomically
 _REAL = {name: getattr(os, name) for name in ("close", "dup", "lseek", "pread")}
 _open_for_reading = io.open
 _map = mmap.mmap
 
 
 class Fault(NamedTuple):
-    """From the `call`-th call of a function on (from 0), `times` calls fail.
-
-    error: an errno; 0 means that half of the bytes are written.
-    """
+    """From the `call`-th call of a function on (from 0), `times` calls fail. error: an errno; 0 writes half of the
+    bytes."""
 
     function: str
     call: int
@@ -53,7 +51,7 @@ class Recorder:
         self._fault = fault
         self._turn = threading.RLock()
         self._names: dict[tuple[int, str], int] = {}  # current names
-        self._nodes = TOP + 1  # the number of the next node
+        self._nodes = TOP + 1  # number of the next node
         self._opened: dict[int, int] = {}  # descriptor to node
         self._mapped: dict[int, tuple[int, bytes]] = {}  # node to (own descriptor, last seen content)
         for path in tree or {}:  # numbered as `Disk` does
@@ -102,7 +100,7 @@ class Recorder:
                 if self._concerns(args[0], kwargs.get("dir_fd")):
                     args = self._answer(name, args)
                 result = recorded(real, *args, **kwargs)
-                # The call's own write is not one through the mapping.
+                # A call's own write does not count as one through the mapping.
                 for node, (descriptor, before) in self._mapped.items():
                     self._mapped[node] = descriptor, _REAL["pread"](descriptor, len(before), 0)
                 return result
@@ -125,10 +123,8 @@ class Recorder:
             self.changes.append(Sync(self._opened[args[0]], failed=True))
         raise OSError(fault.error, os.strerror(fault.error), None if isinstance(args[0], int) else os.fspath(args[0]))
 
-    # --- names -----------------------------------------------------------------------------------------
-
     def _place(self, path: Any, dir_fd: int | None = None) -> tuple[int, str] | None:
-        """Return the directory and name of a path; None if it is outside of `root` or missing."""
+        """Return the directory and name of a path; None if outside of `root` or missing."""
         text = os.fspath(path)
         if dir_fd is not None and not os.path.isabs(text):
             at = self._opened.get(dir_fd)
@@ -157,13 +153,8 @@ class Recorder:
         if known:
             self.changes.append(Names(tuple((*place, node) for place, node in known)))
 
-    # --- calls -----------------------------------------------------------------------------------------
-
     def _recorded(self) -> dict[str, Callable[..., Any]]:
-        """Return the replaced functions of `os` by name.
-
-        Each takes the real function and its arguments, and returns its result.
-        """
+        """Return the replacements for functions of `os`; each takes the real function and its arguments."""
         return {
             **({"pread": lambda real, *args: real(*args)} if self._fault and self._fault.function == "pread" else {}),
             "open": self._open,

@@ -1,4 +1,4 @@
-"""Machine crashes: an archive never has messages that a crash took from the store."""
+"""An archive never has messages that a machine crash took from the store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CUTS = int(os.environ.get("CUTS", "12"))
 QUEUE = Queue("t", 0)
 
 
-def test_what_is_archived_is_on_the_stores_own_device(tmp_path: Path) -> None:
+def test_archived_messages_survive_a_crash_in_the_store(tmp_path: Path) -> None:
     recorder, cuts = Recorder(tmp_path / "live"), []
     config = small("ASYNC_FLUSH")
     with recorder.recording(), MessageStore.open(tmp_path / "live" / STORE, config=config) as store:
@@ -57,8 +57,8 @@ def test_what_is_archived_is_on_the_stores_own_device(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "crash")
 
 
-def test_what_recovery_needs_to_get_to_what_is_archived_is_there_too(tmp_path: Path) -> None:
-    """Lost records of other topics in earlier segments would end the log before the archived ones."""
+def test_records_before_archived_ones_survive_a_crash(tmp_path: Path) -> None:
+    """If records of other topics in earlier segments were lost, the log would end before the archived ones."""
     recorder = Recorder(tmp_path / "live")
     with recorder.recording(), MessageStore.open(tmp_path / "live" / STORE, config=small("ASYNC_FLUSH")) as store:
         for topic in ("before", "t"):
@@ -75,7 +75,7 @@ def test_what_recovery_needs_to_get_to_what_is_archived_is_there_too(tmp_path: P
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
-def test_a_store_in_folders_that_were_not_there(tmp_path: Path, *, is_restored: bool) -> None:
+def test_store_in_new_folders_survives_a_crash(tmp_path: Path, *, is_restored: bool) -> None:
     config = small("SYNC_FLUSH")
     with MessageStore.open(tmp_path / STORE, config=config) as store:
         store.create_topic("t", 1)
@@ -98,7 +98,7 @@ def test_a_store_in_folders_that_were_not_there(tmp_path: Path, *, is_restored: 
             assert store.max_offset("t", 0) == 1
 
 
-def test_a_new_archive_is_on_the_device_with_the_folders_above_it(tmp_path: Path) -> None:
+def test_new_archive_and_its_parent_folders_survive_a_crash(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "live")
     with recorder.recording():
         archive = LocalObjects(tmp_path / "live" / "new" / "archive")

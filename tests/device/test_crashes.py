@@ -1,6 +1,6 @@
 """Crash the machine at random moments, and again during recovery: all guarantees hold.
 
-CUTS=100000 checks so many moments. A failure names its life and moment: CUT=17/4 repeats it alone.
+CUTS=100000 checks so many moments. A failure names its life and moment: CUT=17/4 repeats it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CUTS = int(os.environ.get("CUTS", "200"))
 CUTS_A_LIFE = 50
 ONLY = os.environ.get("CUT", "")
 VERBS = 60
-READERS = 0.3  # share of the crashed directories that are also read before recovery
+READERS = 0.3  # share of crashes in which a reader looks before recovery
 STORE = "mq"
 
 
@@ -49,7 +49,7 @@ class Lived(NamedTuple):
 
 
 def lived(root: Path, tree: Tree, chance: random.Random, flush: str, history: History, cut: int | None) -> Lived:
-    """Run one life on the directory `tree`, which a machine crash at `cut` of `history` left."""
+    """Run one life on the directory `tree`, as a machine crash at `cut` of `history` left it."""
     restore(tree, root)
     recorder = Recorder(root, tree)
     life = Life(root / STORE, recorder, chance, history, flush)
@@ -74,7 +74,7 @@ def up_again(tree: Tree) -> Tree:
 
 
 def check_reader(path: Path, history: History) -> None:
-    """A reader sees a prefix of each queue, which is not yet recovered, or gets an error."""
+    """A reader before recovery sees a prefix of each queue, or gets an error."""
     try:
         with MessageStore.open(path, read_only=True) as reader:
             history.check_each(everything(reader))
@@ -83,7 +83,7 @@ def check_reader(path: Path, history: History) -> None:
 
 
 def check_queue_files(tree: Tree) -> None:
-    """Each file of a queue is complete before the next one exists: RocketMQ looks for holes in the last three only."""
+    """Each queue file is complete before the next one exists: RocketMQ looks for holes in only the last three."""
     queues: dict[str, list[bytes]] = {}
     for path, content in sorted(tree.items()):
         if content is not None and path.startswith(f"{STORE}/{CONSUME_QUEUE_DIR}/"):
@@ -108,7 +108,7 @@ def crash(root: Path, tree: Tree, chance: random.Random, flush: str, history: Hi
 
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-def test_what_was_promised_is_there(tmp_path: Path, flush: str) -> None:
+def test_guarantees_hold_after_machine_crashes(tmp_path: Path, flush: str) -> None:
     lives, _, only = ONLY.partition("/")
     for number in range(max(1, CUTS // CUTS_A_LIFE // 2)) if not ONLY else [int(lives)]:
         chance = random.Random(f"{number}{flush}")
@@ -130,8 +130,7 @@ def test_what_was_promised_is_there(tmp_path: Path, flush: str) -> None:
         shutil.rmtree(tmp_path / "live")
 
 
-def test_a_segment_whose_maker_died_before_its_name_was_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next append finds the file, and must flush its name before it returns."""
+def test_append_flushes_the_name_of_a_dead_writers_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder, message = Recorder(tmp_path / "live"), Message("t", bytes(3000))
 
     def die(directory: Path) -> None:
@@ -154,8 +153,8 @@ def test_a_segment_whose_maker_died_before_its_name_was_safe(tmp_path: Path, mon
         shutil.rmtree(tmp_path / "crash")
 
 
-def test_what_a_dead_member_sent_back_is_there_where_its_offset_is(tmp_path: Path) -> None:
-    """The process that inherits the member's offset may never have appended, so it must flush the sent back message."""
+def test_message_sent_back_by_dead_member_survives_a_crash(tmp_path: Path) -> None:
+    """The process that inherits the member's offset must flush the message that the dead member sent back."""
     recorder, queue, path = Recorder(tmp_path / "live"), Queue("t", 0), tmp_path / "live" / STORE
     with recorder.recording(), MessageStore.open(path, config=small("ASYNC_FLUSH")) as store:
         store.create_topic("t", 1)
@@ -165,7 +164,7 @@ def test_what_a_dead_member_sent_back_is_there_where_its_offset_is(tmp_path: Pat
         dies.lock([queue])
         dies.send_back(store.get_message("g", "t", 0, 0).messages)
         dies.commit({queue: 1})
-        left = dies._store.open()  # a machine crash ends it without a flush
+        left = dies._store.open()  # the crash ends it without a flush
         del dies
         assert DirectoryGroup(path, "g").members() == []
         DirectoryGroup(path, "g").create()
@@ -183,8 +182,8 @@ def test_what_a_dead_member_sent_back_is_there_where_its_offset_is(tmp_path: Pat
     assert found == {None, 1}
 
 
-def test_an_append_is_undone_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The append was on the device except for its last step: at any moment all of it is visible, or nothing."""
+def test_dead_append_is_visible_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Crash at any moment while an append is undone that was on the device except for its last step."""
     recorder, new = Recorder(tmp_path / "live"), [bytes([number]) * 2500 for number in range(8)]
 
     def die(published: PublishedEnd, confirm_offset: int) -> None:
@@ -217,7 +216,7 @@ def test_an_append_is_undone_as_a_whole(tmp_path: Path, monkeypatch: pytest.Monk
     assert {1, 9} <= found
 
 
-def test_a_queue_file_is_whole_before_the_next_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queue_file_is_complete_before_the_next_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Undoing an append also makes no hole in a file before the later files are deleted."""
     recorder, config = Recorder(tmp_path / "live"), small("ASYNC_FLUSH")
     entries = config.mappedFileSizeConsumeQueue // CQ_ENTRY.itemsize
@@ -244,11 +243,11 @@ def test_a_queue_file_is_whole_before_the_next_is_begun(tmp_path: Path, monkeypa
     assert {(False, 9), (True, 9), (True, 4)} <= found, "files came and went"
 
 
-def test_what_a_recovery_cleared_away_does_not_come_back(tmp_path: Path) -> None:
-    """Records after a torn one are valid, and would continue the log after new records."""
+def test_records_cut_off_by_recovery_do_not_come_back(tmp_path: Path) -> None:
+    """Records after a torn one are valid: they would continue the log after new records."""
     path, config = tmp_path / "live" / STORE, small("ASYNC_FLUSH")
     first, second = (tmp_path / name for name in ("first", "second"))
-    bodies = [bytes([number]) * 2500 for number in range(8)]  # three of them to a segment
+    bodies = [bytes([number]) * 2500 for number in range(8)]  # three to a segment
     with MessageStore.open(path, config=config) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", body) for body in bodies[:2]])

@@ -1,6 +1,6 @@
 """Delete a topic while any device call fails or the machine crashes: the topic is complete or deleted.
 
-ERRORS=1000 lets so many calls fail; FAIL=17 repeats one. CUTS=1000 checks so many crash moments.
+ERRORS=1000 lets so many calls fail; FAIL=17 repeats one. CUTS=1000 checks so many crashes.
 """
 
 from __future__ import annotations
@@ -134,7 +134,9 @@ def fail(tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> bool:
 
 
 @pytest.mark.parametrize("numbers", [range(ERRORS) if not ONLY else [int(ONLY)]])
-def test_a_call_that_fails(tmp_path: Path, numbers: range, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topic_is_complete_or_deleted_after_an_error(
+    tmp_path: Path, numbers: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in numbers:
         try:
             assert fail(tmp_path, number, monkeypatch)
@@ -144,7 +146,7 @@ def test_a_call_that_fails(tmp_path: Path, numbers: range, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_the_machine_goes_down(tmp_path: Path, *, again: bool) -> None:
+def test_topic_is_complete_or_deleted_after_a_crash(tmp_path: Path, *, again: bool) -> None:
     chance = random.Random(f"going down {again}")
     path = tmp_path / "running" / STORE
     make(path)

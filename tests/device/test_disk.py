@@ -61,17 +61,17 @@ SYNC_NAME = "names = os.open(root, os.O_RDONLY)\nos.fsync(names)\n"
         ),
     ],
 )
-def test_what_may_be_left(tmp_path: Path, run: str, expected: list[Tree]) -> None:
+def test_possible_states_after_a_crash(tmp_path: Path, run: str, expected: list[Tree]) -> None:
     found = left(recorded(tmp_path / "run", run))
     assert sorted(found, key=repr) == sorted(expected, key=repr)
 
 
-def test_names_in_a_directory_whose_own_name_is_lost(tmp_path: Path) -> None:
+def test_flushed_names_are_lost_with_their_directory(tmp_path: Path) -> None:
     run = "os.mkdir(root / 'd')\nfd = os.open(root / 'd' / 'a', os.O_CREAT)\nnames = os.open(root / 'd', 0)\n"
     assert {} in left(recorded(tmp_path / "run", run + "os.fsync(names)"))
 
 
-def test_pages_arrive_in_any_order_and_sectors_of_a_torn_one(tmp_path: Path) -> None:
+def test_pages_and_sectors_are_written_in_any_order(tmp_path: Path) -> None:
     run = f"fd = os.open(root / 'a', os.O_RDWR | os.O_CREAT)\nos.ftruncate(fd, {3 * PAGE})\nos.fsync(fd)\n{SYNC_NAME}"
     trees = left(recorded(tmp_path / "run", run + f"os.pwrite(fd, b'x' * {3 * PAGE}, 0)"))
     contents = [tree["a"] or b"" for tree in trees]
@@ -97,7 +97,7 @@ mapped[0:8] = b'87654321'
     assert set(found) == {bytes(8), b"12345678", b"87654321"}
 
 
-def test_a_flush_that_failed_is_not_made_good_by_the_next(tmp_path: Path) -> None:
+def test_pages_of_a_failed_flush_stay_lost(tmp_path: Path) -> None:
     fails = "try:\n    os.fsync(fd)\nexcept OSError:\n    os.fsync(fd)\n"
     run, fault = f"{WRITE}{SYNC_NAME}{fails}", Fault("fsync", 1, 5)
     assert {"a": b"\0\0\0"} in left(recorded(tmp_path / "run", run, fault))
@@ -110,7 +110,7 @@ def test_a_flush_that_failed_is_not_made_good_by_the_next(tmp_path: Path) -> Non
     assert again == [{"a": b"onemore!"}], "the whole page goes when it is written to once more"
 
 
-def test_a_tree_is_restored_as_it_was(tmp_path: Path) -> None:
+def test_tree_is_restored_unchanged(tmp_path: Path) -> None:
     tree: Tree = {"d": None, "d/a": b"x" * 5000 + bytes(5000), "d/empty": b"", "z": bytes(100)}
     restore(tree, tmp_path / "restored")
     assert tree_of(tmp_path / "restored") == tree

@@ -1,7 +1,7 @@
-"""Let any device call fail: the store raises a StoreError, and no guarantee is broken.
+"""Let any device call fail: the store raises a StoreError, and all guarantees hold.
 
-Afterwards the process restarts, or the machine crashes. ERRORS=10000 lets so many calls fail; a failure names its
-number, and FAIL=17 repeats it.
+Afterwards the process restarts, or the machine crashes. ERRORS=10000 lets so many calls fail; FAIL=17 repeats the
+failure with that number.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def fail(root: Path, number: int) -> bool:
 
 
 @pytest.mark.parametrize("numbers", [range(ERRORS) if not ONLY else [int(ONLY)]])
-def test_nothing_promised_is_lost(tmp_path: Path, numbers: range) -> None:
+def test_guarantees_hold_after_errors(tmp_path: Path, numbers: range) -> None:
     met = 0
     for number in numbers:
         met += fail(tmp_path, number)
@@ -96,7 +96,7 @@ def test_nothing_promised_is_lost(tmp_path: Path, numbers: range) -> None:
 
 
 def flushed(root: Path, fault: Fault) -> tuple[list[Change], range]:
-    """Fail to flush puts, reopen the store, put more and flush; return the changes and the first flush's calls."""
+    """Fail to flush puts, reopen the store, put more and flush; return the changes and the calls of the first flush."""
     recorder, path = Recorder(root, fault=fault), root / STORE
     with recorder.recording():
         store = MessageStore.open(path, config=small("ASYNC_FLUSH"))
@@ -113,7 +113,7 @@ def flushed(root: Path, fault: Fault) -> tuple[list[Change], range]:
             return recorder.changes[: recorder.look()], calls
 
 
-def test_what_can_still_be_read_is_on_the_device_when_the_store_was_opened_anew(tmp_path: Path) -> None:
+def test_reopening_after_failed_flush_flushes_readable_messages(tmp_path: Path) -> None:
     """Whichever flush failed, even if files had holes before. Later puts are on the device, too."""
     _, calls = flushed(tmp_path / "whole", NO_FAULT)
     assert len(calls) > 5, "of segments, queues and the published end"

@@ -28,7 +28,7 @@ def found(index: Index, hashed: int) -> list[int]:
     return list(index.file(name).candidates(hashed, 0, 1 << 62))
 
 
-def test_a_writer_killed_while_it_files_one_key_takes_no_other_with_it(tmp_path: Path) -> None:
+def test_killed_writer_loses_no_key_but_the_one_being_indexed(tmp_path: Path) -> None:
     """At every moment the unfinished entry is undone, and another key is indexed in its place."""
     recorder = Recorder(tmp_path / "run")
     (tmp_path / "run").mkdir()
@@ -48,8 +48,8 @@ def test_a_writer_killed_while_it_files_one_key_takes_no_other_with_it(tmp_path:
         assert found(again, 2) == [300]
 
 
-def test_pages_of_slots_are_written_before_they_are_touched(tmp_path: Path) -> None:
-    """A hole needs space when written: `write` raises an error, but touching the mapped page kills the process."""
+def test_slot_pages_are_written_before_they_are_mapped(tmp_path: Path) -> None:
+    """A full device lets `write` raise an error, but kills a process that touches a hole through a mapping."""
     recorder = Recorder(tmp_path / "run")
     (tmp_path / "run").mkdir()
     with recorder.recording():

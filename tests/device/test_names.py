@@ -1,4 +1,4 @@
-"""Settings and their new folder survive a machine crash right after they were written."""
+"""Settings and their new folder survive a machine crash right after the write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.device.test_crashes import STORE, up_again
 CUTS = 12
 
 
-def test_a_topic_that_was_created_is_there(tmp_path: Path) -> None:
+def test_created_topic_survives_a_crash(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "live")
     with recorder.recording(), MessageStore.open(tmp_path / "live" / STORE, config=small("ASYNC_FLUSH")) as store:
         store.create_topic("t", 3)

@@ -12,13 +12,13 @@ from pathlib import Path
 from tests.mutants.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 900  # one that never ends is noticed, too, unless the machine is busy
+SECONDS = 900  # a run that never ends counts as noticed, unless the machine is busy
 NEVER_ENDED = "no end"
-CUTS = "6000"  # at most; the first that goes wrong ends them
+CUTS = "6000"  # the first failure ends the run
 
 
 def verdict(mutant: Mutant, tree: Path) -> str:
-    """How it ended, "" for one that was noticed."""
+    """Return the outcome; "" if a test noticed."""
     path = tree / mutant.file
     text = path.read_text("utf-8")
     if text.count(mutant.before) != 1:
@@ -38,7 +38,7 @@ def verdict(mutant: Mutant, tree: Path) -> str:
 
 
 def main(part: str) -> int:
-    """Number of those that nobody noticed."""
+    """Return the number of mutants that no test noticed."""
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"

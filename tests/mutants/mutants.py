@@ -1,7 +1,4 @@
-"""Changes of `store/` that must not survive the tests: what each breaks, where, and the tests that notice.
-
-A text that is not there exactly once is an error of this list.
-"""
+"""Changes of `store/` that tests must notice. Each `before` text must exist exactly once in its file."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ DELETION = (
     "tests/store/broker/test_recreated_topics.py",
     "tests/store/broker/test_killed_deletion.py",
 )
-SYNCED = f"{CRASHES}::test_what_was_promised_is_there[SYNC_FLUSH]"
+SYNCED = f"{CRASHES}::test_guarantees_hold_after_machine_crashes[SYNC_FLUSH]"
 
 
 class Mutant(NamedTuple):
-    """name: what goes wrong; `before` in `file` becomes `after`; one of `tests` has to fail, or never end."""
+    """A defect: `before` in `file` becomes `after`. One of `tests` must fail or never end."""
 
     name: str
     file: str
@@ -95,7 +92,7 @@ MUTANTS = [
         "store/log/commit_log.py",
         "        for stop in (min(begin + _HEAD_BYTES, end), end):",
         "        for stop in (end,):",
-        (f"{CRASHES}::test_an_append_is_undone_as_a_whole",),
+        (f"{CRASHES}::test_dead_append_is_visible_completely_or_not_at_all",),
     ),
     Mutant(
         "queues never flushed",

@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
-def test_none_is_stale(mutant: Mutant) -> None:
-    """Whether each is noticed takes longer: `make mutants`. What is no Python no test runs with."""
+def test_no_mutant_is_stale(mutant: Mutant) -> None:
+    """`make mutants` checks that tests notice each mutant."""
     text = (ROOT / mutant.file).read_text("utf-8")
     assert text.count(mutant.before) == 1
     compile(text.replace(mutant.before, mutant.after), mutant.file, "exec")
