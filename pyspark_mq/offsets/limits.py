@@ -1,8 +1,7 @@
 """The starts and ends of a query: options such as `startingOffsets` and `startingTimestamp`, resolved to offsets.
 
-As in Spark's Kafka source, a time takes precedence over times by queue, and these over offsets. A time means the first
-message stored at or after it. Relative values are an addition: "-1000" is the last 1,000 messages of each queue, and
-"-10 minutes" is that long before the query is planned.
+As in Spark's Kafka source, a time takes precedence over times by queue, and these over offsets. Relative values are an
+addition: "-1000" is the last 1,000 messages of each queue, and "-10 minutes" is that long before the query is planned.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _UNITS_MS = {
 
 
 def milliseconds_of(text: str) -> float | None:
-    """Parse a duration, such as "10 minutes". Returns None for another text."""
+    """Parse a duration, such as "10 minutes". Return None for another text."""
     length = _LENGTH.fullmatch(text.strip())
     unit = _UNITS_MS.get(length[2].lower()) if length else None
     return None if length is None or unit is None else float(length[1]) * unit
@@ -62,8 +61,6 @@ class Limit(Protocol):
 
 @dataclass(frozen=True)
 class EarliestOrLatest:
-    """The earliest or the latest offset of every queue."""
-
     offset: int
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
@@ -72,7 +69,7 @@ class EarliestOrLatest:
 
 @dataclass(frozen=True)
 class LastMessages:
-    """The last `count` messages of each queue, or all if it has fewer."""
+    """The last `count` messages of each queue."""
 
     count: int
 
@@ -82,13 +79,13 @@ class LastMessages:
 
 @dataclass(frozen=True)
 class OffsetsByQueue:
-    """An offset for each queue, which may be EARLIEST or LATEST. option: the name of the option."""
+    """An offset for each queue, or EARLIEST or LATEST. option: the name of the option."""
 
     option: str
     offsets: Positions
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """Raises `OptionError` unless exactly the subscribed queues are named, as Spark's Kafka source does."""
+        """Raises `OptionError` unless exactly the subscribed queues are named, as in Spark's Kafka source."""
         _same_queues(self.option, self.offsets, bounds, "-2 for the earliest and -1 for the latest offset of a queue")
         return {queue: _offset(self.offsets[queue], bound) for queue, bound in bounds.items()}
 
@@ -97,7 +94,7 @@ class OffsetsByQueue:
 class Time:
     """The first message of each queue that was stored at or after a time.
 
-    timestamp: ms since 1970, or negative: relative to now. unmatched: the result if all messages are older; a relative
+    timestamp: ms since 1970; negative: relative to now. unmatched: what to do if all messages are older. A relative
     time then always gives the latest offset.
     """
 
@@ -114,7 +111,7 @@ class Time:
 
 @dataclass(frozen=True)
 class TimesByQueue:
-    """Like `Time`, with a time for each queue."""
+    """A `Time` for each queue."""
 
     option: str
     timestamps: Positions
@@ -132,10 +129,7 @@ class GroupPosition:
     group: str
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """Keep offsets outside of their queues, which show that messages are lost or the queue was replaced.
-
-        A queue that is deleted concurrently gets no offset.
-        """
+        """Keep offsets outside of their queues: they show a loss. A queue deleted concurrently gets no offset."""
         positions = {queue: first for queue, (first, _) in bounds.items()} | log.committed(self.group, bounds)
         there = log.bounds(positions)
         for queue, (_, end) in there.items():  # the group may have read past `bounds` since
@@ -145,10 +139,7 @@ class GroupPosition:
 
 
 def parse_offsets(option: str, text: str, group: str | None = None) -> Limit:
-    """Parse `startingOffsets` or `endingOffsets`. group: the query's group, for the value "group".
-
-    Raises `OptionError`, which names the wrong part of the text.
-    """
+    """Parse `startingOffsets` or `endingOffsets`. group: for the value "group". Raises `OptionError`."""
     word = text.strip().lower()
     if word in ("earliest", "latest"):
         return EarliestOrLatest(EARLIEST if word == "earliest" else LATEST)
@@ -206,10 +197,7 @@ def start_of(given: Mapping[str, str]) -> Limit | None:
 
 
 def end_of(given: Mapping[str, str]) -> Limit | None:
-    """Return the end of a batch query, or None. Raises `OptionError`.
-
-    A time after all messages means the latest offset.
-    """
+    """Return the end of a batch query, or None. Raises `OptionError`."""
     return _first_given(
         given,
         {
@@ -238,9 +226,9 @@ def require_order(start: Limit, end: Limit) -> None:
 
 
 def says(limit: Limit, offset: int) -> str | None:
-    """Return whether a limit is `offset`, EARLIEST or LATEST, as a text for an error.
+    """Return for which queues a limit is `offset`, EARLIEST or LATEST, for an error.
 
-    Returns "" if it is so in all queues, " for <queue>" if in one of them, and None if in none.
+    The text is "" for all queues and " for <queue>" for one; None means none.
     """
     if isinstance(limit, EarliestOrLatest):
         return "" if limit.offset == offset else None
@@ -256,7 +244,7 @@ def _strategy(name: str, given: Mapping[str, str]) -> Strategy:
 
 
 def _first_given(given: Mapping[str, str], parsers: Mapping[str, Callable[[str, str], Limit]]) -> Limit | None:
-    """Return the limit of the first option that is given. All given options are parsed, so that errors are raised."""
+    """Return the limit of the first given option. Parse all given options, so that an invalid one raises an error."""
     limits = [parse(name, given[name]) for name, parse in parsers.items() if name in given]
     return limits[0] if limits else None
 
@@ -280,7 +268,6 @@ def _by_time(
 
 
 def _inside(positions: Positions, bounds: Mapping[Queue, Bounds]) -> Positions:
-    """Clamp each position to the bounds of its queue."""
     there = ((queue, bounds[queue]) for queue in bounds if queue in positions)
     return {queue: min(max(positions[queue], first), end) for queue, (first, end) in there}
 
@@ -300,7 +287,6 @@ def _offset(offset: int, bound: Bounds) -> int:
 
 
 def _same_queues(option: str, named: Iterable[Queue], bounds: Mapping[Queue, Bounds], use: str) -> None:
-    """Raise `OptionError` unless exactly the subscribed queues are named. use: advice on values."""
     for problem, queues in (
         ("names queues that do not exist or are not subscribed", set(named) - bounds.keys()),
         ("has to name every subscribed queue and leaves out", bounds.keys() - set(named)),

@@ -2,15 +2,11 @@
 
     case      detected by                                   true    with failOnDataLoss=false the query continues
     EXPIRED   a queue's first message is after the query's  fails   at the first message
-              offset: in the driver, or in a task that
-              retention overtook
+              offset, in the driver or in a task
     CUT       a queue ends before the query's offset        fails   at the first message: it is another queue
-    ANOTHER   the message before the query's offset, or     fails   at the first message; a task does not know the
-              before a batch's end, differs from the                next batch, and skips its range
-              fingerprint in the checkpoint
-    GONE      a queue in the checkpoint is deleted or not   fails   without it; at the first message if it is
-              subscribed; or a queue of a task, or of a             created again
-              new query while it is planned, is deleted
+    ANOTHER   the message before the query's offset or a    fails   at the first message; a task skips its range
+              batch's end is not the checkpoint's
+    GONE      a queue is deleted or not subscribed          fails   without it; at its first message if recreated
     UNSEEN    a task does not see the end of its range      fails   with the part that it sees
     MISSING   a topic or queue that an option names does    fails   without it until it is created; but a new query
               not exist, and is not in the checkpoint               and a batch query fail
@@ -19,8 +15,7 @@
 Messages of the last two cases may still arrive, so they raise `SubscriptionError` and `OptionError`, not
 `DataLossError`. A recreated topic is EXPIRED if anything is lost. A store restored from a backup, or a topic that a
 RocketMQ broker restarted at 0, is CUT if it has fewer messages than were read, else ANOTHER. An empty range is never
-lost. Trigger.AvailableNow is no special case: it ends with the messages present when it began. A real-time task stops
-reading a queue that becomes ANOTHER, CUT or GONE; with failOnDataLoss=false the next batch continues as in the table.
+lost. A real-time task stops reading a queue that becomes ANOTHER, CUT or GONE; the next batch reports the loss.
 """
 
 from __future__ import annotations
@@ -52,17 +47,14 @@ class Case(Enum):
 
 
 class Loss(NamedTuple):
-    """Messages that a query counts on and that its queue does not have.
-
-    lost: an empty range if the number is unknown. there: the present bounds of the queue.
-    """
+    """A loss. lost: an empty range if the number of messages is unknown. there: the present bounds of the queue."""
 
     lost: QueueRange
     case: Case
     there: Bounds = Bounds(0, 0)
 
     def left_of(self, wanted: QueueRange) -> QueueRange:
-        """Return the remaining part of a range: its begin, if the loss is after that, else its end."""
+        """Return the rest of a range: its begin, if the loss is after that, else its end."""
         if self.lost.start > wanted.start:
             return wanted._replace(end=self.lost.start)
         return wanted._replace(start=self.lost.end)
@@ -106,10 +98,7 @@ def loss_in(wanted: QueueRange, there: Bounds | None, is_another: bool) -> Loss 
 
 
 def report_loss(fail: bool, loss: Loss, option: str = "") -> None:
-    """Raise `DataLossError` if `fail`, the value of `failOnDataLoss`; otherwise warn.
-
-    The caller then continues as in the table. option: the option that counts on the messages; "" for the checkpoint.
-    """
+    """Raise `DataLossError` if `fail`, the value of `failOnDataLoss`; otherwise warn. option: "" for the checkpoint."""
     what = f"{option}: {loss}" if option else str(loss)
     if fail:
         raise DataLossError(

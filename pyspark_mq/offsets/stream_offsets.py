@@ -2,30 +2,26 @@
 
 The offset of a micro-batch is JSON in Spark's checkpoint, so the format must stay compatible between versions:
 
-    {"orders": {"0": 23, "1": 345}, "$start": {"orders": {"1": 300}}}
+    {"orders": {"0": 23, "1": 345}, "$start": {"orders": {"1": 300}},
+     "$last": {"orders": {"0": [104857, 1763772000123]}}}
 
-maps each queue to the *next* offset to read. `$start` pins the begin of this batch, in a queue that the batch reads for
-the first time (all queues in the first batch, new queues later), or in which it skipped lost messages. In other queues
-a batch begins at the end of the previous one. Spark asks for the initial offset again when it replays the first batch.
-By then "latest" and "earliest" may have moved, but the pin has not.
+It has the *next* offset to read in each queue. `$start` pins the begin of this batch if that is not the end of the
+previous batch: in a queue that is read for the first time, or after lost messages. When Spark replays the first batch,
+it asks for the initial offset again, and "latest" may have moved.
 
-    {"orders": {"0": 23, "1": 0}, "$last": {"orders": {"0": [104857, 1763772000123]}}}
+`$last` is the fingerprint of each queue's last message before `next`: log offset and store time. If that message is now
+another one, the topic was recreated, the store was restored from a backup, or a crash lost unflushed messages. A queue
+without a readable last message is left out. `$last` is always present, to distinguish these offsets from other
+sources'.
 
-`$last` is the fingerprint of each queue's last message before `next`: log offset and store time. A queue is left out if
-that message is deleted or damaged, or does not exist. If the message there now is another one, the topic was recreated,
-the store was restored from a backup, or a machine crashed before messages were flushed. `$last` is always present, if
-only as `{}`, to distinguish these offsets from other Spark sources'.
-
-Topic names contain no `$`, so keys that begin with it are reserved for this format. An unknown one was written by a
-newer version.
+Topic names contain no `$`. An unknown key that begins with `$` was written by a newer version.
 
 The end of a real-time batch is not known when it is planned. Its offset has the begin of each task, and names the
-ledger's records with the ends. Here `$last` is about the messages before `$from`:
+ledger's records, which have the ends. `$last` is about the messages before `$from`:
 
     {"$epoch": 7, "$reader": "5f0c2b9e...", "$from": [{"orders": {"0": 23}}, {"orders": {"1": 345}}], "$last": {}}
 
-Positions are JSON `{topic: {queue id: value}}` here, in the ledger, and in options. The JSON may be damaged or
-malicious, so all of it is validated before use.
+The JSON may be damaged or malicious, so all of it is validated before use.
 """
 
 from __future__ import annotations
@@ -67,17 +63,17 @@ def to_json(positions: Mapping[Queue, int | list[int]]) -> OffsetJson:
 
 
 def positions_from_json(json_: Any, lowest: int = 0) -> Positions:
-    """Parse the JSON of `to_json`, with offsets of at least `lowest`. Raises `ValueError` with the wrong part."""
+    """Parse the JSON of `to_json`, with offsets of at least `lowest`. Raises `ValueError`."""
     return _by_queue(json_, "an offset belongs", lambda value: value if is_long(value, lowest) else None)
 
 
 def fingerprints_to_json(last: Fingerprints) -> OffsetJson:
-    """Return `{topic: {queue id: [log offset, ms]}}`, as `to_json`."""
+    """Return `{topic: {queue id: [log offset, ms]}}`."""
     return to_json({queue: list(was) for queue, was in last.items()})
 
 
 def fingerprints_from_json(json_: Any) -> Fingerprints:
-    """Parse the JSON of `fingerprints_to_json`. Raises `ValueError`, which names the wrong part."""
+    """Parse the JSON of `fingerprints_to_json`. Raises `ValueError`."""
 
     def fingerprint(value: Any) -> Fingerprint | None:
         good = isinstance(value, list) and len(value) == 2 and all(is_long(number) for number in value)
@@ -87,7 +83,6 @@ def fingerprints_from_json(json_: Any) -> Fingerprints:
 
 
 def _by_queue(json_: Any, expected: str, parse: Callable[[Any], T | None]) -> dict[Queue, T]:
-    """Parse `{topic: {queue id: value}}`. Raises `ValueError` for a value for which `parse` returns None."""
     values: dict[Queue, T] = {}
     for topic, by_queue in json_object(json_, "the top level").items():
         for queue_id, value in json_object(by_queue, repr(topic)).items():
@@ -130,11 +125,7 @@ def shown(json_: Any) -> str:
 
 @dataclass(frozen=True)
 class StreamOffset:
-    """The end of one micro-batch.
-
-    next: the offset of the next message to read, for each queue. starts: the pinned begin of this batch, in queues in
-    which it differs from the end of the previous one. last: the message before `next`, in queues that have one.
-    """
+    """The end of one micro-batch. starts: `$start`."""
 
     next: Positions
     starts: Positions = field(default_factory=dict)
@@ -176,8 +167,8 @@ class _EpochJson(msgspec.Struct, forbid_unknown_fields=True, rename=_OF_EPOCH):
 class EpochOffset:
     """The end of one real-time batch.
 
-    epoch: the number of the batch among real-time batches. reader: the id of the run of the query that planned it, 32
-    hexadecimal digits. tasks: for each task, the begin of its queues. last: the message before each begin, if any.
+    epoch: its number among real-time batches. reader: the id of the run of the query that planned it, 32 hexadecimal
+    digits. tasks: for each task, the begin of its queues. last: the message before each begin, if any.
     """
 
     epoch: int
@@ -187,7 +178,7 @@ class EpochOffset:
 
     @property
     def begin(self) -> Positions:
-        """The begin of the batch in each queue, of all tasks."""
+        """The begin of the batch in each queue."""
         return {queue: offset for task in self.tasks for queue, offset in task.items()}
 
     def last_of(self, task: Positions) -> Fingerprints:
@@ -195,13 +186,12 @@ class EpochOffset:
         return {queue: self.last[queue] for queue in task if queue in self.last}
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON in a canonical order, as `StreamOffset.to_json`."""
         begin = [to_json(task) for task in self.tasks]
         return {_EPOCH: self.epoch, _READER: self.reader, _FROM: begin, _LAST: fingerprints_to_json(self.last)}
 
     @classmethod
     def from_json(cls, json_: Any) -> EpochOffset | None:
-        """Parse an offset, or return None for a micro-batch's. Raises `CheckpointError` as `StreamOffset.from_json`."""
+        """Parse an offset, or return None for a micro-batch's. Raises `CheckpointError`."""
         if not isinstance(json_, dict) or _EPOCH not in json_:
             return None
         _refuse_newer(json_, tuple(_OF_EPOCH.values()))
@@ -239,10 +229,9 @@ class BatchStart(NamedTuple):
 def begin_batch(start: StreamOffset, bounds: Mapping[Queue, Bounds], replaced: Collection[Queue] = ()) -> BatchStart:
     """Return the begin of the batch after `start`. bounds: of the subscribed queues.
 
-    replaced: queues in which the message before `start.next` is not the one that was read.
-
-    A queue that no batch has read begins at its first message. A pin is kept until a batch moves past it, so the end
-    offset of the first batch in a queue has the pin. After lost messages the batch begins, pinned, at the next one.
+    replaced: queues in which the message before `start.next` is not the one that was read. A new queue begins at its
+    first message, and after lost messages a batch begins at the next one, both pinned. A pin is kept until a batch
+    moves past it.
     """
     begin: Positions = {}
     starts: Positions = {}
@@ -280,7 +269,6 @@ def _bare(json_: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tasks(json_: list[Any]) -> tuple[Positions, ...]:
-    """Parse the tasks' positions. Raises `ValueError` if an item is malformed, or if two tasks have the same queue."""
     tasks = tuple(positions_from_json(task) for task in json_)
     seen: set[Queue] = set()
     for queue in (queue for task in tasks for queue in task):

@@ -1,26 +1,23 @@
 """The last batch that each query wrote, so that a batch which Spark runs again is not written twice.
 
-Each batch is appended together with a record: a message to `COMMITS_TOPIC` with the query as its key. Readers see both
-or neither. Retention deletes records as it deletes messages, so a small file for each query keeps the latest state:
+Each batch is appended together with a record: a message to `COMMITS_TOPIC` with the query as its key. Retention deletes
+records as it deletes messages, so a small file in the store keeps the latest state of each query:
 
     commits/<query>/mark.json    {"batch": 41, "written": false, "since": 7, "rows": {"orders": 3}, "run": "5f0c2b...",
                                   "last": [104857, 1763772000123], "plan": "9a0364...", "consecutive": true}
 
-The folder is in the store. The file is written and synced before a batch is appended, with `written` false, and again
-afterwards, with `written` true. So a batch later than the file's was never appended, and an earlier one is refused. If
-`written` is false, the batch was appended if and only if there is a record of it at offset `since` or later.
+It is written and synced before a batch is appended, with `written` false, and again afterwards, with `written` true. So
+a batch later than the file's was never appended. If `written` is false, the batch was appended if and only if there is
+a record of it at offset `since` or later.
 
-A commit locks the query's folder, because the commit of a killed driver may still be running. The log is older than the
-file if it ends before `since`, or if the message before `since` is not the one in `last`. It then lacks some of the
-query's batches.
-
-Spark commits every batch of a stream, including empty ones, and starts a batch only after the previous one is
-committed. So each batch writes the file ("consecutive"). If the file's batch is not the previous one, the store is
-older than the checkpoint. Writes in a `foreachBatch` may skip batches.
+If the log ends before `since`, or the message before `since` is not the one in `last`, then the log is older than the
+file and lacks batches. A stream commits every batch, including empty ones, so each one writes the file ("consecutive").
+If the file's batch is not the previous one, the store is older than the checkpoint. Writes in a `foreachBatch` may skip
+batches.
 
 The number alone does not identify a batch: Spark may plan it again, or two writes of one `foreachBatch` may share it.
-So a batch is skipped only if another run of the query wrote it, and if it has the same plan in the checkpoint. If the
-plan is not readable, the number of rows for each topic must be equal.
+So a batch is skipped only if another run of the query wrote it with the same plan in the checkpoint. If the plan is not
+readable, the number of rows for each topic must be equal.
 """
 
 from __future__ import annotations
@@ -70,7 +67,7 @@ class Batch:
     """A batch to write.
 
     rows: the number for each topic. run: the id of the query's run, or "" if unknown. plan: see `plan_of`. consecutive:
-    whether all earlier batches were recorded, as a stream's are; false in `foreachBatch`.
+    false in `foreachBatch`.
     """
 
     number: int
@@ -84,8 +81,8 @@ class Batch:
 class Mark:
     """The content of a query's file.
 
-    since: queue offset. last: the fingerprint of the message before it, if any. run, plan, consecutive, rows: of the
-    batch; rows is None if any number of rows matches.
+    since: queue offset. last: the fingerprint of the message before it, if any. rows: None if any number of rows
+    matches.
     """
 
     batch: Long
@@ -99,8 +96,6 @@ class Mark:
 
 
 class MarkFile:
-    """The file of one query, in a folder that is locked during a commit."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / "mark.json"
@@ -110,7 +105,7 @@ class MarkFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the query's folder. The kernel releases the lock of a killed process. Raises `CommitError`."""
+        """Lock the query's folder, because the commit of a killed driver may still be running. Raises `CommitError`."""
         try:
             if not self._folder.is_dir():
                 make_directory(self._folder.parent)
@@ -155,7 +150,6 @@ class Commits:
     """The written batches of one query in one log."""
 
     def __init__(self, log: LogWriter, folder: Path, query: str) -> None:
-        """folder: holds the files of all queries."""
         self.file = MarkFile(folder / query)
         self._log = log
         self._query = query
@@ -163,8 +157,7 @@ class Commits:
     def has(self, batch: Batch) -> bool:
         """Return whether a batch was written. Raises `CommitError` if that is unknown, or for a batch before the last.
 
-        Spark runs only its last batch again. An earlier one means that the checkpoint is outdated: Spark plans its
-        batches again, and the written batches with the same numbers may have had other rows.
+        Spark runs only its last batch again. An earlier one means that the checkpoint is outdated.
         """
         mark = self.file.read()
         if mark is not None and mark.batch > batch.number:
@@ -191,7 +184,7 @@ class Commits:
         return True
 
     def _must_follow(self, mark: Mark, batch: Batch) -> None:
-        """Raise `CommitError` if the log is known to lack a batch between the mark's and this one.
+        """Raise `CommitError` if the log lacks a batch between the mark's and this one.
 
         mark: of an earlier batch, or of this one without rows.
         """
@@ -232,12 +225,10 @@ class Commits:
         return False
 
     def _is_older(self, mark: Mark) -> bool:
-        """Return whether the log was replaced or lost its end since the mark was written."""
         last = {} if mark.last is None else {_RECORDS: Fingerprint(*mark.last)}
         return mark.since > self._bounds().max_offset or bool(self._log.replaced({_RECORDS: mark.since}, last))
 
     def _must_be_same(self, mark: Mark, batch: Batch) -> None:
-        """Raise `CommitError` if the batch is known to differ from the written one with its number."""
         if batch.run and mark.run == batch.run:
             raise CommitError(
                 f"{self.file}: batch {batch.number} was written before in this run of the query: two writes in one "
@@ -259,10 +250,7 @@ class Commits:
             )
 
     def begin(self, batch: Batch) -> None:
-        """Record that a batch is about to be written, and sync the record.
-
-        Raises `CommitError`.
-        """
+        """Record that a batch is about to be written, and sync the record. Raises `CommitError`."""
         if COMMITS_TOPIC not in self._log.topics():
             self._log.create_topic(COMMITS_TOPIC, 1)
         self._note(batch, batch.rows, written=False)
@@ -277,13 +265,13 @@ class Commits:
         return pa.RecordBatch.from_arrays(columns, ["body", "keys", "queueId"])
 
     def end(self, batch: Batch) -> None:
-        """Record that a batch is written and synced, or that it has no rows. Raises `CommitError`."""
+        """Record that a batch is written and synced, or has no rows. Raises `CommitError`."""
         self._note(batch, batch.rows, written=True)
 
     def skip(self, batch: Batch) -> None:
         """Record that a written batch came again. Raises `CommitError`.
 
-        The rows and the plan of its first run are kept, because the query may have produced other rows in this run.
+        Keep the rows and the plan of its first run, because this run may have produced other rows.
         """
         mark = self.file.read()
         if mark is None or mark.batch < batch.number:
@@ -304,7 +292,6 @@ class Commits:
         return False
 
     def _bounds(self) -> Bounds:
-        """Return the bounds of the records; (0, 0) if the topic does not exist yet."""
         return self._log.bounds([_RECORDS]).get(_RECORDS, Bounds(0, 0))
 
     def _note(self, batch: Batch, rows: Mapping[str, int] | None, *, written: bool) -> None:
@@ -326,8 +313,7 @@ _MAX_PLAN_BYTES = 1 << 30  # a source may have any number of queues
 def plan_of(checkpoint: str | None, batch: int) -> str:
     """Return a digest of the file in which Spark recorded the end of a batch; "" if that file is not visible here.
 
-    checkpoint: the option checkpointLocation; relative to the driver's working directory, as in Spark. Raises
-    `StoreUnavailable`, `CorruptStore`.
+    Raises `StoreUnavailable`, `CorruptStore`.
     """
     if not checkpoint:
         return ""

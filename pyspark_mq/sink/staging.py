@@ -1,15 +1,13 @@
-"""The rows of an exactly-once write. Each task stages its rows in an Arrow file, and the driver appends all of them.
+"""The rows of an exactly-once write: each task stages its rows in an Arrow file, and the driver appends all of them.
 
     <stagingPath>/<owner>.<run>/<partition>-<attempt>.arrow
 
 The owner is the id of a streaming query, with its producerGroup if it has one, or "batch" for other writes. A run is
-one attempt of Spark at one write. The run of a query begins with the number of its batch. Folders with other names are
-ignored.
+one attempt of Spark at one write. The run of a query begins with the number of its batch.
 
-A commit for a query deletes the query's runs of this batch and of earlier ones. It keeps runs of later batches, because
-the driver may have been replaced. It also deletes runs of other owners that were not written for `RETENTION_SECONDS`.
-Files are not synced, because Spark runs an uncommitted batch again after a crash. On an object store, tasks and the
-driver use local copies of the files.
+A commit deletes the query's runs up to this batch, but not later ones, because the driver may have been replaced. It
+also deletes runs of other owners that were not written for `RETENTION_SECONDS`. Files are not synced, because Spark
+runs an uncommitted batch again after a crash.
 
 The folder of a run has an object `.made` until the run is over. Without it a write fails, so a task that Spark gave up
 cannot write after the run.
@@ -39,7 +37,7 @@ _TOPIC = b"topic"  # in the metadata of a file's batches, each of which has mess
 
 
 class Staging:
-    """One directory, or one folder of an object store, that the driver and all executors see."""
+    """A directory or a folder of an object store, that the driver and all executors see."""
 
     def __init__(self, path: str) -> None:
         """path: a directory or a URL."""
@@ -81,9 +79,8 @@ class Staging:
         return ("" if writer is None else name), rows
 
     def tables(self, files: Iterable[str]) -> dict[str, pa.Table]:
-        """Return the rows for each topic, in the order of the files, memory-mapped.
-
-        Raises `StagingError` for a missing file.
+        """Return the rows for each topic, in the order of the files, memory-mapped. Raises `StagingError` for a missing
+        file.
         """
         batches: dict[str, list[pa.RecordBatch]] = {}
         for file in files:
@@ -114,12 +111,12 @@ class Staging:
                     self._objects.delete_all(folder)
 
     def _is_over(self, folder: str, oldest: float) -> bool:
-        """Return whether no file of a run was written since `oldest` (seconds since 1970)."""
+        """oldest: seconds since 1970."""
         times = self._objects.names(folder).values()
         return max((time for time in times if time is not None), default=oldest) < oldest
 
     def _runs(self) -> list[str]:
-        """Return the folders of runs. Other folders here are notes of a log without a directory."""
+        """Return the folders of runs. Without a directory for the log, its other notes are here, too."""
         with suppress(ObjectsUnavailable):
             return [name for name, time in self._objects.names("").items() if time is None and "." in name]
         return []

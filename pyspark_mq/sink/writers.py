@@ -33,8 +33,8 @@ from store.model.log_protocol import Log, LogAddress, LogWriter
 
 _log = logging.getLogger("pyspark_mq")
 
-# Local properties of a streaming query's tasks: its id, which is the checkpoint's, the number of the batch, and the id
-# of its run. A program that sets its own job group replaces the last one.
+# Local properties of a streaming query's tasks: the id in its checkpoint, the number of the batch, and the id of its
+# run. A program that sets its own job group replaces the last one.
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 _RUN_ID = "spark.jobGroup.id"
@@ -107,7 +107,7 @@ class AtLeastOnce:
 
 
 class AllOrNothing:
-    """A batch write whose rows become visible together. Readers see none of them if it fails."""
+    """A batch write whose rows become visible together."""
 
     def __init__(self, options: WriteOptions) -> None:
         self._options = options
@@ -138,7 +138,7 @@ class AllOrNothing:
         return self._staging.write(owner, run, f"{context.partitionId()}-{context.taskAttemptId()}", checked)
 
     def _append(self, log: LogWriter, sent: Sequence[TaskRows], more: Mapping[str, pa.RecordBatch]) -> None:
-        """Append the staged rows and `more`, a batch for each topic, in one publication, and sync them."""
+        """Append and sync the staged rows and `more`, a batch for each topic, in one publication."""
         tables = self._staging.tables(each.file for each in sent if each.file)
         staged, rows = sum(table.num_rows for table in tables.values()), _rows_of(sent).total()
         if staged != rows:  # a file that was cut between two batches can be read without an error
@@ -155,11 +155,10 @@ class AllOrNothing:
 
 
 class OncePerBatch(AllOrNothing):
-    """Writes a micro-batch of a streaming query once, either the stream's own or in its `foreachBatch`.
+    """Writes a micro-batch of a streaming query once: the stream's own write, or one in its `foreachBatch`.
 
-    The query is identified by the id in its checkpoint. In `foreachBatch`, `producerGroup` is added, which
-    distinguishes several writes of one batch. Such a write may skip batches. A stream commits and records every batch,
-    including empty ones.
+    The id in the checkpoint identifies the query. In `foreachBatch`, `producerGroup` distinguishes several writes of
+    one batch, and a write may skip batches.
     """
 
     @property
@@ -205,15 +204,11 @@ def _context() -> TaskContext:
 
 
 def _rows_of(sent: Iterable[TaskRows]) -> Counter[str]:
-    """Return the number of rows of all tasks for each topic."""
     return sum((Counter(each.rows) for each in sent), Counter())
 
 
 def _streaming_batch() -> tuple[str, int, str]:
-    """Return the id of this task's streaming query, the number of its batch, and the id of its run, or "" if unknown.
-
-    Raises `OptionError` outside of a streaming query.
-    """
+    """Return the ids of the query, its batch and its run ("" if unknown). Raises `OptionError`."""
     query, batch, run = map(_context().getLocalProperty, (_QUERY_ID, _BATCH_ID, _RUN_ID))
     if not query or not batch:
         raise OptionError(
@@ -226,7 +221,6 @@ def _streaming_batch() -> tuple[str, int, str]:
 def _of_known_topics(
     address: LogAddress, tables: Iterable[tuple[str, pa.RecordBatch]]
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Raise `SubscriptionError` at the first row for a topic that does not exist."""
     known: set[str] = set()
     for topic, table in tables:
         if topic not in known:

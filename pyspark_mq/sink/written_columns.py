@@ -118,7 +118,6 @@ def check_schema(schema: StructType, topic: str | None) -> None:
 
 
 def _example(names: list[str]) -> str:
-    """Return an example expression that makes a body of the DataFrame's columns."""
     return 'expr("to_json(struct(*)) AS body")' if len(names) != 1 else f'col("{names[0]}").alias("body")'
 
 
@@ -134,10 +133,9 @@ def _unknown(name: str) -> str:
 
 
 def tables_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the messages of one Arrow batch by topic, rows in their order. The schema was checked.
+    """Yield the messages of one Arrow batch by topic, rows in their order, for `MessageStore.append_table`.
 
-    topic: of all rows, if an option names it. The batches have the columns of `MessageStore.append_table`. Raises
-    `RowError` for a row without a body or a topic, or with a topic that is reserved for records of the store.
+    topic: of all rows, or None for the column. Raises `RowError` for a row without body or topic, or a reserved topic.
     """
     if batch.num_rows == 0:
         return
@@ -181,7 +179,6 @@ def with_unique_keys(batch: pa.RecordBatch, task: str, first: int) -> pa.RecordB
 
 
 def _with_property(maps: pa.MapArray, name: str, values: pa.StringArray) -> pa.MapArray:
-    """Add a property to each row that does not have it."""
     offsets = numbers(maps.offsets).astype(np.int64)
     lengths = np.where(numbers(maps.is_valid()), np.diff(offsets), 0)
     row_of = np.repeat(np.arange(len(maps)), lengths)
