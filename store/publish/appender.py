@@ -1,12 +1,11 @@
 """Append records: acquire the lock, write, publish. Repair an append whose process died.
 
-The order of the steps makes an append atomic (see `published_end`): announce and write records, a piece at a time;
-flush them if asked; write queue entries and keys; publish once. If an append fails before the last step, readers see
-nothing of it, and the next append undoes it first.
+The order of the steps makes an append atomic (see `published_end`): announce and write records, piece by piece; flush
+them if asked; write queue entries and keys; publish once. The next append undoes one that failed before its publication.
 
 After a crash of the machine, the log has a flushed append completely or not at all. Recovery walks the log, so the
 size of the first record is written last, after the other bytes were synced: until then the log ends there. An append of
-several pieces is written in the same way, because some readers walk the log.
+several pieces is written in the same way, because readers of a broker's directory walk the log.
 """
 
 from __future__ import annotations
@@ -48,15 +47,15 @@ class Appender:
     def append(
         self, pieces: Iterable[Piece], *, flush: bool = False, unless: Condition | None = None
     ) -> AppendResult | None:
-        """Append the records of all pieces atomically. Without pieces, do nothing.
+        """Append the records of all pieces atomically; without pieces, do nothing.
 
-        Encodes the first two pieces before it acquires the lock, so that short appends hold it only briefly. A single
-        piece of a few messages goes through `append_few`. flush: sync the records before publishing them, as with
-        `sync_flush`. unless: called under the lock before the first write; if it returns true, this writes nothing and
-        returns None.
+        Encodes the first two pieces before it acquires the lock, so that short appends hold it only briefly.
 
-        Raises `StoreFull`, `MessageRefused`, `FlushFailed`, `UnknownTopic` if a topic was deleted after its records
-        were encoded, and any error of the iterator; nothing is published then.
+        flush: sync the records before publishing them, as with `sync_flush`. unless: called under the lock before the
+        first write; if it returns true, this writes nothing and returns None.
+
+        Raises `StoreFull`, `MessageRefused`, `FlushFailed`, `UnknownTopic` if a topic was deleted concurrently, and any
+        error of the iterator; nothing is published then.
         """
         following = iter(pieces)
         begun = list(islice(following, 2))
@@ -89,7 +88,7 @@ class Appender:
         self._tail.repair()
 
     def _append_waiting(self, waiting: list[WaitingAppend]) -> None:
-        """Append the records of several threads, and set their results. Call under the lock. Raises as `append`.
+        """Append the records of several threads. Call under the lock. Raises as `append`.
 
         Sets the results even if an interrupt arrives after the publication: threads without a result append again.
         """
@@ -117,8 +116,7 @@ class WaitingAppend:
 class GroupCommit:
     """Combines small appends of several threads: the thread that acquires the lock appends for all waiting threads.
 
-    An append for ten threads takes about as long as for one. Each thread's append is atomic and gets its own result or
-    error.
+    Each thread's append is atomic and gets its own result or error.
     """
 
     def __init__(self, lock: StoreLock, append: Callable[[list[WaitingAppend]], None]) -> None:
@@ -153,12 +151,11 @@ class GroupCommit:
             self._append([own])
 
     def _withdraw(self, append: WaitingAppend) -> bool:
-        """Remove an append from the waiting ones; return whether it was waiting."""
         return self._waiting.pop(append, append) is None
 
 
 class _Appended(NamedTuple, Generic[Result]):
-    """An append of log bytes [begin, end) with written records, queue entries and keys, which is not published yet."""
+    """An unpublished append of log bytes [begin, end), completely written."""
 
     begin: int
     end: int
@@ -168,7 +165,7 @@ class _Appended(NamedTuple, Generic[Result]):
 
 
 class LogTail:
-    """Writes to log, queues and index after the published end. Call its methods under the lock."""
+    """Writes log, queues and index after the published end. Call its methods under the lock."""
 
     def __init__(
         self,
@@ -232,16 +229,16 @@ class LogTail:
         self._next_offsets = appended.next_offsets
 
     def is_published(self, appended: _Appended[Result]) -> bool:
-        """Return whether an append is published and is the last one."""
+        """Return whether the append was published, as the last one."""
         return self._published_end.confirm_offset == appended.end
 
     def repair(self) -> None:
         """Undo an append whose process died, and complete a topic deletion whose process died.
 
-        Zeroes the announced bytes of the append, and drops its queue entries and keys. They were not published, but
-        later appends move the confirm offset past them: then a stale entry would count and a stale record would parse.
-        Changes the log last. If this process died before, RocketMQ would otherwise take the first entry of an empty
-        queue file for a message. Call before an append: it may be to a topic with the deleted topic's name.
+        Zeroes the announced bytes of the append, and drops its queue entries and keys. Later appends move the confirm
+        offset past them: then a stale entry would count and a stale record would parse. Changes the log last, or else
+        RocketMQ may take the first entry of an empty queue file for a message if this process dies, too. Call before
+        an append, which may be to a topic with the deleted topic's name.
 
         Raises `FlushFailed` if a flush ever failed, and `CorruptStore` if the published end is older than the log;
         nothing is undone then.
@@ -269,7 +266,6 @@ class LogTail:
         self._log.segments.flush_names()
 
     def _must_be_newer(self) -> None:
-        """Raises `CorruptStore` if the published end is older than the log."""
         behind = self._published_end.written_end
         if self._log.may_go_on(behind) and next(walk(self._log, behind), None) is not None:
             raise self._published_end.is_older()
@@ -294,7 +290,7 @@ class LogTail:
         return ranges
 
     def _known_next_offsets(self, confirm: int) -> NextOffsets:
-        """Return the next offsets of the last append if no other process appended or deleted since; else new ones.
+        """Return the last append's next offsets, or new ones if another process appended or deleted since.
 
         Clears the cache, so that a failed append leaves no wrong offsets.
         """
@@ -308,10 +304,10 @@ class LogTail:
 
 
 def _store_time(last: int) -> int:
-    """Return the store time of an append after one stored at `last`; both ms since 1970.
+    """Return the store time (ms since 1970) of an append after one stored at `last`.
 
-    Does not step back with the clock, because a search by time requires ascending times. If `last` is far ahead, the
-    clock was wrong at that time. Then the time steps back, and a search may miss those messages.
+    Does not step back with the clock, because a search by time requires ascending times. Exception: if `last` is far
+    ahead, the clock was wrong then, and a search may miss those messages.
     """
     now = int(time.time() * 1000)
     if last - now <= FAR_MS:

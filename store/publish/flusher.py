@@ -20,7 +20,7 @@ from store.publish.published_end import PublishedEnd, published_end_of
 
 _logger = logging.getLogger("store")
 
-# Serialize the flushes of one directory: if two threads flush one descriptor, the kernel reports a failure to only one.
+# One flush of a directory at a time: if two threads flush one descriptor, the kernel reports a failure to only one.
 _turns: defaultdict[Path, threading.RLock] = defaultdict(threading.RLock)
 os.register_at_fork(after_in_child=_turns.clear)
 
@@ -28,11 +28,11 @@ os.register_at_fork(after_in_child=_turns.clear)
 class Flusher:
     """Flushes new appends every `interval` seconds, including appends of other processes, which may have died.
 
-    Log *and* queues are synced up to the published end's flushed offset. A crash of the machine loses at most the log
-    after it, and recovery begins there. RocketMQ's checkpoint is the store time of that offset.
+    Syncs log *and* queues up to the published end's flushed offset, where recovery begins after a crash of the machine.
+    RocketMQ's checkpoint is the store time of that offset.
 
-    A failed flush ends this for good, see `FlushFailed`. Other errors, such as running out of descriptors, are logged,
-    and the next flush tries again.
+    A failed flush ends this for good, see `FlushFailed`. After another error, such as running out of descriptors, the
+    next flush tries again.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class Flusher:
         self._starting = threading.RLock()  # the first appends of several threads may be concurrent
 
     def start(self, interval: float, attend: Callable[[], None]) -> None:
-        """Flush every `interval` seconds in the background. attend: called now, and after each flush."""
+        """Flush in the background. interval: seconds. attend: called now, and after each flush."""
         attend()
         self._interval, self._attend = interval, attend
         self.appending()
 
     def appending(self) -> None:
-        """Restart the background thread if an error ended it."""
+        """Start the background thread, unless it runs."""
         if self._is_running:  # usually
             return
         with self._starting:
@@ -82,7 +82,7 @@ class Flusher:
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
-        """Call `end`, then flush. Raises `FlushFailed`."""
+        """End the background thread, then flush. Raises `FlushFailed`."""
         self.end()
         self.flush()
 
@@ -103,7 +103,7 @@ class Flusher:
             self._note(*flushed)
 
     def _flush_published(self) -> tuple[int, int, Ranges] | None:
-        """Return begin, end and entries of the flushed range of the log; None if nothing was published since."""
+        """Return begin, end and entries of the flushed range; None if it is empty."""
         self._place.check()  # so as not to write the checkpoint into another store
         store_timestamp = self._published_end.store_timestamp
         begin, end = self._published_end.flushed_offset, self._published_end.confirm_offset
@@ -116,7 +116,7 @@ class Flusher:
         self._published_end.mark_flushed(end)
         self._flushed_to.update({name: end_of for name, (_, end_of) in ranges.items()})
         self._published_end.flush()
-        # This may be the time of an announced append after `end`. RocketMQ starts its recovery 3 s earlier anyway.
+        # The time may belong to an announced append after `end`. RocketMQ starts its recovery 3 s earlier anyway.
         write_checkpoint(self._root, store_timestamp)
         return begin, end, ranges
 
@@ -150,7 +150,7 @@ class Flusher:
 def flushing(root: Path) -> Iterator[None]:
     """A context in which to flush a log that the caller has not opened for writing (`CommitLog.opened_again`).
 
-    Records a failure for all processes that have the store open, if this user may write there. Raises `FlushFailed`.
+    Records a failure for all processes that use the store, if this user may write there. Raises `FlushFailed`.
     """
     try:
         published = PublishedEnd(root, writable=True)
@@ -166,7 +166,7 @@ def flushing(root: Path) -> Iterator[None]:
 def flush_log(root: Path) -> None:
     """Flush the log up to the published end, for a caller that has not opened the store for writing.
 
-    Does not flush the queues, which a recovery rebuilds from the log. Raises `FlushFailed`.
+    Does not flush the queues, which recovery rebuilds. Raises `FlushFailed`.
     """
     published = published_end_of(root)
     if published is None:  # a broker's directory
@@ -179,4 +179,4 @@ def flush_log(root: Path) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing: the default of `attend`."""
+    pass

@@ -1,16 +1,14 @@
-"""The store lock: record locks on four bytes of the file `lock`. Find the processes that have them.
+"""The store lock: record locks on four bytes of the file `lock`. Find the processes that hold them.
 
     byte 0   exclusive: a running RocketMQ broker (its `tryLock(0, 1)`); shared: each store of ours open for writing
     byte 1   exclusive: one append, repair, opening or closing
     byte 2   exclusive: one change of consumer groups' offsets or members, also by readers
     byte 3   exclusive: the one store that delivers delayed messages, as long as it does
 
-They are open-file-description locks if the system has them: classic record locks vanish when *any* descriptor of the
-file is closed in the process. The two kinds exclude each other, so RocketMQ sees ours. Neither kind excludes threads
-that share a descriptor; a `threading.RLock` does.
-
-The kernel does not tell which process has an open-file-description lock, but it lists the locks of each descriptor. So
-a process that waited in vain can name the holder, and taking a lock costs nothing.
+We use open-file-description locks if the system has them: a process loses its classic record locks when it closes *any*
+descriptor of the file. The two kinds exclude each other, so RocketMQ sees ours. Neither excludes threads that share a
+descriptor; a `threading.RLock` does. The kernel does not tell the holder of an open-file-description lock, but lists
+the locks of each descriptor in `/proc`.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ _MAX_COMMAND = 80  # characters
 
 
 class Holder(NamedTuple):
-    """A process that holds a lock."""
+    """A process that has a lock."""
 
     pid: int
     command: str
@@ -66,7 +64,7 @@ def _processes() -> Iterator[int]:
 
 
 def _descriptions(pid: int) -> Iterator[str]:
-    """Yield the kernel's text on each descriptor of a process; none for a dead process, or another user's."""
+    """Yield the kernel's text on each descriptor of a process, as far as this user may read it."""
     with suppress(OSError):
         for descriptor in (_PROC / str(pid) / "fdinfo").iterdir():
             with suppress(OSError):  # closed concurrently
@@ -74,8 +72,7 @@ def _descriptions(pid: int) -> Iterator[str]:
 
 
 def _has_lock(description: str, inode: int, byte: int) -> bool:
-    """Return whether a line is about `byte` of the file `inode`, such as `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 1
-    1`."""
+    """Return whether a line, such as `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 1 1`, is about `byte` of a file."""
     for line in description.splitlines():
         if line.startswith("lock:"):
             *_, file, first, last = line.split()
@@ -85,7 +82,6 @@ def _has_lock(description: str, inode: int, byte: int) -> bool:
 
 
 def process(pid: int) -> Holder:
-    """Return a process as a holder of a lock."""
     process = _PROC / str(pid)
     try:
         command = process.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -109,8 +105,7 @@ _CLASSIC = {
     fcntl.F_UNLCK: fcntl.LOCK_UN,  # which takes no LOCK_NB
 }
 _TIMEOUT_SECONDS = 30.0
-# Shortest and longest pause between two attempts to acquire a lock. The first pauses are shorter than a short append.
-# They grow, so that waiting for a long append takes no CPU time.
+# Shortest and longest pause between two attempts to acquire a lock. Pauses grow, so that a long wait takes no CPU time.
 _PAUSE_SECONDS = (0.00002, 0.002)
 _LONGER = 1.2
 _NOBODY_SEEN = (
@@ -125,7 +120,7 @@ class StoreLock(Opened):
     """
 
     def __init__(self, root: Path, timeout: float = _TIMEOUT_SECONDS, byte: int = _APPEND_BYTE) -> None:
-        """timeout: how long to wait for the lock, in seconds. byte: the byte to lock."""
+        """timeout: how long to wait for the lock, in seconds."""
         super().__init__(str(root), f"MessageStore.open({str(root)!r})")
         self._path = root / LOCK_FILE
         self._timeout = timeout
@@ -143,8 +138,8 @@ class StoreLock(Opened):
     def held(self, timeout: float | None = None) -> Iterator[None]:
         """A context that has the lock, which excludes all other threads and processes on this host.
 
-        timeout: seconds to wait for other processes and for other `StoreLock` objects; default: the lock's own.
-        Threads that share this object wait for each other without a limit.
+        timeout: seconds to wait for processes and other `StoreLock` objects; default: the lock's own. Threads that
+        share this object wait for each other without a limit.
 
         Raises `StoreLocked` if this thread already has it, `StoreBusy` after the timeout, `StoreClosed`, `StoreForked`,
         and `StoreReplaced` if another lock file replaced this one.
@@ -155,7 +150,7 @@ class StoreLock(Opened):
 
     @contextmanager
     def among_threads(self) -> Iterator[float]:
-        """The first half of `held`: exclude threads that share this object. Yields the time when the wait began."""
+        """The first half of `held`: exclude threads that share this object. Yields when the wait began."""
         since = time.monotonic()
         with self._threads:
             self.must_not_reenter()
@@ -179,11 +174,9 @@ class StoreLock(Opened):
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread has the lock."""
         return self._holder == threading.get_ident()
 
     def must_not_reenter(self) -> None:
-        """Raises `StoreLocked` if this thread has the lock."""
         if self.is_inside:
             raise StoreLocked(
                 f"{self._path.parent}: MessageStore is not re-entrant: a signal handler or a callback called it during "
@@ -225,7 +218,7 @@ class StoreLock(Opened):
         return set_lock(self._file.fd, fcntl.F_RDLCK, _OWNER_BYTE) and alone
 
     def _is_alone(self) -> bool:
-        """Return whether no other store has byte 0. On other systems than Linux, this acquires the byte exclusively."""
+        """Return whether no other store has byte 0; on systems other than Linux, acquire it exclusively."""
         if _IS_LINUX:  # do not acquire it: `refuse_broker` in a consumer would take this writer for a broker
             return not is_held(self._file.fd, _OWNER_BYTE, shared=True)
         return set_lock(self._file.fd, fcntl.F_WRLCK, _OWNER_BYTE)
@@ -276,7 +269,7 @@ class Turn(Opened):
 
 
 def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
-    """Return whether another descriptor has an exclusive lock on one byte, or with `shared` any lock; acquires none.
+    """Return whether another descriptor has an exclusive lock on one byte, or with `shared` any lock.
 
     Raises `StoreUnavailable` on systems other than Linux.
     """
@@ -293,7 +286,7 @@ def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
 
 
 def set_lock(fd: int, kind: int, byte: int, count: int = 1) -> bool:
-    """Set a record lock on `count` bytes from `byte` on. Return False if another holder excludes it."""
+    """Set a record lock on `count` bytes from `byte` on; return False if another holder excludes it."""
     try:
         if _HAS_OFD:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LINUX_FLOCK.pack(kind, os.SEEK_SET, byte, count, 0))
@@ -309,10 +302,10 @@ def set_lock(fd: int, kind: int, byte: int, count: int = 1) -> bool:
 
 @contextmanager
 def among_groups(root: Path, timeout: float) -> Iterator[None]:
-    """A context in which to change offsets or members of consumer groups, with a lock on the host.
+    """A context in which to change offsets or members of consumer groups, under a lock on this host.
 
-    timeout: seconds to wait. Raises as `StoreLock.held`, and `StoreLocked` if a broker runs or starts concurrently: it
-    may have read the files before the change, and would overwrite them.
+    timeout: seconds to wait. Raises as `StoreLock.held`, and `StoreLocked` if a broker runs or starts concurrently,
+    because it would overwrite the changes.
     """
     with closing(StoreLock(root, timeout, _GROUPS_BYTE)) as lock:
         lock.refuse_broker()
@@ -326,7 +319,7 @@ def among_groups(root: Path, timeout: float) -> Iterator[None]:
 def alone(root: Path, what: str) -> Iterator[None]:
     """A context that has the append lock as the only writer of a directory. what: the purpose, for errors.
 
-    Raises `StoreLocked`, which names the other writers, and as `StoreLock.held`.
+    Raises as `StoreLock.held`, and `StoreLocked`, which names the other writers.
     """
     with closing(StoreLock(root)) as lock, lock.held():
         if not lock.join():

@@ -1,7 +1,7 @@
 """The end of the log for readers: our published end, or the end of a walk over the log.
 
-A RocketMQ broker publishes no end, so readers walk its log, whether it is running or stopped. They also walk a log of
-ours that was not recovered after a crash of the machine.
+Readers walk the log of a RocketMQ broker, which publishes no end, and a log of ours after a crash of the machine, until
+it is recovered.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ LOOK_SECONDS = 1.0  # if the published end has not moved for so long, check the 
 class LogEnd:
     """The end of the log for readers, with the readers' properties of `PublishedEnd`.
 
-    Determines the owner of the directory, which is our writers or a broker. If the owner changes while this is open,
-    `confirm_offset` raises `StoreReplaced`. An empty directory has no owner before the first write.
+    The owner of the directory is a broker or our writers; before the first write there is none. If the owner changes
+    while this is open, `confirm_offset` raises `StoreReplaced`.
     """
 
     def __init__(self, root: Path, log: CommitLog) -> None:
@@ -50,7 +50,6 @@ class LogEnd:
             self._look()
 
     def _decide(self) -> None:
-        """Determine the owner of the directory."""
         self._published_end = published_end_of(self._root)
         self._passed_by: tuple[int, int, int] | None = None  # `numbers` of a published end that a broker appended after
         if self._published_end is not None and self._is_overtaken(self._published_end):
@@ -58,14 +57,13 @@ class LogEnd:
 
     @property
     def by_log(self) -> bool:
-        """Whether the end comes from a walk over the log."""
         return self._walk is not None
 
     @property
     def confirm_offset(self) -> int:
-        """Log offset (bytes) after the last message that readers may see; it never steps back.
+        """Log offset (bytes) after the last message that readers may see. It never steps back.
 
-        Raises `StoreReplaced` within `LOOK_SECONDS` after the directory or its owner changed, and `CorruptStore`.
+        Raises `CorruptStore`, and `StoreReplaced` within `LOOK_SECONDS` after the directory or its owner changed.
         """
         published = self._counting
         if published is not None:
@@ -95,17 +93,17 @@ class LogEnd:
 
     @property
     def rest_seconds(self) -> float:
-        """Longest sleep of a waiting reader: neither a broker's appends nor its start send a notification."""
+        """See `watch.Published`. A broker's appends and its start send no notification."""
         return POLL_SECONDS if self.by_log else LOOK_SECONDS
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the published end shows that no append is running or unfinished."""
+        """Whether no append is running or unfinished; False if the log is walked."""
         published = self._counting
         return published is not None and published.announced_end <= published.confirm_offset
 
     def is_message(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
-        """Whether a queue entry below the confirm offset counts."""
+        """Whether a queue entry below the confirm offset belongs to a message; see the function `is_message`."""
         walk = self._walk
         if walk is None or physical_offset + size <= walk.flushed:
             return True
@@ -116,7 +114,6 @@ class LogEnd:
 
     @property
     def _counting(self) -> PublishedEnd | None:
-        """The published end, unless the log is walked."""
         return None if self.by_log else self._published_end
 
     def _is_overtaken(self, published: PublishedEnd) -> bool:
@@ -127,7 +124,7 @@ class LogEnd:
         return was_overtaken(looked_at, published, abort=abort) and published.numbers == numbers
 
     def _look(self) -> int:
-        """Check the owner and advance the end; return the confirm offset. Call with `_looking`."""
+        """Check the owner, advance the end and return it. Call with `_looking`."""
         self._place.check()
         if self._published_end is None and not self._end:
             self._decide()
@@ -145,7 +142,7 @@ class LogEnd:
         return self._end
 
     def _must_be_same_owner(self) -> None:
-        """Raises `StoreReplaced`. Cannot detect that a broker recovers our log after a crash of the machine."""
+        """Cannot detect that a broker recovers our log after a crash of the machine."""
         published = self._published_end
         if published is None:
             if self.path.exists():
@@ -169,7 +166,7 @@ class _LogWalk:
     """Follows a log without a published end, from its last segment that begins with a record.
 
     end: log offset after the last complete record. flushed: log offset up to which log and queues were synced when the
-    machine crashed, 0 if it did not crash.
+    machine crashed, else 0.
     """
 
     def __init__(self, root: Path, log: CommitLog, flushed: int | None) -> None:
@@ -182,7 +179,7 @@ class _LogWalk:
 
     @staticmethod
     def begun_by(walk: _LogWalk | None, root: Path, log: CommitLog, published: PublishedEnd | None) -> _LogWalk:
-        """Return `walk`, advanced to the log's end, or a new one if it is None or retention deleted its end."""
+        """Return `walk`, or a new one if it is None or retention deleted its end, advanced to the log's end."""
         # After a crash of the machine, records before this offset are synced; later sectors may be lost.
         flushed = None if published is None or published.same_boot else published.flushed_offset
         if walk is None or walk._is_deleted():
@@ -207,7 +204,6 @@ class _LogWalk:
         return not self._log.segments.exists(self.end) and self.end < self._log.min_offset()
 
     def _warn_of_what_is_left(self) -> None:
-        """Warn of bytes after the end that are no record, if the last owner closed the directory."""
         if is_left(self._log, self.end) and not (self._root / ABORT_FILE).exists():
             warnings.warn(
                 f"{self._log.segments.directory}: no sound record at log offset {self.end}, the end of the readable "
@@ -221,7 +217,7 @@ class _LogWalk:
 def is_message(log: CommitLog, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
     """Whether a queue entry matches its record.
 
-    RocketMQ leaves entries of records that it truncated. New records overwrite those before the queue gets new entries.
+    RocketMQ leaves entries of truncated records. New records overwrite those before the queue gets new entries.
     """
     if topic.startswith(LIGHT_PREFIX):  # records of light queues name the queue that they were sent to
         return True
@@ -241,7 +237,7 @@ def is_message(log: CommitLog, topic: str, queue_id: int, queue_offset: int, phy
 def life_begin(log: CommitLog, queue: ConsumeQueue) -> int:
     """Return the log offset of a queue's first record, 0 without a valid entry.
 
-    Earlier records that name the queue are from before its topic was deleted and recreated.
+    Earlier records of the queue are from before its topic was recreated.
     """
     try:
         first = queue.first()
@@ -256,13 +252,13 @@ def life_begin(log: CommitLog, queue: ConsumeQueue) -> int:
 def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bool:
     """Whether a RocketMQ broker owned the directory after the last writer of ours.
 
-    Call under the store lock. Without it the result is valid only if `published.numbers` are the same before and after.
-    abort: whether the file `abort` exists.
+    Call under the store lock, or use the result only if `published.numbers` are the same before and after. abort:
+    whether the file `abort` exists.
 
-    A broker continues after the last complete record of our dead writer, maybe before the announced end. Our records of
-    one append have the published end's store time; a broker's records have a later time. Only a broker deletes `abort`
-    while a dead append is not undone. An end before the log's first segment, or before bytes that are no record,
-    belongs to another log: an older file was restored. With `abort` the bytes may be part of a killed broker's record.
+    A broker continues after the last complete record of our dead writer, maybe before the announced end. Its records
+    have a later store time than our last append. Only a broker deletes `abort` while a dead append is not undone. An
+    end before the log's first segment, or before bytes that are no record, belongs to another log: an older file was
+    restored. With `abort`, those bytes may be part of a killed broker's record.
     """
     if not abort and published.announced_end > published.confirm_offset:
         return True
@@ -276,9 +272,9 @@ def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bo
 
 
 def refused_from(root: Path, log: CommitLog, published: PublishedEnd) -> int | None:
-    """Return the log offset of an append that raised `FlushFailed`; None without one, or if a broker appended.
+    """Return the log offset of the append that raised `FlushFailed`, which is the log's last; None without one.
 
-    The log has only that append after this offset. Call as `was_overtaken`.
+    Call as `was_overtaken`.
     """
     if published.has_failed and not was_overtaken(log, published, abort=(root / ABORT_FILE).exists()):
         return published.confirm_offset
@@ -295,7 +291,7 @@ def is_left(log: CommitLog, end: int) -> bool:
 def last_segment(log: CommitLog, stored_by: int | None = None) -> int:
     """Return the start of the last segment that begins with a record, else of the first segment.
 
-    stored_by: the latest store time (ms) of that record.
+    stored_by: the latest allowed store time (ms) of that record.
     """
     starts = log.segments.check()
     for start in reversed(starts):

@@ -1,6 +1,6 @@
 """Compute offsets and bytes of an append's records before the first write, and the append's result.
 
-Many records are placed as columns. A few are placed as plain values, which gives the same result ten times faster.
+A few records are placed as plain values instead of columns, which is ten times faster.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from store.log.consume_queues import ConsumeQueues, QueueName
 
 
 class Where(NamedTuple):
-    """The place of one message."""
-
     queue_id: int
     queue_offset: int
     physical_offset: int
@@ -42,13 +40,11 @@ class AppendResult:
 
     @staticmethod
     def of(each: Sequence[Where]) -> AppendResult:
-        """Return the result of a few messages."""
         rows = np.array(each, np.int64).reshape(-1, len(Where._fields))
         return AppendResult(rows[:, 0].astype(np.int32), rows[:, 1].copy(), rows[:, 2].copy())
 
     @staticmethod
     def concatenate(results: list[AppendResult]) -> AppendResult:
-        """Return the result of all pieces of an append."""
         if len(results) == 1:
             return results[0]
         return AppendResult(
@@ -58,7 +54,6 @@ class AppendResult:
         )
 
     def each(self) -> list[Where]:
-        """Return the place of each message."""
         columns = self.queue_ids.tolist(), self.queue_offsets.tolist(), self.physical_offsets.tolist()
         return list(map(Where._make, zip(*columns, strict=True)))
 
@@ -69,8 +64,8 @@ Result = TypeVar("Result")
 class NextOffsets(dict[QueueName, int]):
     """A cache of the next queue offset of each queue.
 
-    It is valid while the confirm offset and the number of deletions do not change, because then no other process
-    appended messages or deleted a topic.
+    It is valid while the confirm offset and the number of deletions stay the same, which every process changes with an
+    append or a deletion.
     """
 
     def __init__(
@@ -88,10 +83,8 @@ class NextOffsets(dict[QueueName, int]):
         self.deletions = deletions
 
     def __missing__(self, name: QueueName) -> int:
-        """Find a queue's next offset.
-
-        Raises `UnknownTopic` if the topic or the queue was deleted after the record was encoded, and `CorruptSegment`
-        if the queue ends before its known end.
+        """Raises `UnknownTopic` if topic or queue was deleted concurrently, and `CorruptSegment` if the queue ends
+        before its known end.
         """
         queue = self._queues.of(*name)
         found = queue.known_end(self._given.get(name, 0), self.confirm_offset)
@@ -101,14 +94,14 @@ class NextOffsets(dict[QueueName, int]):
         return found
 
     def take(self, name: QueueName, count: int) -> int:
-        """Allocate the next `count` offsets of a queue; return the first."""
+        """Allocate `count` offsets of a queue; return the first."""
         first = self[name]
         self[name] = first + count
         return first
 
 
 class Placed(NamedTuple, Generic[Result]):
-    """A placed piece of an append: its result, and the entries and keys to write after its records.
+    """A placed piece of an append, with the entries and keys to write after its records.
 
     head: log offset and size (bytes) of the first record. end: log offset after the last. entries: by queue, the queue
     offset of the first entry and the entries' bytes. keys: arguments of `Index.append`.
@@ -124,9 +117,9 @@ class Placed(NamedTuple, Generic[Result]):
 def place_many(
     log: CommitLog, records: EncodedRecords, begin: int, next_offsets: NextOffsets, store_timestamp: int
 ) -> tuple[Placed[AppendResult], Stretches]:
-    """Place records from log offset `begin` on; return them, and the bytes to write to the log. store_timestamp: ms.
+    """Return the records' places from log offset `begin` on, and the bytes to write to the log. store_timestamp: ms.
 
-    Raises `MessageRefused` for a record larger than a segment, `UnknownTopic` for a record whose topic was deleted.
+    Raises `MessageRefused` for a record larger than a segment, `UnknownTopic` if a topic was deleted.
     """
     placement = log.place(begin, records.sizes)
     physical_offsets = placement.physical_offsets
@@ -174,7 +167,6 @@ def place_few(
 
 
 def _by_queue(records: EncodedRecords) -> Iterable[tuple[QueueName, npt.NDArray[np.int64]]]:
-    """Yield each destination and its rows, ascending."""
     if len(records.destinations) == 1:
         return [(records.destinations[0], np.arange(len(records)))]
     queues = records.queues.astype(np.min_scalar_type(len(records.destinations)))  # smaller integers sort faster

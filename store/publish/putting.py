@@ -1,4 +1,4 @@
-"""Turn messages into records: choose their queues and encode them. Build the results of a put."""
+"""Choose the queues of messages and encode them as records. Build the results of a put."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ class PutResult(NamedTuple):
 
 
 def encoding_of(config: StoreConfig) -> Encoding:
-    """Return how a store with these settings encodes records."""
     return Encoding(
         store_host=config.store_host,
         max_message_size=config.maxMessageSize,
@@ -55,8 +54,6 @@ def encoding_of(config: StoreConfig) -> Encoding:
 
 
 class RecordMaker:
-    """Makes records for one store from messages and tables."""
-
     def __init__(
         self,
         topics: Topics,
@@ -101,7 +98,7 @@ class RecordMaker:
         return records
 
     def of_table(self, topic: str, table: object) -> Iterator[EncodedRecords]:
-        """Return an iterator that encodes many messages of one topic lazily, in pieces of about 16 MiB.
+        """Encode messages of one topic lazily, in pieces of about 16 MiB.
 
         The call raises `UnknownTopic`, `InvalidTopic`, and `InvalidColumns` for names and types of columns. The
         iterator raises `InvalidColumns` and `MessageRefused` for the content of a piece.
@@ -113,7 +110,7 @@ class RecordMaker:
         return (self._of_piece(topic, piece) for piece in split(source))
 
     def of_copies(self, copies: RecordCopies, places: Places) -> Iterator[EncodedRecords]:
-        """Return an iterator over records of copies that the store itself puts, with any topic and properties.
+        """Encode copies that the store itself puts, with any topic and properties.
 
         Raises `MessageRefused` for properties that become too large.
         """
@@ -122,7 +119,6 @@ class RecordMaker:
         return copies.records(places, self._encoding)
 
     def results(self, messages: Sequence[Message], went: Sequence[Where]) -> list[PutResult]:
-        """Return the results of appended messages."""
         # The id that readers will see: the producer's own, or else the offsetMsgId.
         ids = offset_msg_ids(*self._encoding.store_host, [each.physical_offset for each in went])
         for row, message in enumerate(messages):
@@ -142,13 +138,11 @@ class RecordMaker:
         return records if waits is None else self._delayed(records, waits)
 
     def _delayed(self, records: EncodedRecords, waits: Waits) -> EncodedRecords:
-        """Return the records, with delayed ones in their waiting topics. Raises as `_must_fit_later`."""
         found = waiting(records, waits, self._encoding)
         self._must_fit_later(found.sizes[(waits.levels > 0) | (waits.deliver_at > 0)])
         return found
 
     def _must_fit_later(self, sizes: npt.NDArray[np.int64]) -> None:
-        """Raises `MessageRefused` for a record that may exceed a segment when it is put into its own topic."""
         largest, limit = int(sizes.max(initial=0)), self._max_record_bytes - _GROWS_BYTES
         if largest > limit:
             raise illegal(
@@ -160,9 +154,9 @@ class RecordMaker:
 class QueueChoice:
     """Chooses the queue of each message: by its queue id or sharding key, else round robin within its topic.
 
-    Round robin begins at the number of messages that the topic ever had, so that processes that put one message each do
-    not all use the first queue. Rows of a table go to a queue in groups of ROWS_A_TURN while every queue gets a group,
-    then row by row. This is as even as single rows, and records of one queue are adjacent in the log.
+    Round robin begins at the number of messages that the topic ever had: otherwise processes that put one message each
+    would all use the first queue. Rows of a table go to a queue in groups of ROWS_A_TURN, so that records of one queue
+    are adjacent in the log. Rows that are too few for one more group in every queue go row by row.
     """
 
     def __init__(self, topics: Topics, ever_put: Callable[[str], int]) -> None:
@@ -188,20 +182,18 @@ class QueueChoice:
         return np.where(without, self._unnamed(topic, messages, queues), named) if without.any() else named
 
     def count(self, topic: str) -> int:
-        """Return the number of queues of a topic. Raises `UnknownTopic`, `InvalidTopic`, `MessageRefused`."""
+        """Return the number of queues of a topic. Raises as `of_messages`."""
         queues = self._topics.known(topic)
         check_topic(topic)
         return queues
 
     def _named(self, message: Message, queues: int) -> int:
-        """Return the queue of a message with a queue id or a sharding key."""
         if message.queue_id is None:
             return abs(java_hash_code(_text("sharding_key", message.sharding_key))) % queues
         queue_id = whole_number("queue_id", message.queue_id)
         return queue_id if 0 <= queue_id < queues else self._topics.check_queue(message.topic, queue_id)
 
     def _unnamed(self, topic: str, messages: MessageColumns, queues: int) -> npt.NDArray[np.int64]:
-        """Choose queues by sharding key, else round robin."""
         chosen = self._in_turn(topic, len(messages), queues)
         if messages.sharding_keys is None:
             return chosen
@@ -230,7 +222,7 @@ class _Turns(dict[str, Iterator[int]]):
 
 
 def sendable(messages: Iterable[Message]) -> list[Message]:
-    """Return messages as a list, without reserved properties. Raises `MessageRefused` for other objects."""
+    """Return messages without reserved properties. Raises `MessageRefused` for other objects."""
     if not isinstance(messages, Iterable):
         raise illegal(f"put_many takes an iterable of Message, not {type(messages).__name__}")
     return list(map(_sendable, messages))

@@ -37,7 +37,7 @@ _EVENTS_AT_ONCE = 4096  # bytes; remaining events end the next wait
 
 
 class Published(Protocol):
-    """A file or folder that `Watch` waits for: the end of a log, or a folder whose files change.
+    """What a `Watch` waits for: the end of a log, or a folder whose files change.
 
     rest_seconds: longest wait without a check by the caller.
     """
@@ -55,7 +55,7 @@ class Watch(Opened):
     per waiting thread for any number of readers.
 
     Polls every `POLL_SECONDS` on systems without inotify, if the user's limit of instances or watches is reached, with
-    `notified=False`, and in a directory of a RocketMQ broker, which sends no notifications.
+    `notified=False`, and in a RocketMQ broker's directory.
 
     Every method except `close` raises `StoreClosed`, `StoreForked`.
     """
@@ -67,14 +67,13 @@ class Watch(Opened):
 
     @staticmethod
     def of(end: Published) -> Watch:
-        """Return a watch of `end`, which polls if `end` has no file yet."""
+        """Return a watch of `end`. It polls if `end` has no file yet."""
         watch = Watch(notified=end.path.exists())
         watch.add(end)
         return watch
 
     @property
     def polls(self) -> bool:
-        """Whether it polls because it gets no notifications."""
         return self._rest_seconds(self._open_ears()) <= POLL_SECONDS
 
     def _rest_seconds(self, ears: _Ears) -> float:
@@ -88,19 +87,19 @@ class Watch(Opened):
         ears.hear(end.path)
 
     def wait(self, timeout: float) -> None:
-        """Return at the next publication, interruption, or after `timeout` seconds, whichever is first.
+        """Return at the next publication or interruption, or after `timeout` seconds.
 
-        May return earlier, for signals and when it polls, so check the confirm offset.
+        May return earlier, so check the confirm offset.
         """
         ears = self._open_ears()
         ears.wait(min(timeout, self._rest_seconds(ears), _LONGEST_WAIT_SECONDS))
 
     def interrupt(self) -> None:
-        """End the current wait, or else the next one, at once."""
+        """End the current wait, or else the next one."""
         self._open_ears().interrupt()
 
     def close(self) -> None:
-        """Release the inotify instance; ends a current wait."""
+        """Release the inotify instance and end a current wait."""
         if not self._is_over:
             self._is_over = True
             ears, self._ears = self._ears, None
@@ -182,7 +181,7 @@ def _close(notify: inotify_simple.INotify | None, *pipe: int) -> None:
 
 
 class Watches:
-    """A pool of watches of one end, one per waiting thread, and the watches that callers of `new` own."""
+    """A pool of watches of one end, one per waiting thread."""
 
     def __init__(self, end: Published) -> None:
         self._end = end
@@ -192,7 +191,7 @@ class Watches:
         self._lock = threading.RLock()  # re-entrant: a signal handler may call `close`
 
     def new(self) -> Watch:
-        """Return a watch that the caller must close."""
+        """Return a watch outside the pool, which the caller must close."""
         watch = Watch.of(self._end)
         with self._lock:
             self._all.add(watch)
@@ -202,7 +201,6 @@ class Watches:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[Watch]:
-        """A context with a watch that no other thread uses."""
         with self._lock:
             watch = self._unused.pop() if self._unused else None
         watch = watch or self.new()
@@ -216,7 +214,7 @@ class Watches:
                     self._unused.append(watch)
 
     def close(self) -> None:
-        """End all waits and close the pool. Callers of `new` must close their own watches."""
+        """End all waits, also those of watches from `new`, and close the pool."""
         with self._lock:
             self._closed = True
             while self._unused:
