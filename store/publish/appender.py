@@ -1,11 +1,11 @@
 """Append records: acquire the lock, write, publish. Repair an append whose process died.
 
 The order of the steps makes an append atomic (see `published_end`): announce and write records, piece by piece; flush
-them if asked; write queue entries and keys; publish once. The next append undoes one that failed before its publication.
+them if asked; write queue entries and keys; publish once. The next append undoes an append without a publication.
 
-After a crash of the machine, the log has a flushed append completely or not at all. Recovery walks the log, so the
-size of the first record is written last, after the other bytes were synced: until then the log ends there. An append of
-several pieces is written in the same way, because readers of a broker's directory walk the log.
+After a crash of the machine, the log has a flushed append completely or not at all. Recovery walks the log, so the size
+of the first record is written last, after the other bytes were synced. Until then the log ends there. An append of
+several pieces is written in the same way, because some readers walk the log.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from store.publish.published_end import PublishedEnd
 
 FAR_MS = 3_600_000  # clocks are rarely set back by more
 Condition = Callable[[], bool]
-Piece = EncodedRecords | list[EncodedRecord]  # many, or a few
+Piece = EncodedRecords | list[EncodedRecord]
 _Piece = TypeVar("_Piece")
 
 
 class Appender:
-    """Appends records to one store. The lock serializes appends of threads and processes."""
+    """Appends records to one store."""
 
     def __init__(self, lock: StoreLock, tail: LogTail, *, sync_flush: bool) -> None:
         self._lock = lock
@@ -47,12 +47,12 @@ class Appender:
     def append(
         self, pieces: Iterable[Piece], *, flush: bool = False, unless: Condition | None = None
     ) -> AppendResult | None:
-        """Append the records of all pieces atomically; without pieces, do nothing.
+        """Append the records of all pieces atomically.
 
         Encodes the first two pieces before it acquires the lock, so that short appends hold it only briefly.
 
-        flush: sync the records before publishing them, as with `sync_flush`. unless: called under the lock before the
-        first write; if it returns true, this writes nothing and returns None.
+        flush: sync the records before publishing them. unless: called under the lock before the first write; if it
+        returns true, this writes nothing and returns None.
 
         Raises `StoreFull`, `MessageRefused`, `FlushFailed`, `UnknownTopic` if a topic was deleted concurrently, and any
         error of the iterator; nothing is published then.
@@ -77,14 +77,14 @@ class Appender:
             return AppendResult.concatenate(appended.results)
 
     def append_few(self, records: Sequence[EncodedRecord]) -> list[Where]:
-        """Append a few records, at least one, together with the records of other threads that wait for the lock.
+        """Append a few records (at least one), together with those from other threads that wait for the lock.
 
         Raises `StoreFull`, `MessageRefused`, `FlushFailed`, `UnknownTopic`; nothing is published then.
         """
         return self._group_commit.append(records)
 
     def repair(self) -> None:
-        """`LogTail.repair`. Call under the lock."""
+        """See `LogTail.repair`. Call under the lock."""
         self._tail.repair()
 
     def _append_waiting(self, waiting: list[WaitingAppend]) -> None:
@@ -107,14 +107,14 @@ class Appender:
 
 @dataclass(eq=False, slots=True)
 class WaitingAppend:
-    """The append of one thread. result: set if and only if it was published."""
+    """result: set if and only if the append was published."""
 
     records: Sequence[EncodedRecord]
     result: list[Where] | None = None
 
 
 class GroupCommit:
-    """Combines small appends of several threads: the thread that acquires the lock appends for all waiting threads.
+    """Combines small appends of several threads: the thread that acquires the lock appends for all of them.
 
     Each thread's append is atomic and gets its own result or error.
     """
@@ -123,11 +123,11 @@ class GroupCommit:
         """append: called under the lock. It sets all results, or raises and sets none."""
         self._lock = lock
         self._append = append
-        self._waiting: dict[WaitingAppend, None] = {}  # ordered, and each change is one atomic call
+        self._waiting: dict[WaitingAppend, None] = {}  # ordered; each change is one atomic call
 
     def append(self, records: Sequence[EncodedRecord]) -> list[Where]:
-        """Append records, in this thread or in another one. Raises as `StoreLock.held` and `append`."""
-        self._lock.must_be_open()  # check first: another thread may append these records and then close the store
+        """Raises as `StoreLock.held` and `append`."""
+        self._lock.must_be_open()  # first: another thread may append these records, then close the store
         own = WaitingAppend(records)
         self._waiting[own] = None
         try:
@@ -155,7 +155,7 @@ class GroupCommit:
 
 
 class _Appended(NamedTuple, Generic[Result]):
-    """An unpublished append of log bytes [begin, end), completely written."""
+    """A complete but unpublished append of log bytes [begin, end)."""
 
     begin: int
     end: int
@@ -185,7 +185,7 @@ class LogTail:
         self._finish_deletion = finish_deletion
         self._seen_end = published.confirm_offset
         self._next_offsets: NextOffsets | None = None
-        self._used: dict[QueueName, int] = {}  # ends of the queues that this object wrote to
+        self._used: dict[QueueName, int] = {}  # ends of queues that this wrote to
         self._deletions = 0  # number of deletions when `_used` was last cleared
 
     def write(
@@ -229,16 +229,15 @@ class LogTail:
         self._next_offsets = appended.next_offsets
 
     def is_published(self, appended: _Appended[Result]) -> bool:
-        """Return whether the append was published, as the last one."""
         return self._published_end.confirm_offset == appended.end
 
     def repair(self) -> None:
         """Undo an append whose process died, and complete a topic deletion whose process died.
 
         Zeroes the announced bytes of the append, and drops its queue entries and keys. Later appends move the confirm
-        offset past them: then a stale entry would count and a stale record would parse. Changes the log last, or else
-        RocketMQ may take the first entry of an empty queue file for a message if this process dies, too. Call before
-        an append, which may be to a topic with the deleted topic's name.
+        offset past them: then a stale entry would count and a stale record would parse. Changes the log last: if this
+        process died before, RocketMQ would otherwise take the first entry of an empty queue file for a message. Call
+        before an append, which may be to a topic with the deleted topic's name.
 
         Raises `FlushFailed` if a flush ever failed, and `CorruptStore` if the published end is older than the log;
         nothing is undone then.
@@ -247,18 +246,18 @@ class LogTail:
         if self._published_end.deletions % 2:
             self._finish_deletion()
         confirm, announced = self._published_end.confirm_offset, self._published_end.announced_end
-        if confirm != self._seen_end:  # another process appended
+        if confirm != self._seen_end:
             self._must_be_newer()
         self._seen_end = confirm
         if announced <= confirm:
             return
         with self._published_end.recording_failure():
             self._undo(confirm, announced)
-        # A later time tells a reader that saw some of the append that it was undone.
+        # The later time tells a reader that saw part of the append that it was undone.
         self._published_end.announce(confirm, self._published_end.store_timestamp + 1)
 
     def _undo(self, confirm: int, announced: int) -> None:
-        # Entries are written after the records: if a record is incomplete, there are no entries.
+        # Without complete records there are no entries, which are written later.
         for name in ranges_of(self._log, confirm, announced) or self._queues.existing():
             self._queues.of(*name).truncate(self._queues.of(*name).max_offset(confirm))
         self._index.truncate(confirm)
@@ -272,7 +271,7 @@ class LogTail:
 
     def _finish_records(self, written: list[Placed[Result]], end: int, *, flush: bool, hidden: bool) -> None:
         if flush:
-            # Also sync earlier bytes, because recovery walks the log up to ours.
+            # From the flushed offset, because recovery walks the log up to these records.
             self._log.segments.flush(self._published_end.flushed_offset, end)
         if hidden:
             self._log.show(*written[0].head, flush=flush)
@@ -307,7 +306,7 @@ def _store_time(last: int) -> int:
     """Return the store time (ms since 1970) of an append after one stored at `last`.
 
     Does not step back with the clock, because a search by time requires ascending times. Exception: if `last` is far
-    ahead, the clock was wrong then, and a search may miss those messages.
+    ahead, the clock was wrong then.
     """
     now = int(time.time() * 1000)
     if last - now <= FAR_MS:

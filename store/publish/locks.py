@@ -31,13 +31,11 @@ from store.format.layout import LOCK_FILE
 from store.model.errors import StoreBusy, StoreLocked, StoreUnavailable, raise_translated, system_errors
 
 _PROC = Path("/proc")
-_STOPPED = "Tt"  # states of a process: by a signal, by a debugger
+_STOPPED = "Tt"  # process states: stopped by a signal, by a debugger
 _MAX_COMMAND = 80  # characters
 
 
 class Holder(NamedTuple):
-    """A process that has a lock."""
-
     pid: int
     command: str
     is_stopped: bool
@@ -50,7 +48,7 @@ class Holder(NamedTuple):
 
 
 def holders(path: Path, byte: int) -> list[Holder]:
-    """Return the processes that hold a lock on `byte` of the file `path`, if this user may look into them."""
+    """Return the processes that hold a lock on `byte` of a file, if this user may look into them."""
     try:
         inode = path.stat().st_ino
     except OSError:
@@ -64,7 +62,6 @@ def _processes() -> Iterator[int]:
 
 
 def _descriptions(pid: int) -> Iterator[str]:
-    """Yield the kernel's text on each descriptor of a process, as far as this user may read it."""
     with suppress(OSError):
         for descriptor in (_PROC / str(pid) / "fdinfo").iterdir():
             with suppress(OSError):  # closed concurrently
@@ -72,7 +69,7 @@ def _descriptions(pid: int) -> Iterator[str]:
 
 
 def _has_lock(description: str, inode: int, byte: int) -> bool:
-    """Return whether a line, such as `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 1 1`, is about `byte` of a file."""
+    """Return whether a line is like `lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:131 1 1` for this inode and byte."""
     for line in description.splitlines():
         if line.startswith("lock:"):
             *_, file, first, last = line.split()
@@ -95,17 +92,17 @@ _OWNER_BYTE = 0
 _APPEND_BYTE = 1
 _GROUPS_BYTE = 2
 DELIVERY_BYTE = 3
-_ALL_BYTES = 0  # `fcntl` takes a length of 0 as "to the end"
+_ALL_BYTES = 0  # `fcntl` takes 0 as "to the end"
 _IS_LINUX = sys.platform == "linux"
 _HAS_OFD = _IS_LINUX and hasattr(fcntl, "F_OFD_SETLK")
-_LINUX_FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, process; elsewhere C has them in another order
+_LINUX_FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, process: Linux's order
 _CLASSIC = {
     fcntl.F_RDLCK: fcntl.LOCK_SH | fcntl.LOCK_NB,
     fcntl.F_WRLCK: fcntl.LOCK_EX | fcntl.LOCK_NB,
-    fcntl.F_UNLCK: fcntl.LOCK_UN,  # which takes no LOCK_NB
+    fcntl.F_UNLCK: fcntl.LOCK_UN,  # takes no LOCK_NB
 }
 _TIMEOUT_SECONDS = 30.0
-# Shortest and longest pause between two attempts to acquire a lock. Pauses grow, so that a long wait takes no CPU time.
+# Shortest and longest pause between two attempts. Pauses grow, so that a long wait takes no CPU time.
 _PAUSE_SECONDS = (0.00002, 0.002)
 _LONGER = 1.2
 _NOBODY_SEEN = (
@@ -114,19 +111,19 @@ _NOBODY_SEEN = (
 
 
 class StoreLock(Opened):
-    """One `MessageStore`'s lock on one byte of the lock file.
+    """A lock on one byte of the lock file, for one `MessageStore`.
 
     place: detects that another lock file replaced this one, which would not exclude this lock.
     """
 
     def __init__(self, root: Path, timeout: float = _TIMEOUT_SECONDS, byte: int = _APPEND_BYTE) -> None:
-        """timeout: how long to wait for the lock, in seconds."""
+        """timeout: seconds."""
         super().__init__(str(root), f"MessageStore.open({str(root)!r})")
         self._path = root / LOCK_FILE
         self._timeout = timeout
         self._byte = byte
-        self._threads = threading.RLock()  # RLock, so that a re-entrant call raises instead of deadlocking
-        self._holder = 0  # id of the thread that holds this
+        self._threads = threading.RLock()  # RLock: a re-entrant call must raise, not deadlock
+        self._holder = 0  # thread id
         self._file = Descriptor(self._path, open_file)
         status = os.fstat(self._file.fd)
         self.place = PinnedPath(self._path, status)
@@ -136,10 +133,10 @@ class StoreLock(Opened):
 
     @contextmanager
     def held(self, timeout: float | None = None) -> Iterator[None]:
-        """A context that has the lock, which excludes all other threads and processes on this host.
+        """A context that has the lock, against all other threads and processes on this host.
 
         timeout: seconds to wait for processes and other `StoreLock` objects; default: the lock's own. Threads that
-        share this object wait for each other without a limit.
+        share this object wait without a limit.
 
         Raises `StoreLocked` if this thread already has it, `StoreBusy` after the timeout, `StoreClosed`, `StoreForked`,
         and `StoreReplaced` if another lock file replaced this one.
@@ -163,7 +160,7 @@ class StoreLock(Opened):
     @contextmanager
     def among_processes(self, since: float, timeout: float | None = None) -> Iterator[None]:
         """The second half of `held`: exclude other processes."""
-        self.must_be_open()  # the store may have been closed while this thread waited for another
+        self.must_be_open()  # may have been closed during the wait for another thread
         try:
             self._acquire_byte(since, self._timeout if timeout is None else timeout)
             self.place.check()
@@ -219,7 +216,7 @@ class StoreLock(Opened):
 
     def _is_alone(self) -> bool:
         """Return whether no other store has byte 0; on systems other than Linux, acquire it exclusively."""
-        if _IS_LINUX:  # do not acquire it: `refuse_broker` in a consumer would take this writer for a broker
+        if _IS_LINUX:  # do not acquire it, or a consumer's `refuse_broker` takes this writer for a broker
             return not is_held(self._file.fd, _OWNER_BYTE, shared=True)
         return set_lock(self._file.fd, fcntl.F_WRLCK, _OWNER_BYTE)
 
@@ -238,7 +235,7 @@ class StoreLock(Opened):
 
     def close(self) -> None:
         """Release all bytes after another thread's call ends. Threads that wait for the lock get `StoreClosed`."""
-        if self.is_forked:  # the thread that has the lock does not exist in the child
+        if self.is_forked:  # the child lacks the thread that has the lock
             return
         with self._threads:
             self._is_over = True
@@ -251,11 +248,11 @@ class Turn(Opened):
     def __init__(self, path: Path, byte: int = 0) -> None:
         super().__init__(f"a turn at {path}", "what took it")
         self._byte = byte
-        self._threads = threading.Lock()  # `close` must not run during `take`: the descriptor may be reused
+        self._threads = threading.Lock()  # `close` waits for `take`: the descriptor may be reused
         self._file = Descriptor(path, open_file)
 
     def take(self) -> bool:
-        """Try to acquire the lock; return whether this has it. Raises `StoreClosed`, `StoreForked`."""
+        """Try to acquire the lock. Raises `StoreClosed`, `StoreForked`."""
         self.must_be_open()  # before `_threads`, which a thread that a forked child lacks may have
         with self._threads:
             self.must_be_open()
@@ -278,7 +275,7 @@ def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
             f"byte {byte} of a lock file: whether anybody holds it cannot be asked on {sys.platform}, so groups and a "
             "RocketMQ broker could overwrite each other's offsets; use consumer groups on Linux, or through a broker"
         )
-    kind = fcntl.F_WRLCK if shared else fcntl.F_RDLCK  # a lock of this kind conflicts with the locks in question
+    kind = fcntl.F_WRLCK if shared else fcntl.F_RDLCK  # which the locks in question exclude
     command = fcntl.F_OFD_GETLK if _HAS_OFD else fcntl.F_GETLK
     with system_errors("a lock file"):
         found = fcntl.fcntl(fd, command, _LINUX_FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0))
@@ -286,7 +283,7 @@ def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
 
 
 def set_lock(fd: int, kind: int, byte: int, count: int = 1) -> bool:
-    """Set a record lock on `count` bytes from `byte` on; return False if another holder excludes it."""
+    """Set a record lock; return False if another holder excludes it."""
     try:
         if _HAS_OFD:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _LINUX_FLOCK.pack(kind, os.SEEK_SET, byte, count, 0))

@@ -1,7 +1,7 @@
 """The end of the log for readers: our published end, or the end of a walk over the log.
 
-Readers walk the log of a RocketMQ broker, which publishes no end, and a log of ours after a crash of the machine, until
-it is recovered.
+Readers walk the log of a RocketMQ broker, which publishes no end. They also walk a log of ours after a crash of the
+machine, until it is recovered.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from store.publish.watch import POLL_SECONDS
 
 _TAKEN_FROM_BROKER = "a pyspark-mq writer opened the directory of a RocketMQ broker"
 _LOOKED_AT = 64 << 10  # bytes after the log's end
-LOOK_SECONDS = 1.0  # if the published end has not moved for so long, check the owner
+LOOK_SECONDS = 1.0  # check the owner if the published end has not moved for so long
 
 
 class LogEnd:
     """The end of the log for readers, with the readers' properties of `PublishedEnd`.
 
-    The owner of the directory is a broker or our writers; before the first write there is none. If the owner changes
-    while this is open, `confirm_offset` raises `StoreReplaced`.
+    The owner of the directory is a broker or our writers; before the first write there is none. If the owner changes,
+    `confirm_offset` raises `StoreReplaced`.
     """
 
     def __init__(self, root: Path, log: CommitLog) -> None:
-        """Raises `CorruptStore` if the published end cannot be read."""
+        """Raises `CorruptStore`."""
         self.path = root / PUBLISHED_END_FILE
         self._walk: _LogWalk | None = None
         self._root = root
         self._place = PinnedPath(root)
         self._log = log
-        self._end = 0  # the last confirm offset
+        self._end = 0
         self._next_look = 0.0  # time.monotonic()
         self._looking = threading.RLock()  # one thread at a time advances the end; re-entrant for signal handlers
         with self._looking:
@@ -51,7 +51,7 @@ class LogEnd:
 
     def _decide(self) -> None:
         self._published_end = published_end_of(self._root)
-        self._passed_by: tuple[int, int, int] | None = None  # `numbers` of a published end that a broker appended after
+        self._passed_by: tuple[int, int, int] | None = None  # the `numbers` after which a broker appended
         if self._published_end is not None and self._is_overtaken(self._published_end):
             self._passed_by = self._published_end.numbers
 
@@ -78,17 +78,16 @@ class LogEnd:
 
     @property
     def times_from(self) -> int | None:
-        """See `PublishedEnd`; None (unknown) if the log is walked."""
+        """See `PublishedEnd`; None if the log is walked."""
         return self._counting.times_from if self._counting is not None else None
 
     @property
     def keys_from(self) -> int | None:
-        """See `PublishedEnd`; None (unknown) if the log is walked."""
+        """See `PublishedEnd`; None if the log is walked."""
         return self._counting.keys_from if self._counting is not None else None
 
     @property
     def has_lost(self) -> bool:
-        """See `PublishedEnd`."""
         return self._published_end is not None and self._published_end.has_lost
 
     @property
@@ -103,7 +102,7 @@ class LogEnd:
         return published is not None and published.announced_end <= published.confirm_offset
 
     def is_message(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int, size: int) -> bool:
-        """Whether a queue entry below the confirm offset belongs to a message; see the function `is_message`."""
+        """Whether a queue entry below the confirm offset belongs to a message."""
         walk = self._walk
         if walk is None or physical_offset + size <= walk.flushed:
             return True
@@ -118,9 +117,9 @@ class LogEnd:
 
     def _is_overtaken(self, published: PublishedEnd) -> bool:
         numbers, abort = published.numbers, (self._root / ABORT_FILE).exists()
-        # Open its own files: the undoing of an append may delete and recreate a segment.
+        # With its own files: the undoing of an append may delete and recreate a segment.
         looked_at = CommitLog(self._root, self._log.segments.size, writable=False)
-        # If the numbers changed, a writer of ours appended, and the walk may have read its append.
+        # If the numbers changed, a writer of ours appended, and the walk may have read its records.
         return was_overtaken(looked_at, published, abort=abort) and published.numbers == numbers
 
     def _look(self) -> int:
@@ -131,7 +130,7 @@ class LogEnd:
         self._must_be_same_owner()
         self._next_look = time.monotonic() + LOOK_SECONDS
         published = self._published_end
-        is_unrecovered = (  # since the machine crashed
+        is_unrecovered = (  # after a crash of the machine
             published is not None and not published.same_boot and published.flushed_offset < published.written_end
         )
         if published is None or self._passed_by is not None or is_unrecovered:
@@ -165,8 +164,8 @@ def _changed_owner(root: Path, what: str) -> StoreReplaced:
 class _LogWalk:
     """Follows a log without a published end, from its last segment that begins with a record.
 
-    end: log offset after the last complete record. flushed: log offset up to which log and queues were synced when the
-    machine crashed, else 0.
+    end: log offset after the last complete record. flushed: log offset up to which all was synced when the machine
+    crashed, else 0.
     """
 
     def __init__(self, root: Path, log: CommitLog, flushed: int | None) -> None:
@@ -180,7 +179,7 @@ class _LogWalk:
     @staticmethod
     def begun_by(walk: _LogWalk | None, root: Path, log: CommitLog, published: PublishedEnd | None) -> _LogWalk:
         """Return `walk`, or a new one if it is None or retention deleted its end, advanced to the log's end."""
-        # After a crash of the machine, records before this offset are synced; later sectors may be lost.
+        # Records before this offset are synced; a crash of the machine may lose later sectors.
         flushed = None if published is None or published.same_boot else published.flushed_offset
         if walk is None or walk._is_deleted():
             walk = _LogWalk(root, log, flushed)
@@ -219,7 +218,7 @@ def is_message(log: CommitLog, topic: str, queue_id: int, queue_offset: int, phy
 
     RocketMQ leaves entries of truncated records. New records overwrite those before the queue gets new entries.
     """
-    if topic.startswith(LIGHT_PREFIX):  # records of light queues name the queue that they were sent to
+    if topic.startswith(LIGHT_PREFIX):  # whose records name the queue that they were sent to
         return True
     try:
         if log.segments.read(physical_offset, SIZE_BYTES) != size.to_bytes(SIZE_BYTES, "big"):
@@ -227,7 +226,7 @@ def is_message(log: CommitLog, topic: str, queue_id: int, queue_offset: int, phy
         if not log.can_be_record(physical_offset, size):
             return False
         record = decode_record(log.segments.read(physical_offset, size), topic, check_crc=False)
-    except OffsetLost:  # retention deleted the record, so the entry counted
+    except OffsetLost:  # deleted by retention, so the entry counted
         return True
     except CorruptRecord:
         return False
@@ -272,17 +271,13 @@ def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bo
 
 
 def refused_from(root: Path, log: CommitLog, published: PublishedEnd) -> int | None:
-    """Return the log offset of the append that raised `FlushFailed`, which is the log's last; None without one.
-
-    Call as `was_overtaken`.
-    """
+    """Return the log offset of the last append if it raised `FlushFailed`. Call as `was_overtaken`."""
     if published.has_failed and not was_overtaken(log, published, abort=(root / ABORT_FILE).exists()):
         return published.confirm_offset
     return None
 
 
 def is_left(log: CommitLog, end: int) -> bool:
-    """Whether bytes after the log's end are not zero."""
     with suppress(OffsetLost):
         return bool(log.segments.read(end, _LOOKED_AT).strip(b"\0"))
     return False

@@ -1,16 +1,11 @@
-"""Read and publish the published end of the log. Readers wait for it with `watch`.
+"""Read and publish the published end of the log, in `watermark`, a small file that RocketMQ does not have.
 
-The published end is in `watermark`, a small file that RocketMQ does not have. Readers see a record if
-`record end <= confirm_offset`. An append first *announces* the end of its writes, and *publishes* last:
+Readers see a record if `record end <= confirm_offset`. An append *announces* the end of its writes first and
+*publishes* last. While `announced_end > confirm_offset`, an append is running, or its writer died.
 
-    announced_end > confirm_offset   an append is running, or its writer died
-    announced_end <= confirm_offset  clean
-
-The announcement is a store into the mapped file, which sends no notification. The publication is one `pwrite` of eight
-aligned bytes, which wakes every process that waits for the kernel's notification on the file.
-
-Each number of eight bytes includes a checksum of one byte, to detect damage: if the end were too low, the next append
-would overwrite messages.
+The announcement is a store into the mapped file. The publication is one `pwrite` of eight aligned bytes, so that the
+kernel notifies the waiting readers. Each number has a checksum of one byte: if a damaged end were too low, the next
+append would overwrite messages.
 """
 
 from __future__ import annotations
@@ -45,14 +40,13 @@ _CONFIRM_OFFSET = field_offset(PUBLISHED_END, "confirm_offset")
 
 
 class PublishedEnd:
-    """The numbers of one file. Garbage collection closes it.
+    """The numbers of one file.
 
-    Properties read the mapping at every access, so they are current. They raise `CorruptStore` for a number whose
-    checksum is wrong. Only the owner of the append lock may call `announce`, `publish`, `mark_flushed`,
-    `note_times_from`, `note_keys_from`, `begin_deletion`, `end_deletion`, `note_loss`.
+    Properties read the mapping at every access. They raise `CorruptStore` for a number whose checksum is wrong. Only
+    the owner of the append lock may call `announce`, `publish`, `mark_flushed` and the methods that begin with `note`,
+    `begin` or `end`.
 
-    rest_seconds: longest sleep of a waiting reader: unlimited, because every append of ours wakes it (see
-    `watch.Published`).
+    rest_seconds: see `watch.Published`; unlimited, because every append of ours wakes a waiting reader.
     """
 
     rest_seconds = math.inf
@@ -62,7 +56,7 @@ class PublishedEnd:
         self._file = _NumberFile(root, writable=writable)
         self._writable = writable
         self.path = self._file.path
-        self._seen = 0  # the last confirm offset that was read
+        self._seen = 0
 
     @staticmethod
     def create(
@@ -72,9 +66,9 @@ class PublishedEnd:
         times_from: int | None = None,
         keys_from: int | None = None,
     ) -> None:
-        """Write a clean published end of this boot, into the existing file if there is one, which readers have mapped.
+        """Write a clean published end of this boot. Overwrites an existing file, because readers have mapped it.
 
-        times_from, keys_from: see the properties; default: unknown before `confirm_offset`.
+        times_from, keys_from: default: `confirm_offset`.
         """
         fields = np.zeros(1, PUBLISHED_END)
         fields["magic"], fields["version"] = PUBLISHED_END_MAGIC, PUBLISHED_END_VERSION
@@ -100,7 +94,7 @@ class PublishedEnd:
     def confirm_offset(self) -> int:
         """Log offset (bytes) up to which records and their queue entries are complete.
 
-        In a writer, raises `CorruptStore` if it steps back; for readers `LogEnd` checks that.
+        In a writer, raises `CorruptStore` if it steps back. `LogEnd` checks that for readers.
         """
         seen, confirm_offset = self._seen, self._file.number("confirm_offset")  # `_seen` first: threads may advance it
         if confirm_offset < seen and self._writable:
@@ -109,7 +103,7 @@ class PublishedEnd:
         return confirm_offset
 
     def is_older(self) -> CorruptStore:
-        """Return the error for a log that continues after this end: an append would overwrite messages."""
+        """Return the error for a log that continues after this end."""
         return CorruptStore(
             f"{self.path}: says that the log ends at {self._file.number('confirm_offset')}, and there was more: an "
             "older file was put in its place while the store is open. Nothing is written by it; close the store in "
@@ -138,18 +132,18 @@ class PublishedEnd:
         return bool(self._file.raw("failed_from"))
 
     def check_device(self) -> None:
-        """Raises `FlushFailed` if a flush failed, in any process, since the last recovery."""
+        """Raises `FlushFailed` if `has_failed`."""
         if self.has_failed:
             raise FlushFailed(self._file.text("failure").decode("utf-8", "replace"))
 
     def recording_failure(self) -> _RecordingFailure:
-        """Return a re-entrant context that records a failed flush for all processes that have the directory open."""
+        """Return a re-entrant context that records a failed flush for all processes that use the directory."""
         return _RecordingFailure(self)
 
     def mark_failed(self, begin: int, failure: str) -> None:
-        """Record that the log after `begin` may not be synced, and the reason, unless one is recorded already.
+        """Record that the log after `begin` may not be synced, and the text of the first failure.
 
-        Of several failures the lowest `begin` counts, because they may be recorded in any order.
+        The lowest `begin` counts, because failures may be recorded in any order.
         """
         if not self.has_failed:
             self._file.set("failure", failure.encode()[: PUBLISHED_END["failure"].itemsize])
@@ -173,22 +167,22 @@ class PublishedEnd:
 
     @property
     def numbers(self) -> tuple[int, int, int]:
-        """`confirm_offset`, `store_timestamp`, `announced_end`: every append, and every undo, changes one of them."""
+        """Every append, and every undo, changes one of these."""
         return self.confirm_offset, self.store_timestamp, self.announced_end
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the directory has another file, or none: it was deleted to have it rebuilt."""
+        """Whether the file was deleted or replaced, to have it rebuilt."""
         return self._file.is_replaced
 
     @property
     def same_boot(self) -> bool:
-        """Whether the machine, with its page cache, has run since the last append; also True if unknown."""
+        """Whether the machine has run since the last append; also True if unknown."""
         written, now = self._file.text("boot_id"), current_boot_id()
         return not written or not now or written == now
 
     def announce(self, end: int, store_timestamp: int) -> None:
-        """Announce the end of an append before its first write."""
+        """Call before the first write of an append."""
         self._file.set("store_timestamp", checked(store_timestamp))
         self._file.set("announced_end", checked(end))
 
@@ -204,20 +198,18 @@ class PublishedEnd:
         self._file.set("times_from", checked(offset))
 
     def note_keys_from(self, offset: int) -> None:
-        """Record that keys before `offset` may be missing in the index. Call before they are."""
+        """Record that the index may lack keys before `offset`. Call before it does."""
         self._file.set("keys_from", checked(offset))
 
     @property
     def deletions(self) -> int:
-        """A counter of topic deletions: becomes odd before a deletion, and even after it."""
+        """A counter of topic deletions; odd during a deletion."""
         return self._file.raw("deletions")
 
     def begin_deletion(self) -> None:
-        """Record that the deletion of a topic begins. Call before it."""
         self._file.set("deletions", self.deletions | 1)
 
     def end_deletion(self) -> None:
-        """Record that the deletion of a topic is complete."""
         self._file.set("deletions", (self.deletions | 1) + 1)
 
     @property
@@ -228,16 +220,15 @@ class PublishedEnd:
     def note_loss(self) -> None:
         """Record that a queue lost a file, so that the next writer rebuilds it.
 
-        That writer then ignores `queueends`, where a flusher may have recorded the entries after the hole.
+        That writer ignores `queueends`, because a flusher may have recorded entries after the hole there.
         """
         self._file.set("has_lost", 1)
 
     def publish(self, confirm_offset: int) -> None:
-        """Publish everything before `confirm_offset`, and wake waiting readers."""
         self._file.publish(confirm_offset)
 
     def mark_flushed(self, offset: int) -> None:
-        """Record that the log is synced up to `offset`; ignores a lower offset. Raises `FlushFailed`."""
+        """Record that the log is synced up to `offset`, unless it is already. Raises `FlushFailed`."""
         self.check_device()
         if offset > self.flushed_offset:
             self._file.set("flushed_offset", checked(offset))
@@ -247,13 +238,11 @@ class PublishedEnd:
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file. The numbers stay as they are."""
+        """The numbers remain readable."""
         self._file.close()
 
 
 class _NumberFile:
-    """The mapped file: its fields by name, and numbers with their checksums."""
-
     def __init__(self, root: Path, *, writable: bool) -> None:
         self.path = root / PUBLISHED_END_FILE
         flags = (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK
@@ -280,12 +269,11 @@ class _NumberFile:
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the directory has another file, or none: it was deleted to have it rebuilt."""
         status = status_of(self.path)
         return status is None or status.st_ino != self._inode
 
     def number(self, name: str) -> int:
-        """Return a number. Raises `CorruptStore` if its checksum is wrong."""
+        """Raises `CorruptStore` if the checksum is wrong."""
         for _ in range(_LOOKS):
             found: int = self._fields[name].item()
             if checked(found & _NUMBER_MASK) == found:
@@ -296,7 +284,7 @@ class _NumberFile:
         )
 
     def raw(self, name: str) -> int:
-        """Return a field without its check. 0: a number that was never written, or a flag that is not set."""
+        """Return a field without its check; 0 if it was never written."""
         value: int = self._fields[name].item()
         return value
 
@@ -308,7 +296,6 @@ class _NumberFile:
         self._fields[name][...] = value
 
     def publish(self, confirm_offset: int) -> None:
-        """Write the confirm offset with one `pwrite`, which wakes readers."""
         self._file.must_be_open()
         try:
             write_at(self._file.fd, checked(confirm_offset).to_bytes(8, "big"), _CONFIRM_OFFSET)
@@ -317,11 +304,9 @@ class _NumberFile:
             raise
 
     def flush(self) -> None:
-        """Raises `FlushFailed`."""
         sync(self._file.fd, self.path)
 
     def close(self) -> None:
-        """Close the file. The numbers stay as they are."""
         self._file.close()
         self._fields = {name: field.copy() for name, field in self._fields.items()}  # the mapping has a descriptor, too
 
@@ -342,7 +327,7 @@ class _RecordingFailure:
 
 
 def published_end_of(root: Path, *, writable: bool = False) -> PublishedEnd | None:
-    """Return the published end of a directory, None if it has none. Raises `CorruptStore` for another file."""
+    """Return the published end of a directory, None if it has none. Raises `CorruptStore`."""
     try:
         return PublishedEnd(root, writable=writable)
     except FileNotFoundError:
@@ -351,13 +336,13 @@ def published_end_of(root: Path, *, writable: bool = False) -> PublishedEnd | No
 
 @lru_cache(maxsize=64)  # an append uses the same few numbers several times
 def checked(number: int) -> int:
-    """Return a number with its checksum in the highest byte. It detects any single flipped bit, and a page of zeros."""
+    """Return a number with its checksum in the highest byte. It detects a flipped bit and a page of zeros."""
     return (zlib.crc32(number.to_bytes(_NUMBER_BYTES, "big")) & 0xFF) << PUBLISHED_END_NUMBER_BITS | number
 
 
 @cache
 def current_boot_id() -> bytes:
-    """Return the kernel's id of this boot, b"" if the system has none."""
+    """Return the kernel's id of this boot, b"" if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     except OSError:

@@ -26,7 +26,7 @@ POLL_SECONDS = 0.02  # without notifications
 # A signal that arrives just before a wait does not end it: Python calls the handler after the wait.
 _LONGEST_WAIT_SECONDS = 1.0
 if sys.platform == "linux":
-    # The system closes the files of a process that is killed.
+    # CLOSE_WRITE: the system closes the files of a killed process.
     _IN_A_FOLDER = inotify_simple.masks.MOVE | (
         inotify_simple.flags.CREATE
         | inotify_simple.flags.DELETE
@@ -51,8 +51,7 @@ class Published(Protocol):
 class Watch(Opened):
     """Sleeps until a writer publishes in one of the watched files, or until a thread calls `interrupt`.
 
-    One thread waits; any thread may interrupt it. A user has few inotify instances (128 by default), so use one `Watch`
-    per waiting thread for any number of readers.
+    A user has few inotify instances (128 by default), so use one `Watch` per waiting thread for any number of readers.
 
     Polls every `POLL_SECONDS` on systems without inotify, if the user's limit of instances or watches is reached, with
     `notified=False`, and in a RocketMQ broker's directory.
@@ -99,7 +98,7 @@ class Watch(Opened):
         self._open_ears().interrupt()
 
     def close(self) -> None:
-        """Release the inotify instance and end a current wait."""
+        """End a current wait, too."""
         if not self._is_over:
             self._is_over = True
             ears, self._ears = self._ears, None
@@ -122,7 +121,7 @@ class Watch(Opened):
 
 
 class _Ears:
-    """The descriptors of one watch. They close after their last use, because a thread may wait while `Watch` closes."""
+    """The descriptors of one watch. They close after their last use, because a thread may wait during `Watch.close`."""
 
     def __init__(self, *, notified: bool) -> None:
         self.notify: inotify_simple.INotify | None = None
@@ -133,7 +132,7 @@ class _Ears:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOSYS):
                     raise
                 _warn_of_polling("fs.inotify.max_user_instances", error)
-        self.is_deaf = self.notify is None  # for at least one of the watched files
+        self.is_deaf = self.notify is None  # for one or more of the files
         with system_errors("a watch"):
             self._interrupted, self._interrupt = os.pipe()
         finalize(self, _close, self.notify, self._interrupted, self._interrupt).atexit = False
@@ -150,18 +149,18 @@ class _Ears:
         try:
             self.notify.add_watch(path, _IN_A_FOLDER if path.is_dir() else inotify_simple.flags.MODIFY)
         except OSError as error:
-            if error.errno != errno.ENOSPC:  # ENOSPC: the user's limit of watches
+            if error.errno != errno.ENOSPC:  # the user's limit of watches
                 raise
             _warn_of_polling("fs.inotify.max_user_watches", error)
             self.is_deaf = True
-            self.interrupt()  # the waiting thread must begin to poll
+            self.interrupt()  # so that the waiting thread begins to poll
 
     def wait(self, timeout: float) -> None:
         for fd, _ in self._poll.poll(max(0, math.ceil(timeout * 1000))):
-            os.read(fd, _EVENTS_AT_ONCE)  # the content of events does not matter
+            os.read(fd, _EVENTS_AT_ONCE)
 
     def interrupt(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the pipe is full of interruptions already
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of interruptions
             os.write(self._interrupt, b"!")
 
 
@@ -214,7 +213,7 @@ class Watches:
                     self._unused.append(watch)
 
     def close(self) -> None:
-        """End all waits, also those of watches from `new`, and close the pool."""
+        """End all waits, including those in watches from `new`, and close the pool."""
         with self._lock:
             self._closed = True
             while self._unused:
