@@ -18,11 +18,11 @@ from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.message import Message, illegal
 from store.publish.placing import AppendResult
 
-_PROPERTIES = 3  # their position in a `Row`
+_PROPERTIES = 3  # in a `Row`
 
 
 class ClusterAppends:
-    """Has the methods of `MessageStore` that a producer uses. Each message gets a unique id, property `UNIQ_KEY`."""
+    """The methods of `MessageStore` that a producer uses. Each message gets a unique id, property `UNIQ_KEY`."""
 
     def __init__(self, address: ClusterAddress) -> None:
         """Raises `Unreachable` if no name server answers."""
@@ -37,7 +37,7 @@ class ClusterAppends:
         return MessageAppend(self._writer.begin())
 
     def with_id(self, row: Row) -> Row:
-        """Return a row with an id. It keeps the id that it has, so that a resent message has the same."""
+        """Return a row with an id. A resent message keeps its own."""
         properties = row[_PROPERTIES]
         if PROPERTY_UNIQ_KEY in properties:
             return row
@@ -49,8 +49,6 @@ class ClusterAppends:
 
 
 class MessageAppend:
-    """An append to a cluster that takes tables and messages."""
-
     def __init__(self, append: ClusterAppend) -> None:
         self._append = append
 

@@ -1,4 +1,4 @@
-"""`Consumer`: a member of a consumer group, which reads its share of the group's queues."""
+"""`Consumer`: a member of a consumer group."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ _logger = logging.getLogger("store")
 
 
 class Consumer(Opened):
-    """Reads its share of a group's queues, from its construction until `close`. Use it in a `with` statement.
+    """Reads its share of a group's queues, until `close`. Use it in a `with` statement.
 
-    With a listener, the consumer calls it in its own threads. Without one, iterate: `for message in consumer`, or
-    `async for`. A message is acknowledged when the listener returns, or when the loop asks for the next message.
+    With a listener, the consumer calls it in its own threads. Without one, iterate with `for` or `async for`. A message
+    is acknowledged when the listener returns, or when the loop asks for the next message.
 
-    The group commits the lowest offset of a queue that is not acknowledged. Messages from there on are delivered
-    again: by this consumer, or by another member after this one is closed or dies.
+    The group commits the lowest unacknowledged offset of each queue. If this consumer closes or dies, another member
+    receives the messages from there on.
 
     Methods raise `StoreClosed` after `close`, and `StoreForked` in a forked process.
     """
@@ -73,16 +73,15 @@ class Consumer(Opened):
         log: the path of a store; "rocketmq://host:port" of a cluster's name servers; a `ClusterAddress`; or an open
         log, which the caller has to close.
         group: a name, or a `Group`.
-        topics: a topic, a list of topics, or a mapping of topics to tags ("paid || shipped") or a `Subscription`.
-        All members of a group need the same subscriptions.
+        topics: a topic, a list of topics, or a mapping of topics to tags ("paid || shipped") or a `Subscription`. All
+        members of a group need the same subscriptions.
         listener: called with a sequence of messages of one queue. If it raises, they are delivered again, see
         `ReconsumeLater`.
         orderly: deliver the messages of a queue in order, in one call at a time in the whole group.
         instance: see `Group.join`.
 
         Raises `UnknownTopic`, `GroupConflict`, `InvalidGroup`, `FilterError`, `InvalidArgument`, `NotAStore`, ...
-        Raises `ObjectsUnavailable`, `Unreachable` or `StoreBusy` if a new group cannot read the end offsets at which
-        it begins.
+        Raises `ObjectsUnavailable`, `Unreachable` or `StoreBusy` if a new group cannot read its initial offsets.
         """
         if listener is not None:
             check_listener(listener)
@@ -139,31 +138,27 @@ class Consumer(Opened):
 
     @property
     def assigned(self) -> list[Queue]:
-        """The queues that this consumer reads now, sorted."""
+        """The queues that this consumer reads, sorted."""
         self._must_be_well()
         return self._rebalancer.assigned
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait up to `timeout` seconds for the consumer to be closed. Return whether it is.
-
-        Raises the error that ended the consumer.
-        """
+        """Return whether the consumer is closed, after `timeout` seconds at most. Raises the error that ended it."""
         self._must_not_be_forked()
         ended = self._queues.wait_closed(timeout)
         self._threads.must_not_have_failed()
         return ended
 
     def send_back(self, message: ReceivedMessage, delay_level: int = 0) -> None:
-        """While iterating, send this message back to the group, to be delivered again later.
+        """Send a message back to the group, to be delivered again later. For use while iterating.
 
-        delay_level: see `ReconsumeLater`. Raises `InvalidArgument` if the consumer is broadcasting and `delay_level`
-        is not negative, because no member would get the message.
+        delay_level: see `ReconsumeLater`. A broadcasting consumer raises `InvalidArgument` unless it is negative.
         """
         self._must_be_well()
         self._member.send_back([message.stored()], delay_level, self._config.reconsume_times)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        """Yield messages until `close`. Asking for the next message acknowledges the last."""
+        """Yield messages until `close`. Asking for the next message acknowledges the last one."""
         most = self._config.consume_message_batch_max_size
         self._must_not_be_forked()
         while (taken := self._queues.take(most)) is not None:
@@ -172,7 +167,6 @@ class Consumer(Opened):
         self._threads.must_not_have_failed()
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
-        """Yield messages as `__iter__` does, without blocking the event loop."""
         most, loop = self._config.consume_message_batch_max_size, asyncio.get_running_loop()
         while not self._queues.is_closed:
             self._must_not_be_forked()
@@ -188,8 +182,8 @@ class Consumer(Opened):
     def close(self) -> None:
         """Wait for running calls of the listener, commit finished messages, and leave the group.
 
-        Does nothing the second time and in a forked process. The listener may call `close` to stop the consumer:
-        `wait` then returns, and the thread that opened the consumer has to call `close` as well.
+        Does nothing the second time and in a forked process. A listener that calls `close` only stops the consumer:
+        `wait` returns, and the thread that opened the consumer has to call `close`, too.
 
         Raises the error that ended the consumer. Raises `StoreLocked`, and closes nothing, in a signal handler that
         interrupted `wait` or an iteration.
@@ -227,7 +221,7 @@ class Consumer(Opened):
         try:
             self.close()
         except BaseException as ended:
-            if error is None or ended is not self._threads.error:  # else the block raised it already, or another error
+            if error is None or ended is not self._threads.error:  # the `with` block raises an error anyway
                 raise
 
     def _leave(self) -> None:
@@ -244,10 +238,10 @@ class Consumer(Opened):
         try:
             for message in taken.handful.messages:
                 yield message
-                self._must_not_be_forked()  # before acquiring the lock, whose holder may not exist in a child
+                self._must_not_be_forked()  # raise before waiting for a lock that may never be released
                 self._queues.done(taken, 1)
                 left -= 1
-        except StoreClosed:  # closed concurrently: another member gets this message again
+        except StoreClosed:  # another member receives it
             if not self._is_over:
                 raise
         finally:
@@ -259,13 +253,13 @@ class Consumer(Opened):
         self._threads.must_not_have_failed()
 
     def _must_not_be_forked(self) -> None:
-        """Unlike `must_be_open`, allow a closed consumer, because closing ends an iteration without an error."""
+        """Allow a closed consumer, so that closing ends an iteration without an error."""
         if self.is_forked:
             raise self._not_open()
 
 
 def _wake(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:
-    with suppress(RuntimeError):  # the loop is closed, so no task waits
+    with suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(woken.set)
 
 

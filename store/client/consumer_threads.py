@@ -1,4 +1,4 @@
-"""`ConsumerThreads`: the threads of one consumer, which pull, rebalance and call the listener."""
+"""`ConsumerThreads`: the threads of a consumer, which pull, rebalance and call the listener."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ _logger = logging.getLogger("store")
 
 
 class ConsumerThreads:
-    """If a thread fails, the consumer ends. error: the error of that thread, or None."""
+    """If a thread fails, all end, and `error` is its error."""
 
     def __init__(
         self, what: str, queues: ProcessQueues, rebalancer: Rebalancer, pullers: Sequence[Puller], figures: Figures
     ) -> None:
-        """what: the consumer's name in errors and thread names. figures: written after each step of the rebalancer."""
         self.error: BaseException | None = None
         self._what = what
         self._queues = queues
@@ -33,11 +32,7 @@ class ConsumerThreads:
         self._workers: list[threading.Thread] = []
 
     def start(self, work: Callable[[], None] | None, count: int) -> None:
-        """Rebalance once in the calling thread, then start all threads.
-
-        Thus a new group gets every message put after this returns. work: run by each of `count` workers, None if the
-        user iterates.
-        """
+        """Rebalance in this thread, so that a new group gets every message from now on. Then start all threads."""
         self._rebalancer.begin()
         self._rebalance_by(self._rebalancer.step)
         for each in (self._rebalance, *(puller.run for puller in self._pullers)):
@@ -51,13 +46,12 @@ class ConsumerThreads:
         return threading.current_thread() in self._workers
 
     def stop(self) -> None:
-        """Hand out no more messages, and let all threads end, without waiting for them."""
+        """Hand out no more messages, and do not wait for the threads."""
         self._queues.close()
         for puller in self._pullers:
             puller.stop()
 
     def wait_for_calls(self, seconds: float) -> None:
-        """Wait up to `seconds` for running calls of the listener."""
         deadline = time.monotonic() + seconds
         for worker in self._workers:
             worker.join(max(0.0, deadline - time.monotonic()))
@@ -65,7 +59,7 @@ class ConsumerThreads:
             _logger.error("%s: closed while the listener hangs; what it has in hand comes again", self._what)
 
     def join(self) -> None:
-        """Wait for all threads except the workers, which a hanging listener may block."""
+        """Wait for all threads except the workers, which a listener may block."""
         for thread in self._threads:
             thread.join()
 
@@ -95,13 +89,13 @@ class ConsumerThreads:
         while not self._queues.is_closed:
             self._rebalance_by(self._rebalancer.step)
             self._rebalancer.wait()
-        while self._has_calls:  # keep other members from getting the messages in hand
+        while self._has_calls:  # else other members receive the messages in hand
             self._rebalance_by(self._rebalancer.renew)
             self._rebalancer.wait()
 
     def _rebalance_by(self, step: Callable[[], None]) -> None:
         try:
             step()
-        except (StoreBusy, ObjectsUnavailable, Unreachable) as error:  # this member keeps its queues until they expire
+        except (StoreBusy, ObjectsUnavailable, Unreachable) as error:
             _logger.warning("%s: tried again: %s", self._what, error)
         self._figures.write()

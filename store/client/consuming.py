@@ -1,4 +1,4 @@
-"""Calls a consumer's listener, and acknowledges its messages, retries them in place or sends them back to the group."""
+"""Calls a consumer's listener, and handles the messages that it fails to process."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _MAX_RECONSUME_TIMES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig:
-    """Settings with RocketMQ's names, and RocketMQ's defaults unless noted. Times are in seconds.
+    """RocketMQ's settings, with its names and defaults unless noted. Times are in seconds.
 
     consume_thread_max: threads that call the listener.
     consume_message_batch_max_size: most messages in one call.
-    pull_threshold_for_queue: most unacknowledged messages of one queue in memory (RocketMQ: 1000).
+    pull_threshold_for_queue: most unacknowledged messages of a queue in memory (RocketMQ: 1000).
     pull_threshold_size_for_queue: most MiB of their bodies.
     max_reconsume_times: retries of a message before it becomes a dead letter; -1: 16, or unlimited if orderly.
-    suspend_current_queue_time: time before an orderly consumer retries in place.
-    consume_timeout: time in hand after which messages are logged as hanging.
+    suspend_current_queue_time: delay before an orderly consumer retries in place.
+    consume_timeout: time in hand after which a message is logged as hanging.
     consume_timestamp: ms since 1970, for CONSUME_FROM_TIMESTAMP.
     await_termination_when_shutdown: how long `close` waits for running calls of the listener.
     unreadable: what to do with a message whose body does not decompress or exceeds the limit: "dead_letter", or
@@ -59,17 +59,14 @@ class ConsumerConfig:
 
     @property
     def queue_limits(self) -> tuple[int, int]:
-        """The most unacknowledged messages of one queue in memory, and the most bytes of their bodies."""
         return self.pull_threshold_for_queue, self.pull_threshold_size_for_queue * _MIB
 
     @property
     def pull_bytes(self) -> int:
-        """The most bytes of records to pull at once."""
         return min(BATCH_BYTES, self.queue_limits[1])
 
     @property
     def reconsume_times(self) -> int:
-        """How often a message is retried by a consumer that is not orderly."""
         return _MAX_RECONSUME_TIMES if self.max_reconsume_times < 0 else self.max_reconsume_times
 
     def __post_init__(self) -> None:
@@ -90,17 +87,17 @@ DEFAULTS = ConsumerConfig()
 
 Listener = Callable[[Sequence[ReceivedMessage]], None]
 
-_SHOWN = 5  # message ids
+_SHOWN = 5  # in one log line
 _SEND_BACK_AGAIN_SECONDS = 5.0
 _DEAD_LETTERS = -1  # delay level
 _logger = logging.getLogger("store")
 
 
 class ReconsumeLater(Exception):
-    """A listener raises it to acknowledge the first `done` messages and have the others delivered again.
+    """Raised by a listener to acknowledge the first `done` messages and have the others delivered again.
 
-    delay_level: one of RocketMQ's levels 1 to 18; 0 for a delay of 10 seconds that grows with each retry; negative to
-    make the messages dead letters at once. An orderly consumer retries in place, and only heeds a negative level.
+    delay_level: one of RocketMQ's levels 1 to 18; 0 for a delay of 10 seconds that grows with each retry; negative for
+    a dead letter at once. An orderly consumer retries in place, and only heeds a negative level.
     """
 
     def __init__(self, *, done: int = 0, delay_level: int = 0) -> None:
@@ -110,14 +107,14 @@ class ReconsumeLater(Exception):
 
 
 class CallResult(NamedTuple):
-    """done: the number of finished messages, from the first. The others are retried, see `ReconsumeLater`."""
+    """The first `done` messages are finished; the others are retried."""
 
     done: int
     delay_level: int = 0
 
 
 def check_listener(listener: object) -> None:
-    """Raises `InvalidArgument` if `listener` is not callable, or a coroutine or generator function."""
+    """Raise `InvalidArgument` if `listener` is not callable, or a coroutine or generator function."""
     if not callable(listener):
         raise InvalidArgument(f"listener={listener!r:.80}: give a function of a sequence of messages")
     if inspect.iscoroutinefunction(listener) or inspect.isgeneratorfunction(listener):
@@ -128,17 +125,14 @@ def check_listener(listener: object) -> None:
 
 
 def call(listener: Listener, messages: Messages, group: str) -> CallResult:
-    """Call a listener, and return how many messages it finished: none if it raises an error or returns a value.
-
-    The failure is logged, but not again when the messages are retried in place.
-    """
+    """Finish no message if the listener raises an error or returns a value. Log it, except at retries in place."""
     try:
         answer = cast("Callable[..., object]", listener)(messages)
     except ReconsumeLater as later:
         if 0 <= later.done <= len(messages):
             return CallResult(later.done, later.delay_level)
         what = f"ReconsumeLater({later}) of {len(messages)} messages"
-    except Exception as error:  # noqa: BLE001 - it is logged, and the messages are delivered again
+    except Exception as error:  # noqa: BLE001 - logged and retried
         what = "".join(traceback.format_exception(error)).rstrip()
     else:
         if answer is None:
@@ -152,7 +146,7 @@ def call(listener: Listener, messages: Messages, group: str) -> CallResult:
 
 
 def _named(message: ReceivedMessage) -> str:
-    """Name a message by the id of its first delivery, because each retry has a new id."""
+    """Use the id of the first delivery, because each retry has a new one."""
     again = f" (try {message.reconsume_times + 1})" if message.reconsume_times else ""
     return f"{first_id(message.msg_id, message.properties)} of {message.topic}{again}"
 
@@ -162,7 +156,7 @@ class ConsumeService(Protocol):
 
     @property
     def queue(self) -> type[ProcessQueue]:
-        """The class that decides the order in which a queue's messages are handed out."""
+        """The class that decides in which order messages are handed out."""
 
     def settle(self, queues: ProcessQueues, taken: Taken, outcome: CallResult) -> None:
         """Acknowledge the finished messages, and retry or send back the failed ones."""
@@ -170,8 +164,6 @@ class ConsumeService(Protocol):
 
 @dataclass(frozen=True)
 class Concurrently:
-    """Sends failed messages back to the group, which delivers them later, and continues with others."""
-
     member: Member
     max_reconsume_times: int
     queue = ProcessQueue
@@ -186,7 +178,7 @@ class Concurrently:
 
 @dataclass(frozen=True)
 class Orderly:
-    """Retries failed messages in place after `suspend_seconds`, and blocks their queue until then."""
+    """Retries in place after `suspend_seconds`, and blocks the queue until then."""
 
     member: Member
     max_reconsume_times: float
@@ -208,7 +200,7 @@ class Orderly:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Drops failed messages, as RocketMQ does: a group cannot redeliver a message to one member alone."""
+    """Drops failed messages, as RocketMQ does, because a group cannot redeliver to one member alone."""
 
     queue = ProcessQueue
 
@@ -228,7 +220,7 @@ def consume_service(member: Member, config: ConsumerConfig, *, orderly: bool) ->
 
 
 def send_back(member: Member, queues: ProcessQueues, taken: Taken, delay_level: int, max_reconsume_times: int) -> None:
-    """Send messages in hand back to the group. If that fails, log the error and retry them in place."""
+    """If sending back fails, retry in place."""
     try:
         member.send_back([each.stored() for each in taken.handful.messages], delay_level, max_reconsume_times)
     except StoreError as error:
@@ -240,14 +232,14 @@ def send_back(member: Member, queues: ProcessQueues, taken: Taken, delay_level: 
 
 
 def set_aside(service: ConsumeService, queues: ProcessQueues, taken: Taken, group: str) -> bool:
-    """If a message's body cannot be read, make it a dead letter. Return whether that was done."""
+    """If a message's body cannot be read, make it a dead letter, and return True."""
     messages = taken.handful.messages
     if messages.body_error is None:
         return False
     if not messages.tries:
         where = taken.queue.queue, messages.offset
         _logger.error("group %s: %s, offset %d: the body cannot be read: %s", group, *where, messages.body_error)
-    if taken.queue.queue.topic == DLQ_TOPIC_PREFIX + group:  # it is already a dead letter
+    if taken.queue.queue.topic == DLQ_TOPIC_PREFIX + group:  # already a dead letter
         queues.done(taken)
     else:
         service.settle(queues, taken, CallResult(0, _DEAD_LETTERS))
@@ -257,7 +249,6 @@ def set_aside(service: ConsumeService, queues: ProcessQueues, taken: Taken, grou
 def consume(
     queues: ProcessQueues, service: ConsumeService, listener: Listener, group: str, most: int, figures: Figures
 ) -> None:
-    """Take messages and call the listener with them until the queues are closed."""
     while (taken := queues.take(most)) is not None:
         if set_aside(service, queues, taken, group):
             continue

@@ -18,7 +18,7 @@ from store.objects.urls import local_path
 def address_at(place: str, archive: str | None = None, options: str = "") -> LogAddress:
     """Return the address of a cluster ("rocketmq://host:port"), an archive, a store, or a store with its archive.
 
-    archive: the archive's URL, "" for the store alone; default: the one in the store's settings.
+    archive: the archive's URL; "" for the store alone; None for the one in the store's settings.
     options: fsspec's storage options, as JSON. Raises `ConfigError`, `InvalidArgument`.
     """
     if place.startswith(SCHEME):
@@ -26,8 +26,7 @@ def address_at(place: str, archive: str | None = None, options: str = "") -> Log
     local = local_path(place)
     if local is None:
         return ArchiveAddress(place, options)
-    # Only segments tell a store from an archive: a store may contain a broker's archive, and an archive may have a
-    # topic that is named like the commit log's folder.
+    # Only segments tell them apart: a store may contain an archive, and an archive a topic with the folder's name.
     with system_errors(local):
         is_store = any(each.is_file() for each in (Path(local) / COMMIT_LOG_DIR).glob("*"))
     if not is_store and is_archive(local):

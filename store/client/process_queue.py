@@ -1,4 +1,4 @@
-"""`ProcessQueue`: the messages of one queue that a consumer has pulled and not acknowledged, as in RocketMQ."""
+"""`ProcessQueue`: the pulled, unacknowledged messages of one queue, as in RocketMQ."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _NEVER = math.inf
 class Handful:
     """Messages that are handed out together.
 
-    since: when they were handed out, `time.monotonic()` seconds; infinity if they are not in hand. is_told: whether a
-    warning was logged that they are in hand for too long.
+    since: `time.monotonic()` seconds of that; infinity if not in hand. is_told: logged as hanging.
     """
 
     messages: Messages
@@ -27,7 +26,6 @@ class Handful:
 
     @property
     def begin(self) -> int:
-        """Queue offset of the first message that is not done."""
         return self.messages.offset
 
     def tried(self) -> None:
@@ -43,37 +41,37 @@ class ProcessQueue:
     def __init__(self, queue: Queue, begin: int, max_count: int, max_bytes: int) -> None:
         """begin: the queue offset to pull from. max_count, max_bytes: see `is_full`."""
         self.queue = queue
-        self.pulled = begin  # queue offset up to which all matching messages were pulled
-        self.sent_to: int | None = None  # queue offset to go on at, if the log requested one
-        self.lost_at: int | None = None  # queue offset of a message in the queue's bounds that could not be read
+        self.pulled = begin  # all matching messages before it were pulled
+        self.sent_to: int | None = None  # queue offset to continue at, if the log requested one
+        self.lost_at: int | None = None  # queue offset of a message missing from the log
         self.is_stopped = False
         self.count = 0
         self.bytes = 0
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._cached: deque[Messages] = deque()
-        self._handed: deque[Handful] = deque()  # by offset, from the first that is not done
-        self._again: deque[tuple[float, Handful]] = deque()  # given back, with the earliest time to hand them out again
+        self._handed: deque[Handful] = deque()  # by offset, from the first unfinished one
+        self._again: deque[tuple[float, Handful]] = deque()  # with the earliest time to hand them out again
 
     @property
     def position(self) -> int:
-        """The offset to commit: the lowest queue offset that is not done."""
+        """The offset to commit: of the first unfinished message."""
         if self._handed:
             return self._handed[0].begin
         return self._cached[0].offset if self._cached else self.pulled
 
     @property
     def is_full(self) -> bool:
-        """Whether to pause pulling: `max_count` messages, or `max_bytes` of bodies, are not acknowledged.
+        """Whether to pause pulling, because `max_count` messages or `max_bytes` of bodies are unacknowledged.
 
-        Finished messages behind an unfinished one count, because a restart delivers them again. This bounds the
-        duplicates that one hanging message causes (RocketMQ's consumeConcurrentlyMaxSpan).
+        Finished messages behind an unfinished one count. This bounds duplicates, as RocketMQ's
+        consumeConcurrentlyMaxSpan.
         """
         return self.count >= self._max_count or self.bytes >= self._max_bytes
 
     @property
     def is_half_empty(self) -> bool:
-        """Whether to resume pulling after the queue was full."""
+        """Whether to resume pulling."""
         return 2 * self.count <= self._max_count and 2 * self.bytes <= self._max_bytes
 
     @property
@@ -85,20 +83,18 @@ class ProcessQueue:
         return [handful for handful in self._handed if handful.since < _NEVER]
 
     def put(self, columns: Columns) -> None:
-        """Add pulled messages, all at or after offset `pulled`."""
         messages = Messages(columns, 0, len(columns))
         self._cached.append(messages)
         self.pulled = columns.queue_offset[-1] + 1
         self._weigh(messages, 1)
 
     def ready_at(self) -> float:
-        """Return the time at which `take` will return messages: 0 for now, infinity if there are none."""
+        """Return when `take` returns messages: 0 for now, infinity if there are none."""
         if self._cached:
             return 0.0
         return min((at for at, _ in self._again), default=_NEVER)
 
     def take(self, most: int, now: float) -> Handful | None:
-        """Hand out up to `most` messages. Return None if there are none."""
         for number, (at, handful) in enumerate(self._again):
             if at <= now:
                 del self._again[number]
@@ -117,7 +113,7 @@ class ProcessQueue:
         return handful
 
     def done(self, handful: Handful, count: int | None = None) -> None:
-        """Mark a handful as done, or its first `count` messages; the others stay in hand."""
+        """Finish a handful, or its first `count` messages."""
         if count is not None and count < len(handful.messages):
             first, handful.messages = handful.messages.cut(count)
             self._weigh(first, -1)
@@ -127,7 +123,6 @@ class ProcessQueue:
             self._weigh(self._handed.popleft().messages, -1)
 
     def give_back(self, handful: Handful, at: float) -> None:
-        """Queue an unfinished handful to be handed out again, at time `at` or later."""
         handful.since, handful.is_told = _NEVER, False
         self._again.append((at, handful))
 
@@ -147,7 +142,7 @@ class ProcessQueue:
 
 
 class OrderlyQueue(ProcessQueue):
-    """A queue consumed in order: one handful is in hand at a time, and one that is given back is the next."""
+    """Has one handful in hand at a time, and retries it before the next."""
 
     def ready_at(self) -> float:
         if self._again:

@@ -24,22 +24,22 @@ class Taken(NamedTuple):
 
 
 class ProcessQueues:
-    """A consumer's queues, which take turns if several have messages. All methods are thread-safe.
+    """A consumer's queues, served round-robin. Thread-safe.
 
-    Finished messages are committed before any thread can take more of their queue.
+    Finished messages are committed before any thread takes more of their queue.
     """
 
     def __init__(self, commit: Callable[[Positions], None]) -> None:
         """commit: called with the position of one queue; it must be quick."""
         self._commit = commit
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)  # wakes threads in `take`
+        self._changed = threading.Condition(self._lock)
         self._closed = threading.Condition(self._lock)
-        self._pull: dict[ProcessQueue, Callable[[ProcessQueue], None]] = {}  # all queues added and not removed
+        self._pull: dict[ProcessQueue, Callable[[ProcessQueue], None]] = {}  # all queues not removed
         self._full: set[ProcessQueue] = set()
         self._turns: deque[ProcessQueue] = deque()
         self._in_turn: set[ProcessQueue] = set()
-        self._later: list[tuple[float, int, ProcessQueue]] = []  # a heap, by the time when a queue has messages again
+        self._later: list[tuple[float, int, ProcessQueue]] = []  # a heap, by the time of the next retry
         self._numbers = count()
         self._until = -math.inf
         self._waiters: deque[Callable[[], None]] = deque()
@@ -49,26 +49,23 @@ class ProcessQueues:
     # --- ownership -------------------------------------------------------------------------------------
 
     def add(self, queue: ProcessQueue, pull: Callable[[ProcessQueue], None]) -> None:
-        """Start to consume a queue. pull: called now, and when a full queue has room again; it must be quick."""
+        """pull: called now, and when a full queue has room again; it must be quick."""
         with self._lock:
             self._pull[queue] = pull
         pull(queue)
 
     def stop(self, queue: ProcessQueue) -> None:
-        """Hand out no more messages of a queue. Messages in hand may still be finished and committed."""
+        """Hand out no more messages. Those in hand can still be finished."""
         with self._lock:
             queue.stop()
 
     def remove(self, queue: ProcessQueue) -> None:
-        """Stop a queue, and commit nothing of it from now on."""
+        """Stop a queue, and commit none of its offsets from now on."""
         with self._lock:
             self._remove(queue)
 
     def forget(self, resets: Callable[[], Positions]) -> Positions:
-        """Call `resets`, remove the queues that it returns, and return its result.
-
-        No offset of these queues is committed after the call of `resets`.
-        """
+        """Remove the queues that `resets` returns, and commit none of their offsets after its call."""
         with self._lock:
             positions = resets()
             for queue in [queue for queue in self._pull if queue.queue in positions]:
@@ -92,12 +89,12 @@ class ProcessQueues:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a forked process. The lock must not be used there, because its holder may be missing."""
+        """Whether this is a forked process. Its copy of the lock may never be released."""
         return os.getpid() != self._process
 
     @property
     def is_inside(self) -> bool:
-        """Whether the calling thread holds the lock: it is in a signal handler that interrupted another method."""
+        """Whether this is a signal handler that interrupted a method."""
         return is_owned(self._changed)
 
     def close(self) -> None:
@@ -114,7 +111,7 @@ class ProcessQueues:
     # --- pulling ---------------------------------------------------------------------------------------
 
     def put(self, queue: ProcessQueue, columns: Columns) -> bool:
-        """Add pulled messages. Return whether to pull on now; if not, `pull` is called when there is room."""
+        """Return whether to pull on; if not, `pull` is called when there is room."""
         with self._lock:
             if queue.is_stopped or self._is_closed:
                 return False
@@ -125,7 +122,7 @@ class ProcessQueues:
             return not queue.is_full
 
     def passed(self, queue: ProcessQueue, end: int) -> bool:
-        """Record that no more messages match before queue offset `end`. Return whether to pull on now."""
+        """Record that no more messages match before queue offset `end`. Return whether to pull on."""
         with self._lock:
             if queue.is_stopped or self._is_closed:
                 return False
@@ -137,7 +134,7 @@ class ProcessQueues:
     # --- consuming -------------------------------------------------------------------------------------
 
     def take(self, most: int, timeout: float = math.inf) -> Taken | None:
-        """Wait for messages, and return up to `most` of one queue; None after `timeout` seconds or `close`."""
+        """Return up to `most` messages of one queue; None after `timeout` seconds or `close`."""
         deadline = time.monotonic() + timeout
         with self._lock:
             while not self._is_closed:
@@ -150,10 +147,7 @@ class ProcessQueues:
         return None
 
     def take_or_call(self, most: int, tell: Callable[[], None]) -> Taken | None:
-        """Like `take`, without waiting: if there are no messages, return None, and call `tell` when to try again.
-
-        `tell` is called once, in any thread. If the queues are closed, it is called before this returns.
-        """
+        """Return messages; or None, and call `tell` once, in any thread, when to try again."""
         with self._lock:
             if self._is_closed:
                 tell()
@@ -164,7 +158,7 @@ class ProcessQueues:
             return taken
 
     def done(self, taken: Taken, count: int | None = None) -> None:
-        """Acknowledge all messages, or the first `count`; the others stay in hand."""
+        """Acknowledge all messages, or the first `count`."""
         queue = taken.queue
         with self._lock:
             before = queue.position
@@ -180,7 +174,7 @@ class ProcessQueues:
             pull(queue)
 
     def give_back(self, taken: Taken, seconds: float) -> None:
-        """Return unfinished messages to their queue. They are handed out again after `seconds` at the earliest."""
+        """Hand unfinished messages out again, after `seconds` at the earliest."""
         queue = taken.queue
         with self._lock:
             queue.give_back(taken.handful, time.monotonic() + seconds)
@@ -202,19 +196,17 @@ class ProcessQueues:
             handful = queue.take(most, now)
             self._line_up(queue)
             if handful is not None:
-                if self._later:  # another thread has to wait for the next time in `_later` now
+                if self._later:  # another thread has to wait until the next time in `_later`
                     self._changed.notify()
                 return Taken(queue, handful)
         return None
 
     def _wake_one(self) -> None:
-        """Wake one thread in `take`, and call all callbacks of `take_or_call`."""
         self._changed.notify()
         while self._waiters:
             self._waiters.popleft()()
 
     def _line_up(self, queue: ProcessQueue) -> None:
-        """Schedule a queue: now if it has messages, later if it has messages to retry."""
         if queue.is_stopped or queue in self._in_turn:
             return
         at = queue.ready_at()

@@ -34,14 +34,14 @@ _HEADER_BYTES = RECORD_HEADER.itemsize
 
 
 class Producer(Opened):
-    """Sends messages to a store or a cluster. Use it in a `with` statement, which sends all messages before it ends.
+    """Sends messages to a store or a cluster. Use it in a `with` statement, which ends after all messages are sent.
 
     `send` buffers a message and returns. A thread appends all buffered messages in one append, which readers see as a
-    whole. Messages with the same topic and sharding key, or to the same queue, keep the order in which they were sent.
+    whole. Messages with the same topic and sharding key, or to the same queue, keep their order.
 
-    Threads may share a producer. Methods raise `StoreClosed` after `close`, `StoreForked` in a forked process, and
-    `StoreLocked` in a signal handler that interrupted `send`. A producer that is dropped without `close` emits a
-    `ResourceWarning`, and its buffered messages may be lost.
+    Thread-safe. Methods raise `StoreClosed` after `close`, `StoreForked` in a forked process, and `StoreLocked` in a
+    signal handler that interrupted `send`. A producer that is dropped without `close` emits a `ResourceWarning`, and
+    its buffered messages may be lost.
     """
 
     def __init__(
@@ -56,18 +56,17 @@ class Producer(Opened):
     ) -> None:
         """Open a producer.
 
-        store: the path of an existing store; an open store, which the caller has to close; "rocketmq://host:port" of
-        a cluster's name servers; or a `ClusterAddress`.
-        name: makes `send` idempotent. Each message then has a sequence, ascending in its topic, and the store remembers
-        the last one. A message that is sent again after a restart is not appended again. Only one open producer can
-        have a name.
+        store: the path of an existing store; an open store, which the caller has to close; "rocketmq://host:port" of a
+        cluster's name servers; or a `ClusterAddress`.
+        name: makes `send` idempotent. Each message then has a sequence, ascending in its topic. If it is sent again
+        after a restart, the store does not append it again. Only one open producer can have a name.
         linger: seconds to wait for further messages before an append, unless `batch_bytes` bytes of records wait. With
-        0, an append takes the messages that were sent during the append before.
+        0, an append takes the messages sent during the previous append.
         buffer_bytes: limit of the messages that wait for an append. The running append may hold as many again.
         timeout: seconds that `send` waits for room in the buffer.
 
         Raises as `MessageStore.open`, and `InvalidArgument`. With a name, raises `InvalidGroup`, `CorruptStore`,
-        `StoreLocked` if another producer has it, and `OffsetLost` if retention deleted the record of its sequences.
+        `StoreLocked` if another producer has it, and `OffsetLost` if retention deleted its last sequences.
         """
         limits = BufferLimits(
             span("linger", linger),
@@ -95,7 +94,7 @@ class Producer(Opened):
             self._sender.start()
         except BaseException:
             self._is_over = True
-            self._buffer.close()  # ends the sender, if it was started
+            self._buffer.close()  # ends a started sender
             if self._memory is not None:
                 self._memory.close()
             if owns:
@@ -141,17 +140,16 @@ class Producer(Opened):
     ) -> SendFuture:
         """Buffer a message to be appended. Give a `Message`, or its parts, which takes half the time.
 
-        The message is copied. Returns a future of its `PutResult`, which is done when every reader sees the message;
-        a coroutine may await it. The future raises the errors of `put`: `MessageRefused`, for example, for this message
-        alone, or `StoreFull` for all messages of the append, none of which is published then. If no future of a failed
-        append has raised its error, `flush` or `close` raises it.
+        The message is copied. The returned future is done when readers see the message, and can be awaited. It raises
+        the errors of `put`: for example, `MessageRefused` for this message alone, or `StoreFull` for all messages of an
+        append, of which none is published. If no future of a failed append has raised its error, `flush` or `close`
+        raises it.
 
         sequence: required by a producer with a name, and only allowed there. If the log has this sequence of the topic
-        or a higher one, nothing is appended, and the result's status is ALREADY_STORED. If an append of a producer with
-        a name fails, all later ones fail, too, and the producer is closed. A new one knows where to resume.
+        or a higher one, nothing is appended, and the result's status is ALREADY_STORED. After a failed append, a
+        producer with a name is closed, and all later messages fail. A new producer knows where to resume.
 
-        Raises `BufferFull` if there is no room within `timeout`, `UnknownTopic`, `InvalidTopic`, and `MessageRefused`
-        for an argument that is no message.
+        Raises `BufferFull` if there is no room within `timeout`, `UnknownTopic`, `InvalidTopic`, and `MessageRefused`.
         """
         if self._is_over:
             raise self._not_open()
@@ -186,7 +184,7 @@ class Producer(Opened):
         return self._buffer.add(topic, row, _HEADER_BYTES + len(row[0]), sequence)
 
     def request(self, message: Message, timeout: float = 3.0) -> StoredMessage:
-        """Send a message, and wait up to `timeout` seconds for the reply that its consumer makes with `reply`.
+        """Send a message, and wait up to `timeout` seconds for the reply that its consumer sends.
 
         Raises `NoReply`, the errors of a future of `send`, `InvalidArgument` if the producer has a name, and
         `StoreClosed` if the producer is closed concurrently.
@@ -217,9 +215,8 @@ class Producer(Opened):
             replies.forget(properties)
 
     def last_sequence(self, topic: str) -> int | None:
-        """Return the highest sequence of a topic that the log had when this producer was opened.
-
-        None if there is none, or if the producer has no name.
+        """Return a topic's highest sequence in the log when this producer was opened; None without one, or without a
+        name.
         """
         self.must_be_open()
         return None if self._memory is None else self._memory.found.get(topic)
@@ -248,24 +245,23 @@ class Producer(Opened):
         )
 
     def _check(self, topic: str) -> None:
-        """Raise an error for a topic that cannot be put to. If it is deleted later, the futures raise the error."""
+        """If the topic is deleted later, the futures raise the error."""
         self._store.begin().add(topic, _NO_MESSAGES)
         self._topics.add(topic)
 
     def flush(self) -> None:
         """Wait until all messages sent before are appended or have failed.
 
-        Readers see the appended messages. Whether they are on the device depends on `flushDiskType`. Raises the first
-        error that no future has raised.
+        Whether they are fsynced depends on `flushDiskType`. Raises the first error that no future has raised.
         """
         self.must_be_open()
         self._buffer.flush()
         self._sender.raise_unseen()
 
     def close(self) -> None:
-        """Append the buffered messages, and close. Does nothing the second time, nor in a forked process.
+        """Append the buffered messages, and close. Does nothing the second time and in a forked process.
 
-        Raises as `flush`, after closing. Raises `StoreLocked`, without closing, in a callback of a future, and in a
+        Raises as `flush`, after closing. Raises `StoreLocked`, without closing, in a callback of a future and in a
         signal handler that interrupted `send`.
         """
         if self.is_forked:

@@ -1,4 +1,4 @@
-"""`Buffer`: the messages of a producer that wait for an append. Any thread adds them; one thread takes them."""
+"""`Buffer`: the messages of a producer that wait for an append."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from store.model.errors import BufferFull, InvalidArgument, StoreClosed, StoreLo
 
 
 class BufferLimits(NamedTuple):
-    """Limits in seconds and bytes, see `Producer`."""
+    """In seconds and bytes, see `Producer`."""
 
     linger: float
     batch_bytes: int
@@ -20,7 +20,7 @@ class BufferLimits(NamedTuple):
 
 
 class Buffer:
-    """Messages by topic, in the order in which they were added. The last one may exceed the size limit."""
+    """Any thread adds messages; one thread takes them. The last one may exceed the size limit."""
 
     def __init__(self, what: str, limits: BufferLimits) -> None:
         """what: the producer's name in errors."""
@@ -30,24 +30,22 @@ class Buffer:
         # Re-entrant, so that a signal handler that interrupted `add` sees `_is_adding` and raises.
         self._lock = threading.RLock()
         self._is_adding = False
-        self._work = threading.Condition(self._lock)  # wakes the taker
-        self._room = threading.Condition(self._lock)  # wakes all other threads
+        self._work = threading.Condition(self._lock)  # for the taker
+        self._room = threading.Condition(self._lock)  # for all other threads
         self._lots: dict[str, Lot] = {}
         self._bytes = 0
-        self._attend_at = 0  # bytes in the buffer from which `add` has to check for room and to wake the taker
+        self._attend_at = 0  # bytes from which `add` checks for room and wakes the taker
         self._is_closed = self._is_urgent = self._is_over = False
         self._why_closed: StoreClosed | None = None
-        self._last_sequences: dict[str, int] = {}  # by topic, of the messages that were taken
-        self._taken = self._settled = 0  # calls of `take` that returned messages, and how many of these were settled
+        self._last_sequences: dict[str, int] = {}  # by topic, of the taken messages
+        self._taken = self._settled = 0  # calls of `take`
         self._taker: threading.Thread | None = None
 
     def add(self, topic: str, row: Row, size: int, sequence: int | None = None) -> SendFuture:
-        """Add a message.
-
-        Raises `BufferFull` if there is no room within the timeout, `StoreClosed`, `StoreLocked` in a signal handler
-        that interrupted `add`, and `InvalidArgument` for a sequence that is not above the last one of its topic.
+        """Raises `BufferFull` if there is no room within the timeout, `StoreClosed`, `StoreLocked` in a signal handler
+        that interrupted `add`, and `InvalidArgument` for a sequence that does not ascend.
         """
-        with self._lock:  # the order below lets an interrupt leave no message without its sequence
+        with self._lock:  # in this order, so that an interrupt leaves no message without its sequence
             if self._is_adding:
                 raise self._locked()
             try:
@@ -78,7 +76,7 @@ class Buffer:
         return self._bytes
 
     def must_be_outside(self) -> None:
-        """Raises `StoreLocked` in a signal handler that interrupted `add`, because waiting there is a deadlock."""
+        """Raise `StoreLocked` in a signal handler that interrupted `add`, because it would wait forever."""
         if is_owned(self._work):
             raise self._locked()
 
@@ -99,15 +97,14 @@ class Buffer:
             )
 
     def _attend(self) -> None:
-        """Wait for room, and check that the buffer is open, before adding to an empty, full or closed buffer."""
         if self._bytes >= self._max_bytes:
             self._wait_for_room()
         if self._is_closed:
             raise self._closed()
 
     def _wait_for_room(self) -> None:
-        is_taker = threading.current_thread() is self._taker  # in a callback of a future: only this thread makes room
-        self._is_adding = False  # other threads may add concurrently
+        is_taker = threading.current_thread() is self._taker  # in a future's callback; only it makes room
+        self._is_adding = False
         has_room = self._room.wait_for(
             lambda: self._is_closed or self._bytes < self._max_bytes, 0.0 if is_taker else self._timeout
         )
@@ -120,9 +117,9 @@ class Buffer:
             )
 
     def take(self) -> list[Lot] | None:
-        """Wait for messages, and return all of them; None if the buffer is closed and empty. Only one thread calls it.
+        """Wait for messages, and return all of them; None if the buffer is closed and empty.
 
-        A call also says that all messages taken before are settled.
+        A call also declares all messages taken before as settled.
         """
         with self._lock:
             self._taker = threading.current_thread()
@@ -159,7 +156,7 @@ class Buffer:
             self._room.wait_for(lambda: self._settled >= last or self._is_over)
 
     def close(self, why: StoreClosed | None = None) -> None:
-        """Refuse further messages: `add` raises `why`, or a general `StoreClosed`."""
+        """why: raised by `add`."""
         with self._lock:
             self._why_closed = self._why_closed or why
             self._is_closed = self._is_urgent = True
@@ -175,7 +172,7 @@ class Buffer:
             return lots
 
     def end(self) -> None:
-        """Close after the taker has ended, so that `flush` no longer waits for it."""
+        """Declare that the taker has ended, so that `flush` does not wait for it."""
         with self._lock:
             self._is_over = True
             self.close()

@@ -18,21 +18,21 @@ from store.model.errors import PutStatus, StoreError, StoreForked
 from store.publish.placing import AppendResult
 from store.publish.putting import PutResult
 
-# The fields of a `Message` without its topic, in their order.
+# a `Message` without its topic
 Row = tuple[Any, ...]
 WIDTH = len(fields(Message)) - 1
 _PROPERTIES = [field.name for field in fields(Message)][1:].index("properties")
 
 
 class Failure:
-    """The error of some messages' append. is_told: whether the future of one of them has raised it."""
+    """is_told: whether a future has raised the error."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
         self.is_told = False
 
     def tell(self) -> BaseException:
-        """Return a copy of the error to raise, because each `raise` extends the traceback."""
+        """Return a copy of the error, because each `raise` extends the traceback."""
         self.is_told = True
         if not isinstance(self._error, StoreError):
             return self._error
@@ -42,7 +42,7 @@ class Failure:
 
 
 class PlacedRows(NamedTuple):
-    """The places of messages. first: row of the first one in `result`. store_host: for their ids."""
+    """first: row of the first message in `result`. store_host: for message ids."""
 
     result: AppendResult
     first: int
@@ -56,11 +56,9 @@ ALREADY_STORED = PutResult(PutStatus.ALREADY_STORED, -1, -1, -1, "")
 class Lot:
     """Messages of one topic that are appended together, and later their outcome.
 
-    since: when the lot was created, `time.monotonic()` seconds.
-    fields: the WIDTH fields of each message in one flat list, because an object for each message would cost more time
-    in the garbage collector than all other work. Empty once all messages are settled.
-    sequences: one for each message of a named producer, ascending.
-    settled: done when the outcome of all messages is known, and then `is_settled` is true. Only the sender settles.
+    fields: of all messages in one flat list, because an object for each would slow the garbage collector. Empty after
+    all are settled.
+    settled: done when all outcomes are known. Only the sender settles.
     """
 
     def __init__(self, topic: str) -> None:
@@ -69,7 +67,7 @@ class Lot:
         self.fields: list[Any] = []
         self.sequences: list[int] = []
         self.settled: Future[None] = Future()
-        self.settled.set_running_or_notify_cancel()  # so that no caller can cancel it
+        self.settled.set_running_or_notify_cancel()  # prevents cancelling
         self.is_settled = False
         self._process = os.getpid()
         self._ends: list[int] = []
@@ -80,12 +78,11 @@ class Lot:
         return len(self.fields) // WIDTH
 
     def columns(self, first: int, end: int) -> list[list[Any]]:
-        """Return one list for each field of messages [first, end)."""
         some = self.fields[first * WIDTH : end * WIDTH]
         return [some[number::WIDTH] for number in range(WIDTH)]
 
     def settle(self, end: int, outcome: Outcome) -> None:
-        """Record the outcome of the rows from the last settled one up to `end`. The last row completes `settled`."""
+        """Record the outcome of the rows from the last settled one up to `end`."""
         self._ends.append(end)
         self._outcomes.append(outcome)
         if end < len(self):
@@ -98,10 +95,7 @@ class Lot:
         self.settled.set_result(None)
 
     def wait(self, timeout: float | None) -> None:
-        """Wait until all messages are settled.
-
-        Raises `TimeoutError`, and `StoreForked` in a child process that was forked before they were.
-        """
+        """Raises `TimeoutError`, and `StoreForked` in a process that was forked before all messages are settled."""
         if self.is_settled:
             return
         if os.getpid() != self._process:
@@ -125,10 +119,7 @@ class Lot:
 
 
 class SendFuture:
-    """The outcome of one message. It can be awaited, and is done together with all messages of its batch.
-
-    There is no `cancel`, because a sent message cannot be withdrawn.
-    """
+    """The outcome of one message. It can be awaited, but not cancelled, because a sent message cannot be withdrawn."""
 
     __slots__ = ("_lot", "_row")
 
@@ -137,19 +128,18 @@ class SendFuture:
         self._row = row
 
     def result(self, timeout: float | None = None) -> PutResult:
-        """Wait for the `PutResult`. Raises the error of the append, and `TimeoutError`. timeout: seconds."""
+        """Wait up to `timeout` seconds. Raises the error of the append, and `TimeoutError`."""
         outcome = self._outcome(timeout)
         if isinstance(outcome, Failure):
             raise outcome.tell()
         return outcome
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the error of the append, None if it succeeded. Raises `TimeoutError`. timeout: seconds."""
+        """Wait up to `timeout` seconds for the append's error; None if it succeeded. Raises `TimeoutError`."""
         outcome = self._outcome(timeout)
         return outcome.tell() if isinstance(outcome, Failure) else None
 
     def done(self) -> bool:
-        """Return whether the outcome is known."""
         return self._lot.is_settled
 
     def add_done_callback(self, call: Callable[[SendFuture], object]) -> None:
@@ -160,7 +150,7 @@ class SendFuture:
         self._lot.settled.add_done_callback(lambda _: call(self))
 
     def __await__(self) -> Generator[Any, None, PutResult]:
-        from asyncio import wrap_future  # imported here because it is slow to import
+        from asyncio import wrap_future  # slow to import
 
         yield from wrap_future(self._lot.settled).__await__()
         return self.result()

@@ -1,15 +1,13 @@
-"""`Memory`: the last sequences of a named producer, which the store keeps so that no message is appended twice.
+"""`Memory`: the last sequences of a named producer, so that no message is appended twice.
 
-Each append of a named producer includes a message to `PRODUCERS_TOPIC` with the highest sequence of each topic in that
-append. Its key is the producer's name, and it is published together with the append.
-
-Retention deletes these messages like all others, and searching for the last one must be fast. So a file has the
-sequences up to an offset of that topic, `since`:
+Each append of a named producer includes a message to `PRODUCERS_TOPIC` with the highest sequence of each topic. Its key
+is the producer's name. Retention deletes these messages, so a file has the sequences up to offset `since` of that
+topic:
 
     <store>/producers/<name>/reached.json    {"sequences": {"orders": 1041}, "since": 87, "open": true}
 
-The file is written when a producer is opened, about once a minute, and when it is closed. It is written after a flush,
-so that it has no sequence that a crash of the machine can undo. The producer that has the name locks the folder.
+It is written on opening, about once a minute, and on closing, always after a flush, so that a crash of the machine
+undoes no sequence in it.
 """
 
 from __future__ import annotations
@@ -39,9 +37,9 @@ Sequences = Mapping[str, int]  # by topic
 
 
 class Memory:
-    """The sequences of one open producer. Not thread-safe.
+    """The sequences of one open producer, which locks its folder. Not thread-safe.
 
-    found: the last sequence of each topic in the log when the producer was opened.
+    found: the last sequence of each topic in the log on opening.
     """
 
     def __init__(self, store: MessageStore, name: str) -> None:
@@ -67,7 +65,7 @@ class Memory:
             if PRODUCERS_TOPIC not in store.topics():
                 store.create_topic(PRODUCERS_TOPIC, 1)
             self._topics = Topics(Path(store.path))
-            self._opened_at = store.confirm_offset - 1  # a log offset at or after all messages that are found below
+            self._opened_at = store.confirm_offset - 1  # at or after all messages found below
             self.found: Sequences = self._find()
             self._reached = {topic: (last, self._opened_at) for topic, last in self.found.items()}
             self._note(is_open=True)
@@ -76,21 +74,15 @@ class Memory:
             raise
 
     def record(self, sequences: Sequences) -> Message:
-        """Return the message to append together with messages up to these sequences.
-
-        It goes to queue 0, where `_find` looks for it, even if the topic has more queues.
-        """
+        """Return the message to append with messages up to these sequences. `_find` reads only queue 0."""
         return Message(PRODUCERS_TOPIC, encode(dict(sequences)), keys=self._name, queue_id=0)
 
     def has(self, topic: str, sequence: int) -> bool:
-        """Return whether the log had this sequence or a higher one when the producer was opened.
-
-        False if the topic was deleted since.
-        """
+        """Return whether the log had this sequence or a higher one on opening. False if the topic was deleted since."""
         return sequence <= self.found.get(topic, sequence - 1) and self._is_there(topic, self._opened_at)
 
     def reach(self, sequences: Sequences, at: int) -> None:
-        """Record that the log has these sequences, at this offset (bytes)."""
+        """at: commit log offset (bytes)."""
         self._reached.update({topic: (last, at) for topic, last in sequences.items()})
 
     def _there(self) -> dict[str, int]:
@@ -100,12 +92,12 @@ class Memory:
         return bool(self._topics.queue_count(topic)) and self._topics.deletions().get(topic, 0) <= at
 
     def note_if_due(self) -> None:
-        """Write the sequences to the file if it is older than a minute. Raises as `MessageStore.flush`."""
+        """Raises as `MessageStore.flush`."""
         if time.monotonic() - self._noted > _NOTE_SECONDS:
             self._note(is_open=True)
 
     def close(self) -> None:
-        """Write the sequences to the file, and release the name. Raises as `MessageStore.flush`."""
+        """Raises as `MessageStore.flush`."""
         try:
             self._note(is_open=False)
         finally:
@@ -121,7 +113,7 @@ class Memory:
                 'what was sent last, write that into "sequences" of reached.json there, and "open": false, and open '
                 "it again"
             )
-        # Ignore the sequences of topics that were deleted after the append.
+        # Ignore topics that were deleted after the append.
         is_there, columns = TopicTable(self._store.path).is_there, ("keys", "body", "physicalOffset")
         for batch in self._store.scan(PRODUCERS_TOPIC, 0, min(max(first, since), end), end, columns):
             own = batch.filter(pc.equal(batch["keys"], constant(self._name)))
@@ -133,7 +125,7 @@ class Memory:
         since = self._store.offsets(PRODUCERS_TOPIC, 0)[1]
         self._store.flush()
         noted: dict[str, int] | None = None
-        # If a topic is deleted concurrently, this may write back the sequence that the deletion removed from the file.
+        # check again, in case it wrote back a concurrently deleted topic
         while noted != (noted := self._there()):
             Reached(noted, since, is_open).write(self._folder)
         self._noted = time.monotonic()

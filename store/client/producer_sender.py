@@ -30,17 +30,15 @@ from store.model.errors import (
 )
 
 _logger = logging.getLogger("store")
-_REFUSALS = (MessageRefused, InvalidColumns, InvalidArgument, UnknownQueue)  # errors of one message, not of the store
+_REFUSALS = (MessageRefused, InvalidColumns, InvalidArgument, UnknownQueue)  # of one message, not of the store
 
-_MOST_FAILURES = 100  # kept for `flush` to raise; further ones are logged
+_MOST_FAILURES = 100  # kept for `raise_unseen`
 
-# A lot, and rows [first, end) of it.
+# rows [first, end) of a lot
 _Part = tuple[Lot, int, int]
 
 
 class Sender(threading.Thread):
-    """Appends to one store until its buffer is closed and empty."""
-
     def __init__(
         self,
         what: str,
@@ -50,21 +48,21 @@ class Sender(threading.Thread):
         *,
         owns: bool,
     ) -> None:
-        """memory: None for a producer without a name. owns: close the store at the end."""
+        """owns: close the store at the end."""
         super().__init__(name="mq-producer", daemon=True)
         self.what = what
         self._store = store
         self._buffer = buffer
         self._memory = memory
-        self._fatal: Exception | None = None  # the first failed append of a named producer
+        self._fatal: Exception | None = None  # of a named producer
         self._owns = owns
         self._failures: list[Failure] = []
-        self._taken: Sequence[Lot] = ()  # being appended
+        self._taken: Sequence[Lot] = ()
 
     def run(self) -> None:
         try:
             self._carry_all()
-        except BaseException as error:  # noqa: BLE001  the futures, `flush` and `close` raise it
+        except BaseException as error:  # noqa: BLE001  the futures and `raise_unseen` raise it
             self._end_by(error)
         finally:
             self._buffer.end()
@@ -72,7 +70,7 @@ class Sender(threading.Thread):
             try:
                 if opened is not None:
                     opened.close()
-            except Exception as error:  # noqa: BLE001  `close` of the producer raises it
+            except Exception as error:  # noqa: BLE001  `raise_unseen` raises it
                 self._failures.append(Failure(error))
 
     def _carry_all(self) -> None:
@@ -83,11 +81,11 @@ class Sender(threading.Thread):
             if self._memory is not None and self._fatal is None:
                 try:
                     self._memory.note_if_due()
-                except Exception as error:  # noqa: BLE001  `flush` and `close` raise it
+                except Exception as error:  # noqa: BLE001  `raise_unseen` raises it
                     self._failed(error)
 
     def _carry(self, parts: Sequence[_Part]) -> None:
-        """Append these messages in one append. If one is refused, append the others in order, in smaller appends."""
+        """If a message is refused, split the append until that message fails alone."""
         outcomes: Sequence[Outcome]
         try:
             if self._fatal is not None:
@@ -131,7 +129,7 @@ class Sender(threading.Thread):
     def _end_if_named(self, error: Exception) -> None:
         """Refuse all later messages of a named producer.
 
-        Its record has only the highest sequence, so a later append would make the failed messages count as stored.
+        Its record has only the highest sequence, so a later append would count the failed messages as stored.
         """
         if self._memory is not None and self._fatal is None:
             self._fatal = error
@@ -153,7 +151,7 @@ class Sender(threading.Thread):
         return failure
 
     def raise_unseen(self) -> None:
-        """Raise the first error since the last call that no future has raised, with the others as notes."""
+        """Raise the first error that no future has raised, with the others as notes."""
         failures, self._failures = self._failures, []
         unseen = [failure for failure in failures if not failure.is_told]
         if unseen:
@@ -163,7 +161,6 @@ class Sender(threading.Thread):
             raise error
 
     def must_be_another_thread(self) -> None:
-        """Raises `StoreLocked` if this is the calling thread, which cannot wait for itself."""
         if threading.current_thread() is self:
             raise StoreLocked(
                 f"{self.what}: closed by what a future calls when it is done, in the thread that has to end meanwhile; "
@@ -184,7 +181,6 @@ def _add(append: Append | MessageAppend, topic: str, columns: Sequence[Sequence[
 
 
 def _halves(parts: Sequence[_Part]) -> list[list[_Part]]:
-    """Split several parts into single ones, or halve a single part."""
     if len(parts) > 1:
         return [[part] for part in parts]
     ((lot, first, end),) = parts

@@ -1,4 +1,4 @@
-"""`Puller`: a thread that pulls a consumer's queues into memory while they have room."""
+"""`Puller`: pulls a consumer's queues into memory while they have room."""
 
 from __future__ import annotations
 
@@ -28,14 +28,12 @@ _logger = logging.getLogger("store")
 
 @runtime_checkable
 class ReadsFew(Protocol):
-    """A log that can read a few messages in less time than `scan` takes."""
-
     def few(self, wanted: QueueRange) -> Sequence[StoredMessage] | None:
-        """Return all messages of a published range, None if the caller has to use `scan`."""
+        """Return all messages of a published range; None if the caller has to use `scan`."""
 
 
 class PullFigures(NamedTuple):
-    """delivered: milliseconds from storing a message to pulling it. held: the number of held requests."""
+    """delivered: ms from storing a message to pulling it. held: the number of held requests."""
 
     delivered: Figure
     held: Figure
@@ -46,7 +44,7 @@ class PullFigures(NamedTuple):
 
 
 class Puller:
-    """Pulls queues that share one filter. One thread calls `run`; any thread may call `pull` and `stop`."""
+    """Pulls queues that share one filter. One thread calls `run`; `pull` and `stop` are thread-safe."""
 
     def __init__(
         self,
@@ -57,7 +55,7 @@ class Puller:
         figures: PullFigures,
         unreadable: Unreadable = "raw",
     ) -> None:
-        """max_bytes: limit of the records read at once. unreadable: see `ReadSpec`."""
+        """max_bytes: of records in one read. unreadable: see `ReadSpec`."""
         self._log = log
         self._few = log.few if isinstance(log, ReadsFew) else None
         self._filter = message_filter
@@ -66,10 +64,10 @@ class Puller:
         self._figures = figures
         self._asked: SimpleQueue[ProcessQueue | None] = SimpleQueue()
         self._held: Held | None = None
-        self._waiting: dict[Queue, ProcessQueue] = {}  # queues with a held request
+        self._waiting: dict[Queue, ProcessQueue] = {}  # by held request
 
     def pull(self, queue: ProcessQueue) -> None:
-        """Start to pull a queue, until it is full or stopped."""
+        """Pull a queue until it is full or stopped."""
         self._ask(queue)
 
     def stop(self) -> None:
@@ -99,20 +97,20 @@ class Puller:
                 self._answer(held, found)
 
     def _drop_all(self) -> None:
-        """Stop the queues of a deleted topic. If it is recreated, the rebalancer takes them over again."""
+        """Stop the queues of a deleted topic. If it is recreated, the rebalancer restarts them."""
         for queue in self._waiting.values():
             self._queues.stop(queue)
         self._waiting.clear()
         self._figures.held.set(0)
 
     def _listen(self, held: Held) -> bool:
-        """Hold a request for each new queue, and wait for one if none is held. Return False after `stop`."""
+        """Hold a request for each new queue; wait for one if none is held. Return False after `stop`."""
         with suppress(Empty):
             while True:
                 queue = self._asked.get(block=not self._waiting)
                 if queue is None:
                     return False
-                if not queue.is_stopped:  # a stopped one would replace its restarted successor in `_waiting`
+                if not queue.is_stopped:  # else it would replace its restarted successor in `_waiting`
                     self._wait_for(held, queue)
         return True
 
@@ -122,7 +120,6 @@ class Puller:
         held.again(queue.queue, queue.pulled)
 
     def _answer(self, held: Held, found: QueueRange) -> None:
-        """Pull the range that a request was answered with, and hold another one if there is room."""
         queue = self._waiting.pop(found.queue)
         self._figures.held.set(len(self._waiting))
         if queue.is_stopped:
@@ -134,10 +131,9 @@ class Puller:
             self._wait_for(held, queue)
 
     def _fill(self, queue: ProcessQueue, end: int) -> bool:
-        """Pull messages before queue offset `end`. Return whether there is room for more."""
-        if not self._filter.columns:  # all messages match, so their number is known
+        if not self._filter.columns:  # all messages match
             end = min(end, queue.pulled + max(1, queue.room))
-        elif self._filter.tags_codes is None:  # it reads each message: leave time for other queues, and for a commit
+        elif self._filter.tags_codes is None:  # reads each message: leave time for other queues and for a commit
             end = min(end, queue.pulled + _LOOKED_AT)
         try:
             for columns in self._read(QueueRange(queue.queue, queue.pulled, end)):
@@ -160,10 +156,10 @@ class Puller:
             yield Columns(wanted.queue, batch)
 
     def _corrected(self, queue: ProcessQueue, error: OffsetOutOfRange | UnknownTopic) -> bool:
-        """Go on at the first message that exists, as RocketMQ's consumer does. Return whether to pull on.
+        """Skip to the first message that exists, as RocketMQ's consumer does. Return whether to pull on.
 
-        If the queue was deleted, or ends before the pulled offset, stop it for the rebalancer to restart.
-        Raises `OffsetLost` if a message within the queue's bounds is lost, as with a missing log segment.
+        If the queue was deleted, or ends before the pulled offset, stop it for the rebalancer to restart. Raises
+        `OffsetLost` if a message within the queue's bounds is lost.
         """
         bounds = self._log.bounds([queue.queue]).get(queue.queue)
         if bounds is None or bounds.max_offset < queue.pulled:
@@ -176,7 +172,7 @@ class Puller:
             )  # fmt: skip
             return self._queues.passed(queue, bounds.min_offset)
         if isinstance(error, OffsetLost):
-            if queue.lost_at == queue.pulled:  # the second time, so no concurrent deletion caused it
+            if queue.lost_at == queue.pulled:  # so not a concurrent deletion
                 raise error
             queue.lost_at = queue.pulled
         return True

@@ -1,4 +1,4 @@
-"""`Rebalancer`: takes over and gives back a consumer's queues as the members of its group change."""
+"""`Rebalancer`: acquires and releases a consumer's queues as the members of its group change."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from store.model.log_protocol import Bounds, Log, Positions, Queue
 _RENEW_SECONDS = 20.0  # rocketmq.client.rebalance.lockInterval
 _LEASE_SECONDS = 30.0  # rocketmq.client.rebalance.lockMaxLiveTime
 _PERSIST_SECONDS = 5.0
-_LOOK_SECONDS = 1.0  # between two checks for new topics and new queues
+_LOOK_SECONDS = 1.0
 _LEAVING_LOOK_SECONDS = 0.01
-# How long to wait for messages in hand before another member gets their queue. It receives later ones a second time.
+# How long a leaving queue waits for messages in hand, before its next owner receives them a second time.
 _PATIENCE_SECONDS = 1.0
 _logger = logging.getLogger("store")
 
 
 class Leaving(NamedTuple):
-    """A queue to give back, or to restart at `again_at`, once none of its messages are in hand.
+    """A queue to give back, or to restart at `again_at`, once it has no messages in hand.
 
     since: when it was stopped, `time.monotonic()` seconds.
     """
@@ -41,7 +41,7 @@ class Leaving(NamedTuple):
 
 
 class Rebalancer:
-    """Runs in one thread, which alternates `step` and `wait`."""
+    """One thread calls `step` and `wait` in turn."""
 
     def __init__(
         self,
@@ -52,7 +52,6 @@ class Rebalancer:
         kind: type[ProcessQueue],
         config: ConsumerConfig,
     ) -> None:
-        """pullers: by topic. kind: the class to create for each assigned queue."""
         self._log = log
         self._member = member
         self._queues = queues
@@ -61,7 +60,7 @@ class Rebalancer:
         self._config = config
         self._mine: dict[Queue, ProcessQueue] = {}
         self._leaving: dict[Queue, Leaving] = {}
-        self._were_gone: set[str] = set()  # topics that were missing at times, so this member reads them from the start
+        self._were_gone: set[str] = set()  # missing once, so read from the start
         self._renewed = -math.inf
         self._persisted = time.monotonic()
 
@@ -72,8 +71,7 @@ class Rebalancer:
     def begin(self) -> None:
         """Record the start offsets of a new group that begins at the end of its topics.
 
-        The group then gets every message put from now on, even if a queue's first owner dies before it commits.
-        Raises an error if the end offsets cannot be read.
+        The group then gets all messages from now on, even if a queue's first owner dies before it commits.
         """
         if self._config.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
             topics = self._log.topics()
@@ -81,10 +79,7 @@ class Rebalancer:
                 self._begin_in(topic, self._config.consume_from_where)
 
     def step(self) -> None:
-        """Adapt this consumer's queues to the group's current members, topics and offset resets.
-
-        Raises `StoreBusy` if other processes hold a lock for too long. The caller may retry.
-        """
+        """Adapt to the group's members, topics and offset resets. `StoreBusy` can be retried."""
         now = time.monotonic()
         self.renew()
         self._begin_anew(self._queues.forget(self._member.resets), now)
@@ -101,7 +96,7 @@ class Rebalancer:
         self._name_what_hangs(now)
 
     def renew(self) -> None:
-        """Renew the queue locks if they are due, and drop the queues that another member has locked by now."""
+        """Renew the queue locks if due, and drop the queues that another member locked."""
         now = time.monotonic()
         if now < self._renewed + _RENEW_SECONDS:
             return
@@ -118,7 +113,7 @@ class Rebalancer:
     def _persist(self) -> None:
         try:
             self._member.persist()
-        except StoreFull as error:  # the next owner still gets the offsets, and there may be space at the next try
+        except StoreFull as error:  # the next try may find space
             _logger.warning("%s: how far the group is is noted later: %s", self._member.id, error)
 
     def wait(self) -> None:
@@ -144,7 +139,7 @@ class Rebalancer:
     def _correct(self, now: float) -> None:
         """Give back the queues that the puller stopped.
 
-        The next step takes over those that exist, from the committed offset or the one that the log requested.
+        The next step restarts those that exist, from the committed offset or the one that the log requested.
         """
         for name, queue in list(self._mine.items()):
             if queue.is_stopped:
@@ -161,7 +156,6 @@ class Rebalancer:
         self._leaving[queue] = Leaving(leaving, now, again_at)
 
     def _give_back(self, now: float) -> None:
-        """Give back the leaving queues that have no messages in hand, or have had them in hand for too long."""
         for name, (queue, since, again_at) in list(self._leaving.items()):
             must_wait = isinstance(queue, OrderlyQueue) or (again_at is None and now < since + _PATIENCE_SECONDS)
             if must_wait and self._queues.in_hand(queue):
@@ -184,22 +178,18 @@ class Rebalancer:
         self._consume(got, self._member.committed(got))
 
     def _begin_in(self, topic: str, where: ConsumeFromWhere) -> None:
-        """Record the start offsets of all queues of a topic.
-
-        It has to be all of them, because a queue without an offset counts as new if the topic's others have one.
-        """
+        """Record the start offsets of all queues at once: one without an offset counts as new if others have one."""
         self._member.begin(
             first_offsets(self._log, topic, self._member.committed, where, self._config.consume_timestamp)
         )
 
     def _consume(self, got: Collection[Queue], positions: Positions) -> None:
-        """Consume locked queues from the given positions. Unlock the queues that do not exist."""
         bounds, begins = self._log.bounds(got), dict[Queue, int]()
         for queue, position in positions.items():
             if queue in bounds:
                 begin = _within(queue, position, bounds[queue])
-                if begin < position:  # without a reset, commits below the committed offset would be ignored
-                    self._member.reset({queue: begin})  # the next step takes it over
+                if begin < position:  # else the group ignores commits below its committed offset
+                    self._member.reset({queue: begin})
                 else:
                     begins[queue] = begin
         for queue, position in begins.items():

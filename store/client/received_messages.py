@@ -1,4 +1,4 @@
-"""`ReceivedMessage`: a message that a consumer gets, a view of columns whose values are converted on first access."""
+"""`ReceivedMessage`: a view of one row of columns, whose values are converted on first access."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from store.format.properties import dicts
 from store.format.stored_message import StoredMessage, host_of, offset_msg_id
 from store.model.log_protocol import Int64s, Queue
 
-# The columns to pull. Tags, keys and ids are looked up in the properties on access: for a single message, extracting
-# each of their columns takes as long as copying all of the columns below.
+# The columns to pull. Tags, keys and ids come from the properties: for a single message, extracting each of their
+# columns takes as long as copying all of these.
 COLUMNS = (
     "queueOffset",
     "body",
@@ -50,18 +50,18 @@ COLUMNS = (
 _ATTRIBUTES = {name: re.sub("[A-Z]+", lambda found: f"_{found[0].lower()}", name) for name in COLUMNS}
 _FIRST_MS, _LAST_MS = -62_135_596_800_000, 253_402_300_799_999  # of the years 1 to 9999
 
-_UNPRINTABLE = re.compile(r"[\x00-\x1f]+")  # among them are the separators of properties
+_UNPRINTABLE = re.compile(r"[\x00-\x1f]+")  # includes the separators of properties
 
 _Value = TypeVar("_Value", covariant=True)
 
 
 class Columns:
-    """n messages of one queue, n >= 1. Each list has one item per message, and is built on first access."""
+    """n >= 1 messages of one queue. Each list has one item per message, and is built on first access."""
 
-    body_error: str | None = None  # why the body of a single message cannot be read, see `pieces`
+    body_error: str | None = None  # of a single message with an unreadable body, see `pieces`
 
     def __init__(self, queue: Queue, batch: pa.RecordBatch, tries: int = 0) -> None:
-        """batch: has COLUMNS. tries: failed tries since the messages were pulled."""
+        """batch: has COLUMNS. tries: failed tries since the pull."""
         self._queue = queue
         self._batch = batch
         self.tries = tries
@@ -71,7 +71,7 @@ class Columns:
         return len(self.queue_offset)
 
     def pieces(self) -> list[Columns]:
-        """Split the messages so that each with an unreadable body is alone in its piece."""
+        """Split so that each message with an unreadable body is alone."""
         errors = self._batch["bodyError"]
         if errors.null_count == len(self):
             return [self]
@@ -83,7 +83,6 @@ class Columns:
         return pieces
 
     def tried(self) -> Columns:
-        """Return the same messages with one more failed try."""
         again = Columns(self._queue, self._batch, self.tries + 1)
         again.body_error = self.body_error
         return again
@@ -96,7 +95,7 @@ class Columns:
 
     @cached_property
     def body_bounds(self) -> Int64s:
-        """Cumulative body sizes in bytes, from 0 to the total, int64, shape (n + 1,)."""
+        """Cumulative body sizes in bytes, int64, shape (n + 1,)."""
         bounds = np.zeros(len(self) + 1, np.int64)
         np.cumsum(numbers(pc.binary_length(self._batch["body"])), out=bounds[1:])
         return bounds
@@ -107,7 +106,6 @@ class Columns:
 
     @cached_property
     def topic(self) -> list[str]:
-        """The original topic, also for messages from a retry topic."""
         topics: list[str] = self._list("topic")
         if not self._queue.topic.startswith(RETRY_TOPIC_PREFIX):
             return topics
@@ -195,7 +193,7 @@ class Columns:
 
 
 class FewColumns(Columns):
-    """`Columns` of messages that were read one by one, which is faster for a few."""
+    """Messages read one by one, which is faster for a few."""
 
     def __init__(self, queue: Queue, messages: Sequence[StoredMessage], tries: int = 0) -> None:
         self._queue = queue
@@ -287,9 +285,9 @@ class ReceivedMessage:
         return self._columns.body[self._row]
 
     def stored(self) -> StoredMessage:
-        """Return a copy to keep, to compare or to send to another process.
+        """Return a copy to keep, compare or pickle.
 
-        An unreadable body is left as it is stored, and property `BODY_ERROR` has the reason.
+        An unreadable body stays as it is stored, and property `BODY_ERROR` has the reason.
         """
         stored = StoredMessage(*(getattr(self, name) for name in _FIELDS))
         error = self._columns.body_error
@@ -308,12 +306,9 @@ _FIELDS = StoredMessage._fields
 
 
 class Messages(Sequence[ReceivedMessage]):
-    """Consecutive messages of one queue, as views of their columns."""
-
     __slots__ = ("_columns", "_start", "_stop")
 
     def __init__(self, columns: Columns, start: int, stop: int) -> None:
-        """Rows [start, stop) of `columns`."""
         self._columns = columns
         self._start = start
         self._stop = stop
@@ -343,12 +338,12 @@ class Messages(Sequence[ReceivedMessage]):
 
     @property
     def body_error(self) -> str | None:
-        """Why the body cannot be read, if this is a single message with an unreadable body."""
+        """Why the body of a single message cannot be read, or None."""
         return self._columns.body_error
 
     @property
     def tries(self) -> int:
-        """Failed tries since the messages were pulled."""
+        """Failed tries since the pull."""
         return self._columns.tries
 
     @property
@@ -367,10 +362,8 @@ class Messages(Sequence[ReceivedMessage]):
         return int(bounds[self._stop] - bounds[self._start])
 
     def cut(self, count: int) -> tuple[Messages, Messages]:
-        """Split into the first `count` messages and the others."""
         middle = self._start + count
         return Messages(self._columns, self._start, middle), Messages(self._columns, middle, self._stop)
 
     def tried(self) -> Messages:
-        """Return the same messages with one more failed try."""
         return Messages(self._columns.tried(), self._start, self._stop)

@@ -1,7 +1,7 @@
 """Requests and replies, as in RocketMQ's clients.
 
 A request has properties that identify it and its producer. Its consumer sends a `reply` with the same properties to the
-topic of replies. Each producer that sends requests reads that whole topic, and picks its own replies.
+topic of replies. Each requesting producer reads that whole topic, and picks its own replies.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from store.model.errors import InvalidArgument, StoreClosed, StoreError, Unknown
 from store.model.log_protocol import Held, Queue
 from store.read.filters import EVERYTHING
 
-_CLUSTER = "DefaultCluster"  # as RocketMQ's conf/broker.conf has it
+_CLUSTER = "DefaultCluster"  # as in RocketMQ's conf/broker.conf
 _IDLE_SECONDS = 60.0
 _READER = "CLIENT_INNER_PRODUCER"
 _logger = logging.getLogger("store")
@@ -58,10 +58,10 @@ def reply(request: RequestMessage, body: bytes | str) -> Message:
 
 
 class Replies:
-    """Receives the replies to one producer: a thread reads the topic of replies from its current end."""
+    """Receives the replies to one producer, from the current end of the topic of replies."""
 
     def __init__(self, store: MessageStore, what: str) -> None:
-        """what: the producer's name in errors. Creates the topic if it is missing."""
+        """Create the topic if it is missing."""
         self._what = f"{what}: replies"
         self._is_over = False
         topic = f"{_CLUSTER}_{REPLY_TOPIC_SUFFIX}"
@@ -80,7 +80,7 @@ class Replies:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the topic of replies was deleted, so that this receives no more replies."""
+        """Whether the topic of replies was deleted, so that no more replies arrive."""
         return isinstance(self._error, UnknownTopic) or not self._topics.queue_count(self._topic)
 
     def expect(self, timeout: float) -> tuple[dict[str, str], Future[StoredMessage]]:

@@ -33,7 +33,7 @@ from store.publish.locks import Turn
 from store.publish.putting import PutResult
 
 CHECK_SECONDS = 30.0  # transactionCheckInterval
-_TAKE_OVER_SECONDS = 1.0  # between two tries to acquire the lock of the checks, which a dead member releases
+_TAKE_OVER_SECONDS = 1.0  # between two tries to acquire the lock
 _FILE = "checks"
 _logger = logging.getLogger("store")
 
@@ -42,7 +42,7 @@ Check = Callable[[StoredMessage], Outcome]
 
 
 class TransactionResult(NamedTuple):
-    """The outcome of a transaction. put: the place of its message if it was committed, else None."""
+    """put: the place of the message if it was committed, else None."""
 
     outcome: Outcome
     transaction_id: str
@@ -50,13 +50,13 @@ class TransactionResult(NamedTuple):
 
 
 class TransactionProducer(Opened):
-    """A member of a producer group, whose members check each other's transactions. Use it in a `with` statement.
+    """A member of a producer group. Use it in a `with` statement.
 
-    One open member of the group at a time, in any process, calls its `check` for transactions that were neither
+    One open member at a time, in any process, calls its `check` for the group's transactions that were neither
     committed nor rolled back.
 
-    Threads may share a producer. Methods raise `StoreClosed` after `close`, and `StoreForked` in a forked process. A
-    producer that is dropped without `close` emits a `ResourceWarning`.
+    Thread-safe. Methods raise `StoreClosed` after `close`, and `StoreForked` in a forked process. A producer that is
+    dropped without `close` emits a `ResourceWarning`.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class TransactionProducer(Opened):
         """Join a producer group.
 
         store: the path of an existing store, or a store that is open for writing, which the caller has to close.
-        check: returns the outcome of an open transaction. It is called in a separate thread with the message as it
-        would be committed. The message's `msg_id` is the transaction id that `execute` got. An error that `check`
-        raises is logged, and means UNKNOWN.
+        check: returns the outcome of an open transaction. A separate thread calls it with the message as it would be
+        committed. The message's `msg_id` is the transaction id that `execute` got. An error in `check` is logged, and
+        means UNKNOWN.
         check_interval: seconds between two checks.
         immunity: seconds after its start in which a transaction is not checked.
         max_checks: checks of a transaction before its message goes to TRANS_CHECK_MAX_TIME_TOPIC.
@@ -103,14 +103,14 @@ class TransactionProducer(Opened):
         self._checker.start()
 
     def send(self, message: Message, execute: Execute) -> TransactionResult:
-        """Store a message invisibly, call `execute`, and commit or roll back the message as `execute` returns.
+        """Store a message invisibly, call `execute`, and commit or roll back as `execute` returns.
 
-        `execute` gets the transaction's id. It should store the id in the same atomic step as its own work, so that
-        `check` can find it. If it returns UNKNOWN, or raises, the transaction stays open until a `check` decides. An
-        error of `execute` is raised here.
+        `execute` gets the transaction's id. It should store the id atomically with its own work, so that `check` can
+        find it. If it returns UNKNOWN, or raises, the transaction stays open until a `check` decides. An error of
+        `execute` is raised here.
 
-        Raises as `MessageStore.put` before `execute` is called. After it, raises `TransactionEnded` if another member's
-        `check` has decided concurrently, and `UnknownTopic` as `Transactions.commit`.
+        Raises as `MessageStore.put` before `execute` is called. After it, raises `TransactionEnded` if a `check` has
+        decided concurrently, and `UnknownTopic` as `Transactions.commit`.
         """
         self.must_be_open()
         (half,) = halves = self._transactions.prepare([message])
@@ -127,7 +127,7 @@ class TransactionProducer(Opened):
     def close(self) -> None:
         """Leave the group, after the running check. Other members continue to check.
 
-        Does nothing the second time, nor in a forked process. `check` may call it to stop the checks; the code that
+        Does nothing the second time and in a forked process. `check` may call it to stop the checks; the code that
         opened the producer still has to close it. Raises as `MessageStore.close` if this producer opened the store.
         Raises `StoreLocked`, without closing, in a signal handler that interrupted `send`.
         """
@@ -161,8 +161,6 @@ class TransactionProducer(Opened):
 
 
 class _Checker(threading.Thread):
-    """Checks the group's open transactions while this member holds the lock of the checks."""
-
     def __init__(
         self,
         what: str,
@@ -172,7 +170,7 @@ class _Checker(threading.Thread):
         interval: float,
         limits: tuple[float, int],
     ) -> None:
-        """limits: immunity in seconds, and most checks of a transaction."""
+        """limits: see `Transactions.check`."""
         super().__init__(name="mq-check", daemon=True)
         self.stopping = threading.Event()
         self._what = what
@@ -183,7 +181,7 @@ class _Checker(threading.Thread):
         self._limits = limits
 
     def run(self) -> None:
-        """Hold the lock from the first check until this member leaves, so that one member keeps the check interval."""
+        """Keep the lock until this member leaves, so that one member keeps the check interval."""
         try:
             self._check_now_and_then()
         finally:
@@ -206,7 +204,7 @@ class _Checker(threading.Thread):
                     _logger.exception("%s: nobody is asked here any more", self._what)
                 break
             except (StoreError, OSError) as error:
-                if told != (told := repr(error)):  # log an error once, not at every try
+                if told != (told := repr(error)):  # log an error once
                     _logger.exception("%s: asked again in %g s", self._what, self._interval)
                 rest = self._interval
             self.stopping.wait(min(rest, threading.TIMEOUT_MAX))
@@ -214,13 +212,12 @@ class _Checker(threading.Thread):
     def _decide(self, message: StoredMessage) -> Outcome:
         try:
             return _must_be_outcome(self._check(message))
-        except BaseException:  # also SystemExit, which would silently end this thread
+        except BaseException:  # also SystemExit, which would end this thread silently
             _logger.exception("%s: what became of %s is not known", self._what, message.msg_id)
             return Outcome.UNKNOWN
 
 
 def _must_be_outcome(answer: object) -> Outcome:
-    """Raises `InvalidArgument`, which leaves the transaction open."""
     if not isinstance(answer, Outcome):
         raise InvalidArgument(f"{answer!r:.80} is no Outcome; answer COMMIT, ROLL_BACK or UNKNOWN")
     return answer
