@@ -69,8 +69,6 @@ class EarliestOrLatest:
 
 @dataclass(frozen=True)
 class LastMessages:
-    """The last `count` messages of each queue."""
-
     count: int
 
     def resolve(self, log: Log, bounds: Mapping[Queue, Bounds]) -> Positions:
@@ -79,7 +77,7 @@ class LastMessages:
 
 @dataclass(frozen=True)
 class OffsetsByQueue:
-    """An offset for each queue, or EARLIEST or LATEST. option: the name of the option."""
+    """An offset for each queue, or EARLIEST or LATEST. option: its name."""
 
     option: str
     offsets: Positions
@@ -111,8 +109,6 @@ class Time:
 
 @dataclass(frozen=True)
 class TimesByQueue:
-    """A `Time` for each queue."""
-
     option: str
     timestamps: Positions
     unmatched: Strategy
@@ -184,7 +180,7 @@ def parse_times(option: str, text: str, unmatched: Strategy) -> TimesByQueue:
 
 
 def start_of(given: Mapping[str, str]) -> Limit | None:
-    """Return the start that the options give, or None. Raises `OptionError`."""
+    """Raises `OptionError`."""
     unmatched: Strategy = _strategy("startingOffsetsByTimestampStrategy", given)
     return _first_given(
         given,
@@ -197,7 +193,7 @@ def start_of(given: Mapping[str, str]) -> Limit | None:
 
 
 def end_of(given: Mapping[str, str]) -> Limit | None:
-    """Return the end of a batch query, or None. Raises `OptionError`."""
+    """Raises `OptionError`."""
     return _first_given(
         given,
         {
@@ -209,7 +205,6 @@ def end_of(given: Mapping[str, str]) -> Limit | None:
 
 
 def option_of(limit: Limit, default: str) -> str:
-    """Return the name of the option that gave a limit, or `default` if unknown."""
     return limit.option if isinstance(limit, OffsetsByQueue | Time | TimesByQueue) else default
 
 
@@ -244,7 +239,7 @@ def _strategy(name: str, given: Mapping[str, str]) -> Strategy:
 
 
 def _first_given(given: Mapping[str, str], parsers: Mapping[str, Callable[[str, str], Limit]]) -> Limit | None:
-    """Return the limit of the first given option. Parse all given options, so that an invalid one raises an error."""
+    """Parse all given options, so that an invalid one raises an error. The first one counts."""
     limits = [parse(name, given[name]) for name, parse in parsers.items() if name in given]
     return limits[0] if limits else None
 

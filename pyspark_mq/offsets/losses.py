@@ -83,7 +83,6 @@ def loss_before(queue: Queue, position: int, there: Bounds | None, is_another: b
 
 
 def loss_in(wanted: QueueRange, there: Bounds | None, is_another: bool) -> Loss | None:
-    """Return the loss in a task's planned range, or None."""
     if wanted.length <= 0:
         return None
     if there is None:
@@ -98,7 +97,7 @@ def loss_in(wanted: QueueRange, there: Bounds | None, is_another: bool) -> Loss 
 
 
 def report_loss(fail: bool, loss: Loss, option: str = "") -> None:
-    """Raise `DataLossError` if `fail`, the value of `failOnDataLoss`; otherwise warn. option: "" for the checkpoint."""
+    """Raise `DataLossError` if `fail`, otherwise warn. option: "" for the checkpoint."""
     what = f"{option}: {loss}" if option else str(loss)
     if fail:
         raise DataLossError(
@@ -109,7 +108,7 @@ def report_loss(fail: bool, loss: Loss, option: str = "") -> None:
 
 
 def report_missing(fail: bool, error: MqSourceError) -> None:
-    """Raise `error` if `fail`, otherwise warn, because the topic, queue or message may still be created."""
+    """Raise `error` if `fail`, otherwise warn."""
     if fail:
         raise error
     _log.warning("Going on because failOnDataLoss is false: %s", error)

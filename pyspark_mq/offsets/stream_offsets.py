@@ -73,7 +73,7 @@ def fingerprints_to_json(last: Fingerprints) -> OffsetJson:
 
 
 def fingerprints_from_json(json_: Any) -> Fingerprints:
-    """Parse the JSON of `fingerprints_to_json`. Raises `ValueError`."""
+    """Raises `ValueError`."""
 
     def fingerprint(value: Any) -> Fingerprint | None:
         good = isinstance(value, list) and len(value) == 2 and all(is_long(number) for number in value)
@@ -97,7 +97,7 @@ def _by_queue(json_: Any, expected: str, parse: Callable[[Any], T | None]) -> di
 
 
 def queue_of(topic: str, name: str) -> Queue | None:
-    """Return the queue with a `Queue.name`, or None if `name` is malformed."""
+    """Return the queue with a `Queue.name`, or None."""
     found = _QUEUE_NAME.fullmatch(name)
     if found is None or int(found["number"]) > _MAX_QUEUE_ID:
         return None
@@ -105,12 +105,11 @@ def queue_of(topic: str, name: str) -> Queue | None:
 
 
 def is_long(json_: Any, lowest: int = 0) -> bool:
-    """Return whether a value is a Java long of at least `lowest`."""
+    """Return whether a value is a Java long."""
     return type(json_) is int and lowest <= json_ <= LONG_MAX
 
 
 def json_object(json_: Any, where: str) -> dict[str, Any]:
-    """Return a value that is an object. Raises `ValueError` with `where` in it."""
     if not isinstance(json_, dict):
         raise ValueError(f"{where} is {shown(json_)} where an object belongs")
     return json_
@@ -178,11 +177,9 @@ class EpochOffset:
 
     @property
     def begin(self) -> Positions:
-        """The begin of the batch in each queue."""
         return {queue: offset for task in self.tasks for queue, offset in task.items()}
 
     def last_of(self, task: Positions) -> Fingerprints:
-        """Return the part of `last` for the queues of one task."""
         return {queue: self.last[queue] for queue in task if queue in self.last}
 
     def to_json(self) -> dict[str, Any]:

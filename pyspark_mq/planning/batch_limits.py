@@ -1,7 +1,7 @@
 """The size of a micro-batch within the limits of its query, and the split of its ranges into input partitions.
 
-No queue is starved. If the limit allows it, every queue with messages gets at least one; otherwise the queues take
-turns. `turn` counts the limited batches. It may start at any number, but must increase by one.
+If the limit allows it, every queue with messages gets at least one; otherwise the queues take turns. `turn` counts the
+limited batches. It may start at any number, but must increase by one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PACKED_MESSAGES = 1 << 16  # approximate size of a partition of several queues
 
 
 class BatchLimits:
-    """The limits of one run of a query. Decides when the next micro-batch is due, and at which offsets it ends."""
+    """When the next micro-batch is due, and at which offsets it ends."""
 
     def __init__(self, log: Log, options: SourceOptions) -> None:
         self.target: Positions | None = None
@@ -34,9 +34,9 @@ class BatchLimits:
         self._triggered = -math.inf  # time.monotonic() of the last batch; the first batch is due at once
 
     def least_messages(self) -> int:
-        """Return the minimal number of messages of the next batch: one if `maxTriggerDelay` is over.
+        """Return the minimal number of messages of the next batch.
 
-        As in Spark's Kafka source, the delay then restarts, even if nothing has arrived.
+        As in Spark's Kafka source, `maxTriggerDelay` restarts when it is over, even if nothing has arrived.
         """
         if time.monotonic() - self._triggered >= self._options.max_trigger_delay_seconds:
             self.note_batch()
@@ -55,7 +55,6 @@ class BatchLimits:
         return {r.queue: r.end for r in (ranges if once else self._limited(ranges))}
 
     def _available(self, batch: BatchStart, seen: Positions, bounds: Mapping[Queue, Bounds]) -> list[QueueRange]:
-        """Return the ranges of all messages, up to the target if there is one."""
         if self.target is None:
             return [QueueRange(queue, begin, bounds[queue].max_offset) for queue, begin in batch.begin.items()]
         return [
@@ -65,8 +64,7 @@ class BatchLimits:
         ]
 
     def _limited(self, ranges: list[QueueRange]) -> list[QueueRange]:
-        # The first turn depends on positions, so that a query that restarts after every batch does not always serve the
-        # same queues.
+        # The first turn depends on positions, so that a query that restarts after every batch serves all queues.
         self._turn = hash(tuple(r.start for r in ranges)) if self._turn is None else self._turn + 1
         options = self._options
         return limit_ranges(
@@ -93,25 +91,23 @@ def limit_ranges(
 ) -> list[QueueRange]:
     """Cut `ranges` so that both limits hold. Each range keeps its start, and may become empty.
 
-    sizes: returns the record sizes of a range in bytes, int64, one for each message. It is called for at most a little
-    more than fits into `max_bytes`, regardless of the length of the backlog.
+    sizes: returns the record sizes of a range in bytes, int64. It is called for little more than fits into `max_bytes`.
     """
     limited = list(ranges)
     if max_messages is not None:
         limited = _first_messages(limited, share(max_messages, [r.length for r in limited], turn))
     if max_bytes is not None:
         known = [_first_sizes(r, max_bytes, sizes) for r in limited]
-        # Estimate messages beyond the known sizes by the average of the known sizes.
+        # Estimate further messages by the average of the known sizes.
         backlog = [int(s.sum()) * r.length // max(len(s), 1) for r, s in zip(limited, known, strict=True)]
         limited = _first_messages(limited, fit(max_bytes, known, backlog, turn))
     return limited
 
 
 def share(limit: int, backlog: Sequence[int], turn: int = 0) -> list[int]:
-    """Share `limit` in proportion to `backlog`. Both have the same unit.
+    """Share `limit` in proportion to `backlog`, in the same unit. The shares add up to min(limit, sum(backlog)).
 
-    Returns a share for each, at most its backlog, and min(limit, sum(backlog)) in total. The shares follow the
-    proportion to within one, but each is at least one. If `limit` is too small for that, `turn` decides which get one.
+    Each share is between one and its backlog, and proportional to within one. A smaller `limit` gives ones, by `turn`.
     """
     if sum(backlog) <= limit:
         return list(backlog)
@@ -135,10 +131,9 @@ def share(limit: int, backlog: Sequence[int], turn: int = 0) -> list[int]:
 def fit(limit: int, sizes: Sequence[Int64s], backlog: Sequence[int], turn: int = 0) -> list[int]:
     """Return how many messages of each queue fit into `limit` bytes in total.
 
-    sizes: sizes in bytes of the first messages of each queue. backlog: bytes of each queue, for the shares. Each queue
-    gets its first message if it fits, in the order of turns. If the very first one is larger than `limit`, it is taken
-    alone, because otherwise it would wait forever. Then each queue gets the longest prefix that fits into its share.
-    The rest of the limit goes to the queues in turn.
+    sizes: bytes of the first messages of each queue. backlog: bytes of each queue. Each queue gets its first message if
+    it fits, then the longest prefix that fits into its share, then the rest of the limit in turn. A very first message
+    larger than `limit` is taken alone, because it would wait forever.
     """
     counts = [0] * len(sizes)
     ends = [np.cumsum(s) for s in sizes]
@@ -166,8 +161,7 @@ def fit(limit: int, sizes: Sequence[Int64s], backlog: Sequence[int], turn: int =
 def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records: int | None) -> list[QueueRange]:
     """Cut ranges into input partitions of at most `max_records`, and into `min_partitions` if possible.
 
-    The range with the largest pieces is cut first. Pieces of a range differ by at most one message. Empty ranges are
-    dropped.
+    Pieces of a range differ by at most one message. Empty ranges are dropped.
     """
     ranges = [r for r in ranges if r.length > 0]
     pieces = [-(-r.length // max_records) if max_records else 1 for r in ranges]
@@ -188,8 +182,7 @@ def split(ranges: Sequence[QueueRange], min_partitions: int | None, max_records:
 def pack(pieces: Sequence[QueueRange], least: int, max_records: int | None) -> list[tuple[QueueRange, ...]]:
     """Combine small pieces into partitions of at most `max_records`, since tasks have a high fixed cost.
 
-    least: the minimal number of partitions, if there are as many pieces. More are used if partitions would become
-    large. The longest pieces are placed first, each in the partition with the fewest messages.
+    least: the minimal number of partitions, if there are as many pieces.
     """
     count = max(least, -(-sum(piece.length for piece in pieces) // _PACKED_MESSAGES))
     if len(pieces) <= count:
@@ -207,7 +200,6 @@ def pack(pieces: Sequence[QueueRange], least: int, max_records: int | None) -> l
 
 
 def _first_sizes(r: QueueRange, max_bytes: int, sizes: Callable[[QueueRange], Int64s]) -> Int64s:
-    """Return the first sizes of `r`: all of them, or enough to reach `max_bytes`."""
     known = sizes(r._replace(end=min(r.end, r.start + _SIZES_AT_ONCE)))
     while len(known) < r.length and known.sum() < max_bytes:
         begin = r.start + len(known)
@@ -225,7 +217,7 @@ def _first_messages(ranges: Sequence[QueueRange], counts: Sequence[int]) -> list
 
 
 def _extend(counts: list[int], i: int, ends: Int64s, room: int) -> int:
-    """Take the messages of queue `i` that fit into `room` bytes. Return the bytes taken."""
+    """Take the messages of queue `i` that fit into `room`. Return the bytes taken."""
     used = int(ends[counts[i] - 1]) if counts[i] else 0
     counts[i] = int(np.searchsorted(ends, used + room, side="right"))
     return (int(ends[counts[i] - 1]) if counts[i] else 0) - used

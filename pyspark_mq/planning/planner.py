@@ -1,8 +1,4 @@
-"""Plans the offsets of a query's next batch: from the previous offset, the state of the log, and the query's limits.
-
-Micro-batches and real-time batches share a planner. For both it acquires the query's queues, detects lost messages, and
-reports progress to the consumer group.
-"""
+"""Plans the offsets of a query's next batch."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from store.model.log_protocol import Bounds, Log, Positions, Queue, QueueRange
 
 
 class Planner:
-    """Plans the batches of one run of one query, in the process beside Spark's driver."""
+    """Plans micro-batches and real-time batches of one run of one query, in the process beside Spark's driver."""
 
     def __init__(self, options: SourceOptions) -> None:
         """Raises `OptionError`. Opens nothing, because tasks unpickle this object."""
@@ -34,10 +30,10 @@ class Planner:
         """The last offset that this run planned or checked: its queues were not replaced."""
 
     def first(self) -> StreamOffset:
-        """Return the start of a new query. Spark may ask again, but only the pin in the first end offset counts.
+        """Return the start of a new query.
 
-        Spark also asks when the first batch runs again, and queues may have changed since then. So an error is raised
-        only when a batch is planned from this start.
+        Spark also calls this when the first batch runs again. Then the pin in the batch's end counts, and queues may
+        have changed. So an error is raised only when a batch is planned from this start.
         """
         positions: Positions = {}
         try:
@@ -47,19 +43,17 @@ class Planner:
         return StreamOffset(positions, starts=positions, last=self._log.fingerprints(positions))
 
     def end_with_present_messages(self) -> None:
-        """Plan only up to the present end of each queue, for Trigger.AvailableNow."""
+        """For Trigger.AvailableNow."""
         self.limits.target = ends(self._queues.bounds())
 
     @property
     def member(self) -> str | None:
-        """The id of an orderly query as a member of its group."""
         return self._group.member
 
     def micro_batch(self, start: StreamOffset, *, once: bool) -> StreamOffset:
         """Return the end of the micro-batch after `start`, or `start` itself if nothing arrives within `holdTimeoutMs`.
 
-        once: plan all messages, without limits. Raises `DataLossError` (see `failOnDataLoss`), `SubscriptionError`,
-        `QueuesTaken`, and `OptionError` for an impossible start.
+        once: ignore limits. Raises `DataLossError`, `SubscriptionError`, `QueuesTaken`, `OptionError`.
         """
         waits = not once and self.limits.target is None
         while (begin := self._begin(start, self._options.hold_timeout_seconds if waits else math.inf)) is not None:
@@ -82,10 +76,7 @@ class Planner:
         return start
 
     def real_time_batch(self, start: StreamOffset) -> StreamOffset | None:
-        """Return the begin of the real-time batch after `start` in each queue, or None if the query has no queue.
-
-        Raises as `micro_batch`.
-        """
+        """Return the begin of the next real-time batch, or None if the query has no queue. Raises as `micro_batch`."""
         begin = self._begin(start, self._options.hold_timeout_seconds)
         if begin is None:
             return None
@@ -96,7 +87,7 @@ class Planner:
     def require_same_queues(self, end: StreamOffset | EpochOffset) -> None:
         """Acquire the queues of a batch that runs again, and check that none was replaced after it was planned.
 
-        Raises `DataLossError` (see `failOnDataLoss`), `QueuesTaken`.
+        Raises `DataLossError`, `QueuesTaken`.
         """
         if end == self.confirmed:
             return
@@ -119,7 +110,6 @@ class Planner:
 
     @cached_property
     def limits(self) -> BatchLimits:
-        """Decides when the next micro-batch is due, and at which offsets it ends."""
         return BatchLimits(self._log, self._options)
 
     @cached_property
@@ -133,8 +123,8 @@ class Planner:
     def _begin(self, start: StreamOffset, timeout: float) -> StreamOffset | None:
         """Report `start` to the group and acquire the queues. Return the batch's begin, or None without the queues.
 
-        Spark asks for a batch after it has logged the previous one, so that is done. `commit` may never be called. If
-        the group of an orderly query is ahead of `start`, the batch is pinned to the group's offset.
+        `start` is done, because Spark logged it before it asks for another batch. Spark may never call `commit`. If the
+        group of an orderly query is ahead of `start`, the batch is pinned to the group's offset.
         """
         if self._start_error is not None and not start.next:
             raise self._start_error
@@ -149,14 +139,13 @@ class Planner:
         return replace(start, next=start.next | further, starts=start.starts | further, last=last)
 
     def _acquire(self, timeout: float) -> bool:
-        """Return whether the query may read. An orderly query needs the locks of all its queues."""
         return not self._group.locks or self._group.acquire(self._queues.bounds(), timeout)
 
     def _end(self, start: StreamOffset, end_of: Callable[[BatchStart], Positions]) -> StreamOffset | None:
         """Return the end of the batch after `start`, chosen by `end_of`, or None if the query lacks a queue.
 
-        A topic may be deleted and recreated during planning. So replaced queues are looked for last, and if there are
-        any, the batch is planned again. Raises `DataLossError`.
+        A topic may be recreated during planning. So replaced queues are looked for last, and then the batch is planned
+        again.
         """
         replaced: list[Queue] = []
         while self._group.acquire(self.bounds, 0.0):

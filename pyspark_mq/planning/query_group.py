@@ -1,11 +1,4 @@
-"""A query as a part of a consumer group: it reports its progress, and an orderly query locks its queues.
-
-NoGroup         the query has no group
-GroupProgress   reports the query's progress to the group periodically, for monitoring
-OrderlyQueues   `consumeMode=orderly`: a member of the group that owns all of the query's queues or none, and commits
-                the batches that Spark has finished. When it gets queues, it continues at the group's offsets if they
-                are ahead of its checkpoint, because another query of the group has read these messages.
-"""
+"""A query as a part of a consumer group: it reports its progress, and an orderly query locks its queues."""
 
 from __future__ import annotations
 
@@ -24,14 +17,13 @@ from store.directory.directory_log import DirectoryAddress
 from store.model.log_protocol import Fingerprints, Log, LogAddress, Positions, Queue
 
 _RENEW_SECONDS = 5.0  # also persists; a RocketMQ client renews locks every 20 s
-_GRACE_SECONDS = 3.0  # time for a killed query to release its locks, as RocketMQ's pause between two attempts
+_GRACE_SECONDS = 3.0  # until the locks of a killed query are released
 _TRY_SECONDS = 1.0  # no event signals that a lock has expired
 _COMMIT_SECONDS = 5.0  # RocketMQ's persistConsumerOffsetInterval
 _logger = logging.getLogger("pyspark_mq")
 
 
 def group_of(address: LogAddress, name: str) -> Group:
-    """Return a group of the log. Raises `OptionError` for a log without groups."""
     if not isinstance(address, HasGroups):
         raise OptionError(f"consumeMode=orderly: {address} keeps no consumer groups whose members could lock queues")
     return address.group(name)
@@ -50,7 +42,7 @@ class NoGroup:
 
     @property
     def member(self) -> str | None:
-        """The id of the query as a member of the group, or None if it is not a member."""
+        """The id of the query as a member of the group, if it is one."""
         return None
 
     def acquire(self, queues: Collection[Queue], timeout: float) -> bool:
@@ -64,17 +56,18 @@ class NoGroup:
     def done(self, positions: Positions, last: Fingerprints) -> None:
         """Record that all messages before `positions` are done. last: the message before each position, if known."""
 
-    def persist(self) -> None:
-        """Commit to the group at once."""
+    def persist(self) -> None: ...
 
     def close(self) -> None:
         """Leave the group, because the query stops or another query took its queues over."""
 
 
 class OrderlyQueues(NoGroup):
-    """The queues of one run of a query, from the first `acquire` to `close`.
+    """Owns all of the query's queues or none, for `consumeMode=orderly`.
 
-    A background thread renews the locks. Only one other thread may use this object.
+    Commits the batches that Spark has finished. At acquisition it continues at the group's offsets if they are ahead of
+    its checkpoint, because another query of the group has read these messages. A background thread renews the locks.
+    Only one other thread may use this object.
     """
 
     locks = True
@@ -86,16 +79,15 @@ class OrderlyQueues(NoGroup):
         self._when_locked = when_locked
         self._member: Member | None = None
         self._over = threading.Event()
-        self._turn = threading.Lock()  # between this thread and the renewing thread; never held during a wait
-        self._begins: Positions = {}  # the group's offset in each queue at its acquisition
+        self._turn = threading.Lock()  # against the renewing thread; never held during a wait
+        self._begins: Positions = {}  # the group's offsets at acquisition
         self._failure: Exception | None = None
         self._done: Positions | None = None  # the last committed positions
 
     def acquire(self, queues: Collection[Queue], timeout: float) -> bool:
         """Return whether this query owns all of `queues`; otherwise it owns none. Waits up to `timeout` seconds.
 
-        Raises `QueuesTaken` if another query took over, or if another member owns a queue and `whenLocked` is `fail`.
-        Also raises the errors of `Group.join`.
+        Raises the errors of `Group.join`, and `QueuesTaken` if another query took over or `whenLocked` is `fail`.
         """
         wanted = set(queues)
         member = self._joined()
@@ -126,7 +118,6 @@ class OrderlyQueues(NoGroup):
         return None if self._member is None else self._member.id
 
     def further(self, positions: Positions) -> Positions:
-        """Return the group's offsets at acquisition, in queues in which they are ahead of `positions`."""
         return {queue: begin for queue, begin in self._begins.items() if begin > positions.get(queue, 0)}
 
     def done(self, positions: Positions, last: Fingerprints) -> None:
@@ -151,7 +142,6 @@ class OrderlyQueues(NoGroup):
             member.leave()
 
     def _heed_resets(self) -> None:
-        """Warn of resets of the group, and forget its earlier offsets in these queues."""
         if self._member is not None and (reset := self._member.resets()):
             with self._turn:
                 self._begins |= {
@@ -175,7 +165,6 @@ class OrderlyQueues(NoGroup):
         return self._member
 
     def _has(self, member: Member, wanted: set[Queue]) -> bool:
-        """Lock all of the queues, or none."""
         with self._turn:
             if self._begins.keys() >= wanted:
                 return True
@@ -189,7 +178,6 @@ class OrderlyQueues(NoGroup):
             return False
 
     def _keep(self, member: Member, over: threading.Event) -> None:
-        """Renew the locks, in a background thread."""
         while not over.wait(_RENEW_SECONDS):
             with self._turn:
                 if over.is_set():
@@ -204,11 +192,10 @@ class OrderlyQueues(NoGroup):
 
 
 class GroupProgress(NoGroup):
-    """Commits a query's progress as the group's offsets, periodically and at its end.
+    """Commits a query's progress as the group's offsets, periodically and at its end, for monitoring.
 
-    The offsets are only for monitoring. The query continues from its checkpoint, so a failure is only a warning. After
-    a crash the offsets may be some seconds behind. If consumers of the group read a topic, their offsets are never
-    overwritten, even while they restart.
+    The query continues from its checkpoint, so a failure is only a warning. The offsets of topics that the group's
+    consumers read are never overwritten, even while the consumers restart.
     """
 
     def __init__(self, log: Log, address: LogAddress, group: str) -> None:
@@ -257,10 +244,7 @@ class GroupProgress(NoGroup):
 
 
 def consumed_topics(address: LogAddress, group: str, topics: Collection[str]) -> set[str]:
-    """Return the topics that members of a group read now, and so commit offsets in. Empty if the log cannot tell.
-
-    Raises `StoreError`.
-    """
+    """Return the topics in which members of a group commit. Empty if the log cannot tell. Raises `StoreError`."""
     if not isinstance(address, DirectoryAddress):
         return set()
     it = address.group(group)
@@ -271,7 +255,6 @@ def consumed_topics(address: LogAddress, group: str, topics: Collection[str]) ->
 
 
 def group_of_query(log: Log, options: SourceOptions) -> NoGroup:
-    """Return the group object for a stream with these options. Raises `OptionError`."""
     if options.consumer_group is None:
         return NoGroup()
     if options.orderly is None:

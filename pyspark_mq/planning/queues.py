@@ -27,7 +27,7 @@ def ends(bounds: Mapping[Queue, Bounds]) -> Positions:
 
 
 def look_early(options: SourceOptions) -> None:
-    """Check the path and the topics of `options` before a query is planned.
+    """Check the path and the topics before a query is planned.
 
     With `failOnDataLoss=false` topics may be missing. If the checkpoint has them, they are reported as losses.
     """
@@ -46,17 +46,17 @@ class Queues:
         self._told: set[str] = set()
 
     def bounds(self) -> dict[Queue, Bounds]:
-        """Return the bounds of each subscribed queue, sorted. Queues of missing brokers are left out."""
+        """Return the bounds of each subscribed queue, sorted, without missing brokers."""
         return self._log.look(self._options.subscription.select(self._topics())).bounds
 
     def _topics(self) -> Mapping[str, tuple[Queue, ...]]:
         return self._log.topics(self._options.subscription.lists, _OLDEST_SECONDS)
 
     def bounds_of_all(self) -> dict[Queue, Bounds]:
-        """Return the `bounds` for a query that begins. A queue that is deleted concurrently is a loss.
+        """Return the `bounds` for a query that begins.
 
-        Raises `SubscriptionError` for a named topic or queue that does not exist. Waits for missing brokers and then
-        raises `BrokerMissing`, unless the query skips them.
+        Raises `SubscriptionError` for a missing topic or queue, and `BrokerMissing` unless the query skips missing
+        brokers.
         """
         topics = self._topics()
         self._options.subscription.require(topics)
@@ -76,7 +76,6 @@ class Queues:
                 report_loss(self._options.fail_on_data_loss, Loss(QueueRange(queue, 0, 0), Case.GONE))
 
     def _warn(self, topics: Collection[str]) -> None:
-        """Warn once of an option that matches nothing."""
         doubts = [self._options.subscription.doubt(topics or self._log.topics())]
         if isinstance(found := self._options.message_filter, SqlFilter) and is_never_true(found.condition):
             doubts.append(f"subExpression {found.expression!r} is true of no message; see 'Filters' in docs/source.md")
@@ -88,9 +87,8 @@ class Queues:
     def bounds_behind(self, seen: Positions) -> dict[Queue, Bounds]:
         """Return the `bounds` for a query that continues from `seen`.
 
-        A queue of `seen` that does not exist is a loss. A queue of a missing broker has no new messages. Raises
-        `BrokerMissing` after `brokerTimeout`. Another missing queue may still be created. With failOnDataLoss it raises
-        `SubscriptionError`.
+        A missing queue of `seen` is a loss. Another one raises `SubscriptionError` with failOnDataLoss, else it may
+        still be created. A queue of a missing broker has no new messages; raises `BrokerMissing` after `brokerTimeout`.
         """
         topics = self._topics()
         try:
@@ -107,7 +105,6 @@ class Queues:
         return {queue: found[queue] for queue in queues if queue in found}
 
     def _give_up(self, missing: Mapping[str, MissingBroker]) -> None:
-        """Raise `BrokerMissing` if brokers are missing for longer than the query waits for them."""
         if self._options.skips_missing_brokers:
             return
         longest = time.time() - self._options.broker_timeout_seconds
@@ -120,10 +117,7 @@ class Queues:
         return kept | self._log.fingerprints({queue: end for queue, end in ends.items() if queue not in kept})
 
     def resolve(self, option: str, limit: Limit, bounds: Mapping[Queue, Bounds]) -> Positions:
-        """Resolve `limit`, the value of `option`, to one existing offset for each queue of `bounds`.
-
-        An offset outside of its queue is handled as in `losses`. Raises `OptionError`.
-        """
+        """Resolve the value of `option` to one existing offset for each queue. Raises `OptionError`."""
         found = limit.resolve(self._log, bounds)
         self._must_have(bounds, found)
         positions = {queue: found.get(queue, first) for queue, (first, _) in bounds.items()}
@@ -139,10 +133,7 @@ class Queues:
         return positions
 
     def hold(self, seconds: float, known: Positions, seen: Positions, least: int = 1) -> dict[Queue, Bounds]:
-        """Wait for `least` messages after `seen`, or for other queues, and return `bounds_behind` `known`.
-
-        Returns after `seconds` at the latest.
-        """
+        """Return `bounds_behind` `known` after `least` messages arrived after `seen`, other queues, or `seconds`."""
         deadline = time.monotonic() + seconds
         pause = 0.0
         while True:
@@ -150,8 +141,7 @@ class Queues:
             left = deadline - time.monotonic()
             if left <= 0 or has_news(seen, bounds, least):
                 return bounds
-            # Messages of other topics also end the wait. The pause keeps a steady stream of them from making this a
-            # busy loop.
+            # Messages of other topics also end the wait. The pause prevents a busy loop.
             if pause:  # sleeping for 0 seconds would still be a wake-up
                 time.sleep(min(left, pause))
             pause = _AFTER_FOREIGN_ARRIVAL_SECONDS
@@ -161,14 +151,14 @@ class Queues:
 def replaced_queues(log: Log, positions: Positions, last: Fingerprints) -> list[Queue]:
     """Return the queues whose message before the position differs from the fingerprint in `last`.
 
-    A queue without a fingerprint counts as replaced if there is a message now, because that message was deleted before.
+    A queue without a fingerprint counts as replaced if it has a message there, which was deleted or missing before.
     """
     deleted = {queue: position for queue, position in positions.items() if queue not in last}
     return [*log.replaced(positions, last), *log.fingerprints(deleted)]
 
 
 def positions_in_same_queues(log: Log, positions: Positions, last: Fingerprints) -> Positions:
-    """Return the positions in queues that were not replaced. A recreated topic has no progress yet."""
+    """Return the positions in queues that were not replaced."""
     others, there = replaced_queues(log, positions, last), log.look(positions).bounds
     return {
         queue: positions[queue]

@@ -64,11 +64,7 @@ _MAX_BYTES = 64 << 20  # a batch may have any number of topics
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch to write.
-
-    rows: the number for each topic. run: the id of the query's run, or "" if unknown. plan: see `plan_of`. consecutive:
-    false in `foreachBatch`.
-    """
+    """rows: the number for each topic. run: the id of the query's run, or "". consecutive: false in `foreachBatch`."""
 
     number: int
     rows: Mapping[str, int]
@@ -79,11 +75,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Mark:
-    """The content of a query's file.
-
-    since: queue offset. last: the fingerprint of the message before it, if any. rows: None if any number of rows
-    matches.
-    """
+    """since: queue offset. last: the fingerprint of the message before it. rows: None if any number of rows matches."""
 
     batch: Long
     written: bool
@@ -147,8 +139,6 @@ class MarkFile:
 
 
 class Commits:
-    """The written batches of one query in one log."""
-
     def __init__(self, log: LogWriter, folder: Path, query: str) -> None:
         self.file = MarkFile(folder / query)
         self._log = log
@@ -256,10 +246,7 @@ class Commits:
         self._note(batch, batch.rows, written=False)
 
     def record(self, batch: Batch) -> pa.RecordBatch:
-        """Return the record to append to COMMITS_TOPIC together with the rows of a batch.
-
-        It names its queue, since the topic may have been given more queues.
-        """
+        """Return the record to append together with the rows. It names its queue: the topic may have several."""
         body = encode({"query": self._query, "batch": batch.number, "rows": sum(batch.rows.values())}).decode()
         columns = [texts([body]), texts([self._query]), arrow(np.array([_RECORDS.queue_id]))]
         return pa.RecordBatch.from_arrays(columns, ["body", "keys", "queueId"])

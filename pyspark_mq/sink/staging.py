@@ -40,7 +40,6 @@ class Staging:
     """A directory or a folder of an object store, that the driver and all executors see."""
 
     def __init__(self, path: str) -> None:
-        """path: a directory or a URL."""
         self._path = path
 
     def prepare(self) -> None:
@@ -101,7 +100,7 @@ class Staging:
             ) from error
 
     def forget(self, owner: str, run: str) -> None:
-        """Delete the staged rows of a finished write: one run of "batch", or a query's runs up to this batch."""
+        """Delete one run of "batch", or a query's runs up to this batch."""
         oldest = time.time() - RETENTION_SECONDS
         for folder in self._runs():
             whose, _, which = folder.rpartition(".")
@@ -111,7 +110,6 @@ class Staging:
                     self._objects.delete_all(folder)
 
     def _is_over(self, folder: str, oldest: float) -> bool:
-        """oldest: seconds since 1970."""
         times = self._objects.names(folder).values()
         return max((time for time in times if time is not None), default=oldest) < oldest
 
@@ -142,7 +140,7 @@ def _folder(owner: str, run: str) -> str:
 
 
 def run_of_batch(batch: int, attempt: str) -> str:
-    """Return the name of a run of a query. Runs of earlier batches sort before it."""
+    """Runs of earlier batches sort before it."""
     return f"{batch:019}-{attempt}"
 
 

@@ -231,7 +231,7 @@ def _of_known_topics(
 
 
 def require_topic(address: LogAddress, log: Log, topic: str) -> None:
-    """Raise `SubscriptionError` for a topic that does not exist."""
+    """Raises `SubscriptionError`."""
     if topic not in (topics := log.topics()):
         others = ", ".join(name for name in topics if not is_internal_topic(name)) or "none"
         of_broker = f"mqadmin updateTopic -t {topic} ..."

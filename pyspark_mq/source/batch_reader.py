@@ -59,7 +59,7 @@ class MqBatchReader(DataSourceReader):
 
 
 def narrowed(log: Log, ranges: Iterable[QueueRange], message_filter: MessageFilter) -> list[QueueRange]:
-    """Return the parts of `ranges` that can match. For a condition on keys or ids the log's index narrows them."""
+    """Return the parts of `ranges` that can match: the log's index narrows a condition on keys or ids."""
     left = [r for r in ranges if r.length > 0]
     if isinstance(message_filter, SqlFilter):
         keys = texts_of(message_filter.condition, PROPERTY_KEYS)

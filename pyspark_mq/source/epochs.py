@@ -28,7 +28,7 @@ _log = logging.getLogger("pyspark_mq")
 
 
 class Epochs:
-    """The real-time batches of one run of a query: plans new ones, replays old ones, and resolves their ends."""
+    """Plans, replays and ends the real-time batches of one run of a query."""
 
     def __init__(self, options: SourceOptions) -> None:
         """Opens nothing, because tasks unpickle this object."""
@@ -48,8 +48,7 @@ class Epochs:
     def partitions(self, epoch: EpochOffset, member: str | None) -> list[InputPartition]:
         """Return the tasks of a batch. They depend only on its offset; their ends are in the ledger.
 
-        member: the id of an orderly query in its group. Without `realTime`, the tasks of a replayed batch read the
-        present messages and end.
+        member: the id of an orderly query in its group. Without `realTime`, replayed tasks read the present messages.
         """
         seconds = self._options.batch_duration_seconds if self._options.real_time else 0.0
         now, boot_id = time.monotonic(), current_boot_id()
@@ -86,7 +85,6 @@ class Epochs:
             self._ledger.prune()
 
     def forget_before(self, committed: EpochOffset) -> None:
-        """Delete this run's records of batches before `committed`."""
         if committed.reader == self._reader_id:
             self._ledger.forget_before(committed.reader, committed.epoch)
 

@@ -24,7 +24,7 @@ from store.publish.published_end import current_boot_id
 
 LEAST_SECONDS = 1.0
 _ROWS_AT_ONCE = 1 << 15  # of one queue, before the other queues get their turn
-# An idle task notices only by writing that Spark gave it up. The second write fails at the latest.
+# An idle task learns only from a failed write that Spark gave it up.
 _HEARTBEAT_SECONDS = 1.5
 _PIPELINED = "SPARK_PIPELINED_UDF"  # set by Spark in workers if spark.python.udf.pipelined.enabled is true
 
@@ -33,9 +33,8 @@ _PIPELINED = "SPARK_PIPELINED_UDF"  # set by Spark in workers if spark.python.ud
 class HeldTask:
     """The plan of one task: the `begin` of each of its queues, and how long to hold them.
 
-    seconds: 0 to read the present messages and end, as in a replay by a query without `realTime`. planned: the driver's
-    `time.monotonic()`, valid only on the machine `boot_id`. last: the message before each `begin`, if known. member:
-    the id of an orderly query in its group.
+    seconds: 0 to read the present messages and end. planned: the driver's `time.monotonic()`, valid only on the machine
+    `boot_id`. last: the message before each `begin`, if known. member: the id of an orderly query in its group.
     """
 
     name: TaskName
@@ -57,7 +56,6 @@ class HeldTask:
         return max(self.planned + self.seconds, now + min(self.seconds, LEAST_SECONDS))
 
     def late(self) -> bool:
-        """Return whether its time was over before it began."""
         return self.boot_id == current_boot_id() and time.monotonic() > self.planned + self.seconds
 
 
@@ -70,7 +68,7 @@ class HeldReader:
         self._ledger = ledger
 
     def read(self, task: HeldTask) -> Iterator[pa.RecordBatch]:
-        """Yield batches as they arrive. If an earlier attempt left a record, yield exactly the recorded ranges.
+        """Yield batches as they arrive, or the recorded ranges if an earlier attempt left a record.
 
         Raises `OptionError` if Spark would buffer the batches, `LedgerError`, and the errors of `RangeReader`.
         """
@@ -90,10 +88,9 @@ class HeldReader:
             yield from self._up_to(log, reached, record)
 
     def _has_queues(self, task: HeldTask) -> Callable[[], bool]:
-        """Return a function that tells whether the query may read on.
+        """Return a function that tells whether the query still owns its queues.
 
-        If the process that renews an orderly query's locks is killed, another query gets the locks at once. But Spark
-        continues the batch.
+        If the driver's process is killed, another query gets its locks at once, but Spark continues the batch.
         """
         group, member = self._options.consumer_group, task.member
         if member is None or group is None:
@@ -103,10 +100,9 @@ class HeldReader:
     def _held(
         self, log: Log, reached: Positions, last: Fingerprints, deadline: float, has_queues: Callable[[], bool]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield messages and arrivals until `deadline`. Advances `reached` and `last`, the message before it.
+        """Yield messages until `deadline`. Advances `reached` and `last`, the message before it.
 
-        A queue that is deleted or replaced concurrently is not advanced: the next batch begins there and reports the
-        loss.
+        A queue that is deleted or replaced concurrently is not advanced: the next batch reports the loss.
         """
         with log.hold(dict(reached), deadline, self._options.message_filter, _HEARTBEAT_SECONDS) as held:
             while True:
@@ -125,8 +121,7 @@ class HeldReader:
                 wanted = there._replace(end=min(there.end, there.start + _ROWS_AT_ONCE))
                 queue, ends = wanted.queue, {wanted.queue: wanted.end}
                 before = log.fingerprints(ends)
-                # Check after reading the fingerprint. If the queue is unchanged now, the fingerprint is of the same
-                # queue.
+                # Check after reading the fingerprint: only then is it known to be of the same queue.
                 if self._is_lost(log, wanted, last, before):
                     continue
                 yield from self._range_reader.scan_seen(log, wanted, RangeTask((wanted,), ends, before))
@@ -151,7 +146,6 @@ class HeldReader:
         return True
 
     def _lose_what_is_gone(self, log: Log, reached: Positions) -> None:
-        """Report the loss of deleted queues. Raises `DataLossError`."""
         there, missing = log.look(reached)
         for queue in (queue for queue in reached if queue not in there and queue.broker not in missing):
             report_loss(

@@ -1,17 +1,15 @@
 """The ledger: what each held task of a real-time batch has read, so that a replayed batch reads the same.
 
-The end of a real-time batch is not known when it is planned. So each task records its end before its iterator ends: in
-one file, which is created atomically and never replaced. The first attempt to record wins. Any other attempt at the
-task reads exactly the recorded ranges. On an object store, files are objects.
+Each task records its end before its iterator ends, in one file or object, which is created atomically and never
+replaced. The first attempt to record wins. Any other attempt at the task reads exactly the recorded ranges.
 
     <ledger>/<reader>/<epoch>-<task>.json    {"next": {"orders": {"0": 57}}, "starved": false,
                                               "last": {"orders": {"0": [104857, 1763772000123]}}, "slots": 2}
     <ledger>/<reader>/.made                  empty; its time is when the reader began
     <ledger>/<reader>/passed                 empty; its time is when another reader last continued after this one
 
-A reader is one run of a query. While it runs, it deletes its records of committed batches. The next run starts from the
-records of its last batch. A checkpoint may be copied, so these records are kept for `RETENTION_SECONDS` after a run
-started from them. If none did, they are kept forever.
+A reader is one run of a query. It deletes its records of committed batches. The next run starts from the records of its
+last batch, which are kept for `RETENTION_SECONDS` after that, because a checkpoint may be copied.
 """
 
 from __future__ import annotations
@@ -46,13 +44,13 @@ _PASSED = "passed"
 _MADE = ".made"
 _MAX_BYTES = 256 << 20
 _RECORD = re.compile(r"([0-9]+)-[0-9]+\.json")
-# Files that may be deleted: records, marks, and temporary files of a killed process.
+# Files that may be deleted, also temporary files of a killed process.
 _OURS = re.compile(rf"\.?({_RECORD.pattern}|{_PASSED}|{re.escape(_MADE)})(\.[0-9a-f]{{32}}(\.tmp)?)?")
 
 
 @dataclass(frozen=True)
 class TaskName:
-    """One task of one real-time batch. reader: id of the run of the query that planned it."""
+    """reader: id of the run of the query that planned the batch."""
 
     reader: str
     epoch: int
@@ -70,8 +68,8 @@ class _RecordJson(msgspec.Struct):
 class TaskRecord:
     """The end of a task: the `next` offset of each of its queues, and the message before it (see `StreamOffset`).
 
-    starved: the task began after its time was over and another task had ended, so there are too few task slots. slots:
-    the number of task slots, if known.
+    starved: the task began after its time was over, because there are too few task slots. slots: their number, if
+    known.
     """
 
     next: Positions
@@ -83,7 +81,7 @@ class TaskRecord:
 class Ledger:
     """Records in a directory, or a folder of an object store, that the driver and all executors see.
 
-    Every method raises `LedgerError` for a malformed reader id, because the id becomes the name of a folder.
+    Every method but `prune` raises `LedgerError`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -93,7 +91,7 @@ class Ledger:
         return self._path
 
     def prepare(self, reader: str) -> None:
-        """Create the folder of a reader. Raises `LedgerError` if records cannot be written, or could be replaced."""
+        """Create the folder of a reader, and check that records can be written and are never replaced."""
         made = f"{_folder(reader)}/{_MADE}"
         with self._usable() as objects:
             objects.write(made, b"")
@@ -105,10 +103,7 @@ class Ledger:
                 )
 
     def find(self, name: TaskName, queues: Collection[Queue]) -> TaskRecord | None:
-        """Return the record of a task with these `queues`, or None.
-
-        Raises `LedgerError` if the record cannot be read, or has other queues.
-        """
+        """Return the record of a task with these `queues`, or None."""
         path = _record_path(name)
         try:
             data = self._objects.read(path, 0, _MAX_BYTES + 1)
@@ -130,15 +125,11 @@ class Ledger:
             ) from error
 
     def knows(self, reader: str) -> bool:
-        """Return whether the ledger has any files of a reader. Raises `LedgerError`."""
         with self._usable() as objects:
             return bool(objects.names(_folder(reader)))
 
     def record(self, name: TaskName, record: TaskRecord) -> TaskRecord:
-        """Write and sync `record`, unless the task has a record. Return the record that counts.
-
-        Raises `LedgerError` if it cannot be written.
-        """
+        """Write and sync `record`, unless the task has a record. Return the record that counts."""
         path, last = _record_path(name), fingerprints_to_json(record.last)
         content = _RecordJson(to_json(record.next), record.starved, last, record.slots)
         with self._usable() as objects:
@@ -153,15 +144,11 @@ class Ledger:
         return found or record
 
     def any_ended(self, name: TaskName) -> bool:
-        """Return whether any task of the same batch has a record. Raises `LedgerError`."""
         with self._usable() as objects:
             return name.epoch in _epochs(objects, name.reader).values()
 
     def forget_before(self, reader: str, epoch: int) -> None:
-        """Delete a reader's records of epochs below `epoch`. Only a running reader may do this, for itself.
-
-        Raises `LedgerError`.
-        """
+        """Delete a reader's records of epochs below `epoch`. Only a running reader may do this, for itself."""
         with self._usable() as objects:
             for file, number in _epochs(objects, reader).items():
                 if number < epoch:
@@ -212,13 +199,12 @@ def _record_path(name: TaskName) -> str:
 
 
 def _epochs(objects: Objects, reader: str) -> dict[str, int]:
-    """Return the epoch of each of the reader's records, by file name."""
     matches = map(_RECORD.fullmatch, objects.names(_folder(reader)))
     return {match[0]: int(match[1]) for match in matches if match}
 
 
 def _prune(objects: Objects, folder: str, oldest: float) -> None:
-    """Delete the files of a finished reader. The mark is deleted last, so that an interrupted deletion is continued."""
+    """Delete the mark last, so that an interrupted deletion is continued."""
     times = {name: written for name, written in objects.names(folder).items() if written is not None}
     if _is_over(times, oldest):
         for file in sorted(filter(_OURS.fullmatch, times), key=_PASSED.__eq__):
@@ -226,7 +212,6 @@ def _prune(objects: Objects, folder: str, oldest: float) -> None:
 
 
 def _is_over(files: Mapping[str, float], oldest: float) -> bool:
-    """Return whether a reader was passed before `oldest` (seconds since 1970), or is older and left no record."""
     if _PASSED in files:
         return files[_PASSED] < oldest
     return not any(map(_RECORD.fullmatch, files)) and files.get(_MADE, oldest) < oldest

@@ -35,10 +35,9 @@ def default_schema(include_properties: bool, *, null_bodies: bool = False) -> St
 
 
 def projection(schema: StructType, *, null_bodies: bool = False) -> tuple[tuple[str, ...], pa.Schema]:
-    """Return the columns to read for `schema`, in its order, and the Arrow schema that Spark expects of each batch.
+    """Return the columns to read for `schema`, and the Arrow schema that Spark expects of each batch.
 
-    schema: any subset of `store.COLUMNS` in any order. null_bodies: whether bodies may be null. Raises `SchemaError`
-    for another column or type.
+    schema: any subset of `store.COLUMNS` in any order. Raises `SchemaError`.
     """
     names = tuple(schema.fieldNames())
     if not names:
@@ -77,8 +76,7 @@ _LOOK_AGAIN_SECONDS = 0.25  # shared file systems do not notify
 class RangeTask(NamedTuple):
     """The `ranges` that one task reads.
 
-    ends: the batch's end in each queue. last: the fingerprint of the message before it, if known. If that message has
-    changed, the queue was replaced after planning.
+    ends: the batch's end in each queue. last: the fingerprint of the message before it, if known.
     """
 
     ranges: tuple[QueueRange, ...]
@@ -87,7 +85,7 @@ class RangeTask(NamedTuple):
 
     @classmethod
     def of(cls, ranges: tuple[QueueRange, ...], ends: Positions, last: Fingerprints) -> RangeTask:
-        """Create a task. ends, last: may contain other queues."""
+        """ends, last: may contain other queues."""
         queues = {wanted.queue for wanted in ranges}
         known = {queue: last[queue] for queue in queues & last.keys()}
         return cls(ranges, {queue: ends[queue] for queue in queues}, known)
@@ -97,7 +95,6 @@ class RangeTask(NamedTuple):
         return bool(replaced_queues(log, {queue: self.ends[queue]}, self.last))
 
     def loss_in(self, log: Log, wanted: QueueRange) -> Loss | None:
-        """Return the loss in a range, or None."""
         return loss_in(wanted, log.bounds([wanted.queue]).get(wanted.queue), self.is_another(log, wanted.queue))
 
 
@@ -110,7 +107,7 @@ class RangeReader:
         schema: StructType,
         arrival_timeout_seconds: float = ARRIVAL_TIMEOUT_SECONDS,
     ) -> None:
-        """Raises `SchemaError` for a schema that is no projection of the source's columns."""
+        """Raises `SchemaError`."""
         self._options = options
         columns, self._arrow_schema = projection(schema, null_bodies=options.unreadable == "null")
         self._spec = ReadSpec(
@@ -125,7 +122,7 @@ class RangeReader:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield batches with exactly the declared Arrow schema. Raises `DataLossError`, and the store's `StoreError`.
 
-        `partition` holds a `RangeTask`, or None: Spark replaces an empty list of partitions by one without a value.
+        The partition's value is None if Spark has replaced an empty list of partitions.
         """
         task: RangeTask | None = partition.value
         if task is None:
@@ -136,15 +133,11 @@ class RangeReader:
                 yield from self.scan(log, wanted, task)
 
     def nothing(self) -> pa.RecordBatch:
-        """Return a batch without rows."""
         columns = [pa.nulls(0, kind) for kind in self._arrow_schema.types]
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow_schema)
 
     def scan(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of `wanted`, after waiting until this process sees them.
-
-        Losses are handled as in `losses`. Raises as `read`.
-        """
+        """Yield the messages of `wanted`, after waiting until this process sees them. Raises as `read`."""
         if wanted.length > 0:
             self._wait(log, wanted, task)
             yield from self.scan_seen(log, wanted, task)
@@ -152,7 +145,7 @@ class RangeReader:
     def scan_seen(self, log: Log, wanted: QueueRange, task: RangeTask) -> Iterator[pa.RecordBatch]:
         """Yield messages that `log` has shown before, without waiting."""
         for batch in self._scan(log, wanted, task):
-            # Keep the columns, but take names and nullability from the schema that Spark declared.
+            # Names and nullability as Spark declared them.
             yield pa.RecordBatch.from_arrays(batch.columns, schema=self._arrow_schema)
 
     def _wait(self, log: Log, wanted: QueueRange, task: RangeTask) -> None:
@@ -171,7 +164,7 @@ class RangeReader:
         is_begun = False
         while wanted.length > 0:
             try:
-                # Open the scan before the check, so that it reads this queue even if the topic is replaced later.
+                # Open the scan before the check: it then reads this queue even if the topic is replaced later.
                 batches = log.scan(wanted, self._spec)
                 if not task.is_another(log, wanted.queue):
                     for batch in batches:
@@ -194,7 +187,7 @@ class RangeReader:
 def partitions_of(
     ranges: Sequence[QueueRange], options: SourceOptions, ends: Positions, last: Fingerprints
 ) -> list[InputPartition]:
-    """Return the input partitions that read `ranges`, for `RangeReader.read`. ends, last: see `RangeTask`."""
+    """ends, last: see `RangeTask`."""
     least = options.min_partitions or os.cpu_count() or 1  # Spark's task slots are unknown here
     pieces = split(ranges, options.min_partitions, options.max_records_per_partition)
     packed = pack(pieces, least, options.max_records_per_partition)

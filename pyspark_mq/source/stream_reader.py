@@ -1,7 +1,4 @@
-"""Spark's streaming readers: for micro-batches, for real-time batches, and one that raises an error.
-
-The planner chooses offsets. The readers convert them to the JSON of Spark's checkpoint, and to input partitions.
-"""
+"""Spark's streaming readers. They convert the planner's offsets to the JSON of Spark's checkpoint and to partitions."""
 
 from __future__ import annotations
 
@@ -32,9 +29,9 @@ Json = dict[str, Any]
 
 
 class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads micro-batches. Lives in its own process beside the driver, for one run of one query.
+    """Reads micro-batches of one run of one query, in its own process beside the driver.
 
-    A checkpoint may hold real-time batches. If a batch starts after one, its end is resolved through the ledger.
+    If a batch starts after a real-time batch of the checkpoint, the ledger has the end of that batch.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -52,11 +49,11 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner.end_with_present_messages()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return any limit but ReadAllAvailable, so that this means Trigger.Once. The planner applies the limits."""
+        """Return any limit but ReadAllAvailable, which means Trigger.Once. The planner applies the limits."""
         return ReadMaxRows(self._options.max_offsets_per_trigger or _NO_LIMIT)
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
-        """Return the end of the next batch, or `start` if nothing arrives while the planner waits.
+        """Return the end of the next batch, or `start` if nothing arrives.
 
         Raises `CheckpointError`, `LedgerError`, and the errors of `Planner.micro_batch`.
         """
@@ -75,7 +72,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         """Return the tasks of a batch. They depend only on the offsets and the options, so a replay is the same.
 
-        Raises `DataLossError` if queues were replaced before a batch runs again (see `failOnDataLoss`).
+        Raises `DataLossError`.
         """
         before, until = self._offset(start), self._offset(end)
         if isinstance(before, EpochOffset):
@@ -104,18 +101,12 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _following(
         self, before: StreamOffset | EpochOffset, begin: StreamOffset, *, once: bool
     ) -> StreamOffset | EpochOffset | None:
-        """Return the end of the batch after `before`, which ended at `begin`, or None if nothing is new.
-
-        once: this is the only batch.
-        """
+        """Return the end of the batch after `before`, which ended at `begin`, or None. once: this is the only batch."""
         end = self._planner.micro_batch(begin, once=once)
         return None if end is begin else end
 
     def _offset(self, json_: Json) -> StreamOffset | EpochOffset:
-        """Parse an offset once: Spark passes each one several times, and parsing a thousand queues is slow.
-
-        Raises `CheckpointError`.
-        """
+        """Parse an offset once: Spark passes each several times, and parsing a thousand queues is slow."""
         for known, offset in self._parsed:
             if known == json_:
                 return offset
@@ -128,10 +119,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RealTimeStreamReader(MqStreamReader):
-    """Reads real-time batches. Their tasks wait for arrivals, so the next batch is planned at once.
-
-    Trigger.AvailableNow and Trigger.Once need a known end, so they use micro-batches.
-    """
+    """Reads real-time batches. Trigger.AvailableNow and Trigger.Once need a known end, so they use micro-batches."""
 
     def _following(
         self, before: StreamOffset | EpochOffset, begin: StreamOffset, *, once: bool
@@ -147,7 +135,7 @@ class RealTimeStreamReader(MqStreamReader):
 
 
 def stream_reader(options: SourceOptions, schema: StructType) -> MqStreamReader:
-    """Return the reader for a query. Raises `OptionError`, `SchemaError`."""
+    """Raises `OptionError`, `SchemaError`."""
     return (RealTimeStreamReader if options.real_time else MqStreamReader)(options, schema)
 
 

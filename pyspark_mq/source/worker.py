@@ -15,13 +15,12 @@ _LOCAL = re.compile(r"local(?:\[(\*|[0-9]+)(?:, *[0-9]+)?\])?")
 
 
 def task_slots() -> int | None:
-    """Return how many tasks run concurrently, or None if that varies (dynamic allocation). Call it in a task."""
+    """Return how many tasks run concurrently, or None if that varies. Call it in a task."""
     context = TaskContext.get()
     return None if context is None else slots(context.getLocalProperty)
 
 
 def slots(setting: Callable[[str], str | None]) -> int | None:
-    """Compute the number from Spark's settings: cores of a local master, of a cluster's executors, or the maximum."""
     cores = _cores(setting)
     return None if cores is None else max(1, cores // _number(setting("spark.task.cpus"), 1))
 
@@ -42,10 +41,10 @@ def _number(text: str | None, default: int) -> int:
 
 @cache
 def spare_what_is_loaded() -> None:
-    """In a worker of Spark's daemon, exclude all objects loaded so far from garbage collection. Runs once per process.
+    """In a worker of Spark's daemon, exclude the loaded objects from garbage collection.
 
-    The daemon's workers collect garbage after each call for a query. With the modules of Spark and Arrow that takes 30
-    ms of CPU and frees nothing: a third of the time of a small query.
+    The daemon's workers collect garbage after each call. With the modules of Spark and Arrow that takes 30 ms and frees
+    nothing: a third of the time of a small query.
     """
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if main is not None and main.name == "pyspark.daemon":
