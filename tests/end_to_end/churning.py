@@ -1,8 +1,8 @@
-"""Processes that put a store under load. Each exits by itself, or with an error.
+"""Processes that put a store under load.
 
 python -m tests.end_to_end.churning write STORE NAME SECONDS: opens the store, appends, closes it, and runs retention
-now and then. It continues until it has put into a recreated topic. It writes each acknowledged message to
-STORE.acks/NAME as a line `topic life queue offset body`.
+now and then, until it has put into a recreated topic. STORE.acks/NAME gets a line `topic life queue offset body` for
+each acknowledged message.
 
 python -m tests.end_to_end.churning rule STORE NAME SECONDS: deletes, recreates and creates topics, and adds queues. A
 topic can be deleted only while no process has the store open for writing, so STORE.gate locks the writers out.
@@ -48,7 +48,7 @@ def acknowledged(path: Path) -> Path:
 
 def write(path: Path, name: str, seconds: float) -> None:
     chance, end, numbers = random.Random(name), time.monotonic() + seconds, itertools.count()
-    newest = 0  # number of the newest recreated topic that this process put into
+    newest = 0  # number of the newest recreated topic with messages of this process
     with (acknowledged(path) / name).open("w") as said:
         while time.monotonic() < end or newest < 2:
             with gate(path, fcntl.LOCK_SH), MessageStore.open(path) as store:
@@ -95,7 +95,6 @@ def rule(path: Path, name: str, seconds: float) -> None:
 
 @contextmanager
 def gate(path: Path, how: int) -> Iterator[None]:
-    """Hold the gate's lock; `how` is shared or exclusive."""
     with _gate(path).open() as file:
         with path.with_name(f"{path.name}.turn").open("w") as turn:
             fcntl.flock(turn, fcntl.LOCK_EX)

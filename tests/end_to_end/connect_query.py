@@ -1,6 +1,6 @@
 """Run docs/sql.md's Spark Connect examples as a client that starts its server: python connect_query.py STORE WORK.
 
-It runs batches, views and a stream from the topic "orders" into the topic "paid", which has one queue.
+A stream copies the topic "orders" into the topic "paid", which has one queue.
 """
 
 from __future__ import annotations

@@ -30,12 +30,11 @@ from store import Message, MessageStore
 from store.publish.published_end import PublishedEnd
 
 TOPIC, QUEUES = "t", 3
-_WORD_BYTES = 8  # aligned, as the published end is: the kernel copies them in one instruction
+_WORD_BYTES = 8  # the kernel copies aligned words, such as the published end, in one instruction
 WRITERS = 3
 
 
 def key_of(body: str) -> str:
-    """Return the message's unique key: the writer and its number."""
     return body.rpartition("-")[0]
 
 
@@ -69,7 +68,7 @@ def kill_at_random(store_path: str, kills: int, seed: int) -> None:
     names = (f"w{seed}.{number}" for number in itertools.count())
     alive = [start(store_path, next(names)) for _ in range(WRITERS)]
     acks = Path(f"{store_path}.acks")
-    while not any(each.stat().st_size for each in acks.glob(f"w{seed}.*")):  # on a busy machine they begin late
+    while not any(each.stat().st_size for each in acks.glob(f"w{seed}.*")):  # writers start late on a busy machine
         time.sleep(0.001)
     for _ in range(kills):
         time.sleep(chance.random() * 0.06)
@@ -84,7 +83,7 @@ def kill_at_random(store_path: str, kills: int, seed: int) -> None:
 
 @cache
 def to_append() -> tuple[list[Message], pa.Table]:
-    """Return messages, and some of them as a table; pyarrow may import pandas to make one."""
+    """Return messages, and some of them as a table; pyarrow may import pandas to make it."""
     messages = [
         Message(TOPIC, bytes([65 + n]) * 700, queue_id=n % 2, tags="x", keys=(f"k{n}", "all")) for n in range(12)
     ]
@@ -93,7 +92,7 @@ def to_append() -> tuple[list[Message], pa.Table]:
 
 
 def die_at(verb: str, store_path: str, mode: str, call: int) -> None:
-    """Each call that touches the directory counts as one."""
+    """Count the calls that touch the directory, and die at number `call`."""
     calls = itertools.count()
 
     def dying(original: Any, *, splits: bool = False, counts: Callable[..., object] = lambda *args: True) -> Any:

@@ -31,9 +31,6 @@ IN_FLIGHT = 32
 RATE = 500  # messages a second of the good producer
 
 
-# --- hostile clients -------------------------------------------------------------------------------------
-
-
 def hostile_frames() -> dict[str, bytes]:
     from store.model.codes import RequestCode
     from store.remoting.bodies import MIN_BATCHED_BYTES
@@ -87,7 +84,7 @@ def attack(address: str, seconds: float) -> None:
             with suppress(OSError), socket.create_connection((host, int(port)), timeout=2) as hostile:
                 hostile.sendall(tags(next(numbers)) if kind == "tags" else frames[kind])
                 sent[kind] += 1
-                hostile.recv(1)  # an answer or the end of the connection; neither for an unfinished frame
+                hostile.recv(1)  # Wait for an answer or the end of the connection; an unfinished frame gets neither.
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(CONNECTIONS)]
     for thread in threads:
@@ -95,9 +92,6 @@ def attack(address: str, seconds: float) -> None:
     for thread in threads:
         thread.join()
     print(json.dumps(sent), flush=True)
-
-
-# --- good clients ----------------------------------------------------------------------------------------
 
 
 def work(address: str, seconds: float, queue_id: int) -> None:
@@ -143,8 +137,6 @@ def _finish(waiting: deque[tuple[bytes, Future[Command]]], acknowledged: list[by
 
 
 class Queue(NamedTuple):
-    """A queue of topic orders, from an offset on."""
-
     id: int
     offset: int
 

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 def session(conf: dict[str, str]) -> SparkSession:
-    builder = SparkSession.builder.master("local[2,4]")  # a task may fail three times
+    builder = SparkSession.builder.master("local[2,4]")  # allows three failures of a task
     settings = {
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
@@ -36,7 +36,7 @@ def session(conf: dict[str, str]) -> SparkSession:
 
 
 def failing_once(marks: str) -> Any:
-    """A stage that creates a file in `marks` when a task's input has ended, and then fails the task's first attempt."""
+    """Fail the first attempt of each task at the end of its input, after creating a file in `marks`."""
 
     def stage(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
@@ -51,7 +51,6 @@ def failing_once(marks: str) -> Any:
 
 
 def writer(spark: SparkSession, given: dict[str, Any]) -> DataStreamWriter:
-    """Return the query that `given` describes, ready to start."""
     rows = (
         spark.readStream.format("mq")
         .options(subscribe="orders", startingOffsets="earliest", **given["options"])

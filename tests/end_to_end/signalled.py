@@ -42,7 +42,7 @@ CONFIG = ConsumerConfig(consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_O
 
 
 class Reports:
-    """One process's reports, in files: messages to a pipe would be lost with a reader that fails."""
+    """A process's reports, in files: if the reader fails, messages in a pipe would be lost."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._name = name
@@ -178,7 +178,7 @@ class Child(NamedTuple):
     words: int
 
     def hear(self, word: bytes, seconds: float = PATIENCE) -> bool:
-        """Return whether the process reports readiness, b"r", or a caught interrupt, b"c", in time."""
+        """Wait for readiness, b"r", or a caught interrupt, b"c"; return whether it came in time."""
         readable, _, _ = select.select([self.words], [], [], seconds)
         assert not readable or os.read(self.words, 1) == word, f"process {self.pid} ended"
         return bool(readable)
@@ -192,7 +192,6 @@ class Child(NamedTuple):
         return False
 
     def send(self, how: str) -> None:
-        """Send a signal until the process reacts."""
         if not self.hear(b"r"):
             self.fail("does not begin")
         time.sleep(chance.uniform(0, _LATEST))
@@ -203,7 +202,7 @@ class Child(NamedTuple):
         self.fail("does not react")
 
     def fail(self, why: str) -> NoReturn:
-        os.kill(self.pid, signal.SIGABRT)  # faulthandler prints where the process hangs
+        os.kill(self.pid, signal.SIGABRT)  # faulthandler prints the stacks
         time.sleep(1)
         raise AssertionError(f"process {self.pid} {why}")
 
@@ -214,7 +213,7 @@ def start(name: str, how: str, path: Path, signals: int) -> None:
     pid = os.fork()
     if pid == 0:
         alive.clear()  # these are the parent's
-        signal.alarm(int(10 * PATIENCE))  # limits the lifetime of this process
+        signal.alarm(int(10 * PATIENCE))  # limits this process's lifetime
         work(name, how, path, reports, signals, partial(os.write, write))
         sys.exit()
     os.close(write)

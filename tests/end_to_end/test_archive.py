@@ -1,5 +1,3 @@
-"""Spark on an archive alone, and through the shortened store."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""docs/archive.md: archive the demo's flights to an S3 server, delete the store's segments, and query them again."""
+"""docs/archive.md: archive flights to S3, delete the store's segments, and query the flights again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def totals(messages: DataFrame) -> list[tuple[object, ...]]:
     return [tuple(row) for row in found.collect()]
 
 
-def test_flights_in_a_bucket(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archived_flights_are_queried_from_s3(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flights, path = as_messages(load_flights().slice(0, 60_000)), tmp_path / "flights"
     with s3_server() as endpoint:
         for name, value in environment(endpoint).items():

@@ -18,7 +18,7 @@ def load(spark: SparkSession, filled: Filled, schema: str | None = None, **optio
     return (reader.schema(schema) if schema else reader).load(filled.path)
 
 
-def test_the_rows_are_the_messages(spark: SparkSession, filled: Filled) -> None:
+def test_rows_are_the_messages(spark: SparkSession, filled: Filled) -> None:
     expected = spark.createDataFrame(filled.rows, ROW_SCHEMA)
     actual = load(spark, filled)
     assert_df_equality(actual.select(*expected.columns), expected, ignore_row_order=True)
@@ -29,7 +29,7 @@ def test_the_rows_are_the_messages(spark: SparkSession, filled: Filled) -> None:
     assert actual.where(F.expr("storeTimestamp between now() - interval 1 hour and now()")).count() == 8
 
 
-def test_every_column_in_any_order(spark: SparkSession, filled: Filled) -> None:
+def test_columns_are_read_in_any_order(spark: SparkSession, filled: Filled) -> None:
     schema = (
         "preparedTransactionOffset bigint, bodyCRC int, sysFlag int, flag int, reconsumeTimes int, storeHost string, "
         "bornHost string, physicalOffset bigint NOT NULL, properties map<string,string>, storeTimestamp timestamp, "
@@ -46,13 +46,13 @@ def test_every_column_in_any_order(spark: SparkSession, filled: Filled) -> None:
     assert first.properties["region"] == "eu"
 
 
-def test_properties_are_a_column_when_asked_for(spark: SparkSession, filled: Filled) -> None:
+def test_properties_are_an_optional_column(spark: SparkSession, filled: Filled) -> None:
     assert "properties" not in load(spark, filled).columns
     regions = load(spark, filled, includeProperties="true").select("properties.region").distinct().collect()
     assert [row.region for row in regions] == ["eu"]
 
 
-def test_from_to(spark: SparkSession, filled: Filled) -> None:
+def test_query_reads_between_two_offsets(spark: SparkSession, filled: Filled) -> None:
     actual = load(
         spark,
         filled,
@@ -65,7 +65,7 @@ def test_from_to(spark: SparkSession, filled: Filled) -> None:
     assert actual.rdd.getNumPartitions() == 4
 
 
-def test_tags(spark: SparkSession, filled: Filled) -> None:
+def test_query_filters_by_tag_and_by_condition(spark: SparkSession, filled: Filled) -> None:
     actual = load(spark, filled, "tags string", subExpression="B")
     assert [row.tags for row in actual.collect()] == ["B"] * 3
     condition = {"subExpression": "TAGS = 'B' AND KEYS <> 'k3'", "expressionType": "SQL92"}
@@ -77,17 +77,17 @@ def test_tags(spark: SparkSession, filled: Filled) -> None:
     ]
 
 
-def test_assigned_queues(spark: SparkSession, filled: Filled) -> None:
+def test_query_reads_only_assigned_queues(spark: SparkSession, filled: Filled) -> None:
     assigned = spark.read.format("mq").option("assign", '{"orders": [1]}').load(filled.path)
     assert assigned.count() == 5
 
 
-def test_an_empty_topic(spark: SparkSession, filled: Filled) -> None:
+def test_empty_topic_has_no_rows(spark: SparkSession, filled: Filled) -> None:
     filled.store.create_topic("empty", 2)
     assert load(spark, filled, subscribe="empty").collect() == []
 
 
-def test_sql(spark: SparkSession, filled: Filled) -> None:
+def test_sql_view_reads_a_topic(spark: SparkSession, filled: Filled) -> None:
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW orders USING mq OPTIONS (path '{filled.path}', subscribe 'orders')")
     counts = spark.sql("SELECT queueId, count(*) AS n FROM orders GROUP BY queueId ORDER BY queueId").collect()
     assert [tuple(row) for row in counts] == [(0, 3), (1, 5)]
@@ -100,7 +100,7 @@ def test_sql(spark: SparkSession, filled: Filled) -> None:
         ({}, "tag string", "no column 'tag': did you mean tags?"),
     ],
 )
-def test_bad_input(
+def test_wrong_options_are_refused(
     spark: SparkSession, filled: Filled, options: dict[str, str], schema: str | None, message: str
 ) -> None:
     reader = spark.read.format("mq").options(**{"path": filled.path, "subscribe": "orders", **options})
@@ -109,7 +109,7 @@ def test_bad_input(
     assert message in str(caught.value)
 
 
-def test_the_reason_without_a_traceback(spark: SparkSession, filled: Filled) -> None:
+def test_errors_show_no_traceback(spark: SparkSession, filled: Filled) -> None:
     hides = "spark.sql.execution.pyspark.udf.hideTraceback.enabled"
     spark.conf.set(hides, "true")
     try:
@@ -121,7 +121,7 @@ def test_the_reason_without_a_traceback(spark: SparkSession, filled: Filled) -> 
     assert first.endswith("OptionError: Unknown option 'startingoffset': did you mean startingOffsets?")
 
 
-def test_a_view_is_planned_once(spark: SparkSession, filled: Filled) -> None:
+def test_view_is_planned_once(spark: SparkSession, filled: Filled) -> None:
     for before, after in ((8, 8), (9, 9)):
         spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW once USING mq OPTIONS (path '{filled.path}', subscribe 'orders')")
         assert spark.table("once").count() == before
@@ -129,12 +129,12 @@ def test_a_view_is_planned_once(spark: SparkSession, filled: Filled) -> None:
         assert spark.table("once").count() == after
 
 
-def test_tables_are_refused(spark: SparkSession, filled: Filled) -> None:
+def test_create_table_is_refused(spark: SparkSession, filled: Filled) -> None:
     words = "Spark does not hand the options of CREATE TABLE.*CREATE TEMPORARY VIEW"
     options = f"OPTIONS (path '{filled.path}', subscribe 'orders')"
     with pytest.raises(PySparkException, match=words):
         spark.sql(f"CREATE TABLE unnamed USING mq {options}")
-    spark.sql(f"CREATE TABLE named (body BINARY) USING mq {options}")  # Spark does not tell the source
+    spark.sql(f"CREATE TABLE named (body BINARY) USING mq {options}")  # Spark does not consult the source here
     try:
         with pytest.raises(PySparkException, match=words):
             spark.table("named").collect()
@@ -144,7 +144,7 @@ def test_tables_are_refused(spark: SparkSession, filled: Filled) -> None:
         spark.sql("DROP TABLE named")
 
 
-def test_save_as_table_writes_and_leaves_a_table_that_is_refused(spark: SparkSession, filled: Filled) -> None:
+def test_save_as_table_writes_but_its_table_is_refused(spark: SparkSession, filled: Filled) -> None:
     row = spark.sql("SELECT 'more' AS body, 0 AS queueId").write.format("mq").mode("append").option("topic", "orders")
     try:
         for rows in (1, 2):  # the second time the table exists
@@ -156,14 +156,14 @@ def test_save_as_table_writes_and_leaves_a_table_that_is_refused(spark: SparkSes
         spark.sql("DROP TABLE IF EXISTS left_over")
 
 
-def test_a_condition_on_keys_reads_what_the_index_names(spark: SparkSession, filled: Filled) -> None:
+def test_condition_on_keys_reads_the_indexed_messages(spark: SparkSession, filled: Filled) -> None:
     named = load(spark, filled, subExpression="KEYS IN ('k3', 'k1')", expressionType="SQL92")
     assert sorted((row.queueId, row.queueOffset) for row in named.collect()) == [(0, 1), (1, 1), (1, 3)]
     assert [named.where("queueId = 1").count(), named.count()] == [2, 3]
 
 
-def test_one_dataframe_serves_any_number_of_queries(spark: SparkSession, filled: Filled) -> None:
-    """Spark reuses the source that it planned for the last query, so one query's filters must not restrict it."""
+def test_filters_of_one_query_do_not_affect_the_next(spark: SparkSession, filled: Filled) -> None:
+    """Spark reuses the source that it planned for the last query of a dataframe."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
         rows = load(spark, filled)
@@ -173,7 +173,7 @@ def test_one_dataframe_serves_any_number_of_queries(spark: SparkSession, filled:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
 
-def test_a_body_that_does_not_decompress_ends_the_query_or_is_null(spark: SparkSession, filled: Filled) -> None:
+def test_corrupt_body_fails_the_query_or_is_null(spark: SparkSession, filled: Filled) -> None:
     poison = filled.store.put(Message("orders", b"poison", queue_id=0))
     mark(filled.store, poison.physical_offset, 0x301)
     with pytest.raises(PySparkException, match=r"queue 0, offset 3 .* does not decompress"):

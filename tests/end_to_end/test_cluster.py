@@ -1,4 +1,4 @@
-"""Spark on a served store; Spark knows only the address of the name server."""
+"""Spark on a served store; Spark knows only the name server's address."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def start(spark: SparkSession, serving: Serving, sink: Any, checkpoint: Path, **
     return frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint)).start()
 
 
-def test_a_batch_query(spark: SparkSession, store: MessageStore, serving: Serving) -> None:
+def test_batch_query_reads_a_cluster(spark: SparkSession, store: MessageStore, serving: Serving) -> None:
     put(store, range(100))
     reader = spark.read.format("mq").options(nameServer=serving.address, subscribe="orders", subExpression="A")
     rows = reader.schema("brokerName string, queueId int, queueOffset bigint, body binary, tags string").load()
@@ -60,7 +60,9 @@ def test_a_batch_query(spark: SparkSession, store: MessageStore, serving: Servin
     assert sorted(row.queueOffset for row in some.collect()) == [48, 49]
 
 
-def test_a_streaming_query(spark: SparkSession, store: MessageStore, serving: Serving, tmp_path: Path) -> None:
+def test_streaming_query_reads_a_cluster(
+    spark: SparkSession, store: MessageStore, serving: Serving, tmp_path: Path
+) -> None:
     sink, checkpoint = Sink(), tmp_path / "checkpoint"
     options = {"consumerGroup": "billing", "maxOffsetsPerTrigger": "8"}
     put(store, range(20))
@@ -86,7 +88,7 @@ def test_a_streaming_query(spark: SparkSession, store: MessageStore, serving: Se
     assert sorted(int(row[3]) for row in again.rows) == [*range(30, 40)]
 
 
-def test_a_query_goes_on_when_its_broker_comes_again(
+def test_query_continues_after_its_broker_restarts(
     spark: SparkSession, store: MessageStore, serving: Serving, tmp_path: Path
 ) -> None:
     sink = Sink()
@@ -102,7 +104,7 @@ def test_a_query_goes_on_when_its_broker_comes_again(
     assert sorted(int(row[3]) for row in sink.rows) == [*range(20)]
 
 
-def test_messages_that_are_gone_end_a_query(
+def test_missing_messages_fail_a_query(
     spark: SparkSession, store: MessageStore, serving: Serving, tmp_path: Path
 ) -> None:
     put(store, range(10))
@@ -116,7 +118,7 @@ def test_messages_that_are_gone_end_a_query(
         query.awaitTermination(PATIENCE)
 
 
-def test_the_sink(spark: SparkSession, store: MessageStore, serving: Serving, tmp_path: Path) -> None:
+def test_sink_writes_to_a_cluster(spark: SparkSession, store: MessageStore, serving: Serving, tmp_path: Path) -> None:
     put(store, range(20))
     given = {"nameServer": serving.address, "subscribe": "orders", "startingOffsets": "earliest"}
     rows = spark.readStream.format("mq").options(**given).load().select("body", "tags")
@@ -149,7 +151,7 @@ def test_reader_drops_rows_of_a_batch_that_ran_twice(
     assert sorted(int(row.body) for row in once) == [*range(20)]
 
 
-def test_what_is_wrong_is_told(spark: SparkSession, serving: Serving) -> None:
+def test_unknown_topic_and_exactly_once_are_refused(spark: SparkSession, serving: Serving) -> None:
     with pytest.raises(PySparkException, match=r"no nowhere; it has copy \(1 queues\), orders \(2 queues\)"):
         spark.read.format("mq").options(nameServer=serving.address, subscribe="nowhere").load().count()
     rows = spark.range(1).selectExpr("'x' AS body")

@@ -1,4 +1,4 @@
-"""One directory and several users: members of its group can write everything in it, others nothing."""
+"""A directory with several users: members of its group can write all files, others none."""
 
 from __future__ import annotations
 
@@ -54,13 +54,12 @@ def store_offsets(path: Path) -> list[int]:
 
 @pytest.fixture(scope="module", autouse=True)
 def everything_is_loaded(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Import everything first: another user may not be able to read this user's Python modules."""
+    """Import everything: another user may not be able to read this user's modules."""
     assert use(tmp_path_factory.mktemp("first") / "mq") == 60
 
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder that every user can access."""
     folder = Path(tempfile.mkdtemp(prefix="mq-colleagues-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")))
     folder.chmod(0o755)
     yield folder
@@ -68,7 +67,7 @@ def shared() -> Iterator[Path]:
 
 
 def modes(path: Path) -> dict[str, set[str]]:
-    """Return the modes of all files and of all folders of a store."""
+    """Return the modes of all files and folders of a store."""
     entries = [path, *path.rglob("*")]
     return {
         "files": {oct(stat.S_IMODE(each.stat().st_mode)) for each in entries if each.is_file()},
@@ -77,14 +76,14 @@ def modes(path: Path) -> dict[str, set[str]]:
 
 
 def refused(told: str, path: Path) -> bool:
-    """Return whether the result is a StoreError that names the path and says what to do."""
+    """Return whether the result is a StoreError that names the path and a remedy."""
     return told.startswith("StoreUnavailable") and str(path) in told and "ask its owner for the right" in told
 
 
 @needs_root
 @pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
 @pytest.mark.parametrize("mode", [0o770, 0o2770, 0o775, 0o2775])
-def test_a_colleague_of_the_group_may_write(shared: Path, mode: int, umask: int) -> None:
+def test_member_of_the_group_can_write(shared: Path, mode: int, umask: int) -> None:
     path = shared / "mq"
     path.mkdir()
     os.chown(path, ALICE, TEAM)
@@ -101,7 +100,7 @@ def test_a_colleague_of_the_group_may_write(shared: Path, mode: int, umask: int)
 
 
 @needs_root
-def test_what_root_does_in_the_directory_of_a_user(shared: Path) -> None:
+def test_files_created_by_root_belong_to_the_directorys_owner(shared: Path) -> None:
     path = shared / "mq"
     path.mkdir(mode=0o700)
     os.chown(path, ALICE, ALICE)
@@ -114,8 +113,8 @@ def test_what_root_does_in_the_directory_of_a_user(shared: Path) -> None:
 
 @needs_root
 @pytest.mark.parametrize(("mode", "rights"), [(0o770, {"0o600", "0o700"}), (0o775, {"0o644", "0o755"})])
-def test_a_group_that_the_maker_is_not_in_gets_nothing(shared: Path, mode: int, rights: set[str]) -> None:
-    """The files belong to the creator's own group, which gets only the rights that the directory gives to all users."""
+def test_group_without_the_creator_gets_no_rights(shared: Path, mode: int, rights: set[str]) -> None:
+    """The files belong to the creator's own group, with the rights that the directory gives to all users."""
     path = shared / "mq"
     path.mkdir()
     os.chown(path, ALICE, TEAM)
@@ -127,7 +126,7 @@ def test_a_group_that_the_maker_is_not_in_gets_nothing(shared: Path, mode: int, 
 
 @pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
 @pytest.mark.parametrize("mode", [0o700, 0o750, 0o755, 0o770, 0o2775, 0o777])
-def test_rights_are_those_of_the_directory(tmp_path: Path, mode: int, umask: int) -> None:
+def test_new_files_inherit_the_directorys_rights(tmp_path: Path, mode: int, umask: int) -> None:
     root = tmp_path / "root"
     root.mkdir()
     root.chmod(mode)
@@ -150,7 +149,7 @@ def test_rights_are_those_of_the_directory(tmp_path: Path, mode: int, umask: int
 
 
 @needs_root
-def test_a_store_below_a_folder_that_may_not_be_listed(shared: Path) -> None:
+def test_store_works_below_an_unlistable_folder(shared: Path) -> None:
     path = shared / "mq"
     path.mkdir()
     os.chown(path, ALICE, ALICE)

@@ -13,7 +13,7 @@ from tests.filled import Filled
 ROOT = Path(__file__).parents[2]
 
 
-def test_batches_views_and_streams(filled: Filled, tmp_path: Path) -> None:
+def test_connect_runs_batches_views_and_streams(filled: Filled, tmp_path: Path) -> None:
     filled.store.create_topic("paid", 1)
     program = [sys.executable, str(Path(__file__).with_name("connect_query.py")), filled.path, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}

@@ -1,4 +1,4 @@
-"""Streaming and batch queries whose messages retention deleted."""
+"""Queries whose messages retention deleted."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ def retain(filled: Filled) -> int:
     return filled.store.min_offset("orders", 0)
 
 
-def test_a_query_that_missed_messages_ends_or_goes_on_with_the_rest(
-    spark: SparkSession, filled: Filled, checkpoint: Path
-) -> None:
+def test_missed_messages_fail_the_query_or_are_skipped(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
     sink = Sink()
     run(spark, filled, sink, checkpoint, **EARLIEST)
     filled.put("orders", 0, 300, size=1000)
@@ -42,7 +40,7 @@ def test_a_query_that_missed_messages_ends_or_goes_on_with_the_rest(
     assert sink.batches[2] == filled.rows[-1:]
 
 
-def test_messages_that_go_between_planning_and_reading(spark: SparkSession, filled: Filled) -> None:
+def test_messages_deleted_between_planning_and_reading(spark: SparkSession, filled: Filled) -> None:
     filled.put("orders", 0, 300, size=1000)
     frames = {
         fail: spark.read.format("mq")

@@ -1,4 +1,4 @@
-"""Executors share no disk with the driver: only the archive, the ledger and staged rows are visible to both."""
+"""Executors share no disk with the driver, only the archive, the ledger and staged rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def hides() -> bool:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """A Python that sees an empty directory at the path in the variable HIDDEN."""
+    """A Python that sees the directory in the variable HIDDEN as empty."""
     it = tmp_path / "python"
     it.write_text(PYTHON)
     it.chmod(0o755)
@@ -42,7 +42,7 @@ def python(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A SPARK_HOME with its own `work` folder, where executors have their directories."""
+    """A SPARK_HOME with its own `work` folder for executors."""
     it = tmp_path / "home"
     it.mkdir()
     for entry in Path(pyspark.__file__).parent.iterdir():
@@ -58,7 +58,9 @@ def bodies(store: MessageStore, topic: str) -> list[int]:
 
 @needs_pipelined_workers
 @pytest.mark.skipif(not hides(), reason="a directory can be hidden from a process by unshare only")
-def test_every_message_once_by_way_of_a_bucket(tmp_path: Path, bucket: str, home: Path, python: Path) -> None:
+def test_executors_without_the_directory_copy_each_message_once(
+    tmp_path: Path, bucket: str, home: Path, python: Path
+) -> None:
     driver, log = tmp_path / "driver", tmp_path / "log"
     with (
         MessageStore.open(driver / "source") as source,

@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def put_some(path: Path, store: MessageStore | None = None) -> int:
-    """Put with this process's store; return how many puts were acknowledged."""
+    """Put with this process's store; return the number of acknowledged puts."""
     with store or MessageStore.open(path) as own:
         for number in range(PUTS):
             own.put(Message("t", f"{uuid4()} {number}".encode(), keys=("k",)))
@@ -41,7 +41,6 @@ def put_some(path: Path, store: MessageStore | None = None) -> int:
 
 
 def nothing_is_lost(path: Path, puts: int) -> None:
-    """Check that each acknowledged message is stored once."""
     assert not (path / "abort").exists()
     assert verify(path).findings == []
     bodies: list[bytes] = []
@@ -65,7 +64,7 @@ def child_of(work: Callable[[], object]) -> int:
     return child
 
 
-def test_parent_and_child_append_side_by_side(path: Path) -> None:
+def test_parent_and_forked_child_append_concurrently(path: Path) -> None:
     """The child cannot use the parent's store, and opens its own."""
     parents = MessageStore.open(path)
     parents.put(Message("t", b"before"))
@@ -81,8 +80,8 @@ def test_parent_and_child_append_side_by_side(path: Path) -> None:
     nothing_is_lost(path, 3 * PUTS + 1)
 
 
-def test_forked_while_other_threads_append(path: Path) -> None:
-    """The child neither waits for locks of the other threads nor keeps them."""
+def test_child_forked_during_appends_is_not_blocked(path: Path) -> None:
+    """The child neither waits for the other threads' locks nor keeps them."""
     stop, done = threading.Event(), [0, 0]
     with MessageStore.open(path) as first, MessageStore.open(path) as second:
 
@@ -128,8 +127,8 @@ sys.stdin.read()
 """
 
 
-def test_a_child_that_outlives_its_parent_holds_nothing(path: Path) -> None:
-    """Neither the append lock nor the writer's lock: a broker can take the directory."""
+def test_orphaned_child_holds_no_lock(path: Path) -> None:
+    """A broker can take over the directory."""
     parent = subprocess.Popen(
         [sys.executable, "-c", ORPHANING, str(path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -149,7 +148,7 @@ def test_a_child_that_outlives_its_parent_holds_nothing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_multiprocessing(path: Path, method: str) -> None:
+def test_multiprocessing_workers_append(path: Path, method: str) -> None:
     context = multiprocessing.get_context(method)
     with MessageStore.open(path) as store:
         processes = [context.Process(target=put_some, args=(path,)) for _ in range(2)]
@@ -167,8 +166,8 @@ def test_multiprocessing(path: Path, method: str) -> None:
     nothing_is_lost(path, done + PUTS)
 
 
-def test_forked_by_what_makes_a_part_of_an_append(path: Path) -> None:
-    """The fork happens within the append, under the lock: the child must not continue it."""
+def test_child_forked_within_an_append_does_not_continue_it(path: Path) -> None:
+    """The fork happens under the append lock."""
     with MessageStore.open(path) as store:
         store.create_topic("forked", 1)
         append, child = store.begin(), -1
@@ -196,8 +195,8 @@ def test_forked_by_what_makes_a_part_of_an_append(path: Path) -> None:
     assert verify(path).findings == []
 
 
-def test_forked_by_what_interrupts_an_append(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by a signal handler that runs right after fsync returned; its child is slow."""
+def test_child_forked_after_fsync_does_not_continue_the_append(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a signal handler; its child is slow."""
     real_flush, child, (waits, goes_on) = os.fdatasync, -1, os.pipe()
 
     def flush(fd: int) -> None:

@@ -1,4 +1,4 @@
-"""A device that runs out of space during an append: a small memory file system that the test mounts."""
+"""A device, a small file system in memory, runs out of space during an append."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ SIZES = StoreConfig(
 
 @pytest.fixture
 def device(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 200 pages."""
     if os.geteuid() != 0 or sys.platform != "linux":
         pytest.skip("mounting a small tmpfs needs root on Linux")
     mounted = subprocess.run(
@@ -44,7 +43,7 @@ def device(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(device: Path, free_pages: int) -> Path:
-    """Create a file that leaves `free_pages` pages of the device."""
+    """Leave `free_pages` pages of the device free."""
     ballast = device / "ballast"
     space = os.statvfs(device)
     ballast.write_bytes(bytes(space.f_bavail * space.f_frsize - free_pages * PAGE))
@@ -65,8 +64,8 @@ with MessageStore.open(sys.argv[1], read_only=True) as store:
 
 
 @pytest.mark.parametrize("free_pages", range(16))
-def test_an_append_that_runs_out_of_space(device: Path, free_pages: int) -> None:
-    """It needs 16 pages: of the log, then of the queues, then of the index, in files that do not exist yet."""
+def test_append_without_space_fails_and_leaves_nothing(device: Path, free_pages: int) -> None:
+    """It needs 16 pages, of the log, then of queues, then of the index, in files that do not exist yet."""
     path = device / "mq"
     with MessageStore.open(path, config=SIZES) as store:
         store.create_topic("t", 2)
@@ -94,8 +93,8 @@ def test_an_append_that_runs_out_of_space(device: Path, free_pages: int) -> None
     check_log(path, 74)
 
 
-def test_what_a_failed_flush_left_has_no_room_for_new_files(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening fails until there is space, and failed attempts leave no partly written files that use space."""
+def test_store_opens_after_a_failed_flush_once_there_is_space(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed attempts leave no partly written files that use space."""
     path, sync = device / "mq", os.fdatasync
 
     def refuse(_fd: int) -> None:
@@ -121,7 +120,7 @@ def test_what_a_failed_flush_left_has_no_room_for_new_files(device: Path, monkey
     check_log(path, 20)
 
 
-def test_creating_things_on_a_full_device(device: Path) -> None:
+def test_creating_a_topic_on_a_full_device_fails(device: Path) -> None:
     with MessageStore.open(device / "mq", config=SIZES) as store:
         store.create_topic("t", 1)
         ballast = fill(device, 0)
@@ -135,7 +134,7 @@ def test_creating_things_on_a_full_device(device: Path) -> None:
     MessageStore.open(device / "another", config=SIZES).close()
 
 
-def test_above_the_warning_level_messages_are_refused(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_refused_above_the_warning_level(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("store.api.writer._SPACE_SECONDS", 0.0)
     with MessageStore.open(device / "mq", config=replace(SIZES, diskSpaceWarningLevelRatio=90)) as store:
         store.create_topic("t", 1)
@@ -156,7 +155,7 @@ def test_above_the_warning_level_messages_are_refused(device: Path, monkeypatch:
         assert store.put(Message("t", b"x")).queue_offset == 1
 
 
-def test_a_full_disk_is_cleaned_at_any_hour_whatever_the_age(device: Path) -> None:
+def test_full_disk_is_cleaned_at_any_hour_and_age(device: Path) -> None:
     config = replace(SIZES, deleteFileBatchMax=2)
     with MessageStore.open(device / "mq", config=config) as store:
         store.create_topic("t", 1)

@@ -1,7 +1,7 @@
-"""A server limited to 512 MiB serves a good producer and consumer without loss during attacks by hostile clients.
+"""A server limited to 512 MiB serves good clients without loss during attacks by hostile clients.
 
 `HOSTILE_SECONDS=600` runs the long trial, which also requires half of the good clients' normal rate. The limit is
-RLIMIT_DATA, which counts heap and stacks; RLIMIT_AS would also count the store's mapped files.
+RLIMIT_DATA (heap and stacks), because RLIMIT_AS also counts the store's mapped files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ SECONDS = float(os.environ.get("HOSTILE_SECONDS", "5"))
 
 @contextmanager
 def limited_server(directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `pyspark-mq serve`; yield its process and address."""
     limit = ["prlimit", f"--data={LIMIT_BYTES}"]
     serve = [sys.executable, "-m", "pyspark_mq", "serve", str(directory), "--listen", "127.0.0.1:0"]
     log = directory.parent / "server.log"
@@ -59,7 +58,7 @@ def peak_of(process: subprocess.Popen[str]) -> str:
     return ", ".join(line for line in status.splitlines() if line.startswith(("VmHWM", "VmData")))
 
 
-def test_server_in_limited_memory_stands_hostile_clients(tmp_path: Path) -> None:
+def test_server_in_limited_memory_survives_hostile_clients(tmp_path: Path) -> None:
     directory = tmp_path / "mq"
     with MessageStore.open(directory) as store:
         store.create_topic("orders", 2)

@@ -20,7 +20,7 @@ KILLS = 150
 
 
 def bodies(store: MessageStore, topic: str = TOPIC) -> dict[tuple[int, int], bytes]:
-    """Map (queue, offset) to body for all messages of the store; `scan` raises if offsets are not dense."""
+    """Map (queue, offset) to body for all messages; `scan` raises if offsets are not dense."""
     found = {}
     for queue in range(store.topics()[topic]):
         minimum, maximum = store.offsets(topic, queue)
@@ -32,12 +32,12 @@ def bodies(store: MessageStore, topic: str = TOPIC) -> dict[tuple[int, int], byt
 
 
 def acknowledged_in(acks: Path) -> dict[tuple[int, int], bytes]:
-    """Map (queue, offset) to body for all messages that dying writers reported as acknowledged."""
+    """Map (queue, offset) to body for all messages that the writers reported as acknowledged."""
     acknowledged = {}
     for file in acks.iterdir():
         for line in file.read_text().splitlines(keepends=True):
             if not line.endswith("\n"):
-                continue  # killed while writing it, across a page boundary
+                continue  # killed during this write, across a page boundary
             queue, offset, body = line.split(" ")
             assert (int(queue), int(offset)) not in acknowledged
             acknowledged[int(queue), int(offset)] = body.rstrip("\n").encode()
@@ -57,7 +57,7 @@ def check_log(path: Path, records: int) -> None:
         assert not any(data[max(0, end - start) :]), "stale bytes behind the end"
 
 
-def test_killed_at_random_moments(tmp_path: Path) -> None:
+def test_writers_killed_at_random_moments(tmp_path: Path) -> None:
     path, acks = tmp_path / "mq", tmp_path / "mq.acks"
     acks.mkdir()
     sizes = {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 2000}
@@ -125,13 +125,13 @@ def dies(forker: subprocess.Popen[str], line: str) -> bool:
 
 @pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
 @pytest.mark.parametrize(("verb", "mode"), [("append", "before"), ("append", "half"), ("publish", "half")])
-def test_killed_at_every_system_call(
+def test_writer_killed_at_every_system_call(
     tmp_path: Path, forker: subprocess.Popen[str], verb: str, mode: str, flush: str
 ) -> None:
-    """The append spans three segments and two queue files in each of two queues."""
+    """The append spans three segments, and two files in each of two queues."""
     base = tmp_path / "base"
     sizes = {"mappedFileSizeCommitLog": 4096, "mappedFileSizeConsumeQueue": 200}
-    index = {"maxHashSlotNum": 50, "maxIndexNum": 30}  # so that the append begins another index file
+    index = {"maxHashSlotNum": 50, "maxIndexNum": 30}  # lets the append begin another index file
     config = StoreConfig(**sizes, **index, flushDiskType=flush)
     with MessageStore.open(base, config=config) as store:
         store.create_topic(TOPIC, 2)
@@ -163,7 +163,7 @@ def test_killed_at_every_system_call(
 
 @pytest.mark.parametrize("mode", ["before", "half"])
 def test_recovery_killed_at_every_system_call(tmp_path: Path, forker: subprocess.Popen[str], mode: str) -> None:
-    """The next recovery has the same result: the watermark and the queues are deleted and the log's end is torn."""
+    """The next recovery has the same result. The watermark and the queues are deleted, and the log's end is torn."""
     base = tmp_path / "base"
     config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200)
     with MessageStore.open(base, config=config) as store:

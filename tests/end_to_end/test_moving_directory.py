@@ -101,7 +101,7 @@ LOOKS: list[Callable[[Path], None]] = [no_findings, stats, scan, pull, follow, b
 
 
 @pytest.mark.parametrize("whose", ["ours", "a broker's"])
-def test_nothing_breaks_under_who_looks(tmp_path: Path, whose: str) -> None:
+def test_readers_survive_concurrent_writes_and_retention(tmp_path: Path, whose: str) -> None:
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("t", QUEUES)

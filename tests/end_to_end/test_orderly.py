@@ -1,4 +1,4 @@
-"""Two queries of one group: no message is read by both, and each queue is read in order."""
+"""Two queries of one group: each message is read by one of them, and each queue in order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def query(spark: SparkSession, filled: Filled, folder: Path, sink: Sink, **optio
         running.stop()
 
 
-def test_one_waits_and_one_takes_over(spark: SparkSession, filled: Filled, tmp_path: Path) -> None:
+def test_second_query_waits_and_takes_over(spark: SparkSession, filled: Filled, tmp_path: Path) -> None:
     group = DirectoryGroup(filled.path, "g")
     first, second, third = Sink(), Sink(), Sink()
     with query(spark, filled, tmp_path / "second-checkpoint", second) as waiting:
@@ -77,7 +77,7 @@ def test_one_waits_and_one_takes_over(spark: SparkSession, filled: Filled, tmp_p
     until(lambda: group.members() == [])
 
 
-def test_what_the_page_shows(spark: SparkSession, filled: Filled, tmp_path: Path) -> None:
+def test_example_of_the_page_runs(spark: SparkSession, filled: Filled, tmp_path: Path) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     names = {"spark": spark}
     exec(block.replace("/data/mq", str(filled.path)), names)

@@ -46,7 +46,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 class Program:
-    """realtime_query.py: a driver with its own Spark session, for one query after the other."""
+    """realtime_query.py: a driver with its own Spark session for successive queries."""
 
     def __init__(self) -> None:
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - one process after the other has it
@@ -77,7 +77,6 @@ class Program:
         return float(self._ask("stop"))
 
     def kill(self) -> None:
-        """Kill the driver and all its children."""
         kill_tree(self.pid)
         self._process.communicate()
 
@@ -97,7 +96,7 @@ class Program:
 
 @pytest.fixture(scope="module")
 def program() -> Iterator[Program]:
-    """For the tests that do not kill a driver."""
+    """Shared by the tests that kill no driver."""
     it = Program()
     yield it
     it.kill()
@@ -107,7 +106,7 @@ together = pytest.mark.xdist_group("one program for real-time queries")
 
 
 class Query:
-    """The query of realtime_query.py over one store, checkpoint and sink, run again and again."""
+    """The query of realtime_query.py over one store, checkpoint and sink."""
 
     def __init__(self, directory: Path, sink: str = "parquet", select: tuple[str, ...] = ("queueId", "queueOffset")):
         self.out, self.checkpoint = directory / "out", directory / "checkpoint"
@@ -122,7 +121,7 @@ class Query:
 
     @contextmanager
     def running(self, **options: str) -> Iterator[int]:
-        """Run in real time in its own process, which is killed at the end of the block. Yields its process id."""
+        """Run in real time in its own process, killed at the end of the block. Yields the process id."""
         program = Program()
         try:
             program.start(self._in_real_time("", options))
@@ -144,7 +143,6 @@ class Query:
         return {**self._given, "options": given, "failing": failing}
 
     def copy(self, directory: Path) -> Query:
-        """Return the same query on copies of its checkpoint and its sink."""
         it = Query(directory)
         for ours, theirs in ((self.out, it.out), (self.checkpoint, it.checkpoint)):
             shutil.copytree(ours, theirs)
@@ -152,7 +150,6 @@ class Query:
         return it
 
     def drain(self, spark: SparkSession) -> None:
-        """Read everything in micro-batches."""
         given = {**self._given, "options": {}, "failing": ""}
         assert writer(spark, given).trigger(availableNow=True).start().awaitTermination(PATIENCE)
 
@@ -162,7 +159,7 @@ class Query:
         return sum(path.name.isdigit() for path in folder.iterdir()) if folder.exists() else 0
 
     def logged(self) -> int:
-        """Return the number of batches in Spark's offset log: planned, and possibly not committed."""
+        """Return the number of batches that Spark planned."""
         folder = self.checkpoint / "offsets"
         return sum(path.name.isdigit() for path in folder.iterdir()) if folder.exists() else 0
 
@@ -215,7 +212,7 @@ def records(store: MessageStore) -> set[str]:
 
 
 @together
-def test_rows_are_in_the_sink_before_the_batch_ends_and_stopping_is_quick(
+def test_rows_arrive_before_the_batch_ends_and_stopping_is_quick(
     program: Program, store: MessageStore, tmp_path: Path
 ) -> None:
     query = Query(tmp_path, "text", ("cast(body as string)",))
@@ -233,7 +230,7 @@ def test_rows_are_in_the_sink_before_the_batch_ends_and_stopping_is_quick(
 
 
 @together
-def test_messages_of_a_cluster(program: Program, store: MessageStore, tmp_path: Path) -> None:
+def test_real_time_query_reads_a_cluster(program: Program, store: MessageStore, tmp_path: Path) -> None:
     query = Query(tmp_path)
     put(store, 10)
     ledger = str(tmp_path / "ledger")
@@ -247,7 +244,7 @@ def test_messages_of_a_cluster(program: Program, store: MessageStore, tmp_path: 
 
 
 @together
-def test_a_killed_worker_is_replaced_and_nothing_comes_twice(
+def test_killed_worker_is_replaced_without_repeated_rows(
     program: Program, spark: SparkSession, store: MessageStore, tmp_path: Path
 ) -> None:
     query = Query(tmp_path)
@@ -260,10 +257,10 @@ def test_a_killed_worker_is_replaced_and_nothing_comes_twice(
 
 
 @together
-def test_a_task_that_fails_after_its_record_is_run_again_and_reads_the_same(
+def test_retried_task_reads_its_recorded_input(
     program: Program, spark: SparkSession, store: MessageStore, tmp_path: Path
 ) -> None:
-    """It recorded its input before it failed; the second attempt reads the same although more has arrived."""
+    """The first attempt fails after it recorded its input, and more messages arrive."""
     query, marks = Query(tmp_path), tmp_path / "marks"
     marks.mkdir()
     with steadily_put(store), query.running_in(program, marks, batchDuration="1s"):
@@ -275,7 +272,7 @@ def test_a_task_that_fails_after_its_record_is_run_again_and_reads_the_same(
 
 
 @together
-def test_a_copied_checkpoint_goes_on_beside_the_original(
+def test_copied_checkpoint_continues_beside_the_original(
     program: Program, spark: SparkSession, store: MessageStore, tmp_path: Path
 ) -> None:
     query = Query(tmp_path)
@@ -292,7 +289,7 @@ def test_a_copied_checkpoint_goes_on_beside_the_original(
         assert each.rows() == everything(store)
 
 
-def test_a_killed_driver_loses_and_repeats_nothing(spark: SparkSession, store: MessageStore, tmp_path: Path) -> None:
+def test_killed_driver_loses_and_repeats_nothing(spark: SparkSession, store: MessageStore, tmp_path: Path) -> None:
     query = Query(tmp_path)
     with steadily_put(store):
         with query.running(batchDuration="1h") as driver:  # killed before any task recorded its end

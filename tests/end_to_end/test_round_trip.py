@@ -73,7 +73,7 @@ def without_bookkeeping(messages: list[StoredMessage]) -> list[tuple[bytes, str 
     ]
 
 
-def test_spark_writes_the_rows_it_read(spark: SparkSession, source: Path, tmp_path: Path) -> None:
+def test_spark_writes_the_rows_that_it_read(spark: SparkSession, source: Path, tmp_path: Path) -> None:
     options = {"subscribe": "orders", "includeProperties": "true"}
     read = spark.read.format("mq").options(**options).load(str(source))
     with MessageStore.open(tmp_path / "copy") as store:

@@ -27,7 +27,7 @@ SMALL = StoreConfig(
 
 
 @pytest.mark.parametrize("work", WORKS)
-def test_signals_lose_nothing_acknowledged(tmp_path: Path, work: str) -> None:
+def test_signals_lose_no_acknowledged_message(tmp_path: Path, work: str) -> None:
     path, seed = tmp_path / "mq", random.randrange(1 << 32)
     print(f"seed {seed}")
     for kind in ("acks", "seen"):

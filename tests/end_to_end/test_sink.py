@@ -1,5 +1,3 @@
-"""Batch writes with Spark: all columns, several topics, refused writes, and SQL."""
-
 from __future__ import annotations
 
 import time
@@ -25,7 +23,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 @BOTH
-def test_every_column_of_several_topics(spark: SparkSession, store: MessageStore, delivery: str) -> None:
+def test_sink_writes_every_column_to_several_topics(spark: SparkSession, store: MessageStore, delivery: str) -> None:
     born = datetime(2013, 1, 2, 3, 4, 5, 678000, UTC)
     full = ("orders", "1", "paid", ["a", "b"], {"region": "eu"}, 1, "customer-7", 9, born)
     names = "topic string, body string, tags string, keys array<string>, properties map<string,string>, "
@@ -48,7 +46,7 @@ def test_every_column_of_several_topics(spark: SparkSession, store: MessageStore
     assert staged(store) == []
 
 
-def test_delayed_rows(spark: SparkSession, store: MessageStore) -> None:
+def test_delayed_rows_are_delivered_later(spark: SparkSession, store: MessageStore) -> None:
     rows_ = [
         ("level", 1, None),
         ("time", None, (datetime.now(UTC) + timedelta(seconds=3)).replace(microsecond=0)),
@@ -94,7 +92,7 @@ def failing_at(number: int) -> Callable[[Any], Any]:
     return fail
 
 
-def test_a_batch_write_is_all_or_nothing(spark: SparkSession, store: MessageStore) -> None:
+def test_batch_write_is_all_or_nothing(spark: SparkSession, store: MessageStore) -> None:
     frame = spark.range(5000, numPartitions=4).selectExpr("string(id) body")
     with pytest.raises(PySparkException, match="the task fails, for the test"):
         save(frame.mapInArrow(failing_at(4000), frame.schema), store, topic="orders")
@@ -104,7 +102,7 @@ def test_a_batch_write_is_all_or_nothing(spark: SparkSession, store: MessageStor
     assert sorted(bodies(store, "orders")) == numbers(5000)
 
 
-def test_one_publication_for_all_tasks_and_topics(spark: SparkSession, store: MessageStore) -> None:
+def test_all_tasks_and_topics_are_published_at_once(spark: SparkSession, store: MessageStore) -> None:
     frame = spark.range(3000, numPartitions=3).selectExpr("string(id) body", "IF(id % 2 = 0, 'orders', 'copies') topic")
     save(frame, store)
     times = [time for topic in ("orders", "copies") for (time,) in rows(store, topic, "storeTimestamp")]
@@ -132,7 +130,7 @@ def test_one_publication_for_all_tasks_and_topics(spark: SparkSession, store: Me
         (["string(id) body", "int(7) queueId"], "append", {"topic": "orders"}, r"queues 0 to 1, not 7"),
     ],
 )
-def test_refusals_through_spark(
+def test_wrong_writes_are_refused(
     spark: SparkSession, store: MessageStore, select: list[str], mode: str, options: dict[str, str], message: str
 ) -> None:
     frame = spark.range(2).selectExpr(*select)
@@ -142,7 +140,7 @@ def test_refusals_through_spark(
     assert staged(store) == []
 
 
-def test_insert_into(spark: SparkSession, store: MessageStore) -> None:
+def test_sql_insert_into_writes(spark: SparkSession, store: MessageStore) -> None:
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW orders_sink USING mq OPTIONS (path '{store.path}', topic 'orders')")
     spark.sql("INSERT INTO orders_sink (body, tags) VALUES (X'31', 'paid'), (X'32', NULL)")
     assert sorted(rows(store, "orders", "body", "tags")) == [(b"1", "paid"), (b"2", None)]

@@ -20,7 +20,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 @pytest.mark.parametrize(("group", "times"), [("copier", 1), (None, 2)])
-def test_in_foreach_batch(
+def test_foreach_batch_writes_each_row_once(
     spark: SparkSession, store: MessageStore, tmp_path: Path, group: str | None, times: int
 ) -> None:
     put(spark, store, 0, 100)
@@ -42,7 +42,7 @@ def test_in_foreach_batch(
     assert staged(store) == []
 
 
-def test_two_writes_of_one_batch_with_one_producer_group(
+def test_two_writes_of_a_batch_need_different_producer_groups(
     spark: SparkSession, store: MessageStore, tmp_path: Path
 ) -> None:
     put(spark, store, 0, 10)
@@ -57,6 +57,6 @@ def test_two_writes_of_one_batch_with_one_producer_group(
     assert sorted(bodies(store, "copies")) == numbers(10)
 
 
-def test_a_producer_group_outside_of_foreach_batch(spark: SparkSession, store: MessageStore) -> None:
+def test_producer_group_outside_of_foreach_batch_is_refused(spark: SparkSession, store: MessageStore) -> None:
     with pytest.raises(PySparkException, match=r"producerGroup is for a write in foreachBatch.*leave it out"):
         save(spark.range(1).selectExpr("'x' body"), store, topic="orders", producerGroup="copier")

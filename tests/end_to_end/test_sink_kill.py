@@ -1,8 +1,7 @@
 """Copy a topic while Python workers, committing processes and drivers are killed at random: every row arrives once.
 
-SINK_KILL_ROUNDS sets the number of killed drivers, 1 by default. SINK_KILLS sets the number of other killed processes
-of each kind, 2 by default. SINK_SIGNALS sets how many drivers get Ctrl-C or SIGTERM: none by default, since each takes
-ten seconds.
+SINK_KILL_ROUNDS sets the number of killed drivers (default 1), SINK_KILLS that of other killed processes of each kind
+(2), and SINK_SIGNALS that of drivers that get Ctrl-C or SIGTERM (0: each takes ten seconds).
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def target(tmp_path: Path) -> Path:
 
 
 class Copy:
-    """The program sink_query.py, run again and again with one checkpoint."""
+    """The program sink_query.py, run repeatedly with one checkpoint."""
 
     def __init__(self, source: MessageStore, target: Path, checkpoint: Path) -> None:
         self.target = target
@@ -63,7 +62,7 @@ class Copy:
 
     @contextmanager
     def running(self, **options: str) -> Iterator[subprocess.Popen[str]]:
-        """Run until the block ends; then only the driver is killed, not its children."""
+        """Run until the block ends, then kill only the driver, not its children."""
         log4j = f"-Dlog4j2.configurationFile={ROOT / 'pyspark_mq' / 'log4j2.properties'}"
         given = {**self._given, "options": options, "conf": {"spark.driver.extraJavaOptions": log4j}}
         with subprocess.Popen(
@@ -153,7 +152,7 @@ def staging(pid: int, target: Path) -> list[int]:
     return [each for each in tree(pid) if any(f"{target}/staging/" in name for name in open_files(each))]
 
 
-def test_every_row_once_whoever_is_killed(
+def test_every_row_arrives_once_after_kills(
     spark: SparkSession, source: MessageStore, target: Path, tmp_path: Path
 ) -> None:
     seed = random.randrange(1 << 32)
@@ -181,7 +180,9 @@ def test_every_row_once_whoever_is_killed(
 
 
 @pytest.mark.skipif(not SIGNALS, reason="SINK_SIGNALS is not set")
-def test_every_row_once_after_signals(spark: SparkSession, source: MessageStore, target: Path, tmp_path: Path) -> None:
+def test_every_row_arrives_once_after_signals(
+    spark: SparkSession, source: MessageStore, target: Path, tmp_path: Path
+) -> None:
     """Ctrl-C at a terminal and SIGTERM by a supervisor reach all processes of a program."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
@@ -200,7 +201,9 @@ def test_every_row_once_after_signals(spark: SparkSession, source: MessageStore,
 
 
 @needs_pipelined_workers
-def test_behind_a_source_in_real_time(spark: SparkSession, source: MessageStore, target: Path, tmp_path: Path) -> None:
+def test_sink_follows_a_real_time_source(
+    spark: SparkSession, source: MessageStore, target: Path, tmp_path: Path
+) -> None:
     copy = Copy(source, target, tmp_path / "checkpoint")
     with (
         steadily_put(source),

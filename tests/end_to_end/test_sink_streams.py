@@ -53,7 +53,7 @@ COPIED = ("body", "tags", "keys", "bornTimestamp")
 
 
 @BOTH
-def test_from_topic_to_topic_over_restarts(
+def test_restarted_query_copies_each_row_once(
     spark: SparkSession, store: MessageStore, tmp_path: Path, delivery: str
 ) -> None:
     for end in (100, 250, 300):
@@ -66,7 +66,7 @@ def test_from_topic_to_topic_over_restarts(
 
 
 @pytest.mark.parametrize(("delivery", "times"), [("exactly-once", 1), ("at-least-once", 2)])
-def test_a_batch_that_spark_runs_again(
+def test_repeated_batch_is_written_once_or_at_least_once(
     spark: SparkSession, store: MessageStore, tmp_path: Path, delivery: str, times: int
 ) -> None:
     put(spark, store, 0, 100)
@@ -79,10 +79,9 @@ def test_a_batch_that_spark_runs_again(
     assert staged(store) == []
 
 
-def test_a_store_that_is_put_back_under_a_newer_checkpoint(
-    spark: SparkSession, store: MessageStore, tmp_path: Path
-) -> None:
-    """Every second batch is empty. Deleting the checkpoint files that the error names brings each row once."""
+def test_restored_store_is_older_than_the_checkpoint(spark: SparkSession, store: MessageStore, tmp_path: Path) -> None:
+    """Every second batch is empty. After the checkpoint files that the error names are deleted, each row arrives
+    once."""
     checkpoint, target, backup = (tmp_path / name for name in ("checkpoint", "target", "backup"))
     with MessageStore.open(target) as it:
         it.create_topic("copies", 1)
@@ -126,7 +125,7 @@ def test_several_queries_write_to_one_store(spark: SparkSession, store: MessageS
         (["body"], "append", {"producerGroup": "x"}, "knows its query by the checkpoint, so leave it out"),
     ],
 )
-def test_refusals_of_streams(
+def test_wrong_streams_are_refused(
     spark: SparkSession,
     store: MessageStore,
     tmp_path: Path,

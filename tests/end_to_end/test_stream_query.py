@@ -1,4 +1,4 @@
-"""Streaming queries. The test process appends; Spark's source always runs in another one."""
+"""Streaming queries. The test process appends; Spark's source runs in another one."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def run(
 EARLIEST = {"startingOffsets": "earliest"}
 
 
-def test_a_group_has_no_lag_when_a_query_has_read_all(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
+def test_group_has_no_lag_after_a_query_read_all(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
     sink = Sink()
     run(spark, filled, sink, checkpoint, consumerGroup="readers", startingOffsets="-2", maxOffsetsPerTrigger="1")
     assert [queue[2] for queue in sink.rows] == [1, 2, 3, 4]  # the last two of both queues
     assert [filled.store.consumer_offset("readers", "orders", queue) for queue in (0, 1)] == [3, 5]
 
 
-def test_a_restarted_query_loses_and_repeats_nothing(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
+def test_restarted_query_loses_and_repeats_nothing(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
     sink = Sink()
     progress = run(spark, filled, sink, checkpoint, **EARLIEST)
     assert sink.batches == {0: sorted(filled.rows)}
@@ -91,10 +91,8 @@ def test_a_restarted_query_loses_and_repeats_nothing(spark: SparkSession, filled
     assert sink.rows == sorted(filled.rows)
 
 
-def test_a_batch_that_was_not_committed_is_the_same_batch_again(
-    spark: SparkSession, filled: Filled, checkpoint: Path
-) -> None:
-    # The first batch of a query that starts at the latest offset: the pin keeps the resolved offset.
+def test_uncommitted_batch_is_repeated_unchanged(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
+    # The query starts at the latest offset, so the pin keeps the offset of its first batch.
     sink = Sink()
     with query(spark, filled, sink, checkpoint, {}) as running:
         running.processAllAvailable()
@@ -115,7 +113,7 @@ def test_a_batch_that_was_not_committed_is_the_same_batch_again(
     assert sink.rows == sorted(filled.rows[-6:])
 
 
-def test_once_takes_everything(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
+def test_trigger_once_reads_everything_in_one_batch(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
     sink = Sink()
     run(spark, filled, sink, checkpoint, "once", maxOffsetsPerTrigger="4", **EARLIEST)
     assert sink.batches == {0: sorted(filled.rows)}
@@ -133,7 +131,7 @@ def test_new_topics_and_queues_join_a_running_query(spark: SparkSession, filled:
     assert sink.rows == sorted(filled.rows)
 
 
-def test_bad_options(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
+def test_wrong_options_are_refused(spark: SparkSession, filled: Filled, checkpoint: Path) -> None:
     with pytest.raises(PySparkException, match="are for batch queries") as caught:
         run(spark, filled, Sink(), checkpoint, endingOffsets="latest")
-    assert "UnboundLocalError" not in str(caught.value)  # which Spark raises after an error in `streamReader`
+    assert "UnboundLocalError" not in str(caught.value)  # Spark's own error after an error in `streamReader`

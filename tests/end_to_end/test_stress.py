@@ -1,4 +1,4 @@
-"""Stress test: topics are created, grown, deleted and recreated, retention runs, and queries run, die and restart.
+"""Topics are created, grown, deleted and recreated, retention runs, and queries run, die and restart.
 
 STRESS_SECONDS sets the duration, 3 by default.
 """
@@ -51,7 +51,7 @@ QUERIES: dict[str, dict[str, str]] = {
 
 
 class Put(NamedTuple):
-    """One acknowledged message; life: how often its topic had been created."""
+    """An acknowledged message; life: how often its topic had been created."""
 
     life: int
     place: tuple[str, int, int]
@@ -80,7 +80,7 @@ class Churned:
         return {"path": str(self.path), "startingOffsets": "earliest", "holdTimeoutMs": "20", **QUERIES[name]}
 
     def check(self, rows: dict[str, list[Row]]) -> None:
-        """Check for errors, and that the rows of each query are the messages that were put and still exist."""
+        """Check for errors, and that the rows of each query are the remaining messages."""
         for process in self.processes:
             assert process.returncode == 0, process.communicate()[1]
         put = dict(self._put())
@@ -118,7 +118,7 @@ class Churned:
 
 
 def expected_loss(name: str, error: Exception) -> str:
-    """Return the expected kind of loss that ended a query; other errors fail the test."""
+    """Return the kind of loss that ended a query; other errors fail the test."""
     found = LOSS.search(str(error))
     assert found, f"{name}: {error}"
     assert name.startswith("strict"), f"{name}: {error}"
@@ -136,9 +136,6 @@ def churned(tmp_path: Path) -> Iterator[Churned]:
         process.wait()
 
 
-# --- without Spark: many more batches in the same time -------------------------------------------------
-
-
 class Driven(DrivenQuery):
     """A repeated batch has fewer rows if messages were deleted in between."""
 
@@ -152,7 +149,7 @@ class Driven(DrivenQuery):
 
 
 def drive(churned: Churned, name: str, begun: Barrier) -> Driven:
-    """Run one query repeatedly; runs end, die or raise data loss. A last run reads to the end."""
+    """Run one query repeatedly; runs end, die or raise data loss. The last run reads to the end."""
     query, chance = Driven(), random.Random(name)
     before: list[MqStreamReader] = []
 
@@ -181,7 +178,7 @@ def drive(churned: Churned, name: str, begun: Barrier) -> Driven:
     return query
 
 
-def test_everything_at_once_without_spark(churned: Churned) -> None:
+def test_queries_survive_load_and_recreated_topics_without_spark(churned: Churned) -> None:
     with ThreadPoolExecutor(len(QUERIES)) as pool:
         begun = Barrier(len(QUERIES), churned.begin)
         running = {name: pool.submit(drive, churned, name, begun) for name in QUERIES}
@@ -191,11 +188,8 @@ def test_everything_at_once_without_spark(churned: Churned) -> None:
     churned.check({name: query.rows for name, query in queries.items()})
 
 
-# --- with Spark ----------------------------------------------------------------------------------------
-
-
 class SparkQuery:
-    """One streaming query, restarted from one checkpoint, and the rows of each of its batches."""
+    """A streaming query, restarted from one checkpoint, and the rows of each batch."""
 
     def __init__(self, spark: SparkSession, churned: Churned, name: str) -> None:
         self.name = name
@@ -249,7 +243,7 @@ class SparkQuery:
                 return
 
 
-def test_everything_at_once(spark: SparkSession, churned: Churned) -> None:
+def test_queries_survive_load_and_recreated_topics(spark: SparkSession, churned: Churned) -> None:
     queries = [SparkQuery(spark, churned, name) for name in ("by name", "now", "strict on all")]
     for query in queries:
         query.finish()

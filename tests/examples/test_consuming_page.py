@@ -1,4 +1,4 @@
-"""What docs/consuming.md shows, run over a store."""
+"""Run the code of docs/consuming.md."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "consuming.md"
 
 
 class EnoughError(Exception):
-    """What ends a loop of the page, which goes on for ever."""
+    """Ends an endless loop of the page."""
 
 
 def blocks() -> list[str]:
-    """The page's code: listening, iterating; on a cluster, its address."""
+    """Return the page's code: listening, iterating; for a cluster, with its address."""
     return re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
 
 
-def test_consuming(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_runs_on_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     listening, iterating = (block.replace("/data/mq", str(tmp_path)) for block in blocks()[:2])
     assert "    consumer.wait()\n" in listening
     with MessageStore.open(tmp_path) as store:
@@ -59,7 +59,7 @@ def test_consuming(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert come_to(3)(), "the one in hand comes again"
 
 
-def test_consuming_on_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_runs_on_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     listening, _, clustered, addressed = blocks()
     with MessageStore.open(tmp_path) as store, serve(store, "127.0.0.1:0") as serving:
         store.create_topic("orders", 1)

@@ -1,4 +1,4 @@
-"""What docs/delays.md and docs/transactions.md show, run over a store."""
+"""Run the code of docs/delays.md and docs/transactions.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shown(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
 
 
-def test_delays(tmp_path: Path) -> None:
+def test_code_of_delays_runs(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 1)
         (block,) = shown("delays.md")
@@ -28,7 +28,7 @@ def test_delays(tmp_path: Path) -> None:
         assert store.max_offset("orders", 0) == 1
 
 
-def test_transactions(tmp_path: Path) -> None:
+def test_code_of_transactions_runs(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 1)
         producer, verbs = (block.replace("/data/mq", str(tmp_path)) for block in shown("transactions.md"))

@@ -1,5 +1,3 @@
-"""examples/grafana: the dashboard asks for existing metrics, and the compose file mounts existing files."""
-
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""The pages of docs/howto: their blocks run in order, in an empty directory."""
+"""Run the blocks of docs/howto in order, in an empty directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted((DOCS / "howto").glob("*.md"))
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 MOST_WORDS = 600
-ELSEWHERE = ("nameServer", "s3://", "from_avro", "delta", "import pytest")  # in blocks that need more than a test has
+ELSEWHERE = ("nameServer", "s3://", "from_avro", "delta", "import pytest")  # in blocks that tests cannot run
 
 
 def each_page(test: Any) -> Any:
@@ -30,7 +30,7 @@ def each_page(test: Any) -> Any:
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    """Language and text of each block."""
+    """Return the language and text of each block."""
     return [
         (language, re.sub(rf"^{indent}", "", text, flags=re.MULTILINE))
         for indent, language, text in BLOCK.findall(page.read_text("utf-8"))
@@ -38,7 +38,7 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def command(line: str) -> tuple[int, str]:
-    """Exit code and output of a line that a reader would type."""
+    """Run a command line; return its exit code and output."""
     if line.startswith("pyspark-mq ") and "|" not in line:
         done = run(*shlex.split(line)[1:])
     else:

@@ -1,4 +1,4 @@
-"""The latency example runs as its docstring says, and draws both modes."""
+"""The latency example draws both modes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_picture_is_drawn(tmp_path: Path) -> None:
+def test_plot_is_drawn(tmp_path: Path) -> None:
     out = tmp_path / "latency.png"
     program = [sys.executable, str(ROOT / "examples" / "latency_plot.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}

@@ -1,4 +1,4 @@
-"""The example as a user runs it, for a few seconds."""
+"""Run the example for a few seconds."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_order_is_paid_or_cancelled_although_shops_are_killed() -> None:
+def test_every_order_is_paid_or_cancelled_despite_kills() -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "order_system.py", "--seconds", "3"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -1,4 +1,4 @@
-"""The example as a user runs it, for a few seconds."""
+"""Run the example for a few seconds."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_balances_are_right_although_keepers_are_killed() -> None:
+def test_balances_are_right_despite_kills() -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "orderly_ledger.py", "--seconds", "3"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

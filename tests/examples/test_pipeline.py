@@ -1,4 +1,4 @@
-"""The declarative pipeline as a user runs it, over Spark Connect."""
+"""Run the declarative pipeline over Spark Connect."""
 
 import os
 import shutil
@@ -19,12 +19,12 @@ ROOT = Path(__file__).parents[2]
 ROWS = 2_000
 
 
-# What Spark's driver, which plans both flows at once, says when one changes a map that the other is just writing out.
+# A race of Spark's driver: it plans both flows concurrently, and one changes a map while the other serializes it.
 OF_SPARK = "java.lang.IllegalStateException: Illegal size"
 
 
 def run(folder: Path) -> None:
-    """A run that Spark itself ends is done again: the next one goes on where it was."""
+    """Run the pipeline; repeat a run that failed with Spark's race, since the next one continues."""
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = finished(folder, paths)
     if OF_SPARK in done.stdout + done.stderr:

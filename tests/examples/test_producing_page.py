@@ -1,4 +1,4 @@
-"""What docs/producing.md and docs/stats.md show, run over a store."""
+"""Run the code of docs/producing.md and docs/stats.md."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(block: str) -> dict[str, Any]:
     return names
 
 
-def test_producing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_of_producing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 4)
 
@@ -45,7 +45,7 @@ def test_producing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().out == "b'17 pieces'\n"
 
 
-def test_metrics(tmp_path: Path) -> None:
+def test_code_of_stats_registers_metrics(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 4)
     (block,) = shown("stats.md", tmp_path)

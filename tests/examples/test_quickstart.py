@@ -1,4 +1,4 @@
-"""The quickstart notebook, run from its first cell to its last in a kernel of this Python."""
+"""Run the quickstart notebook."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the README and the files beside it say, tried."""
+"""Check the README and the files beside it."""
 
 import os
 import re
@@ -39,7 +39,7 @@ def test_every_link_leads_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_every_test_that_is_named_is_there() -> None:
+def test_every_named_test_exists() -> None:
     tests = [str(path) for path in README.parent.joinpath("tests").rglob("test_*.py")]
     for page in PAGES:
         for name in re.findall(r"[\w/]*test_\w+\.py", page.read_text("utf-8")):

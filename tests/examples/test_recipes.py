@@ -1,4 +1,4 @@
-"""The recipes on the pages about Spark, pasted one after the other over one store."""
+"""Run the recipes of the pages about Spark over one store."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def recipes(page: str, language: str, path: str) -> list[str]:
 
 
 def run(spark: SparkSession, recipe: str, **given: Any) -> dict[str, Any]:
-    """The names that it leaves."""
+    """Run a recipe; return its variables."""
     names: dict[str, Any] = {"spark": spark, **given}
     exec(compile(recipe, "<recipe>", "exec"), names)
     return names
 
 
-def test_from_kafka(spark: SparkSession, path: str) -> None:
+def test_recipe_from_kafka_runs(spark: SparkSession, path: str) -> None:
     (recipe,) = recipes("coming-from-kafka.md", "python", path)
     rows = run(spark, recipe)["rows"]
     assert rows.isStreaming
     assert rows.columns == ["value", "key", "partition", "offset"]
 
 
-def test_the_sink(spark: SparkSession, tmp_path: Path) -> None:
+def test_recipes_of_the_sink_run(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
     with MessageStore.open(path) as store:
         for topic in ("new", "orders", "paid", "open"):
@@ -86,7 +86,7 @@ def stream(spark: SparkSession, path: str, topic: str) -> DataFrame:
 
 
 def counts(path: str) -> dict[str, int]:
-    """Messages in the only queue of each topic."""
+    """Count the messages in the only queue of each topic."""
     with MessageStore.open(path, read_only=True) as store:
         return {topic: store.max_offset(topic, 0) for topic in ("new", "orders", "paid", "open")}
 
@@ -101,7 +101,7 @@ def source_recipes(spark: SparkSession, path: str) -> Iterator[dict[str, Any]]:
     spark.conf.unset("spark.sql.pyspark.worker.logging.enabled")
 
 
-def test_the_source_and_sql(
+def test_recipes_of_the_source_and_sql_run(
     spark: SparkSession, path: str, source_recipes: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert source_recipes["last_hour"].count() == 4
@@ -111,7 +111,7 @@ def test_the_source_and_sql(
     until(lambda: REGISTRY.get_sample_value("mq_lag_messages", labels) == 0)
     query.stop()
 
-    for table in spark.catalog.listTables():  # other tests make views of the same names in this session
+    for table in spark.catalog.listTables():  # other tests create views of these names in this session
         if table.isTemporary:
             spark.catalog.dropTempView(table.name)
     statements = [each for block in recipes("sql.md", "sql", path) for each in block.split(";") if each.strip()]

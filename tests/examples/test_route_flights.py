@@ -1,4 +1,4 @@
-"""The example as a user runs it: spark-submit, to the end of what is there; then once more, in another session."""
+"""Run the example with spark-submit to the end of the topic, then once more."""
 
 import argparse
 import os
@@ -43,7 +43,7 @@ def go_on(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def routed(store: MessageStore, topic: str) -> Counter[tuple[bytes, str]]:
-    """How often each body and tag is in a topic."""
+    """Count each body and tag in a topic."""
     return Counter(
         (row["body"], row["tags"])
         for queue_id in range(store.topics()[topic])

@@ -1,4 +1,4 @@
-"""The example: a worker and a query over one topic, side by side."""
+"""The example: a worker and a query read one topic."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 ROWS = 20_000
 
 
-def test_both_read_everything_and_the_groups_say_so(spark: SparkSession, tmp_path: Path) -> None:
+def test_worker_and_query_both_read_everything(spark: SparkSession, tmp_path: Path) -> None:
     flights = load_flights().slice(0, ROWS)
     with MessageStore.open(tmp_path / "mq") as store:
         store.create_topic("flights", 4)

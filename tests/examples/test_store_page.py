@@ -1,4 +1,4 @@
-"""What docs/store.md shows, run over a store."""
+"""Run the code of docs/store.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "store.md"
 
 
 def shown(path: str) -> list[str]:
-    """The page's blocks, with what they leave out, and without waiting for somebody."""
+    """Return the page's blocks with the omitted parts, and without waiting for another process."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     filled = {
         "/data/mq": path,
@@ -27,7 +27,7 @@ def shown(path: str) -> list[str]:
     return blocks
 
 
-def test_verbs(tmp_path: Path) -> None:
+def test_code_of_the_page_runs(tmp_path: Path) -> None:
     path = str(tmp_path / "mq")
     verbs, one_append = shown(path)
     names: dict[str, Any] = {"table": pa.table({"body": ["4", "5"]}), "offset": 1, "start": 0, "end": 1, "ms": 0}

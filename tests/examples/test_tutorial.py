@@ -25,7 +25,7 @@ ROOT = PAGE.parents[1]
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of a reader who has done everything up to the first program."""
+    """A directory as the reader has it before the first program."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     text = PAGE.read_text("utf-8")
@@ -40,7 +40,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def running(directory: Path, program: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program of the page; kill it, and its children, at the end of the block."""
+    """Run a program of the page; kill it and its children at the end of the block."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     with subprocess.Popen(
         [sys.executable, program], cwd=directory, env=environment, start_new_session=True, stderr=subprocess.DEVNULL
@@ -56,7 +56,7 @@ def windows(store: MessageStore) -> int:
     return len({json.loads(body)["start"] for body in bodies})
 
 
-def test_each_order_is_counted_once_although_spark_is_killed(programs: Path) -> None:
+def test_each_order_is_counted_once_despite_kills(programs: Path) -> None:
     with MessageStore.open(programs / "shop", read_only=True) as store, running(programs, "producer.py"):
         with running(programs, "revenue.py"):
             until(lambda: windows(store) >= 1, every=0.2, patience=QUERY_PATIENCE)

@@ -1,4 +1,4 @@
-"""The example, to the end of the topic; then once more, from its checkpoint."""
+"""Run the example to the end of the topic, then again from its checkpoint."""
 
 import argparse
 from datetime import timedelta
@@ -22,7 +22,7 @@ def written(tmp_path: Path) -> list[dict[str, object]]:
 
 
 def expected(flights: pa.Table) -> list[dict[str, object]]:
-    """Totals of the days (UTC) that end before the last scheduled time less the watermark's six hours."""
+    """Return totals of the days (UTC) that end before the last scheduled time less the watermark's six hours."""
     times = scheduled(flights)
     closed = (pc.max(times).as_py() - timedelta(hours=6)).date()
     table = flights.select(["origin", "dep_delay"]).append_column(
