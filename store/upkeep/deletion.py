@@ -1,13 +1,10 @@
 """Delete topics: remove a topic's queues and settings. The log and the offsets of groups stay.
 
-The queues of a recreated topic continue at the deleted topic's end offsets. A `Tombstone` in the table of topics has
-these offsets.
+A deletion takes effect when the table of topics is replaced. The next writer finishes the deletion of a killed process.
+The table keeps a `Tombstone` with the topic's end offsets, at which a recreated topic continues.
 
-The deletion takes effect when the table is written without the topic, atomically. If the process is killed before, the
-topic still exists. If it is killed after, the next writer that appends or opens the store finishes the deletion.
-
-Other processes may have the store open. They drop cached queues when the published end's deletion count changes:
-readers at their next look, writers under the append lock. So no writer appends to a deleted queue file.
+A deletion changes the published end's deletion count. Other processes then drop cached queues, writers under the append
+lock, so that none appends to a deleted file.
 """
 
 from __future__ import annotations
@@ -46,8 +43,8 @@ class Deletion:
         All published messages must be flushed, and unfinished appends undone. Raises `CorruptStore`.
         """
         with system_errors(self._root):
-            check_reached(self._root)  # fail now: an unreadable file would fail `finish` and all later appends
-            self._topics.enter(topic)  # a recreated topic without an entry would count as deleted too early
+            check_reached(self._root)  # else an unreadable file would fail `finish` and all later appends
+            self._topics.enter(topic)  # else a recreated topic would count as deleted too early
             self._published_end.begin_deletion()
             make_directory(self._root / DELETED_DIR)
             make_directory(self._root / DELETED_DIR / topic)
@@ -61,7 +58,7 @@ class Deletion:
 
 
 def finish_deletion(root: Path) -> None:
-    """As `Deletion.finish`, for a writer without a published end. The odd deletion count tells other processes."""
+    """As `Deletion.finish`, for a writer without a published end. Leaves the deletion count odd."""
     deleted, queues = root / DELETED_DIR, root / CONSUME_QUEUE_DIR
     if status_of(deleted) is None:
         return
@@ -69,7 +66,7 @@ def finish_deletion(root: Path) -> None:
         gone = TopicTable(root).deleted
         for topic in sorted(each.name for each in deleted.iterdir() if each.name in gone):
             forget_reached(root, topic)
-            with suppress(FileNotFoundError):  # the topic had no message, or the killed process moved it
+            with suppress(FileNotFoundError):  # no messages, or moved by the killed process
                 (queues / topic).rename(deleted / topic)  # atomic: readers never see a part of the topic
                 sync_directory(queues)
         shutil.rmtree(deleted)
@@ -79,9 +76,9 @@ def finish_deletion(root: Path) -> None:
 def remove_what_came_back(root: Path) -> None:
     """Remove queues of deleted topics, so that a recreated topic does not show their messages.
 
-    Such queues exist if a broker rebuilt them from the log after a crash, or if the table of topics came from a newer
-    copy than the log. If a queue has messages from after the deletion, the table is older than the store: the topic is
-    added to the table again. Call as the only writer, after finishing any deletion.
+    They exist if a broker rebuilt them after a crash, or if the table of topics is newer than the log. If a queue has
+    messages from after the deletion, the table is older than the log: the topic is added again. Call as the only
+    writer, without an unfinished deletion.
     """
     queues, topics = root / CONSUME_QUEUE_DIR, Topics(root)
     deleted, gone = topics.deletions(), topics.table().deleted
@@ -99,19 +96,19 @@ def remove_what_came_back(root: Path) -> None:
             "the topic again; see what else it lacks",
             *(root, topic, TOPICS_FILE),
         )
-        topics.create(topic, 1)  # once it exists, its folders give the number of queues
+        topics.create(topic, 1)  # from now on, its folders give the number of queues
         topics.create(topic, topics.queue_count(topic))
 
 
 def with_messages_since(root: Path) -> list[str]:
-    """Return topics that are deleted in the table but have later messages, because the table is older than the store.
+    """Return topics that are deleted in the table but have later messages: the table is older than the log.
 
-    Safe during concurrent writes: a writer adds a topic to the table before its first message.
+    Safe during concurrent writes, because a writer adds a topic to the table before its first message.
     """
     found, table = list[str](), TopicTable(root)
     for topic in sorted(table.deleted):
         folder = root / CONSUME_QUEUE_DIR / topic
-        with suppress(FileNotFoundError):  # deleted concurrently
+        with suppress(FileNotFoundError):
             found += [topic] if folder.exists() and not _is_before(folder, table.tombstones[topic].at) else []
     now = TopicTable(root)
     return [topic for topic in found if topic in now.deleted and now.tombstones[topic] == table.tombstones[topic]]
@@ -127,7 +124,7 @@ def _published(root: Path) -> int:
 
 
 def _is_before(folder: Path, at: int) -> bool:
-    """Return whether a topic has queue files whose entries are all of records before log offset `at`."""
+    """Return whether a topic has queue files, and only entries of records before log offset `at`."""
     for file in folder.glob("*/*"):
         with system_errors(file):
             data = file.read_bytes()

@@ -1,8 +1,7 @@
 """`Report`: the findings of `verify`. `misplaced` and `broken_bodies` find damage that checksums do not detect.
 
-Usually no checksum covers a record's header. A damaged header may name another topic or queue, or none that exists.
-Then only the queue that still has the entry reveals the damage, so it must not be rebuilt from the log. The checksum of
-a compressed body covers its stored bytes; they may be correct and still not decompress.
+Usually no checksum covers a record's header. If its topic or queue is damaged, only the right queue's entry reveals it,
+so that queue must not be rebuilt from the log. A compressed body can have a correct checksum and still not decompress.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from store.model.integers import counted
 def misplaced(
     log: CommitLog, queues: ConsumeQueues, name: QueueName, begin: int, max_offset: int, safe: int
 ) -> Iterator[tuple[int, StoredMessage]]:
-    """Yield queue offset and record of entries outside [begin, max_offset) for sound records that no other queue has.
+    """Yield queue offset and record of entries outside [begin, max_offset) whose sound record no other queue has.
 
-    begin, max_offset: the range of the queue according to the log. safe: log offset after which records are ignored.
-    The queue's files must be complete.
+    begin, max_offset: the queue's range according to the log. safe: log offset after which records are ignored. The
+    queue must have all its files.
     """
     queue = queues.of(*name)
     for index in _before(queue, begin, log.min_offset()):
@@ -49,7 +48,7 @@ def _before(queue: ConsumeQueue, begin: int, first_byte: int) -> range:
     """Return the offsets of entries before `begin` whose records are not deleted."""
     try:
         return range(queue.min_offset(first_byte, begin), begin)
-    except OffsetLost:  # the queue ends before
+    except OffsetLost:
         return range(0)
     except CorruptSegment:
         return range(queue.first(), begin)
@@ -85,14 +84,14 @@ def _known_here_alone(
 
 
 class Broken(NamedTuple):
-    """A body that cannot be decompressed: log offset of its record, and the reason."""
+    """A body that cannot be decompressed. at: log offset of its record."""
 
     at: int
     what: str
 
 
 def broken_bodies(chunk: LogChunk, max_bytes: int) -> list[Broken]:
-    """Return the bodies of a chunk that cannot be decompressed. Only the first `max_bytes` of a body are checked."""
+    """Return the bodies of a chunk that cannot be decompressed. Checks only the first `max_bytes` of each."""
     flags = chunk.records.field("sys_flag")
     rows = np.flatnonzero(flags & SYS_COMPRESSED)
     if not len(rows):
@@ -117,11 +116,11 @@ REPAIR = "verify --repair"
 
 
 class Enough(Exception):
-    """Raised when the report has `MAX_FINDINGS` findings."""
+    """The report has `MAX_FINDINGS` findings."""
 
 
 class Finding(NamedTuple):
-    """One problem. where: file or queue, and offset. what: the problem. remedy: what to do."""
+    """One problem. where: file or queue, and offset."""
 
     where: str
     what: str
@@ -154,7 +153,7 @@ class Report:
         return html_table(repr(self), Finding._fields, self.findings) if self.findings else html_text(repr(self))
 
     def add(self, where: str, what: str, remedy: str) -> None:
-        """Add a finding. Raises `Enough`."""
+        """Raises `Enough`."""
         self.findings.append(Finding(where, what, remedy))
         if len(self.findings) >= MAX_FINDINGS:
             raise Enough

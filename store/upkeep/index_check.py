@@ -1,7 +1,6 @@
 """`IndexCheck`: checks that each index file is a valid hash table, and that its entries match the log.
 
-Index entries are in the order of the log, so one walk of the log suffices. Memory: the slots of one file and one piece
-of its entries.
+Both are in the same order, so one walk suffices. Memory: the slots of one file and one piece of its entries.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ class IndexCheck:
     def __init__(self, index: Index, log: CommitLog, end: int, *, is_complete: bool) -> None:
         """end: log offset up to which records are compared.
 
-        is_complete: every key must be in the index. False for a broker's index: it has gaps before and between files
-        if the index was deleted, or if a crash destroyed the last file.
+        is_complete: every key must be in the index. A broker's index may have gaps between files.
         """
         self._index = index
         self._log = log
@@ -67,15 +65,15 @@ class IndexCheck:
         self._is_complete = is_complete
         self._counts: dict[tuple[str, str], tuple[int, int]] = {}  # (file, problem) to (count, first)
         self._other: list[tuple[str, str]] = []
-        self._spans: list[tuple[int, int]] = []  # log offsets of first and last record of the files
+        self._spans: list[tuple[int, int]] = []  # log offsets of first and last record of each file
         self._pieces = self._read_files()
         self._piece = next(self._pieces, None)
 
     def compare(self, keys: Keys, with_tags: Keys, begin: int, end: int) -> None:
         """Compare the keys of the records in log bytes [begin, end) with the index.
 
-        keys: must be in the index, see `dispatch.index_keys`. with_tags: all that may be in the index. Entries of
-        records between the previous range and `begin` are skipped, because the log is damaged there.
+        keys: must be in the index, see `dispatch.index_keys`. with_tags: may be in the index. Between the previous
+        range and `begin` the log is damaged, so entries there are skipped.
         """
         for _ in self._until(begin):
             pass
@@ -97,12 +95,12 @@ class IndexCheck:
         self._add(INDEX_DIR, _NOT_FILED, missing[self._must_be_filed(missing)])
 
     def finish(self) -> None:
-        """Check the rest of the files. Call it after the last range."""
+        """Check the rest of the files, after the last range."""
         for _ in self._until(self._end):
             pass
 
     def findings(self, *, is_at_rest: bool) -> Iterator[tuple[str, str]]:
-        """Yield (place, problem). is_at_rest: no append is in progress, so entries after the end are errors."""
+        """Yield (place, problem). is_at_rest: no append is running, so entries after the end are errors."""
         yield from self._other
         for (where, what), (count, first) in self._counts.items():
             if is_at_rest or what not in _WHEN_AT_REST:
@@ -113,8 +111,7 @@ class IndexCheck:
     def _check_times(self, piece: _Entries, timestamps: Ints) -> None:
         """Compare the store times in entries and header with the records.
 
-        The first entry is compared with the header's begin time, because its own field has another meaning (see
-        `IndexFile.append`).
+        The first entry's field has another meaning (see `IndexFile.append`), so its record is compared with the header.
         """
         begin, numbers = piece.header["begin_timestamp"], piece.numbers
         expected = seconds_since(begin, timestamps)
@@ -148,13 +145,13 @@ class IndexCheck:
     # --- the files -------------------------------------------------------------------------------------
 
     def _read_files(self) -> Iterator[_Entries]:
-        """Check each file and yield its entries of records before the end. Entries out of order are left out."""
+        """Check each file and yield its entries of records before the end, without those out of order."""
         reached = -1
         for name in self._index.names():
             where = f"{INDEX_DIR}/{name}"
             try:
                 file = self._index.file(name)
-            except FileNotFoundError:  # deleted by retention
+            except FileNotFoundError:  # by retention
                 continue
             except ConfigError as error:
                 self._other.append((where, str(error)))
@@ -226,7 +223,7 @@ def _isin(these: Ints, those: Ints) -> Mask:
 
 
 def _chain(newest: npt.NDArray[np.int32], slots: Ints, numbers: Ints) -> Ints:
-    """Return the previous entry in the same slot for each entry, and update `newest`, the newest entry by slot."""
+    """Return the previous entry in each entry's slot, and update `newest`, the newest entry by slot."""
     order = np.argsort(slots, kind="stable")
     heads, starts = np.unique(slots[order], return_index=True)
     previous = np.empty(len(numbers), np.int64)
@@ -239,7 +236,7 @@ def _chain(newest: npt.NDArray[np.int32], slots: Ints, numbers: Ints) -> Ints:
 
 
 def _before(file: IndexFile, slots: Ints, limit: int) -> Ints:
-    """Return the slots' values as they were before the entries from `limit` on were added."""
+    """Return the slots' values from before the entries from `limit` on were added."""
     values = slots.copy()
     late = np.flatnonzero(values >= limit)
     while len(late):
@@ -249,7 +246,7 @@ def _before(file: IndexFile, slots: Ints, limit: int) -> Ints:
 
 
 def _steady_header(file: IndexFile) -> Header:
-    """Read the header until two reads agree, so that it is not read during a write."""
+    """Read the header until two reads agree, as a write may be in progress."""
     header = file.header()
     while (again := file.header()) != header:
         header = again

@@ -1,4 +1,4 @@
-"""`plan_for`: a decision table from the evidence in a directory to a recovery plan. No I/O."""
+"""`plan_for`: a decision table from the state of a directory to a recovery plan. No I/O."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Evidence(NamedTuple):
     """The state of a directory before recovery."""
 
     published: bool  # there is a published end
-    current: bool  # it is of this boot, and no broker has appended since
-    queues: bool  # queues and index are as the last writer left them, or are empty and ought to be
-    abort: bool  # a writer of ours or a broker has not closed the store
+    current: bool  # written in this boot; since then no flush failed and no broker appended
+    queues: bool  # queues and index are complete, or are empty and ought to be
+    abort: bool  # a writer of ours or a broker did not close the store
     checkpoint: bool  # RocketMQ's checkpoint file has a time
 
 
@@ -20,14 +20,14 @@ class Point(Enum):
     """A log offset."""
 
     FIRST_BYTE = auto()
-    FLUSHED = auto()  # the published end's flushed offset
-    CONFIRMED = auto()  # the published end's confirm offset; later bytes are ignored
+    FLUSHED = auto()  # of the published end
+    CONFIRMED = auto()  # the published end; later bytes are ignored
     LAST_SEGMENT = auto()  # start of the last segment that begins with a record
     CHECKPOINT = auto()  # start of the last segment whose first record is 3 s older than RocketMQ's checkpoint
 
 
 class Filed(Enum):
-    """Index files that are known to be undamaged. Keys of records after `Plan.begin` may be missing in them."""
+    """Index files that are undamaged. They may lack keys of records after `Plan.begin`."""
 
     NONE = auto()
     ALL = auto()
@@ -36,11 +36,8 @@ class Filed(Enum):
 
 
 class Plan(NamedTuple):
-    """A plan for recovery.
-
-    begin: where to begin walking the log. trusted: the log is on the device up to this point. filed: index files to
-    keep; keys of other records are added again. left_well: the last writer closed the store, so that there should be
-    no bytes after the end.
+    """begin: where the walk of the log begins. trusted: the log is on the device up to this point. filed: index files
+    to keep. left_well: the last writer closed the store, so no bytes are expected after the end.
     """
 
     begin: Point
@@ -52,8 +49,8 @@ class Plan(NamedTuple):
 Y, N, X = True, False, None  # yes, no, either
 CASES: list[tuple[tuple[bool | None, ...], Plan | None]] = [
     # published end, current, queues, abort, checkpoint
-    ((Y, Y, Y, X, X), None),  # the next append undoes an append of a killed writer
-    # First row: the machine was shut down, or a broker appended. Second row: the machine crashed.
+    ((Y, Y, Y, X, X), None),  # the next append undoes the append of a killed writer
+    # First row: the machine was shut down, or a broker appended. Second row: the machine crashed, or a flush failed.
     ((Y, N, Y, N, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.ALL, left_well=True)),
     ((Y, N, Y, Y, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.FULL)),
     ((Y, Y, N, X, X), Plan(Point.FIRST_BYTE, Point.CONFIRMED, Filed.ALL)),  # parts of queues or index are missing

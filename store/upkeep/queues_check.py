@@ -1,7 +1,6 @@
-"""`QueuesCheck`: checks that each record has a matching queue entry, and each entry a matching record.
+"""`QueuesCheck`: compares queues with the log, in one walk of the log.
 
-It compares queues with the log in one walk. Queue offsets are contiguous, so an entry without a record shows as a gap.
-Memory: a few values for each queue.
+Queue offsets are contiguous, so an entry without a record shows as a gap. Memory: a few values for each queue.
 """
 
 from __future__ import annotations
@@ -55,9 +54,9 @@ class QueuesCheck:
         deletions: Mapping[str, int],
         patience: float,
     ) -> None:
-        """Check the names and sizes of queue files. A queue with a wrong or missing file is reported and not compared.
+        """Check the names and sizes of queue files. A queue with a bad or missing file is reported and not compared.
 
-        is_compared: given topic and log offset, False for records of deleted topics and batch queues. deletions: see
+        is_compared: by topic and log offset; False for records of deleted topics and batch queues. deletions: see
         `Topics.deletions`. patience: total seconds to wait for a broker's dispatch.
         """
         self._all_queues = queues
@@ -68,7 +67,7 @@ class QueuesCheck:
         self._patience = patience
         self._queues: dict[QueueName, ConsumeQueue] = {}
         self._life_begins: dict[QueueName, int] = {}
-        self._restarted: dict[str, int] = {}  # log offset at which a topic was last recreated
+        self._restarted: dict[str, int] = {}  # log offset of a recreated topic's first record
         self._last_at: dict[QueueName, int] = {}  # log offset of the last record of a queue without a folder
         self._begin: dict[QueueName, int] = {}  # queue offset of the first record seen
         self._next: dict[QueueName, int] = {}  # queue offset after the last record seen
@@ -86,7 +85,7 @@ class QueuesCheck:
                 self._queues[name] = queue
 
     def compare(self, chunk: LogChunk, end: int) -> None:
-        """Compare the records of a chunk that are before log offset `end`."""
+        """Compare the records of a chunk before log offset `end`."""
         for topic, queue_id, offsets, entries, is_certain in all_entries(chunk, self._deletions):
             if not (is_certain or self._stands(topic, queue_id, offsets, entries)):
                 continue
@@ -95,7 +94,7 @@ class QueuesCheck:
                 self._compare(chunk, (topic, queue_id), offsets[:count], entries[:count])
 
     def forget_offsets(self) -> None:
-        """Restart the comparison at any offset, because retention deleted records before they were compared."""
+        """Continue at any offset, because retention deleted records before they were compared."""
         self._begin.clear()
         self._next = {name: offset for name, offset in self._next.items() if offset == _NOT_COMPARED}
 
@@ -105,10 +104,10 @@ class QueuesCheck:
         return min((offset for offset in known if offset > at), default=end)
 
     def finish(self, end: int, noted: Ends, is_gone: Callable[[str], bool], *, is_damaged: bool) -> None:
-        """Check the entries that no record was compared with, up to log offset `end`, and report all faults.
+        """Check the entries without a compared record, up to log offset `end`, and report all faults.
 
-        noted: the queue ends in the file of ends. is_gone: whether a topic was deleted during the check; such a topic
-        is not reported. is_damaged: the log is damaged.
+        noted: the recorded ends of queues. is_gone: whether a topic was deleted during the check, so that it is not
+        reported. is_damaged: the log is damaged.
         """
         for name, queue in self._queues.items():
             try:
@@ -133,7 +132,8 @@ class QueuesCheck:
             )
 
     def behind(self, end: int, *, of_records: bool = False) -> list[str]:
-        """Return the places of entries after the queues' ends. of_records: only if their records are after `end`."""
+        """Return the places of entries after the queues' ends. of_records: only if their records are at or after `end`.
+        """
         found = []
         for name, queue in self._queues.items():
             at = queue.stale(max(self._max_offset(name, end), self._next.get(name, 0)))
@@ -142,7 +142,7 @@ class QueuesCheck:
         return found
 
     def _stands(self, topic: str, queue_id: int, offsets: Ints, entries: Entries) -> bool:
-        """Return whether a record belongs to a light queue that it names. A client may have set that name wrongly."""
+        """Return whether a light queue has the record that names it. A client may have forged that name."""
         first, name = int(offsets[0]), (topic, queue_id)
         offset, size, _ = self._all_queues.of(*name).entries_left(first, first + 1)[0].item()
         if size:
@@ -150,10 +150,10 @@ class QueuesCheck:
         return first == self._next.get(name, first if self._log.min_offset() else 0)
 
     def _compare(self, chunk: LogChunk, name: QueueName, offsets: Ints, entries: Entries) -> None:
-        """Compare consecutive records of a queue with its entries. Records from before a restart are left out."""
+        """Compare consecutive records with the queue's entries, without those from before the topic was recreated."""
         life_begin = self._life_begin(name)
         newest = int(np.searchsorted(entries["physical_offset"].astype(np.int64), life_begin))
-        if newest and offsets[newest - 1] >= self._queues[name].first():  # the queue restarted, or lost a file
+        if newest and offsets[newest - 1] >= self._queues[name].first():  # recreated, or a file is lost
             self._restarted[name[0]] = min(life_begin, self._restarted.get(name[0], life_begin))
             offsets, entries = offsets[newest:], entries[newest:]
             if not len(offsets):
@@ -188,7 +188,7 @@ class QueuesCheck:
             self._note(name, _WRONG_ENTRY, first + row, int(wrong.sum()), example)
 
     def _life_begin(self, name: QueueName) -> int:
-        """Return `log_end.life_begin` of a queue, cached. 0 for a queue that is missing or not compared."""
+        """Return `log_end.life_begin` of a queue, cached. 0 if it is missing or not compared."""
         if name not in self._life_begins:
             self._life_begins[name] = life_begin(self._log, self._queues[name]) if name in self._queues else 0
         return self._life_begins[name]
@@ -196,9 +196,9 @@ class QueuesCheck:
     def _found(self, chunk: LogChunk, name: QueueName, first: int, expected: Entries) -> tuple[Entries, Entries]:
         """Return the queue's entries from `first` on, and the expected ones with their delivery times.
 
-        The former are zeros if the file is missing, and equal the latter if retention deleted the records.
+        Entries of a missing file are zeros. Those of records that retention deleted equal the expected ones.
         """
-        if name not in self._queues:  # the queue is missing, or a broker created it concurrently
+        if name not in self._queues:  # missing, or created by a broker concurrently
             self._queues[name] = self._all_queues.of(*name)
             self._last_at[name] = 0
         if name in self._last_at:
@@ -209,7 +209,7 @@ class QueuesCheck:
         return found, with_delivery_times(chunk, name[0], expected, found)
 
     def _max_offset(self, name: QueueName, end: int) -> int:
-        """Return the queue's end offset. If an entry is damaged, return the end of the compared records."""
+        """Return the queue's end offset, or the end of the compared records if an entry is damaged."""
         try:
             return self._queues[name].max_offset(end)
         except CorruptSegment:
@@ -220,7 +220,7 @@ class QueuesCheck:
         max_offset = self._max_offset(name, end)
         try:
             min_offset = queue.min_offset(self._log.min_offset(), max_offset)
-        except CorruptSegment as error:  # already found by comparing its records, unless they were deleted
+        except CorruptSegment as error:  # found by comparing already, unless retention deleted the record
             min_offset = self._begin.get(name, max_offset)
             if all(name != noted for noted, _ in self._runs):
                 self._report.add(_name(name), str(error).partition(";")[0], _ANEW)
@@ -252,7 +252,7 @@ class QueuesCheck:
         try:
             found = bisect_right(range(max_offset), at, first, max_offset, key=physical_offset)
             return physical_offset(found) if found < max_offset else end
-        except OffsetLost:  # a queue file is missing
+        except OffsetLost:
             return end
 
 

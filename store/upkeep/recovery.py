@@ -1,10 +1,7 @@
-"""Recovery: find the log's end and rebuild queues and index if there is no valid published end.
+"""Recovery: find the log's end, and rebuild queues and index from the log.
 
-`Recovery.decide` walks the log by a plan (see `plans`), checks every record as RocketMQ does, and computes the queue
-entries. The log ends before the first bad record. If the log is known to be flushed beyond that record, recovery raises
-an error instead, because cutting the log there would lose sound records.
-
-`Recovery.carry_out` writes in a second walk. So a directory that cannot be recovered stays unchanged.
+The log ends before its first bad record. If the log is known to be on the device beyond that record, recovery raises,
+because a cut would lose sound records.
 """
 
 from __future__ import annotations
@@ -43,9 +40,9 @@ _REMEDY = "restore the segment from a copy, or read what is left with read_only=
 class RecoveryDecision(NamedTuple):
     """The changes that a recovery will write.
 
-    begin, end: log offsets of the walk. queues: each queue as computed from the walked records; later entries are
-    dropped. index_files: the files that are kept. filed_from: log offset from which keys are added to the index.
-    times_from, keys_from: fields of the published end.
+    begin, end: log offsets of the walk. queues: computed from the walked records; entries after their ends are dropped.
+    index_files: the files to keep. filed_from: log offset from which keys are added to the index. times_from,
+    keys_from: see `PublishedEnd`.
     """
 
     begin: int
@@ -59,10 +56,10 @@ class RecoveryDecision(NamedTuple):
 
 
 class _Times:
-    """Finds the log offset after which store times never decrease."""
+    """Finds the log offset from which store times ascend."""
 
     def __init__(self, begin: int) -> None:
-        """begin: log offset at which the walk begins. Earlier records are ignored."""
+        """begin: log offset at which the walk begins."""
         self._from, self._last = begin, 0
 
     def follow(self, offsets: Ints, times: Ints) -> None:
@@ -72,10 +69,9 @@ class _Times:
         self._last = int(times[-1])
 
     def ascend_from(self, end: int, least: int) -> int:
-        """Return the log offset from which store times ascend.
+        """Return the log offset from which store times ascend: `end` if the next record may be older than the last.
 
-        end: the walk's end, returned if the next record may be older than the last one. least: the earliest store time
-        of the next record, ms.
+        end: the walk's end. least: earliest store time of the next record, ms.
         """
         return self._from if self._last <= least else end
 
@@ -100,13 +96,13 @@ class Recovery:
         self._existing_queues = self._queues.existing()
 
     def decide(self, plan: Plan, ends: Mapping[QueueName, int] = MappingProxyType({})) -> RecoveryDecision:
-        """Walk the log by a plan and return the changes to write. Nothing is written.
+        """Walk the log by a plan and return the changes. Writes nothing, so a failure leaves the directory unchanged.
 
-        ends: end of each queue at `Point.FLUSHED`, if the plan begins there. Searching for it would find a wrong end if
-        an entry or record is damaged, and lose the entries after it.
+        ends: end of each queue at the flushed offset; used if the plan begins there. A search could take a damaged
+        entry for the end and lose the entries after it.
 
         Raises `ConfigError` if index files have other sizes, `CorruptStore` if the table of topics is damaged,
-        `CorruptSegment`, and `CorruptRecord`.
+        `CorruptSegment`, `CorruptRecord`.
         """
         Topics(self._root).queue_counts()
         segments = self._log.segments
@@ -118,7 +114,7 @@ class Recovery:
         for name in self._existing_queues:
             queue = self._queues.of(*name)
             queue.check()
-            # If the walk begins at the log's first byte, a broker's retention may have deleted records since.
+            # At the first byte `ends` may be outdated: a broker's retention may have deleted records since.
             is_known = plan.begin is Point.FLUSHED and begin > first_byte
             queues.begin(name, ends.get(name, queue.begin) if is_known else queue.max_offset(begin))
         end, times = begin, _Times(begin)
@@ -131,7 +127,7 @@ class Recovery:
                 stored = chunk.records.field("store_timestamp")
                 store_timestamp = max(
                     store_timestamp, int(stored[stored <= LAST_MS].max(initial=0))
-                )  # no CRC covers it
+                )  # no CRC covers the time
                 times.follow(chunk.offsets, stored)
             if not self._follow(queues, chunk, is_all=begin == first_byte):
                 return self.decide(plan._replace(begin=Point.FIRST_BYTE))
@@ -154,7 +150,7 @@ class Recovery:
     def _follow(self, queues: QueuesInLog, chunk: LogChunk, *, is_all: bool) -> bool:
         """Add a chunk's records to the queues. Return False if earlier queue entries may be missing.
 
-        is_all: the walk began at the log's first byte, so that none can be missing. Raises `CorruptRecord`.
+        is_all: the walk began at the log's first byte, so none can be missing. Raises `CorruptRecord`.
         """
         for topic, queue_id, offsets, entries, is_certain in all_entries(chunk, self._deletions):
             name, at = (topic, queue_id), int(entries["physical_offset"][0])
@@ -168,10 +164,7 @@ class Recovery:
         return True
 
     def _refuse_misplaced(self, found: Mapping[QueueName, QueueInLog], safe: int) -> None:
-        """Raise `CorruptRecord` if `misplaced` finds a record before `safe`.
-
-        Its header is damaged, and rebuilding the queue from the log would lose the message.
-        """
+        """Raise `CorruptRecord` if a record before `safe` names the wrong queue: rebuilding would lose its message."""
         for name in self._existing_queues:
             said = found[name].begin, found[name].max_offset
             for index, record in misplaced(self._log, self._queues, name, *said, safe):
@@ -183,7 +176,9 @@ class Recovery:
                 )
 
     def _warn_of_what_goes(self, plan: Plan, end: int, found: Mapping[QueueName, QueueInLog]) -> None:
-        """Warn of cut bytes or entries after the end, unless a killed writer of ours or a known crash explains them."""
+        """Warn of bytes that will be cut if the last writer closed the store, and then or after a broker of entries,
+        too.
+        """
         segments = self._log.segments
         start = end - end % segments.size
         if plan.left_well and segments.first_not_zero(end, start + segments.size) is not None:
@@ -213,10 +208,10 @@ class Recovery:
         return left is not None and bool(queue.entries_left(left, left + 1)["physical_offset"][0] >= end)
 
     def _known(self, begin: int, end: int, times_from: int, index_files: list[str], filed_from: int) -> tuple[int, int]:
-        """Return the log offsets from which store times ascend, and from which the index has all keys.
+        """Return `times_from` and `keys_from` of the published end.
 
-        If nothing was appended after the last flush, the previous values are still valid. Otherwise a broker may have
-        appended, and may have written only parts of the index.
+        The previous values are valid if nothing was appended after the last flush. Otherwise a broker may have appended
+        without completing the index.
         """
         keys_from = filed_from if self._index.is_enabled and not index_files else end
         if self._was is not None and begin == end:
@@ -229,7 +224,7 @@ class Recovery:
     def _remember(self, found: dict[QueueName, QueueInLog]) -> None:
         """Take the ends of queues without records from the file of ends.
 
-        Raises `CorruptStore` if that file is damaged and the end of some queue cannot be found elsewhere.
+        Raises `CorruptStore` if that file is damaged and the end of a queue is not known otherwise.
         """
         ends, topics = QueueEnds.read(self._root), Topics(self._root).queue_counts()
         bare = [(topic, n) for topic, count in topics.items() for n in range(count) if (topic, n) not in found]
@@ -245,10 +240,10 @@ class Recovery:
                 found[name] = QueueInLog(end, is_cut=True, is_remembered=True)
 
     def carry_out(self, decision: RecoveryDecision) -> None:
-        """Execute a decision. A new published end is written last. Raises `StoreFull`.
+        """Execute a decision. Raises `StoreFull`.
 
-        Entries are overwritten in place, so that concurrent readers lose none. Log, queues and index are cut at the
-        log's end. If this process dies, the next recovery makes the same decision.
+        The published end follows log, queues and index: if this process dies before, the next recovery decides the
+        same. Entries are overwritten in place, so that concurrent readers miss none.
         """
         restarted = [name for name, it in decision.queues.items() if it.begin < self._queues.of(*name).begin]
         if restarted:
@@ -262,10 +257,10 @@ class Recovery:
             if published.has_failed:
                 self._log.segments.write_again(published.flushed_offset, published.written_end)
                 for name, queue in decision.queues.items():
-                    # Truncate first: readers have the files open, and would see rejected entries once the log grows.
+                    # First: readers have the files open, and would see rejected entries once the log grows.
                     self._queues.of(*name).truncate(queue.max_offset)
                     self._queues.of(*name).write_again(queue.begin)
-            published.note_keys_from(decision.end)  # keeps readers from searching an incomplete index
+            published.note_keys_from(decision.end)  # readers must not search an incomplete index
             self._write(decision)
 
     def _write(self, decision: RecoveryDecision) -> None:
@@ -296,7 +291,7 @@ class Recovery:
         for name, queue in queues.items():
             self._queues.of(*name).truncate(queue.max_offset)
             self._queues.of(*name).flush(queue.begin, queue.max_offset)
-            # Finish an interrupted clean-up: RocketMQ expects the queue's first valid entry in its first file.
+            # Finish an interrupted clean-up: RocketMQ expects a queue's first valid entry in its first file.
             self._queues.of(*name).expire(first_byte)
         self._index.truncate(end)
         known = decision.times_from, decision.keys_from
@@ -345,12 +340,11 @@ class _KeptIndex:
     def decide(self, plan: Plan, begin: int, end: int) -> tuple[list[str], int]:
         """Return the files to keep, and the log offset from which keys are added again.
 
-        begin, end: log offsets of the walk. If keys are missing before or between files, no file is kept: keys can only
-        be appended after the last file. A broker leaves such an index after a crash, because its recovery adds only
-        later keys.
+        begin, end: log offsets of the walk. Keys can only be added after the last file. So if keys are missing before,
+        as after a broker's recovery, no file is kept.
         """
         names = self._trusted(plan.filed)
-        if begin == self._log.min_offset():  # drop zeroed files: all keys would be added to the last one again
+        if begin == self._log.min_offset():  # drop zeroed files, else all keys would be added to the last one again
             names = [name for name in names if self._index.spans([name])]
         spans, first_byte = self._index.spans(names), self._log.min_offset()
         if (plan.filed is Filed.ALL and begin > first_byte) or not self._index.is_enabled:
@@ -367,7 +361,9 @@ class _KeptIndex:
         return self._index.trusted(read_index_checkpoint(self._root) if filed is Filed.CHECKPOINT else -1)
 
     def _are_filed(self, spans: list[tuple[int, int]]) -> bool:
-        """Return whether the log has no key before the first of these ranges, and none between two of them."""
+        """Return whether files with these ranges have all keys of the log before the last range's end, which must be a
+        record.
+        """
         at = self._log.min_offset()
         filed = at - 1
         for begin, end in spans:
@@ -384,7 +380,7 @@ class _KeptIndex:
 def must_reach(log: CommitLog, end: int) -> None:
     """Raise `CorruptSegment` if the segment before log offset `end` is missing or does not begin with a record.
 
-    An append would leave a hole there, and the next recovery would lose all records after the hole.
+    An append would leave a hole there, and the next recovery would lose all records after it.
     """
     start = (end - 1) - (end - 1) % log.segments.size
     if end > log.min_offset() and next(walk(log, start, until=end, check_crc=False), None) is None:

@@ -1,8 +1,7 @@
-"""`Retention`: delete old log segments, and then queue and index files, as RocketMQ's CleanCommitLogService does.
+"""`Retention`: delete old log segments, then queue and index files without records (CleanCommitLogService).
 
-Each call does one step. The oldest segments are deleted first, never the last one with a record; then queue and index
-files without records. A process that has a deleted file open can still read it; the space is freed when it closes the
-file.
+Each call is one step. It deletes the oldest segments, never the last one with a record. A process that has a deleted
+file open can still read it, and keeps its space.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from store.log.consume_queues import ConsumeQueues
 from store.model.errors import StoreFull, system_errors
 
 _SECONDS_PER_HOUR = 3600
-Files = list[tuple[str, int]]  # path, bytes used on the device
+Files = list[tuple[str, int]]  # path, bytes on the device
 
 
 class Reason(Enum):
-    """Why segments are deleted or kept now. The value is the text shown to users."""
+    """Why segments are deleted or kept. The value is shown to users."""
 
     DISK_FULL = "the disk is fuller than diskSpaceCleanForciblyRatio: the oldest go, whatever their age"
     FORCED = "all but the last were to go, whatever their age"
@@ -48,8 +47,8 @@ class CleanMoment(NamedTuple):
     now: float  # seconds since 1970
     hour: int  # local, 0 to 23
     used_percent: int  # of the device
-    asked: bool = False  # called explicitly: ignore deleteWhen
-    forced: bool = False  # delete regardless of age
+    asked: bool = False  # ignore deleteWhen
+    forced: bool = False  # delete at any age
 
 
 class LogSegment(NamedTuple):
@@ -65,7 +64,7 @@ class CleanDecision(NamedTuple):
 def decide(config: StoreConfig, moment: CleanMoment, segments: list[LogSegment]) -> CleanDecision:
     """Return the segments to delete in one step, at most `deleteFileBatchMax`. No I/O.
 
-    segments: ascending, without the last. The result ends before the first one that is too young, as in RocketMQ.
+    segments: ascending, without the last. As in RocketMQ, none after the first one that is too young.
     """
     reason = _reason(config, moment)
     if reason is Reason.NOT_NOW:
@@ -91,9 +90,8 @@ def _reason(config: StoreConfig, moment: CleanMoment) -> Reason:
 class Cleaned:
     """The files that one step deleted, or would delete.
 
-    log, queues, index: paths, oldest first. taken: bytes they used on the device. min_offset: the log's first offset
-    after the step. kept: number of expired segments that are kept, because messages in them are not yet archived or
-    delivered.
+    log, queues, index: paths, oldest first. taken: bytes on the device. min_offset: the log's first offset after the
+    step. kept: number of expired segments with messages that are not archived or delivered yet.
     """
 
     reason: Reason
@@ -124,9 +122,9 @@ class Retention:
     def decide(
         self, confirm_offset: int, now: float | None, kept_from: int | None = None, *, asked: bool, forced: bool
     ) -> tuple[CleanDecision, int, int]:
-        """Return the decision for the current files, the device's usage in percent, and `Cleaned.kept`.
+        """Return the decision, the device's usage in percent, and `Cleaned.kept`.
 
-        kept_from: log offset of the first record that is not yet archived or delivered; it and later ones are kept.
+        kept_from: log offset of the first record that is not archived or delivered yet; later ones are kept, too.
         """
         used, now = used_percent(self._root), time.time() if now is None else now
         moment = CleanMoment(now, time.localtime(now).tm_hour, used, asked, forced)
@@ -140,24 +138,24 @@ class Retention:
         segments = self._log.segments
         for start in segments.starts()[:-1]:
             if start + segments.size < confirm_offset:
-                with suppress(FileNotFoundError):  # deleted concurrently
+                with suppress(FileNotFoundError):
                     yield LogSegment(start, segments.modified(start))
 
     def preview(self, decision: CleanDecision, used: int, kept: int) -> Cleaned:
-        """Return the log segments that `clean` would delete. Queue and index files are not included."""
+        """Return the log segments that `clean` would delete, without queue and index files."""
         paths, taken = self._of_log(decision, self._log.segments.taken)
         return Cleaned(decision.reason, self._log.min_offset(), used, taken, paths, kept=kept)
 
     def clean(
         self, decision: CleanDecision, used: int, kept: int, held: Callable[[], AbstractContextManager[None]]
     ) -> Cleaned:
-        """Execute a decision. Queue files left by an earlier step are deleted, too.
+        """Execute a decision, and delete queue files that an earlier step left.
 
-        Segments are deleted without a lock: that is slow for 1 GiB, and no process writes to them any more. held:
-        acquires the append lock for queue and index files, because appends may write to them.
+        held: acquires the append lock, for queue and index files, to which appends may write. Segments need no lock,
+        and deleting 1 GiB is slow.
         """
         paths, taken = self._of_log(decision, self._log.segments.delete)
-        with suppress(FileNotFoundError):  # sync, so that a machine crash cannot restore segments without their entries
+        with suppress(FileNotFoundError):  # after a machine crash, no segments without their entries
             sync_directory(self._log.segments.directory)
         with held():
             minimum, queue_files, index_files = self._of_the_rest()
@@ -190,7 +188,7 @@ def used_percent(path: Path) -> int:
 
 
 def refuse_when_full(path: Path, config: StoreConfig) -> None:
-    """Raise `StoreFull` above `diskSpaceWarningLevelRatio`, the level at which RocketMQ rejects puts (DISK_FULL)."""
+    """Raise `StoreFull` above `diskSpaceWarningLevelRatio`, the level at which RocketMQ rejects puts."""
     used = used_percent(path)
     if used > config.diskSpaceWarningLevelRatio:
         raise StoreFull(

@@ -1,7 +1,7 @@
 """Roll back offsets and topics that are ahead of the log's end, before the next append.
 
-They are ahead in three cases: a machine crash lost unflushed records; a backup has files that are newer than its log;
-or a broker served a dead writer's append and then dropped it.
+Causes: a machine crash lost unflushed records; a backup's files are newer than its log; a broker served a dead writer's
+append and then dropped it.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from store.model.log_protocol import Positions, Queue
 from store.publish.locks import among_groups
 
 WHY = "after a crash of the machine, or from a backup, they may be newer than the log"
-_TURN_SECONDS = 30.0  # time to wait for the lock of consumer groups
+_TURN_SECONDS = 30.0  # to wait for the lock of consumer groups
 _logger = logging.getLogger("store")
 
 
 def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
     """Roll back group offsets, topic deletions and producer progress to log offset `end`.
 
-    Call as the only writer, under the store lock. Groups that consumed lost messages will consume the messages that
-    replace them. A topic deleted after `end` counts as deleted at `end`, so that records appended next do not count as
-    deleted. Named producers take their progress from the log. An unreadable file stays unchanged; its readers raise the
-    error. queues: expect the entries at `end`, or fewer.
+    Call as the only writer, under the store lock. queues: expect the entries at `end`, or fewer. Groups that consumed
+    lost messages consume their replacements. A topic deleted after `end` counts as deleted at `end`, so that the next
+    records do not. An unreadable file stays unchanged; its readers raise.
     """
     topics = Topics(root)
     at_most = partial(_at_most, topics, TopicTable(root).batches, queues, end)
@@ -62,9 +61,9 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
 
 
 def _at_most(topics: Topics, batches: set[str], queues: ConsumeQueues, end: int, queue: Queue, offset: int) -> int:
-    """Return the lower one of `offset` and the queue's end. For a deleted queue, use its end before the deletion.
+    """Return `offset`, or the queue's end if that is lower. A deleted queue ended at its deletion.
 
-    batches: topics with batch queues, which cannot be read; their offsets stay.
+    batches: topics with batch queues, which cannot be read, so their offsets stay.
     """
     if offset <= queues.expected.get((queue.topic, queue.queue_id), 0) or queue.topic in batches:
         return offset
@@ -73,12 +72,12 @@ def _at_most(topics: Topics, batches: set[str], queues: ConsumeQueues, end: int,
         if not is_there:
             return min(offset, topics.begin(queue.topic, queue.queue_id))
         return queues.at_most(queue.topic, queue.queue_id, end, offset)
-    except CorruptSegment:  # keep this offset, and roll back the other queues
+    except CorruptSegment:  # keep this offset, roll back the others
         return offset
 
 
 def _beyond(offsets: ConsumerOffsets, at_most: Callable[[Queue, int], int]) -> Iterator[tuple[str, Positions]]:
-    """Yield the groups with offsets after queue ends, each with these ends."""
+    """Yield the groups with offsets after the ends of queues, each with these ends."""
     for group, positions in offsets.all_positions().items():
         ends = {queue: end for queue, at in positions.items() if (end := at_most(queue, at)) < at}
         # Op messages may be lost: read all half messages and remaining op messages again.

@@ -50,12 +50,12 @@ from store.publish.published_end import published_end_of
 from store.read.query import message_at
 from store.upkeep.plans import Evidence
 
-_ENTRIES = 256  # read at once; a writer with tags in the index adds one for each message that has a tag
+_ENTRIES = 256  # for one read; with tags in the index, most messages have an entry for their tag
 _RECORDS = 256  # limit of records without a tag: trace messages have hundreds of keys and no tag
 
 
 def tags_are_filed(root: Path, config: StoreConfig) -> bool:
-    """Return whether the newest messages with tags have them in the index. False if no such message is found."""
+    """Return whether the newest messages with tags have them in the index. False without such a message."""
     index, log = Index.of(root, config, writable=False), CommitLog(root, config.mappedFileSizeCommitLog, writable=False)
     looked = 0
     try:
@@ -65,7 +65,7 @@ def tags_are_filed(root: Path, config: StoreConfig) -> bool:
             looked += len(offsets)
             if has or looked >= _RECORDS:
                 return any(has)
-    except ConfigError:  # index files of other sizes than configured: adding a key raises this error
+    except ConfigError:  # other sizes than configured: adding a key raises this
         pass
     return False
 
@@ -100,8 +100,6 @@ _MARKS = (PUBLISHED_END_FILE, COMMIT_LOG_DIR, TOPICS_FILE)
 
 
 class StoreDirectory:
-    """The directory of an existing store, or of one to create."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
         self._conf = root / CONF_FILE
@@ -129,7 +127,7 @@ class StoreDirectory:
             return any((self.root / mark).exists() for mark in _MARKS)
 
     def must_be_store(self, *, writing: bool = False) -> None:
-        """Raise `NotAStore`, or `UnsupportedStore` for a kind that cannot be read (written, if `writing`)."""
+        """Raise `NotAStore`, or `UnsupportedStore` for a kind that cannot be read (or written, if `writing`)."""
         refuse_kinds(self.root, writing=writing)
         if not self.is_store():
             what = "is no store" if self.root.exists() else "does not exist"
@@ -149,7 +147,7 @@ class StoreDirectory:
             raise NotAStore(f"{self.root}: a file; name a directory")
         with system_errors(self.root):
             others = sorted(entry.name for entry in self.root.iterdir()) if self.root.exists() else []
-        if self.is_store():  # another process created it concurrently
+        if self.is_store():  # concurrently, by another process
             return
         if others and others != [CONFIG_DIR]:
             raise NotAStore(
@@ -162,7 +160,7 @@ class StoreDirectory:
     def configuration(self, given: StoreConfig | str | os.PathLike[str] | None) -> StoreConfig:
         """Return the given settings, or else the directory's own.
 
-        File sizes, tag index and archive are always taken from the directory if it has them. Raises `ConfigError`.
+        If the directory has them, its file sizes, tag index and archive have priority. Raises `ConfigError`.
         """
         own = settings_there(self._conf)
         self._warn_if_lost()
@@ -178,13 +176,12 @@ class StoreDirectory:
 
     @property
     def has_configuration(self) -> bool:
-        """Whether the directory's `config/store.conf` has the sizes of its files."""
+        """Whether `config/store.conf` has the sizes of its files."""
         return settings_there(self._conf).keys() >= set(SIZES)
 
     def check_sizes(self, config: StoreConfig) -> None:
-        """Raise `ConfigError` if file sizes differ from the directory's own. Call under the store lock.
-
-        They differ if another process created the store after `configuration` read the sizes.
+        """Raise `ConfigError` if another process concurrently created the store with other sizes. Call under the store
+        lock.
         """
         own = settings_there(self._conf)
         there = replace(config, **{name: own[name] for name in SIZES if name in own})  # rounded as in `config`
@@ -196,7 +193,7 @@ class StoreDirectory:
                 )
 
     def save_configuration(self, config: StoreConfig) -> None:
-        """Write `config/store.conf` of a new store, or add missing file sizes. Call under the store lock."""
+        """Write `config/store.conf` of a new store, or add missing sizes. Call under the store lock."""
         own = settings_there(self._conf)
         missing = [name for name in SIZES if name not in own]
         if missing:
@@ -207,7 +204,7 @@ class StoreDirectory:
 
     def _warn_if_lost(self) -> None:
         """Warn if the settings file is lost: the defaults may delete messages too early or flush them too late."""
-        # Checked before the settings: a new store gets its settings first and this file later.
+        # Check this first: a new store gets its settings before its published end.
         is_ours = (self.root / PUBLISHED_END_FILE).exists()
         if settings_text(self._conf) or not (is_ours or self._conf.exists()):
             return
@@ -219,7 +216,7 @@ class StoreDirectory:
         )
 
     def mark_open(self) -> None:
-        """Create `abort`, which exists while a writer is open. A broker that finds it recovers as after a crash."""
+        """Create `abort`. A broker that finds it recovers as after a crash."""
         abort = self.root / ABORT_FILE
         if not abort.exists():
             write_file(abort, str(os.getpid()).encode("ascii"))
@@ -234,7 +231,7 @@ class StoreDirectory:
             abort.unlink(missing_ok=True)
 
     def warn_of_missing_segments(self, log: CommitLog) -> None:
-        """Warn of a missing segment, and of bytes after the log's end that this project's appends cannot have left.
+        """Warn of a missing segment, and of bytes after the log's end that no append of ours left.
 
         Call under the store lock.
         """
@@ -262,10 +259,10 @@ class StoreDirectory:
     def evidence(
         self, log: CommitLog, index: Index, queue_file_size: int, ends: QueueEnds | None, *, alone: bool
     ) -> Evidence:
-        """Return the evidence from which recovery chooses a plan. Call under the store lock, before `mark_open`.
+        """Return the evidence for `plan_for`. Call under the store lock, before `mark_open`.
 
-        ends: read from the directory's file; updated with the messages appended since. alone: no other writer is open.
-        If another one is, it has already checked the queues.
+        ends: the recorded ends; updated with later appends. alone: no other writer is open. Another one has already
+        checked the queues.
         """
         abort = (self.root / ABORT_FILE).exists()
         checkpoint = read_checkpoint(self.root) is not None
@@ -278,8 +275,8 @@ class StoreDirectory:
             current = published.same_boot and not (published.has_failed or overtaken)
             end = published.confirm_offset if current else published.flushed_offset
             if queues and alone:
-                # Our writers write the ends before they delete `abort`. If the ends are stale, a broker was the last
-                # writer, or it appended after our writer died. It may have rebuilt the index.
+                # Our writers write the ends before they delete `abort`. Stale ends mean that a broker wrote last, or
+                # after our writer died; it may have rebuilt the index.
                 left_alone = ends is not None and (ends.at == published.confirm_offset or (abort and not overtaken))
                 left_alone = left_alone and not published.has_lost
                 files = log, index, queue_file_size, end
@@ -289,7 +286,7 @@ class StoreDirectory:
                 if not anew:
                     queues = queues and (not index.is_enabled or index.have_what_they_say(index.names(), end))
             confirm = published.confirm_offset
-            # True if nothing was appended since the last topic with queues was deleted: no queues are expected then.
+            # No queues are expected if nothing was appended since the last topic with queues was deleted.
             is_bare = not queues and not alone and confirm in Topics(self.root).deletions().values()
             return Evidence(True, current, queues or is_bare or confirm == 0, abort, checkpoint)
 
@@ -300,5 +297,5 @@ class StoreDirectory:
 
 
 def _file_size(folder: Path) -> int | None:
-    """Return the size of the first file that is not empty: a broker creates a file and sets its size later."""
+    """Return the size of the first file that is not empty: a broker creates a file before it sets its size."""
     return next((status.st_size for _, status in list_files(folder) if status.st_size), None)

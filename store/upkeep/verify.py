@@ -1,8 +1,7 @@
 """`verify` checks a store, and `repair` rebuilds its queues and index from the log.
 
-`verify` walks the log once. It compares each record with its queue entry (`QueuesCheck`) and its keys with the index
-(`IndexCheck`). Memory: a few chunks of the log, a few values for each queue, and the slots of one index file. Writers
-may append concurrently; messages published after the start are not checked.
+`verify` walks the log once and compares it with queues and index. Memory: a few chunks of the log, a few values for
+each queue, the slots of one index file.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from store.upkeep.store_directory import StoreDirectory
 
 Progress = Callable[[int, int], None]  # bytes of the log: checked, total
 
-_DISPATCH_SECONDS = 1.0  # maximal lag of a running broker's queues behind its log
+_DISPATCH_SECONDS = 1.0  # a running broker's queues lag at most so far behind its log
 _SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 
 _BAD_END = (
@@ -72,8 +71,9 @@ def verify(
 ) -> Report:
     """Check a store of this project or of a RocketMQ broker. Nothing is written.
 
-    config: as in `MessageStore.open`. A broker's directory needs it if the sizes of index files are not RocketMQ's
-    defaults. Raises `NotAStore` and `ConfigError`; every other problem is reported as a finding.
+    Writers may append concurrently; messages published after the start are not checked. config: as in
+    `MessageStore.open`; a broker's directory needs it if its index files have other sizes than RocketMQ's default.
+    Raises `NotAStore`, `ConfigError`; every other problem is a finding.
     """
     directory = StoreDirectory.at(path)
     directory.must_be_store()
@@ -94,10 +94,10 @@ class _Verifier:
         self._progress = progress
         self._config = config
         self._log = CommitLog(self._root, self._config.mappedFileSizeCommitLog, writable=False)
-        # By topic and log offset: False for records of deleted topics, and for batch queues.
+        # by topic and log offset; False: deleted topic or batch queue
         self._is_compared: Callable[[str, int], bool] = lambda topic, at: True
-        self._deletions: dict[str, int] = {}  # topics deleted before the check began
-        self._is_damaged = False  # whether the log is damaged
+        self._deletions: dict[str, int] = {}  # before the check began
+        self._is_damaged = False
 
     def add(self, where: str, what: str, remedy: str) -> None:
         self.report.add(where, what, remedy)
@@ -106,7 +106,7 @@ class _Verifier:
         self._check_admin_files()
         with closing(LogEnd(self._root, self._log)) as log_end:
             begin, end = self._log.min_offset(), log_end.confirm_offset
-            # Read the topics again: some may have been created since. Errors were reported above.
+            # Read the topics again, for new ones. Errors were reported above.
             with suppress(CorruptStore):
                 self._look_at_topics(is_told=False)
             size = self._config.mappedFileSizeConsumeQueue
@@ -138,7 +138,7 @@ class _Verifier:
             if log_end.by_log and is_closed and is_over:
                 for where in [self._place(end)] if left else behind:
                     self.add(where, _BAD_END if left else _LOST_END.format(end=end), COPY)
-            if is_at_rest:  # otherwise an append is in progress, or its process died and the next append undoes it
+            if is_at_rest:  # otherwise an append is running, or the next one undoes it
                 for where in behind:
                     self.add(where, "something is left behind the end", REPAIR)
             for where, what in index_check.findings(is_at_rest=is_at_rest):
@@ -172,7 +172,7 @@ class _Verifier:
         self._is_compared = lambda topic, at: topic not in table.batches and table.is_there(topic, at)
 
     def _noted_ends(self, end: int) -> Ends:
-        """Return the queue ends in the file of ends, for existing topics. Ignore the file if it is newer than `end`."""
+        """Return the recorded ends of existing queues, none if they are of a later log than `end`."""
         with suppress(CorruptStore):  # reported by _check_admin_files
             noted, topics = QueueEnds.sound(self._root), Topics(self._root).queue_counts()
             if noted is not None and noted.at <= end:
@@ -202,14 +202,14 @@ class _Verifier:
                 continue
             try:
                 resume, what = self._resume(at, end, queues), self._damage(at)
-            except OffsetLost:  # deleted by retention
+            except OffsetLost:  # by retention
                 continue
             self._is_damaged = True
             self.add(self._place(at), f"{what}; {resume - at} bytes up to log offset {resume} cannot be read", COPY)
             at = resume
 
     def _check_times(self, chunk: LogChunk) -> None:
-        """Report impossible store times. No CRC covers a record's header; its other fields are compared elsewhere."""
+        """Report impossible store times. No CRC covers them, and nothing else is compared with them."""
         times = chunk.records.field("store_timestamp")
         wrong = chunk.offsets[(times <= 0) | (times > LAST_MS)]
         if len(wrong):
@@ -248,7 +248,7 @@ class _Verifier:
         return f"{self._log.segments.path(start).relative_to(self._root)} @ {at - start}"
 
     def _left_in_log(self, end: int) -> list[int]:
-        """Return the log offset of the first nonzero byte after the end, as a list of at most one."""
+        """Return the log offset of the first nonzero byte after the end, if any."""
         segments = self._log.segments
         found = [segments.first_not_zero(end, start + segments.size) for start in segments.starts()[-1:]]
         return [at for at in found if at is not None]
@@ -257,9 +257,8 @@ class _Verifier:
 def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike[str] | None = None) -> None:
     """Rebuild queues and index from the log, and cut off all bytes after the log's end.
 
-    config: as for `verify`. Raises `StoreLocked` if another process writes, `CorruptStore` for damage that cannot be
-    repaired, and `ConfigError` if the sizes of a broker's index files differ from `config`. After these errors the
-    store is unchanged.
+    config: as for `verify`. Raises `StoreLocked` if another process writes, `CorruptStore` for damage beyond repair,
+    and `ConfigError` if a broker's index files have other sizes than `config`. The store is then unchanged.
     """
     directory = StoreDirectory.at(path)
     directory.must_be_store(writing=True)
@@ -289,7 +288,7 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
 
 @contextmanager
 def _in_place_of(made: Path, root: Path) -> Iterator[None]:
-    """Replace the store's index by the one in folder `made`, if the context ends without an error."""
+    """Replace the store's index by the one in folder `made`, unless the context raises."""
     make_folder(made / INDEX_DIR)
     try:
         yield
