@@ -1,1 +1,1 @@
-"""Maintenance of a store's directory: recovery, retention, topic deletion, verify and repair."""
+"""Recovery, retention, topic deletion, verify and repair."""

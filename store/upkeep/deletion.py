@@ -1,10 +1,10 @@
 """Delete topics: remove a topic's queues and settings. The log and the offsets of groups stay.
 
-A deletion takes effect when the table of topics is replaced. The next writer finishes the deletion of a killed process.
-The table keeps a `Tombstone` with the topic's end offsets, at which a recreated topic continues.
+A deletion takes effect when the table of topics is replaced. The table keeps a `Tombstone` with the topic's end
+offsets, at which a recreated topic continues. If the process is killed, the next writer finishes the deletion.
 
-A deletion changes the published end's deletion count. Other processes then drop cached queues, writers under the append
-lock, so that none appends to a deleted file.
+The published end counts deletions. When the count changes, readers drop their cached queues. So do writers, under the
+append lock, and none appends to a deleted file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _logger = logging.getLogger("store")
 
 
 class Deletion:
-    """Deletes topics of one store. Call its methods under the append lock."""
+    """Call its methods under the append lock."""
 
     def __init__(self, root: Path, published: PublishedEnd) -> None:
         self._root = root
@@ -43,8 +43,8 @@ class Deletion:
         All published messages must be flushed, and unfinished appends undone. Raises `CorruptStore`.
         """
         with system_errors(self._root):
-            check_reached(self._root)  # else an unreadable file would fail `finish` and all later appends
-            self._topics.enter(topic)  # else a recreated topic would count as deleted too early
+            check_reached(self._root)  # fail now: with an unreadable file, `finish` and all later appends would fail
+            self._topics.enter(topic)  # without an entry, a recreated topic would count as deleted too early
             self._published_end.begin_deletion()
             make_directory(self._root / DELETED_DIR)
             make_directory(self._root / DELETED_DIR / topic)
@@ -58,7 +58,7 @@ class Deletion:
 
 
 def finish_deletion(root: Path) -> None:
-    """As `Deletion.finish`, for a writer without a published end. Leaves the deletion count odd."""
+    """As `Deletion.finish`, for a writer without a published end. The deletion count stays odd."""
     deleted, queues = root / DELETED_DIR, root / CONSUME_QUEUE_DIR
     if status_of(deleted) is None:
         return
@@ -66,7 +66,7 @@ def finish_deletion(root: Path) -> None:
         gone = TopicTable(root).deleted
         for topic in sorted(each.name for each in deleted.iterdir() if each.name in gone):
             forget_reached(root, topic)
-            with suppress(FileNotFoundError):  # no messages, or moved by the killed process
+            with suppress(FileNotFoundError):  # no messages, or already moved
                 (queues / topic).rename(deleted / topic)  # atomic: readers never see a part of the topic
                 sync_directory(queues)
         shutil.rmtree(deleted)
@@ -76,9 +76,9 @@ def finish_deletion(root: Path) -> None:
 def remove_what_came_back(root: Path) -> None:
     """Remove queues of deleted topics, so that a recreated topic does not show their messages.
 
-    They exist if a broker rebuilt them after a crash, or if the table of topics is newer than the log. If a queue has
-    messages from after the deletion, the table is older than the log: the topic is added again. Call as the only
-    writer, without an unfinished deletion.
+    A broker may have rebuilt them after a crash, or the table of topics may be newer than the log. A topic whose queues
+    have messages from after its deletion is added to the table again. Call as the only writer, with no unfinished
+    deletion.
     """
     queues, topics = root / CONSUME_QUEUE_DIR, Topics(root)
     deleted, gone = topics.deletions(), topics.table().deleted
@@ -96,14 +96,14 @@ def remove_what_came_back(root: Path) -> None:
             "the topic again; see what else it lacks",
             *(root, topic, TOPICS_FILE),
         )
-        topics.create(topic, 1)  # from now on, its folders give the number of queues
+        topics.create(topic, 1)
         topics.create(topic, topics.queue_count(topic))
 
 
 def with_messages_since(root: Path) -> list[str]:
     """Return topics that are deleted in the table but have later messages: the table is older than the log.
 
-    Safe during concurrent writes, because a writer adds a topic to the table before its first message.
+    Safe during writes, because a writer adds a topic to the table before its first message.
     """
     found, table = list[str](), TopicTable(root)
     for topic in sorted(table.deleted):
@@ -115,7 +115,6 @@ def with_messages_since(root: Path) -> list[str]:
 
 
 def _published(root: Path) -> int:
-    """Return the published end of the log, LONG_MAX if it is unknown."""
     published = published_end_of(root)
     if published is None:
         return LONG_MAX

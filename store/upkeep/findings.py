@@ -1,7 +1,7 @@
 """`Report`: the findings of `verify`. `misplaced` and `broken_bodies` find damage that checksums do not detect.
 
-Usually no checksum covers a record's header. If its topic or queue is damaged, only the right queue's entry reveals it,
-so that queue must not be rebuilt from the log. A compressed body can have a correct checksum and still not decompress.
+Usually no checksum covers a record's header. If it names a wrong topic or queue, only the right queue's entry shows the
+damage. That queue must not be rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ def misplaced(
 
 
 def _before(queue: ConsumeQueue, begin: int, first_byte: int) -> range:
-    """Return the offsets of entries before `begin` whose records are not deleted."""
     try:
         return range(queue.min_offset(first_byte, begin), begin)
     except OffsetLost:
@@ -64,7 +63,7 @@ def place_of(record: StoredMessage) -> str:
 def _known_here_alone(
     log: CommitLog, queues: ConsumeQueues, name: QueueName, index: int, safe: int
 ) -> StoredMessage | None:
-    """Return the record of an entry. None if it is not sound, or if the queue in its header has an entry for it."""
+    """Return the record of an entry. None if it is not sound, or if the queue in its header has it, too."""
     offset, size, _ = queues.of(*name).entries_left(index, index + 1)[0].item()
     if not (log.min_offset() <= offset and 0 < size <= safe - offset):
         return None
@@ -84,14 +83,14 @@ def _known_here_alone(
 
 
 class Broken(NamedTuple):
-    """A body that cannot be decompressed. at: log offset of its record."""
+    """A body that cannot be decompressed, though its checksum is right. at: log offset of its record."""
 
     at: int
     what: str
 
 
 def broken_bodies(chunk: LogChunk, max_bytes: int) -> list[Broken]:
-    """Return the bodies of a chunk that cannot be decompressed. Checks only the first `max_bytes` of each."""
+    """Return the broken bodies of a chunk. Checks only the first `max_bytes` of each."""
     flags = chunk.records.field("sys_flag")
     rows = np.flatnonzero(flags & SYS_COMPRESSED)
     if not len(rows):
@@ -115,12 +114,11 @@ UNREADABLE = 'none: its producer sent it so. Read on with unreadable="null"; con
 REPAIR = "verify --repair"
 
 
-class Enough(Exception):
-    """The report has `MAX_FINDINGS` findings."""
+class Enough(Exception): ...
 
 
 class Finding(NamedTuple):
-    """One problem. where: file or queue, and offset."""
+    """where: file or queue, and offset."""
 
     where: str
     what: str
@@ -129,10 +127,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Report:
-    """Result of `verify`. The check stops after `MAX_FINDINGS` findings.
-
-    records, log_bytes, queues: how many were checked.
-    """
+    """Result of `verify`, which stops after `MAX_FINDINGS` findings. records, log_bytes, queues: how many were checked."""
 
     findings: list[Finding] = field(default_factory=list)
     records: int = 0
@@ -141,7 +136,7 @@ class Report:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether the store is damaged. Unreadable bodies do not count: their producers sent them so."""
+        """False if all findings are unreadable bodies: their producers sent them so."""
         return any(finding.remedy != UNREADABLE for finding in self.findings)
 
     def __repr__(self) -> str:

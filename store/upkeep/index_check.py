@@ -1,6 +1,6 @@
 """`IndexCheck`: checks that each index file is a valid hash table, and that its entries match the log.
 
-Both are in the same order, so one walk suffices. Memory: the slots of one file and one piece of its entries.
+Memory: the slots of one file and one piece of its entries.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ _WHEN_AT_REST = (_BEHIND, _SLOT_BEHIND)
 
 
 class _Entries(NamedTuple):
-    """Consecutive entries of one file, in the order of the log."""
-
     file: str
     header: Header
     numbers: Ints
@@ -55,9 +53,8 @@ class IndexCheck:
     """Compares index and log. Call `compare` for each range of the log in order, then `finish`, then `findings`."""
 
     def __init__(self, index: Index, log: CommitLog, end: int, *, is_complete: bool) -> None:
-        """end: log offset up to which records are compared.
-
-        is_complete: every key must be in the index. A broker's index may have gaps between files.
+        """end: log offset up to which records are compared. is_complete: every key must be in the index; a broker's
+        index may have gaps between files.
         """
         self._index = index
         self._log = log
@@ -72,8 +69,8 @@ class IndexCheck:
     def compare(self, keys: Keys, with_tags: Keys, begin: int, end: int) -> None:
         """Compare the keys of the records in log bytes [begin, end) with the index.
 
-        keys: must be in the index, see `dispatch.index_keys`. with_tags: may be in the index. Between the previous
-        range and `begin` the log is damaged, so entries there are skipped.
+        keys: must be in the index, see `dispatch.index_keys`. with_tags: may be in the index. The log before `begin`
+        that was not compared is damaged, so its entries are skipped.
         """
         for _ in self._until(begin):
             pass
@@ -95,7 +92,7 @@ class IndexCheck:
         self._add(INDEX_DIR, _NOT_FILED, missing[self._must_be_filed(missing)])
 
     def finish(self) -> None:
-        """Check the rest of the files, after the last range."""
+        """Check the rest of the files."""
         for _ in self._until(self._end):
             pass
 
@@ -109,10 +106,7 @@ class IndexCheck:
     # --- entries and the log ---------------------------------------------------------------------------
 
     def _check_times(self, piece: _Entries, timestamps: Ints) -> None:
-        """Compare the store times in entries and header with the records.
-
-        The first entry's field has another meaning (see `IndexFile.append`), so its record is compared with the header.
-        """
+        """Compare store times. The first entry's field has another meaning, so the header is compared instead."""
         begin, numbers = piece.header["begin_timestamp"], piece.numbers
         expected = seconds_since(begin, timestamps)
         wrong = np.where(numbers == _FIRST, timestamps != begin, piece.entries["seconds"] != expected)
@@ -122,7 +116,7 @@ class IndexCheck:
         self._add(piece.file, _SECONDS, numbers[wrong])
 
     def _must_be_filed(self, offsets: Ints) -> Mask:
-        there = offsets >= self._log.min_offset()  # retention may delete concurrently
+        there = offsets >= self._log.min_offset()
         if self._is_complete or not there.any():
             return there & self._index.is_enabled
         inside = np.zeros(len(offsets), np.bool_)
@@ -131,7 +125,6 @@ class IndexCheck:
         return there & inside
 
     def _until(self, end: int) -> Iterator[_Entries]:
-        """Yield the next entries, up to log offset `end`."""
         while self._piece is not None:
             piece = self._piece
             stop = int(np.searchsorted(piece.entries["physical_offset"].astype(np.int64), end))
@@ -145,7 +138,6 @@ class IndexCheck:
     # --- the files -------------------------------------------------------------------------------------
 
     def _read_files(self) -> Iterator[_Entries]:
-        """Check each file and yield its entries of records before the end, without those out of order."""
         reached = -1
         for name in self._index.names():
             where = f"{INDEX_DIR}/{name}"
@@ -202,7 +194,7 @@ class IndexCheck:
             expected = newest[start : start + _SLOTS_AT_ONCE]
             values = file.slot_values(start, start + _SLOTS_AT_ONCE)
             wrong = _before(file, values, limit) != expected
-            if wrong.any():  # read again: a write may have been in progress
+            if wrong.any():  # a write may have been in progress
                 wrong &= _before(file, file.slot_values(start, start + _SLOTS_AT_ONCE), limit) != expected
             self._add(where, _SLOT, start + np.flatnonzero(wrong))
             self._add(where, _SLOT_BEHIND, start + np.flatnonzero(values >= limit))
@@ -214,7 +206,7 @@ class IndexCheck:
 
 
 def _pairs(records: Ints, offsets: Ints, hashes: npt.NDArray[np.generic]) -> Ints:
-    """Return numbers that combine a record's row in `records` (upper 32 bits) and a key's hash, int64."""
+    """Return numbers that combine a record's row in `records` (upper 32 bits) and a key's hash."""
     return np.searchsorted(records, offsets) << 32 | hashes.astype(np.int64)
 
 
@@ -223,7 +215,7 @@ def _isin(these: Ints, those: Ints) -> Mask:
 
 
 def _chain(newest: npt.NDArray[np.int32], slots: Ints, numbers: Ints) -> Ints:
-    """Return the previous entry in each entry's slot, and update `newest`, the newest entry by slot."""
+    """Return the previous entry in the same slot for each entry. newest: the newest entry by slot, updated."""
     order = np.argsort(slots, kind="stable")
     heads, starts = np.unique(slots[order], return_index=True)
     previous = np.empty(len(numbers), np.int64)
@@ -246,7 +238,7 @@ def _before(file: IndexFile, slots: Ints, limit: int) -> Ints:
 
 
 def _steady_header(file: IndexFile) -> Header:
-    """Read the header until two reads agree, as a write may be in progress."""
+    """Read until two reads agree, because a write may be in progress."""
     header = file.header()
     while (again := file.header()) != header:
         header = again

@@ -7,23 +7,19 @@ from typing import NamedTuple
 
 
 class Evidence(NamedTuple):
-    """The state of a directory before recovery."""
-
-    published: bool  # there is a published end
-    current: bool  # written in this boot; since then no flush failed and no broker appended
-    queues: bool  # queues and index are complete, or are empty and ought to be
-    abort: bool  # a writer of ours or a broker did not close the store
+    published: bool
+    current: bool  # of this boot; no flush has failed and no broker has appended since
+    queues: bool  # queues and index are complete, or should be empty and are
+    abort: bool  # a writer, of ours or a broker, did not close the store
     checkpoint: bool  # RocketMQ's checkpoint file has a time
 
 
 class Point(Enum):
-    """A log offset."""
-
     FIRST_BYTE = auto()
-    FLUSHED = auto()  # of the published end
+    FLUSHED = auto()  # the published end's flushed offset
     CONFIRMED = auto()  # the published end; later bytes are ignored
     LAST_SEGMENT = auto()  # start of the last segment that begins with a record
-    CHECKPOINT = auto()  # start of the last segment whose first record is 3 s older than RocketMQ's checkpoint
+    CHECKPOINT = auto()  # the same, at least 3 s older than RocketMQ's checkpoint
 
 
 class Filed(Enum):
@@ -31,12 +27,12 @@ class Filed(Enum):
 
     NONE = auto()
     ALL = auto()
-    FULL = auto()  # all except the last: each file is flushed before the next is created
-    CHECKPOINT = auto()  # files that end before RocketMQ's checkpoint of the index
+    FULL = auto()  # all except the last: each is flushed before the next is created
+    CHECKPOINT = auto()  # those that end before RocketMQ's index checkpoint
 
 
 class Plan(NamedTuple):
-    """begin: where the walk of the log begins. trusted: the log is on the device up to this point. filed: index files
+    """begin: start of the walk. trusted: the log is on the device up to this point. filed: index files
     to keep. left_well: the last writer closed the store, so no bytes are expected after the end.
     """
 
@@ -53,7 +49,7 @@ CASES: list[tuple[tuple[bool | None, ...], Plan | None]] = [
     # First row: the machine was shut down, or a broker appended. Second row: the machine crashed, or a flush failed.
     ((Y, N, Y, N, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.ALL, left_well=True)),
     ((Y, N, Y, Y, X), Plan(Point.FLUSHED, Point.FLUSHED, Filed.FULL)),
-    ((Y, Y, N, X, X), Plan(Point.FIRST_BYTE, Point.CONFIRMED, Filed.ALL)),  # parts of queues or index are missing
+    ((Y, Y, N, X, X), Plan(Point.FIRST_BYTE, Point.CONFIRMED, Filed.ALL)),
     ((Y, N, N, N, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.ALL, left_well=True)),
     ((Y, N, N, Y, X), Plan(Point.FIRST_BYTE, Point.FLUSHED, Filed.FULL)),
     # A broker's directory. Its queues are rebuilt: parts may be missing, and crashes leave stale entries.
@@ -64,7 +60,6 @@ CASES: list[tuple[tuple[bool | None, ...], Plan | None]] = [
 
 
 def plan_for(evidence: Evidence) -> Plan | None:
-    """Return the plan of the first matching case, None if no recovery is needed."""
     for pattern, plan in CASES:
         if all(wanted in (None, found) for wanted, found in zip(pattern, evidence, strict=True)):
             return plan

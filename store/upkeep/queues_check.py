@@ -35,7 +35,7 @@ _TWICE = "{count} records have a queue offset that an earlier one has"
 
 @dataclass
 class _Run:
-    """Queue offsets of one queue with the same fault: the first, their number, and an example."""
+    """Queue offsets with the same fault. count: their number."""
 
     first: int
     count: int
@@ -68,9 +68,9 @@ class QueuesCheck:
         self._queues: dict[QueueName, ConsumeQueue] = {}
         self._life_begins: dict[QueueName, int] = {}
         self._restarted: dict[str, int] = {}  # log offset of a recreated topic's first record
-        self._last_at: dict[QueueName, int] = {}  # log offset of the last record of a queue without a folder
-        self._begin: dict[QueueName, int] = {}  # queue offset of the first record seen
-        self._next: dict[QueueName, int] = {}  # queue offset after the last record seen
+        self._last_at: dict[QueueName, int] = {}  # of a queue without a folder: log offset of its last record
+        self._begin: dict[QueueName, int] = {}
+        self._next: dict[QueueName, int] = {}
         self._runs: dict[tuple[QueueName, str], _Run] = {}
         for name in queues.existing():
             queue = queues.of(*name)
@@ -94,7 +94,7 @@ class QueuesCheck:
                 self._compare(chunk, (topic, queue_id), offsets[:count], entries[:count])
 
     def forget_offsets(self) -> None:
-        """Continue at any offset, because retention deleted records before they were compared."""
+        """Accept a gap next: retention deleted records before they were compared."""
         self._begin.clear()
         self._next = {name: offset for name, offset in self._next.items() if offset == _NOT_COMPARED}
 
@@ -104,10 +104,10 @@ class QueuesCheck:
         return min((offset for offset in known if offset > at), default=end)
 
     def finish(self, end: int, noted: Ends, is_gone: Callable[[str], bool], *, is_damaged: bool) -> None:
-        """Check the entries without a compared record, up to log offset `end`, and report all faults.
+        """Check the entries after the last record, up to log offset `end`, and report all faults.
 
-        noted: the recorded ends of queues. is_gone: whether a topic was deleted during the check, so that it is not
-        reported. is_damaged: the log is damaged.
+        noted: the recorded ends of queues. is_gone: whether a topic was deleted concurrently, so that it is not
+        reported.
         """
         for name, queue in self._queues.items():
             try:
@@ -132,8 +132,7 @@ class QueuesCheck:
             )
 
     def behind(self, end: int, *, of_records: bool = False) -> list[str]:
-        """Return the places of entries after the queues' ends. of_records: only if their records are at or after `end`.
-        """
+        """Return the places of entries after the queues' ends. of_records: only of records from `end` on."""
         found = []
         for name, queue in self._queues.items():
             at = queue.stale(max(self._max_offset(name, end), self._next.get(name, 0)))
@@ -142,7 +141,7 @@ class QueuesCheck:
         return found
 
     def _stands(self, topic: str, queue_id: int, offsets: Ints, entries: Entries) -> bool:
-        """Return whether a light queue has the record that names it. A client may have forged that name."""
+        """Return whether a light queue has a record that names it: a client may have forged the name."""
         first, name = int(offsets[0]), (topic, queue_id)
         offset, size, _ = self._all_queues.of(*name).entries_left(first, first + 1)[0].item()
         if size:
@@ -150,7 +149,7 @@ class QueuesCheck:
         return first == self._next.get(name, first if self._log.min_offset() else 0)
 
     def _compare(self, chunk: LogChunk, name: QueueName, offsets: Ints, entries: Entries) -> None:
-        """Compare consecutive records with the queue's entries, without those from before the topic was recreated."""
+        """Compare consecutive records with their entries. Records from before a recreation are left out."""
         life_begin = self._life_begin(name)
         newest = int(np.searchsorted(entries["physical_offset"].astype(np.int64), life_begin))
         if newest and offsets[newest - 1] >= self._queues[name].first():  # recreated, or a file is lost
@@ -188,7 +187,6 @@ class QueuesCheck:
             self._note(name, _WRONG_ENTRY, first + row, int(wrong.sum()), example)
 
     def _life_begin(self, name: QueueName) -> int:
-        """Return `log_end.life_begin` of a queue, cached. 0 if it is missing or not compared."""
         if name not in self._life_begins:
             self._life_begins[name] = life_begin(self._log, self._queues[name]) if name in self._queues else 0
         return self._life_begins[name]
@@ -196,7 +194,7 @@ class QueuesCheck:
     def _found(self, chunk: LogChunk, name: QueueName, first: int, expected: Entries) -> tuple[Entries, Entries]:
         """Return the queue's entries from `first` on, and the expected ones with their delivery times.
 
-        Entries of a missing file are zeros. Those of records that retention deleted equal the expected ones.
+        Missing files give zeros. Entries whose records retention deleted are as expected.
         """
         if name not in self._queues:  # missing, or created by a broker concurrently
             self._queues[name] = self._all_queues.of(*name)
@@ -209,7 +207,7 @@ class QueuesCheck:
         return found, with_delivery_times(chunk, name[0], expected, found)
 
     def _max_offset(self, name: QueueName, end: int) -> int:
-        """Return the queue's end offset, or the end of the compared records if an entry is damaged."""
+        """Return the queue's end, or the end of the compared records if an entry is damaged."""
         try:
             return self._queues[name].max_offset(end)
         except CorruptSegment:
@@ -220,7 +218,7 @@ class QueuesCheck:
         max_offset = self._max_offset(name, end)
         try:
             min_offset = queue.min_offset(self._log.min_offset(), max_offset)
-        except CorruptSegment as error:  # found by comparing already, unless retention deleted the record
+        except CorruptSegment as error:  # reported already, unless retention deleted the record
             min_offset = self._begin.get(name, max_offset)
             if all(name != noted for noted, _ in self._runs):
                 self._report.add(_name(name), str(error).partition(";")[0], _ANEW)

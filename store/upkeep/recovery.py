@@ -1,7 +1,7 @@
 """Recovery: find the log's end, and rebuild queues and index from the log.
 
-The log ends before its first bad record. If the log is known to be on the device beyond that record, recovery raises,
-because a cut would lose sound records.
+The log ends before its first bad record. If the log is known to be on the device beyond that, recovery raises: a cut
+would lose sound records.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ _REMEDY = "restore the segment from a copy, or read what is left with read_only=
 class RecoveryDecision(NamedTuple):
     """The changes that a recovery will write.
 
-    begin, end: log offsets of the walk. queues: computed from the walked records; entries after their ends are dropped.
-    index_files: the files to keep. filed_from: log offset from which keys are added to the index. times_from,
-    keys_from: see `PublishedEnd`.
+    begin, end: log offsets of the walk. queues: as in the walked records; later entries are dropped. filed_from: log
+    offset from which keys are added to the index. times_from, keys_from: see `PublishedEnd`.
     """
 
     begin: int
@@ -56,22 +55,19 @@ class RecoveryDecision(NamedTuple):
 
 
 class _Times:
-    """Finds the log offset from which store times ascend."""
-
     def __init__(self, begin: int) -> None:
-        """begin: log offset at which the walk begins."""
         self._from, self._last = begin, 0
 
     def follow(self, offsets: Ints, times: Ints) -> None:
-        """Add the next records. offsets: log offsets. times: store times, ms. Both int64, shape (n,), n > 0."""
+        """offsets: log offsets. times: store times, ms. Both int64, shape (n,), n > 0."""
         back = np.flatnonzero(np.diff(times, prepend=self._last) < 0)
         self._from = int(offsets[back[-1]]) if len(back) else self._from
         self._last = int(times[-1])
 
     def ascend_from(self, end: int, least: int) -> int:
-        """Return the log offset from which store times ascend: `end` if the next record may be older than the last.
+        """Return the log offset from which store times ascend.
 
-        end: the walk's end. least: earliest store time of the next record, ms.
+        end: the walk's end, returned if the next record may be older than the last. least: its earliest store time, ms.
         """
         return self._from if self._last <= least else end
 
@@ -114,7 +110,7 @@ class Recovery:
         for name in self._existing_queues:
             queue = self._queues.of(*name)
             queue.check()
-            # At the first byte `ends` may be outdated: a broker's retention may have deleted records since.
+            # At the first byte `ends` may be outdated: a broker's retention may have deleted records.
             is_known = plan.begin is Point.FLUSHED and begin > first_byte
             queues.begin(name, ends.get(name, queue.begin) if is_known else queue.max_offset(begin))
         end, times = begin, _Times(begin)
@@ -127,7 +123,7 @@ class Recovery:
                 stored = chunk.records.field("store_timestamp")
                 store_timestamp = max(
                     store_timestamp, int(stored[stored <= LAST_MS].max(initial=0))
-                )  # no CRC covers the time
+                )  # no CRC covers it
                 times.follow(chunk.offsets, stored)
             if not self._follow(queues, chunk, is_all=begin == first_byte):
                 return self.decide(plan._replace(begin=Point.FIRST_BYTE))
@@ -148,9 +144,8 @@ class Recovery:
         return RecoveryDecision(begin, end, store_timestamp, queues.found, index_files, filed_from, *known)
 
     def _follow(self, queues: QueuesInLog, chunk: LogChunk, *, is_all: bool) -> bool:
-        """Add a chunk's records to the queues. Return False if earlier queue entries may be missing.
-
-        is_all: the walk began at the log's first byte, so none can be missing. Raises `CorruptRecord`.
+        """Return False if earlier queue entries may be missing. is_all: none can be, because the walk began at the
+        first byte.
         """
         for topic, queue_id, offsets, entries, is_certain in all_entries(chunk, self._deletions):
             name, at = (topic, queue_id), int(entries["physical_offset"][0])
@@ -164,7 +159,7 @@ class Recovery:
         return True
 
     def _refuse_misplaced(self, found: Mapping[QueueName, QueueInLog], safe: int) -> None:
-        """Raise `CorruptRecord` if a record before `safe` names the wrong queue: rebuilding would lose its message."""
+        """Raise if a record before `safe` names a wrong queue: rebuilding would lose the message."""
         for name in self._existing_queues:
             said = found[name].begin, found[name].max_offset
             for index, record in misplaced(self._log, self._queues, name, *said, safe):
@@ -176,8 +171,9 @@ class Recovery:
                 )
 
     def _warn_of_what_goes(self, plan: Plan, end: int, found: Mapping[QueueName, QueueInLog]) -> None:
-        """Warn of bytes that will be cut if the last writer closed the store, and then or after a broker of entries,
-        too.
+        """Warn that bytes after the end are cut although the last writer closed the store, or that entries are.
+
+        A broker's entries are expected to end with the log, even after a kill.
         """
         segments = self._log.segments
         start = end - end % segments.size
@@ -202,7 +198,6 @@ class Recovery:
         warnings.warn(what, RuntimeWarning, stacklevel=2)
 
     def _knows_more(self, name: QueueName, max_offset: int, end: int) -> bool:
-        """Return whether a queue has an entry at or after `max_offset` for a record at or after log offset `end`."""
         queue = self._queues.of(*name)
         left = queue.stale(max_offset)
         return left is not None and bool(queue.entries_left(left, left + 1)["physical_offset"][0] >= end)
@@ -210,8 +205,8 @@ class Recovery:
     def _known(self, begin: int, end: int, times_from: int, index_files: list[str], filed_from: int) -> tuple[int, int]:
         """Return `times_from` and `keys_from` of the published end.
 
-        The previous values are valid if nothing was appended after the last flush. Otherwise a broker may have appended
-        without completing the index.
+        Earlier values hold if nothing was appended after the last flush. Otherwise a broker may have appended without
+        completing the index.
         """
         keys_from = filed_from if self._index.is_enabled and not index_files else end
         if self._was is not None and begin == end:
@@ -224,7 +219,7 @@ class Recovery:
     def _remember(self, found: dict[QueueName, QueueInLog]) -> None:
         """Take the ends of queues without records from the file of ends.
 
-        Raises `CorruptStore` if that file is damaged and the end of a queue is not known otherwise.
+        Raises `CorruptStore` if it is damaged and a queue's end is not known otherwise.
         """
         ends, topics = QueueEnds.read(self._root), Topics(self._root).queue_counts()
         bare = [(topic, n) for topic, count in topics.items() for n in range(count) if (topic, n) not in found]
@@ -242,8 +237,8 @@ class Recovery:
     def carry_out(self, decision: RecoveryDecision) -> None:
         """Execute a decision. Raises `StoreFull`.
 
-        The published end follows log, queues and index: if this process dies before, the next recovery decides the
-        same. Entries are overwritten in place, so that concurrent readers miss none.
+        The published end follows log, queues and index. If this process dies before, the next recovery decides the
+        same. Entries are overwritten in place, so that readers miss none.
         """
         restarted = [name for name, it in decision.queues.items() if it.begin < self._queues.of(*name).begin]
         if restarted:
@@ -313,7 +308,6 @@ class Recovery:
         )
 
     def _may_be_torn(self) -> bool:
-        """Return whether a crash or a failed flush may have written unflushed bytes in part."""
         return self._was is not None and (self._was.has_failed or not self._was.same_boot)
 
     def _refused_from(self) -> int | None:
@@ -340,11 +334,11 @@ class _KeptIndex:
     def decide(self, plan: Plan, begin: int, end: int) -> tuple[list[str], int]:
         """Return the files to keep, and the log offset from which keys are added again.
 
-        begin, end: log offsets of the walk. Keys can only be added after the last file. So if keys are missing before,
+        begin, end: log offsets of the walk. Keys can only be added after the last file. So if earlier keys are missing,
         as after a broker's recovery, no file is kept.
         """
         names = self._trusted(plan.filed)
-        if begin == self._log.min_offset():  # drop zeroed files, else all keys would be added to the last one again
+        if begin == self._log.min_offset():  # zeroed files: all keys would be added to the last one again
             names = [name for name in names if self._index.spans([name])]
         spans, first_byte = self._index.spans(names), self._log.min_offset()
         if (plan.filed is Filed.ALL and begin > first_byte) or not self._index.is_enabled:
@@ -361,9 +355,7 @@ class _KeptIndex:
         return self._index.trusted(read_index_checkpoint(self._root) if filed is Filed.CHECKPOINT else -1)
 
     def _are_filed(self, spans: list[tuple[int, int]]) -> bool:
-        """Return whether files with these ranges have all keys of the log before the last range's end, which must be a
-        record.
-        """
+        """Return whether no key is missing before or between these files, and the log has their last record."""
         at = self._log.min_offset()
         filed = at - 1
         for begin, end in spans:
@@ -378,7 +370,7 @@ class _KeptIndex:
 
 
 def must_reach(log: CommitLog, end: int) -> None:
-    """Raise `CorruptSegment` if the segment before log offset `end` is missing or does not begin with a record.
+    """Raise `CorruptSegment` if the segment before log offset `end` is missing or empty.
 
     An append would leave a hole there, and the next recovery would lose all records after it.
     """

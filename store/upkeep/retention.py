@@ -1,7 +1,7 @@
 """`Retention`: delete old log segments, then queue and index files without records (CleanCommitLogService).
 
-Each call is one step. It deletes the oldest segments, never the last one with a record. A process that has a deleted
-file open can still read it, and keeps its space.
+Each call is one step. It never deletes the last segment with a record. A process that has a deleted file open can still
+read it, and keeps its space.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Files = list[tuple[str, int]]  # path, bytes on the device
 
 
 class Reason(Enum):
-    """Why segments are deleted or kept. The value is shown to users."""
+    """The value is shown to users."""
 
     DISK_FULL = "the disk is fuller than diskSpaceCleanForciblyRatio: the oldest go, whatever their age"
     FORCED = "all but the last were to go, whatever their age"
@@ -39,14 +39,13 @@ class Reason(Enum):
 
     @property
     def whatever_age(self) -> bool:
-        """Whether segments are deleted before they expire."""
         return self in (Reason.DISK_FULL, Reason.FORCED)
 
 
 class CleanMoment(NamedTuple):
     now: float  # seconds since 1970
     hour: int  # local, 0 to 23
-    used_percent: int  # of the device
+    used_percent: int
     asked: bool = False  # ignore deleteWhen
     forced: bool = False  # delete at any age
 
@@ -64,7 +63,7 @@ class CleanDecision(NamedTuple):
 def decide(config: StoreConfig, moment: CleanMoment, segments: list[LogSegment]) -> CleanDecision:
     """Return the segments to delete in one step, at most `deleteFileBatchMax`. No I/O.
 
-    segments: ascending, without the last. As in RocketMQ, none after the first one that is too young.
+    segments: ascending, without the last. As in RocketMQ, none is deleted after the first that is too young.
     """
     reason = _reason(config, moment)
     if reason is Reason.NOT_NOW:
@@ -124,7 +123,7 @@ class Retention:
     ) -> tuple[CleanDecision, int, int]:
         """Return the decision, the device's usage in percent, and `Cleaned.kept`.
 
-        kept_from: log offset of the first record that is not archived or delivered yet; later ones are kept, too.
+        kept_from: log offset of the first record that is not archived or delivered yet.
         """
         used, now = used_percent(self._root), time.time() if now is None else now
         moment = CleanMoment(now, time.localtime(now).tm_hour, used, asked, forced)
@@ -134,7 +133,6 @@ class Retention:
         return decision, used, len(decide(self._config, moment, segments).starts) - len(decision.starts)
 
     def _candidates(self, confirm_offset: int) -> Iterator[LogSegment]:
-        """Yield the segments before the one with the last published record."""
         segments = self._log.segments
         for start in segments.starts()[:-1]:
             if start + segments.size < confirm_offset:
@@ -151,11 +149,11 @@ class Retention:
     ) -> Cleaned:
         """Execute a decision, and delete queue files that an earlier step left.
 
-        held: acquires the append lock, for queue and index files, to which appends may write. Segments need no lock,
-        and deleting 1 GiB is slow.
+        held: acquires the append lock, for files to which appends may write. Segments are deleted without it, because 1
+        GiB takes long.
         """
         paths, taken = self._of_log(decision, self._log.segments.delete)
-        with suppress(FileNotFoundError):  # after a machine crash, no segments without their entries
+        with suppress(FileNotFoundError):  # segments that a machine crash restores would have no entries
             sync_directory(self._log.segments.directory)
         with held():
             minimum, queue_files, index_files = self._of_the_rest()
@@ -188,7 +186,7 @@ def used_percent(path: Path) -> int:
 
 
 def refuse_when_full(path: Path, config: StoreConfig) -> None:
-    """Raise `StoreFull` above `diskSpaceWarningLevelRatio`, the level at which RocketMQ rejects puts."""
+    """Raise `StoreFull` above `diskSpaceWarningLevelRatio`, where RocketMQ rejects puts."""
     used = used_percent(path)
     if used > config.diskSpaceWarningLevelRatio:
         raise StoreFull(

@@ -32,8 +32,8 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
     """Roll back group offsets, topic deletions and producer progress to log offset `end`.
 
     Call as the only writer, under the store lock. queues: expect the entries at `end`, or fewer. Groups that consumed
-    lost messages consume their replacements. A topic deleted after `end` counts as deleted at `end`, so that the next
-    records do not. An unreadable file stays unchanged; its readers raise.
+    lost messages will consume their replacements. A topic deleted after `end` counts as deleted at `end`, so that new
+    records do not count as deleted. An unreadable file stays unchanged; its readers raise.
     """
     topics = Topics(root)
     at_most = partial(_at_most, topics, TopicTable(root).batches, queues, end)
@@ -61,9 +61,9 @@ def step_back(root: Path, queues: ConsumeQueues, end: int) -> None:
 
 
 def _at_most(topics: Topics, batches: set[str], queues: ConsumeQueues, end: int, queue: Queue, offset: int) -> int:
-    """Return `offset`, or the queue's end if that is lower. A deleted queue ended at its deletion.
+    """Return `offset`, or the queue's end if that is lower. For a deleted queue, that is its end at the deletion.
 
-    batches: topics with batch queues, which cannot be read, so their offsets stay.
+    batches: topics with batch queues, which cannot be read; their offsets stay.
     """
     if offset <= queues.expected.get((queue.topic, queue.queue_id), 0) or queue.topic in batches:
         return offset
@@ -77,7 +77,6 @@ def _at_most(topics: Topics, batches: set[str], queues: ConsumeQueues, end: int,
 
 
 def _beyond(offsets: ConsumerOffsets, at_most: Callable[[Queue, int], int]) -> Iterator[tuple[str, Positions]]:
-    """Yield the groups with offsets after the ends of queues, each with these ends."""
     for group, positions in offsets.all_positions().items():
         ends = {queue: end for queue, at in positions.items() if (end := at_most(queue, at)) < at}
         # Op messages may be lost: read all half messages and remaining op messages again.

@@ -50,7 +50,7 @@ from store.publish.published_end import published_end_of
 from store.read.query import message_at
 from store.upkeep.plans import Evidence
 
-_ENTRIES = 256  # for one read; with tags in the index, most messages have an entry for their tag
+_ENTRIES = 256  # for one read; with tags in the index, most messages have one
 _RECORDS = 256  # limit of records without a tag: trace messages have hundreds of keys and no tag
 
 
@@ -71,7 +71,7 @@ def tags_are_filed(root: Path, config: StoreConfig) -> bool:
 
 
 def _newest_first(index: Index) -> Iterator[Entries]:
-    """Yield pieces of the index's entries. A record that spans two pieces is only in the newer one."""
+    """Yield pieces of the index. A record that spans two pieces is only in the newer one."""
     cut = -1
     for name in reversed(index.names()):
         file = index.file(name)
@@ -84,7 +84,7 @@ def _newest_first(index: Index) -> Iterator[Entries]:
 
 
 def _has_its_tag(log: CommitLog, entries: Entries, offset: int) -> bool | None:
-    """Return whether the entries of a record include its tag. None if it has no tag or cannot be read."""
+    """None if the record has no tag or cannot be read."""
     try:
         message = message_at(log, offset, log.next_segment(offset))
     except (OffsetLost, OffsetNotYet, CorruptRecord):
@@ -136,10 +136,7 @@ class StoreDirectory:
             )
 
     def create(self) -> None:
-        """Create the directory unless it is a store.
-
-        Raises `NotAStore` if the path is a file or a directory with other files, and `UnsupportedStore`.
-        """
+        """Raises `NotAStore` if the path is a file or a directory with other files, and `UnsupportedStore`."""
         refuse_kinds(self.root, writing=True)
         if self.is_store():
             return
@@ -147,7 +144,7 @@ class StoreDirectory:
             raise NotAStore(f"{self.root}: a file; name a directory")
         with system_errors(self.root):
             others = sorted(entry.name for entry in self.root.iterdir()) if self.root.exists() else []
-        if self.is_store():  # concurrently, by another process
+        if self.is_store():  # created concurrently
             return
         if others and others != [CONFIG_DIR]:
             raise NotAStore(
@@ -180,9 +177,7 @@ class StoreDirectory:
         return settings_there(self._conf).keys() >= set(SIZES)
 
     def check_sizes(self, config: StoreConfig) -> None:
-        """Raise `ConfigError` if another process concurrently created the store with other sizes. Call under the store
-        lock.
-        """
+        """Raise `ConfigError` if another process just created the store with other sizes. Call under the store lock."""
         own = settings_there(self._conf)
         there = replace(config, **{name: own[name] for name in SIZES if name in own})  # rounded as in `config`
         for name in SIZES:
@@ -203,8 +198,7 @@ class StoreDirectory:
             write_file(self._conf, with_settings(text, added) if text else config.text().encode("ascii"))
 
     def _warn_if_lost(self) -> None:
-        """Warn if the settings file is lost: the defaults may delete messages too early or flush them too late."""
-        # Check this first: a new store gets its settings before its published end.
+        # First: a new store gets its settings before its published end.
         is_ours = (self.root / PUBLISHED_END_FILE).exists()
         if settings_text(self._conf) or not (is_ours or self._conf.exists()):
             return
@@ -231,9 +225,8 @@ class StoreDirectory:
             abort.unlink(missing_ok=True)
 
     def warn_of_missing_segments(self, log: CommitLog) -> None:
-        """Warn of a missing segment, and of bytes after the log's end that no append of ours left.
-
-        Call under the store lock.
+        """Warn of a missing segment, and of bytes after the log's end that no append of ours left. Call under the store
+        lock.
         """
         try:
             log.segments.check()
@@ -261,8 +254,8 @@ class StoreDirectory:
     ) -> Evidence:
         """Return the evidence for `plan_for`. Call under the store lock, before `mark_open`.
 
-        ends: the recorded ends; updated with later appends. alone: no other writer is open. Another one has already
-        checked the queues.
+        ends: the recorded ends; updated with later appends. alone: no other writer is open; another one has checked the
+        queues.
         """
         abort = (self.root / ABORT_FILE).exists()
         checkpoint = read_checkpoint(self.root) is not None
@@ -275,8 +268,8 @@ class StoreDirectory:
             current = published.same_boot and not (published.has_failed or overtaken)
             end = published.confirm_offset if current else published.flushed_offset
             if queues and alone:
-                # Our writers write the ends before they delete `abort`. Stale ends mean that a broker wrote last, or
-                # after our writer died; it may have rebuilt the index.
+                # Our writers write the ends before they delete `abort`. If the ends are stale, a broker wrote last, and
+                # may have rebuilt the index.
                 left_alone = ends is not None and (ends.at == published.confirm_offset or (abort and not overtaken))
                 left_alone = left_alone and not published.has_lost
                 files = log, index, queue_file_size, end
@@ -286,7 +279,7 @@ class StoreDirectory:
                 if not anew:
                     queues = queues and (not index.is_enabled or index.have_what_they_say(index.names(), end))
             confirm = published.confirm_offset
-            # No queues are expected if nothing was appended since the last topic with queues was deleted.
+            # No queues are expected if nothing was appended since the last topic was deleted.
             is_bare = not queues and not alone and confirm in Topics(self.root).deletions().values()
             return Evidence(True, current, queues or is_bare or confirm == 0, abort, checkpoint)
 
@@ -297,5 +290,5 @@ class StoreDirectory:
 
 
 def _file_size(folder: Path) -> int | None:
-    """Return the size of the first file that is not empty: a broker creates a file before it sets its size."""
+    """Return the size of the first file that is not empty: a broker sets the size after it creates a file."""
     return next((status.st_size for _, status in list_files(folder) if status.st_size), None)

@@ -1,8 +1,4 @@
-"""`verify` checks a store, and `repair` rebuilds its queues and index from the log.
-
-`verify` walks the log once and compares it with queues and index. Memory: a few chunks of the log, a few values for
-each queue, the slots of one index file.
-"""
+"""`verify` checks a store in one walk of the log. `repair` rebuilds its queues and index from the log."""
 
 from __future__ import annotations
 
@@ -71,9 +67,9 @@ def verify(
 ) -> Report:
     """Check a store of this project or of a RocketMQ broker. Nothing is written.
 
-    Writers may append concurrently; messages published after the start are not checked. config: as in
-    `MessageStore.open`; a broker's directory needs it if its index files have other sizes than RocketMQ's default.
-    Raises `NotAStore`, `ConfigError`; every other problem is a finding.
+    Writers may append; messages published after the start are not checked. Memory: a few chunks of the log, a few
+    values for each queue, the slots of one index file. config: as in `MessageStore.open`; needed for a broker's index
+    with other sizes than RocketMQ's default. Raises `NotAStore`, `ConfigError`; every other problem is a finding.
     """
     directory = StoreDirectory.at(path)
     directory.must_be_store()
@@ -94,9 +90,9 @@ class _Verifier:
         self._progress = progress
         self._config = config
         self._log = CommitLog(self._root, self._config.mappedFileSizeCommitLog, writable=False)
-        # by topic and log offset; False: deleted topic or batch queue
+        # by topic and log offset; False for deleted topics and batch queues
         self._is_compared: Callable[[str, int], bool] = lambda topic, at: True
-        self._deletions: dict[str, int] = {}  # before the check began
+        self._deletions: dict[str, int] = {}
         self._is_damaged = False
 
     def add(self, where: str, what: str, remedy: str) -> None:
@@ -132,7 +128,7 @@ class _Verifier:
             index_check.finish()
             left = self._left_in_log(end)
             behind = [self._place(at) for at in left] + queues_check.behind(end, of_records=log_end.by_log)
-            is_closed = not (self._root / ABORT_FILE).exists()  # read after the queues and before the end
+            is_closed = not (self._root / ABORT_FILE).exists()  # after the queues and before the end
             is_over = end == log_end.confirm_offset
             is_at_rest = log_end.is_at_rest and is_over
             if log_end.by_log and is_closed and is_over:
@@ -188,7 +184,7 @@ class _Verifier:
     # --- the log ---------------------------------------------------------------------------------------
 
     def _walk(self, at: int, end: int, queues: QueuesCheck) -> Iterator[LogChunk]:
-        """Yield all sound records in [at, end). Report the bytes between them as findings."""
+        """Yield all sound records in [at, end). Report the bytes between them."""
         while at < end:
             for chunk in walk(self._log, at):
                 yield chunk
@@ -209,7 +205,7 @@ class _Verifier:
             at = resume
 
     def _check_times(self, chunk: LogChunk) -> None:
-        """Report impossible store times. No CRC covers them, and nothing else is compared with them."""
+        """Report impossible store times: no CRC covers them."""
         times = chunk.records.field("store_timestamp")
         wrong = chunk.offsets[(times <= 0) | (times > LAST_MS)]
         if len(wrong):
@@ -248,7 +244,6 @@ class _Verifier:
         return f"{self._log.segments.path(start).relative_to(self._root)} @ {at - start}"
 
     def _left_in_log(self, end: int) -> list[int]:
-        """Return the log offset of the first nonzero byte after the end, if any."""
         segments = self._log.segments
         found = [segments.first_not_zero(end, start + segments.size) for start in segments.starts()[-1:]]
         return [at for at in found if at is not None]
@@ -267,17 +262,17 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
     index = Index.of(root, settings, writable=True)
     made = root / REPAIR_DIR
     with alone(root, "a repair"), system_errors(root):
-        # The store's own settings have the right sizes. Without them, a file of another size may be intact.
+        # Only its own settings are sure to have the right sizes: with others, a sound file looks damaged.
         if not directory.has_configuration:
             index.check()
-        shutil.rmtree(made, ignore_errors=True)  # left by a repair that was killed
+        shutil.rmtree(made, ignore_errors=True)  # of a killed repair
         new = Index.of(made, settings, writable=True) if settings.messageIndexEnable else index
         recovery = Recovery(root, log, new, settings.mappedFileSizeConsumeQueue)
         evidence = directory.evidence(log, index, settings.mappedFileSizeConsumeQueue, QueueEnds.read(root), alone=True)
         plan = plan_for(evidence) or Plan(Point.FIRST_BYTE, Point.CONFIRMED)
         filed = Filed.NONE if settings.messageIndexEnable else Filed.ALL
         decision = recovery.decide(plan._replace(begin=Point.FIRST_BYTE, filed=filed))
-        decision = decision._replace(keys_from=decision.end)  # the complete index is not in its final folder yet
+        decision = decision._replace(keys_from=decision.end)  # the new index is not in its folder yet
         directory.mark_open()
         with _in_place_of(made, root) if settings.messageIndexEnable else nullcontext():
             recovery.carry_out(decision)
