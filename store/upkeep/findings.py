@@ -127,7 +127,10 @@ class Finding(NamedTuple):
 
 @dataclass
 class Report:
-    """Result of `verify`, which stops after `MAX_FINDINGS` findings. records, log_bytes, queues: how many were checked."""
+    """Result of `verify`, which stops after `MAX_FINDINGS` findings.
+
+    records, log_bytes, queues: how many were checked.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     records: int = 0

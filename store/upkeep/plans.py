@@ -19,7 +19,7 @@ class Point(Enum):
     FLUSHED = auto()  # the published end's flushed offset
     CONFIRMED = auto()  # the published end; later bytes are ignored
     LAST_SEGMENT = auto()  # start of the last segment that begins with a record
-    CHECKPOINT = auto()  # the same, at least 3 s older than RocketMQ's checkpoint
+    CHECKPOINT = auto()  # start of the last segment whose first record is 3 s older than RocketMQ's checkpoint
 
 
 class Filed(Enum):
@@ -32,8 +32,9 @@ class Filed(Enum):
 
 
 class Plan(NamedTuple):
-    """begin: start of the walk. trusted: the log is on the device up to this point. filed: index files
-    to keep. left_well: the last writer closed the store, so no bytes are expected after the end.
+    """begin: start of the walk. trusted: the log is on the device up to this point. filed: index files to keep.
+
+    left_well: the last writer closed the store, so no bytes are expected after the end.
     """
 
     begin: Point

@@ -40,7 +40,7 @@ _REMEDY = "restore the segment from a copy, or read what is left with read_only=
 class RecoveryDecision(NamedTuple):
     """The changes that a recovery will write.
 
-    begin, end: log offsets of the walk. queues: as in the walked records; later entries are dropped. filed_from: log
+    begin, end: log offsets of the walk. queues: computed from the records; later entries are cut. filed_from: log
     offset from which keys are added to the index. times_from, keys_from: see `PublishedEnd`.
     """
 
@@ -171,10 +171,7 @@ class Recovery:
                 )
 
     def _warn_of_what_goes(self, plan: Plan, end: int, found: Mapping[QueueName, QueueInLog]) -> None:
-        """Warn that bytes after the end are cut although the last writer closed the store, or that entries are.
-
-        A broker's entries are expected to end with the log, even after a kill.
-        """
+        """Warn if bytes or queue entries are cut, unless a crash or a killed writer explains them."""
         segments = self._log.segments
         start = end - end % segments.size
         if plan.left_well and segments.first_not_zero(end, start + segments.size) is not None:
@@ -338,7 +335,7 @@ class _KeptIndex:
         as after a broker's recovery, no file is kept.
         """
         names = self._trusted(plan.filed)
-        if begin == self._log.min_offset():  # zeroed files: all keys would be added to the last one again
+        if begin == self._log.min_offset():  # drop zeroed files: all keys would be added to the last one again
             names = [name for name in names if self._index.spans([name])]
         spans, first_byte = self._index.spans(names), self._log.min_offset()
         if (plan.filed is Filed.ALL and begin > first_byte) or not self._index.is_enabled:
@@ -370,7 +367,7 @@ class _KeptIndex:
 
 
 def must_reach(log: CommitLog, end: int) -> None:
-    """Raise `CorruptSegment` if the segment before log offset `end` is missing or empty.
+    """Raise `CorruptSegment` if the segment before log offset `end` is missing or does not begin with a record.
 
     An append would leave a hole there, and the next recovery would lose all records after it.
     """
