@@ -1,7 +1,7 @@
 """Spark on top of an embedded message log: `spark.readStream.format("mq")`.
 
-The first use of any Python data source makes Spark import every installed package named `pyspark_*` and look for
-`DefaultSource`. So importing this package is cheap and never fails: dependencies are imported on first use.
+At the first use of any Python data source, Spark imports every installed package named `pyspark_*`. So importing this
+package is cheap and never fails: dependencies are imported on first use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ def __getattr__(name: str) -> Any:
     try:
         from pyspark_mq.datasource import DefaultSource
     except ImportError as error:
-        # Spark looks up data sources with hasattr(), which ignores only this error. Any other would break every Python
-        # data source.
+        # hasattr() in Spark's look-up ignores only this error. Any other would break every Python data source.
         raise AttributeError(f"pyspark-mq needs PySpark 4.2 or later: {error}") from error
     return DefaultSource

@@ -1,4 +1,4 @@
-"""The command `pyspark-mq`, also as `python -m pyspark_mq`. A missing requirement ends it with a one-line error."""
+"""The command `pyspark-mq`, also as `python -m pyspark_mq`."""
 
 import signal
 import sys
@@ -7,7 +7,6 @@ from pyspark_mq.requirements import require_own_store
 
 
 def main() -> None:
-    """Run `pyspark_mq.cli`, which imports `store`."""
     try:
         try:
             require_own_store()

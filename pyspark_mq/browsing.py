@@ -1,7 +1,4 @@
-"""Places in a topic as users write them, and reading of a topic: a range, the newest messages, new arrivals.
-
-Used by the command line and the console.
-"""
+"""Places in a topic as users write them, and reading of a topic, for the command line and the console."""
 
 from __future__ import annotations
 
@@ -67,7 +64,7 @@ def place_of(text: str) -> Place:
 
 
 def seconds_of(text: str) -> float:
-    """Parse an age, such as 10m, to seconds. Raises `InvalidArgument`."""
+    """Parse an age, such as 10m. Raises `InvalidArgument`."""
     found = _AGE.fullmatch(text)
     if found is None:
         raise InvalidArgument(f"{text!r} is no age: give 90s, 10m, 2h or 3d")
@@ -82,7 +79,7 @@ def milliseconds(text: str) -> int:
 def bounds_of(log: Log, topic: str, queue: int | None = None) -> dict[Queue, Bounds]:
     """Return the bounds of `queue`, or of each queue of `topic`. Raises `UnknownTopic`, `UnknownQueue`."""
     topics = log.topics()
-    # Ask for queue 0 of an unknown topic, because the log may raise a more helpful error than the one below.
+    # For an unknown topic the log may raise a more helpful error than the one below.
     queues = topics.get(topic, (Queue(topic, 0),))
     if queue is not None:  # in a cluster, each broker has one with this number
         queues = tuple(each for each in queues if each.queue_id == queue) or (Queue(topic, queue),)
@@ -114,13 +111,12 @@ def offsets_at(log: Log, bounds: Mapping[Queue, Bounds], place: Place) -> Positi
 
 
 def _must_be_there(queues: Iterable[Queue], there: Container[Queue]) -> None:
-    """Raise `UnknownQueue` for a missing queue, so that the others are not mistaken for the whole topic."""
     if gone := ", ".join(str(queue) for queue in queues if queue not in there):
         raise UnknownQueue(f"{gone}: gone just now, deleted or with its broker; try again")
 
 
-# An arrival ends a wait at once. This limits the delay until `follow` notices new queues without messages, messages
-# that a broker has not dispatched to its queues yet, and a closed pipe.
+# An arrival ends a wait at once. This limits the delay until `follow` notices new queues, messages that a broker has
+# not dispatched yet, and a closed pipe.
 WAIT_SECONDS = 1.0
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -166,10 +162,10 @@ def follow(
 ) -> Iterator[Iterator[Row]]:
     """Yield rounds of messages: first those from `begin` on, then one round for each arrival. Never ends.
 
-    last: fingerprints of the messages before `begin`. queue: None follows all queues. A queue that is added later is
-    read from its first message; so is a recreated one, if the log can detect that. A queue continues at its offset
-    after its broker was missing. Exhaust each round before the next; it may be empty. Raises `UnknownTopic`,
-    `UnknownQueue`, `OffsetLost`, `OffsetNotYet`.
+    last: fingerprints of the messages before `begin`. queue: None follows all queues. A queue that is added or
+    recreated later is read from its first message. A queue continues at its offset after its broker was missing.
+    Exhaust each round before the next; it may be empty. Raises `UnknownTopic`, `UnknownQueue`, `OffsetLost`,
+    `OffsetNotYet`.
     """
     while True:
         bounds = bounds_of(log, topic, queue)
@@ -186,7 +182,6 @@ def follow(
 
 
 def _order(log: Log) -> Callable[[Row], Any]:
-    """Return the sort key for messages of several queues."""
     return _BY_LOG if log.is_ordered else _by_time
 
 
@@ -203,7 +198,7 @@ def _rows(log: Log, wanted: QueueRange, spec: ReadSpec) -> Iterator[Row]:
 
 
 def _rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
-    """Yield rows like `to_pylist`, which would import pandas to convert times."""
+    """Unlike `to_pylist`, import no pandas to convert times."""
     columns = [_times(column) if column.type == TIMESTAMP else column.to_pylist() for column in batch.columns]
     return (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
 

@@ -1,6 +1,6 @@
 """`DefaultSource`, the data source that Spark finds for `format("mq")`.
 
-Other modules are imported when they are needed, to keep Spark's look-up of data sources fast.
+Other modules are imported when they are needed, to keep Spark's look-up fast.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class DefaultSource(DataSource):
     def schema(self) -> StructType:
         """Return the default columns: a write's if a view has only options of writes, else a query's.
 
-        Spark calls this if the user gave no `.schema(...)`. It is the first call of `load()`, so the path and the
-        topics are checked here. Raises as `look_early` and `source_options`.
+        It is the first call of `load()` without `.schema(...)`, so the path and the topics are checked here. Raises as
+        `look_early` and `source_options`.
         """
         require_pyspark()
         require_own_store()

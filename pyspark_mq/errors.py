@@ -2,23 +2,23 @@
 
     store.model.errors.StoreError
     └── MqSourceError            also a ValueError
-        ├── OptionError          an option of `format("mq")` is unknown, missing, or has a wrong value
-        ├── SchemaError          a `.schema(...)` or written rows have unsupported columns or types
-        ├── RowError             written rows lack a body or a topic
-        ├── CheckpointError      a checkpoint has an offset that this version cannot read
-        ├── LedgerError          the record of what real-time tasks read is missing, unreadable or not writable
-        ├── StagingError         staged rows of a write are missing or not writable
-        ├── CommitError          the progress of a writing query cannot be read or recorded
-        ├── QueuesTaken          another member of the group owns the queues of an orderly query
-        ├── SubscriptionError    a named topic or queue does not exist
-        ├── DataLossError        messages that the query counts on are lost
-        ├── SessionExists        `session` was called while a Spark session runs
-        └── DemoFailed           the demo failed
-            ├── FlightsMissing   its data set is not installed
-            └── JavaMissing      there is no Java that Spark can run on
+        ├── OptionError
+        ├── SchemaError
+        ├── RowError
+        ├── CheckpointError
+        ├── LedgerError
+        ├── StagingError
+        ├── CommitError
+        ├── QueuesTaken
+        ├── SubscriptionError
+        ├── DataLossError
+        ├── SessionExists
+        └── DemoFailed
+            ├── FlightsMissing
+            └── JavaMissing
 
-An old PySpark, or another package named `store` before ours on the path, raises `ImportError`: these classes cannot be
-imported then. Errors of the store itself (`store.model.errors`) are not wrapped. `StoreError` catches all.
+An old PySpark, or another package named `store`, raises `ImportError`: these classes cannot be imported then. Errors of
+the store itself (`store.model.errors`) are not wrapped. `StoreError` catches all.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class MqSourceError(StoreError, ValueError):
 
 
 class OptionError(MqSourceError):
-    """An option of `format("mq")` that cannot be used as given."""
+    """An option of `format("mq")` is unknown, missing, or has a wrong value."""
 
 
 class SchemaError(MqSourceError):
-    """A `.schema(...)` that is no projection of the source's columns, or written columns that are no message's."""
+    """A `.schema(...)` or written rows have unsupported columns or types."""
 
 
 class RowError(MqSourceError):
@@ -47,11 +47,11 @@ class CheckpointError(MqSourceError):
 
 
 class LedgerError(MqSourceError):
-    """The ledger of a real-time query cannot be read or written, or lacks what a committed batch needs."""
+    """The record of what real-time tasks read is missing, unreadable or not writable."""
 
 
 class StagingError(MqSourceError):
-    """The staging path of an exactly-once write is not writable, or staged rows are missing when they are appended."""
+    """Staged rows of an exactly-once write are missing or not writable."""
 
 
 class CommitError(MqSourceError):
@@ -83,4 +83,4 @@ class FlightsMissing(DemoFailed):
 
 
 class JavaMissing(DemoFailed):
-    """There is no Java that Spark can run on. The message says which was found and what to install."""
+    """There is no Java that Spark can run on."""

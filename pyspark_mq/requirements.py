@@ -1,7 +1,6 @@
 """Checks of the requirements: our own package `store`, PySpark and Java. Their errors are clearer than the later ones.
 
-Other projects may use the name `store`, and PyPI has such a package, which overwrites ours if both are installed into
-one folder. So this module imports nothing from `store`.
+PyPI has a package `store`, which overwrites ours if both are installed. So this module imports nothing from `store`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _OLDEST_PYSPARK = (4, 2)
-_OWN_NAME = "MessageStore"  # our `store` has it
+_OWN_NAME = "MessageStore"
 
 
 def require_own_store() -> None:
@@ -37,7 +36,6 @@ def require_own_store() -> None:
 
 
 def require_pyspark() -> None:
-    """Raise `ImportError` for a PySpark that is too old."""
     from pyspark import __version__ as version
 
     numbers = re.match(r"(\d+)\.(\d+)", version)
@@ -58,10 +56,7 @@ or point JAVA_HOME at the one you have."""
 
 
 def require_java() -> int:
-    """Return the major version of the Java that Spark will start: from JAVA_HOME, else on PATH.
-
-    Raises `JavaMissing` if there is none or it is older than 17.
-    """
+    """Return the major version of the Java that Spark will start. Raises `JavaMissing`."""
     from pyspark_mq.errors import JavaMissing  # imported here because it imports `store`
 
     home = os.environ.get("JAVA_HOME")

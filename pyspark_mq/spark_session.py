@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SETTINGS = {
-    "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",  # hides the traceback of the source's errors
+    "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",  # of the source's errors
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.showConsoleProgress": "false",  # the progress bar overwrites a program's output
 }
@@ -30,8 +30,7 @@ def session(
     real_time: add the settings that `option("realTime", "true")` needs. config: more Spark settings, which take
     precedence.
 
-    Settings of `spark-submit` and `SparkSession.builder` apply as usual. Raises `JavaMissing` if there is no suitable
-    Java, and `SessionExists` if a session runs already, because it would ignore these settings.
+    Raises `JavaMissing`, and `SessionExists` if a session runs already, because it would ignore these settings.
     """
     from pyspark.sql import SparkSession
 

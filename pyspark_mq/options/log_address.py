@@ -96,7 +96,7 @@ ONCE_ON_A_CLUSTER = (
 
 
 def cluster_of(given: Mapping[str, str]) -> ClusterAddress:
-    """Return the address of a cluster. Raises `OptionError`, also for an option that clusters do not support."""
+    """Return the address of a cluster. Raises `OptionError`."""
     for name, why in NOT_ON_A_CLUSTER.items():
         if given.get(name):
             raise OptionError(f"{name} does not go with nameServer: {why}")
@@ -114,17 +114,16 @@ def cluster_of(given: Mapping[str, str]) -> ClusterAddress:
 
 
 def broker_timeout(given: Mapping[str, str]) -> float:
-    """Return the seconds of `brokerTimeout`. Raises `OptionError`."""
+    """Return seconds. Raises `OptionError`."""
     return duration("brokerTimeout", given.get("brokerTimeout", "10m"))
 
 
 def when_broker_missing(given: Mapping[str, str], *choices: str) -> str:
-    """Return the value of `whenBrokerMissing`, the first of `choices` by default. Raises `OptionError`."""
+    """Return the value, the first of `choices` by default. Raises `OptionError`."""
     return one_of(*choices)("whenBrokerMissing", given.get("whenBrokerMissing", choices[0]))
 
 
 def _tls_of(given: Mapping[str, str]) -> Tls | None:
-    """Return the TLS settings, or None without TLS. Raises `OptionError`."""
     wanted, ca_file = given.get("useTls", "false").strip().lower(), given.get("tlsCaFile")
     if wanted not in ("true", "false"):
         raise OptionError(f"useTls takes true or false, got {wanted!r:.40}")
@@ -144,7 +143,7 @@ _OF_DATABRICKS = re.compile("^dbfs:/+", re.IGNORECASE)
 def address_of(options: Mapping[str, str]) -> LogAddress:
     """Return the address of the log that `path` or `nameServer` names. options: by their documented names.
 
-    Raises `OptionError` if neither or both are given, or if the path cannot be a log's.
+    Raises `OptionError`.
     """
     named = [name for name in _KINDS if options.get(name)]
     if len(named) > 1:
@@ -186,7 +185,7 @@ def _directory(options: Mapping[str, str]) -> LogAddress:
 
 
 def _in_working_folder(path: str) -> str:
-    """Return an absolute path, because executors, and a Spark Connect client, may have another working directory."""
+    """Return an absolute path, because executors and Spark Connect clients may have another working directory."""
     absolute = os.path.abspath(path)
     if not os.path.exists(absolute):
         raise OptionError(

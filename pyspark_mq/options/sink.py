@@ -25,7 +25,7 @@ _SPARKS_OWN = (_CHECKPOINT, "queryName")  # Spark passes these on to a streaming
 
 
 class Guarantee(Enum):
-    """The option `delivery`: the guarantee for the rows of a write, see `docs/sink.md`."""
+    """The option `delivery`, see `docs/sink.md`."""
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
@@ -35,10 +35,8 @@ class Guarantee(Enum):
 class WriteOptions:
     """Parsed and checked options of a write.
 
-    topic: of all rows; None if the column `topic` names each row's. given_staging_path: absolute path or URL, see
-    `staging_path`. producer_group: identifies a write in `foreachBatch`, so that a batch which Spark runs again is not
-    written twice; None for an independent write. checkpoint: the query's checkpoint location as the user gave it; None
-    if Spark does not report it.
+    topic: of all rows, or None. producer_group: None for an independent write. checkpoint: as the user gave it; None if
+    Spark does not report it.
     """
 
     address: LogAddress
@@ -77,7 +75,6 @@ class WriteOptions:
 
     @property
     def staging_path(self) -> str:
-        """The place where tasks keep their rows until the driver appends them; by default a folder of the store."""
         return self.given_staging_path or str(self._store / STAGING_FOLDER)
 
     @property
@@ -91,7 +88,7 @@ class WriteOptions:
         return Path(self.address.directory)
 
     def for_stream(self) -> WriteOptions:
-        """Return the options. Raises `OptionError` for an option of batch writes."""
+        """Raises `OptionError` for an option of batch writes."""
         if self.producer_group is not None:
             raise OptionError(
                 "producerGroup is for df.write in foreachBatch; writeStream.format('mq') knows its query by the "

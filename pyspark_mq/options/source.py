@@ -31,17 +31,10 @@ class WhenLocked(Enum):
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Parsed and checked options of a query.
+    """Parsed and checked options of a query: `tables` explains them. None means that an option is not given.
 
-    start, end: None for the default, which differs between streaming and batch. consumer_group: receives a stream's
-    progress. orderly: what an orderly stream does while its queues are locked; None for other streams. expression:
-    subExpression as given. min_offsets_per_trigger: messages to wait for, unless the last batch is
-    max_trigger_delay_seconds ago. max_decompressed_message_size: bytes; None for the store's own limit. unreadable:
-    whether a body that exceeds it raises or is null. hold_timeout_seconds: how long an idle micro-batch query waits in
-    the driver. batch_duration_seconds: how long real-time tasks stay open. real_time_partitions: the maximal number of
-    tasks; None for the default. ledger_path: None for the default, see `ledger_directory`. broker_timeout_seconds: how
-    long a stream goes on without a broker that does not answer. skips_missing_brokers: whether it goes on without any
-    limit.
+    orderly: None for a stream that is not orderly. expression: subExpression as given. max_decompressed_message_size:
+    bytes. ledger_path: see `ledger_directory`.
     """
 
     address: LogAddress
@@ -130,10 +123,7 @@ class SourceOptions:
         return self.start or EarliestOrLatest(LATEST)
 
     def ledger_directory(self) -> str:
-        """Return the place of the ledger of real-time batches: `ledgerPath`, or a folder beside the log.
-
-        Raises `OptionError` if neither exists.
-        """
+        """Return `ledgerPath`, or a folder beside the log. Raises `OptionError` if neither exists."""
         if self.ledger_path is not None:
             return self.ledger_path
         if self.address.directory is None:

@@ -33,7 +33,7 @@ class SubscribedQueues:
 
     @classmethod
     def parse(cls, subscribe: str | None, pattern: str | None, assign: str | None) -> SubscribedQueues:
-        """Parse the three options. Raises `OptionError` unless exactly one is given and well formed."""
+        """Raises `OptionError` unless exactly one option is given and well formed."""
         given = {"subscribe": subscribe, "subscribePattern": pattern, "assign": assign}
         names = [name for name, value in given.items() if value is not None]
         if len(names) != 1:
@@ -90,20 +90,19 @@ class SubscribedQueues:
 
     def _wants(self, topic: str) -> bool:
         if self.pattern is not None:
-            # As in Spark's Kafka source, the pattern may match a part of the name, and never matches internal topics.
+            # As in Spark's Kafka source, the pattern may match a part of the name, and no internal topic.
             return not is_internal_topic(topic) and re.search(self.pattern, topic) is not None
         return topic in (self.topics or ())
 
 
 def did_you_mean(names: Sequence[str], topics: Collection[str]) -> str:
-    """Suggest the nearest of `topics` for each unknown name. Returns "" without a suggestion or with many topics."""
+    """Suggest the nearest of `topics` for each unknown name. Return "" without a suggestion or with many topics."""
     few = topics if len(topics) <= _COMPARED else ()
     near = [found for name in names if name not in topics for found in get_close_matches(name, few, n=1)]
     return f"Did you mean {', '.join(near)}? " if near else ""
 
 
 def _why_none(topic: str) -> str | None:
-    """Return why a topic of this name cannot be created, or None if it can."""
     try:
         check_topic_name(topic)
     except InvalidTopic as error:

@@ -1,7 +1,4 @@
-"""The options of `format("mq")`: names, defaults, examples and meanings.
-
-Parsing, error messages, and the tables of docs/source.md and docs/sink.md use these definitions.
-"""
+"""The options of `format("mq")`, for parsing, error messages, and the tables of docs/source.md and docs/sink.md."""
 
 from __future__ import annotations
 
@@ -15,10 +12,7 @@ T = TypeVar("T")
 
 
 class Option(NamedTuple):
-    """One option.
-
-    default: as a user would write it, or None. meaning: Markdown. without: describes the behaviour without a default.
-    """
+    """default: as a user would write it, or None. meaning: Markdown. without: the behaviour without a default."""
 
     name: str
     default: str | None
@@ -293,11 +287,9 @@ class Given(dict[str, str]):
         self._defaults = {option.name: option.default for option in table if option.default is not None}
 
     def text(self, name: str) -> str:
-        """Return an option's text, or its default."""
         return self.get(name, self._defaults[name])
 
     def value(self, name: str, parse: Callable[[str, str], T]) -> T:
-        """Return `parse(name, text)` for an option, or for its default."""
         return parse(name, self.text(name))
 
     def if_given(self, name: str, parse: Callable[[str, str], T]) -> T | None:
@@ -320,7 +312,6 @@ def known_options(options: Mapping[str, str], table: Iterable[Option], others: I
 
 
 def _hint(name: str, by_lower_name: Mapping[str, str]) -> str:
-    """Suggest a replacement for an unknown option. name: in lower case."""
     if name in _OF_KAFKA:
         return f"it is Kafka's; {_OF_KAFKA[name]}"
     if name in ("topic", "topics"):

@@ -40,9 +40,8 @@ class Extent(NamedTuple):
 class LogFiles(NamedTuple):
     """The files of the commit log.
 
-    published: bytes published since the log was created. length: total bytes of the segment files, which are sparse.
-    taken: bytes that they occupy on disk. dispatch_lag: published bytes without queue entries yet, as RocketMQ defines
-    it.
+    published: bytes since the log was created. length: bytes of the segment files, which are sparse. taken: bytes that
+    they occupy on disk. dispatch_lag: published bytes without queue entries yet, as RocketMQ defines it.
     """
 
     published: int
@@ -63,7 +62,7 @@ def extents(store: MessageStore, before: dict[tuple[str, int], Extent]) -> dict[
 
 
 def extent(store: MessageStore, topic: str, queue: int, before: Extent | None = None) -> Extent:
-    """Return the extent of one queue. Raises `UnknownTopic`."""
+    """Raises `UnknownTopic`."""
     while True:
         first, end = store.offsets(topic, queue)
         is_known = before is not None and before.first == first and before.end <= end
@@ -100,8 +99,8 @@ def deliverer(store: MessageStore) -> Holder | None:
 class GroupLag(NamedTuple):
     """How far a group is behind the end of a queue.
 
-    offset: the next one to read, or None if the group never committed one. end: the queue's max offset. messages: the
-    number of messages in the queue that the group has not read. A group without an offset has read none.
+    offset: the next one to read, or None if the group never committed one. end: the queue's max offset. messages: those
+    that the group has not read.
     """
 
     group: str
@@ -171,10 +170,7 @@ def refused(now: Clients) -> Counter[str]:
 
 
 class Look(NamedTuple):
-    """The state of a store at one moment.
-
-    at: `time.monotonic()`. deliverer: the process that delivers delayed messages.
-    """
+    """The state of a store at one moment. at: `time.monotonic()`. deliverer: of delayed messages."""
 
     at: float
     queues: dict[tuple[str, int], Extent]
@@ -184,19 +180,18 @@ class Look(NamedTuple):
     deliverer: Holder | None
 
     def without_internal_topics(self) -> Look:
-        """Return the same moment without the queues of RocketMQ's own topics."""
         return self._replace(queues={key: each for key, each in self.queues.items() if not is_internal_topic(key[0])})
 
 
 def look(store: MessageStore, before: Look | None) -> Look:
-    """Return the current state of a store. before: an earlier look; only the changes since then are read."""
+    """before: an earlier look; only the changes since then are read."""
     groups = {(each.group, each.queue): each for each in group_lags(DirectoryLog(store))}
     queues = extents(store, before.queues if before else {})
     return Look(time.monotonic(), queues, groups, log_files(store), clients(Path(store.path)), deliverer(store))
 
 
 def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
-    """Return messages appended to a queue per second between two looks, or None if the first look has no such queue."""
+    """Return messages appended per second between two looks, or None if the first look has no such queue."""
     earlier = None if before is None else before.queues.get((queue.topic, queue.queue))
     if before is None or earlier is None:
         return None
@@ -204,7 +199,7 @@ def rate_in(before: Look | None, now: Look, queue: Extent) -> float | None:
 
 
 def rate_out(before: Look | None, now: Look, lag: GroupLag) -> float | None:
-    """Return messages read by a group per second between two looks, or None if one of them has no offset."""
+    """Return messages read by a group per second between two looks, or None without an offset."""
     earlier = None if before is None else before.groups.get((lag.group, lag.queue))
     if before is None or earlier is None or earlier.offset is None or lag.offset is None:
         return None
@@ -212,10 +207,7 @@ def rate_out(before: Look | None, now: Look, lag: GroupLag) -> float | None:
 
 
 def _quantile(name: str, counts: Int64s, share: float) -> float:
-    """Return a quantile in milliseconds, assuming that times are spread evenly within a bucket.
-
-    Times above the last bound count as the last bound.
-    """
+    """Return milliseconds, assuming that times are spread evenly within a bucket. The last bound limits all times."""
     bounds = (0, *BUCKETS[name])
     rank = share * counts.sum()
     for count, (low, high) in zip(counts, pairwise(bounds), strict=False):

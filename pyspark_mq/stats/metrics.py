@@ -1,7 +1,7 @@
 """Prometheus metrics of a store, under RocketMQ's names.
 
-Message counts are derived from files: the ends of queues and the offsets of groups. So writers and readers count
-nothing. Only latencies are measured by producers and consumers.
+Message counts are derived from the ends of queues and the offsets of groups. Only latencies are measured by producers
+and consumers.
 
     prometheus_client.REGISTRY.register(StoreCollector(store))
 """
@@ -45,10 +45,9 @@ Extents = dict[tuple[str, int], Extent]
 
 
 class StoreCollector:
-    """A collector of `prometheus_client`. Each scrape reads the store, which may be open read-only.
+    """A collector of `prometheus_client`. The store may be open read-only. Thread-safe.
 
-    A scrape reads only the changes since the last one. The byte counters start with the bytes that the store has at the
-    first scrape. Thread-safe.
+    A scrape reads only the changes since the last one. The byte counters start with the bytes at the first scrape.
     """
 
     def __init__(self, store: MessageStore) -> None:
@@ -205,7 +204,6 @@ def _of_clients(figures: Iterable[tuple[str, Figure]]) -> Iterator[Metric]:
 
 
 def _fingerprint(store: MessageStore, topic: str, queue: int, offset: int) -> Fingerprint | None:
-    """Return a message's fingerprint, or None if the message or its topic was deleted."""
     try:
         return store.fingerprint(topic, queue, offset)
     except (UnknownTopic, OffsetLost, OffsetNotYet):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
 
 _logger = logging.getLogger("pyspark_mq")
-_SIZES_AT_ONCE = 1 << 16  # record sizes read at most; longer lags are estimated by their average
+_SIZES_AT_ONCE = 1 << 16  # longer lags are estimated by their average
 
 Labels = tuple[str, str, str]  # query, topic and queue
 _FARTHEST = 3  # queues named in a log line
@@ -39,8 +39,7 @@ _FARTHEST = 3  # queues named in a log line
 class QueryLag(NamedTuple):
     """The messages of one queue that a query has not read.
 
-    bytes: of their records, estimated if there are many. seconds: since the first of them was stored. Both are None
-    without access to the log, or if the log cannot tell.
+    bytes: of their records, estimated if there are many. seconds: since the first of them was stored. None if unknown.
     """
 
     messages: int
@@ -55,7 +54,7 @@ def positions(source: Mapping[str, Any]) -> tuple[Positions, Positions] | None:
     """
     try:
         reached, ends = (json.loads(source[name]) for name in ("endOffset", "latestOffset"))
-        epoch = EpochOffset.from_json(reached)  # tasks are still reading this epoch, so only its beginning is known
+        epoch = EpochOffset.from_json(reached)  # its tasks are still reading
         begin = StreamOffset.from_json(reached).next if epoch is None else epoch.begin
         return begin, positions_from_json(ends)
     except (KeyError, TypeError, ValueError, CheckpointError):
@@ -100,7 +99,6 @@ def total(by_queue: Mapping[Queue, QueryLag]) -> QueryLag:
 
 
 def described(by_queue: Mapping[Queue, QueryLag]) -> str:
-    """Describe the total lag and the queues that are farthest behind."""
     whole = total(by_queue)
     size = "" if whole.bytes is None else f", {whole.bytes:,} bytes"
     age = "" if whole.seconds is None else f", {whole.seconds:.1f} s"
@@ -116,7 +114,7 @@ def _lag(left: QueueRange, log: Log | None) -> QueryLag:
         return QueryLag(left.length)
     try:
         return QueryLag(left.length, record_bytes(left, log), _seconds(left, log))
-    except (UnknownTopic, OffsetLost, OffsetNotYet):  # deleted or recreated concurrently; the query itself reports this
+    except (UnknownTopic, OffsetLost, OffsetNotYet):  # the query itself reports this
         return QueryLag(left.length)
 
 
@@ -137,10 +135,10 @@ def _seconds(left: QueueRange, log: Log) -> float | None:
 class LagListener(StreamingQueryListener):
     """Reports the lag of each query of format "mq": `spark.streams.addListener(LagListener())`.
 
-    On each progress it logs a line to `pyspark_mq` (INFO), at most every `every` seconds for each query. With
-    `registry` (such as `prometheus_client.REGISTRY`) it also sets the gauges `mq_lag_messages`, `mq_lag_bytes` and
-    `mq_lag_seconds`, labelled by query, topic and queue. They need `pip install 'pyspark-mq[prometheus]'`. When a query
-    ends, its gauges are removed, because their values would be stale.
+    It logs a line to `pyspark_mq` (INFO), at most every `every` seconds for each query. With `registry` (such as
+    `prometheus_client.REGISTRY`) it also sets the gauges `mq_lag_messages`, `mq_lag_bytes` and `mq_lag_seconds`,
+    labelled by query, topic and queue. They need `pip install 'pyspark-mq[prometheus]'`. The gauges of an ended query
+    are removed.
     """
 
     def __init__(
@@ -182,7 +180,7 @@ class LagListener(StreamingQueryListener):
         self._keep(str(event.id), set())
 
     def _keep(self, query: str, series: set[tuple[Gauge, Labels]]) -> None:
-        """Record the series of a query, and remove its series that are no longer reported."""
+        """Remove the series of a query that are no longer reported."""
         for gauge, labels in self._series.pop(query, set()) - series:
             gauge.remove(*labels)
         if series:
@@ -198,7 +196,7 @@ class LagListener(StreamingQueryListener):
 
 
 def _gauges(registry: CollectorRegistry) -> list[Gauge]:
-    """Return one gauge for each field of `QueryLag`, in the same order."""
+    """One gauge for each field of `QueryLag`, in the same order."""
     from prometheus_client import Gauge
 
     labels = ("query", "topic", "queue")
