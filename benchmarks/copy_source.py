@@ -17,10 +17,10 @@ from pyspark.sql.types import StructType
 from benchmarks.bench import TOPIC
 from benchmarks.null_source import NullReader, NullSource, NullStreamReader
 from store import MessageStore
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queue import ConsumeQueue
 from store.format.arrays import cut
 from store.format.layout import RECORD_HEADER
-from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
 
 _BATCH_ROWS = 1 << 14
 _BATCH_BYTES = 4 << 20  # larger batches are slower

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.bench import TOPIC, show
+from store.disk.index import Index
 from store.format.hashes import key_hash, key_hashes
-from store.key_index.index import Index
 
 _SLOTS, _ENTRIES = 5_000_000, 20_000_000  # RocketMQ's defaults
 _RECORD_BYTES = 200

@@ -9,8 +9,8 @@ from store.api.group_protocol import ConsumeFromWhere, MessageModel, Subscriptio
 from store.api.message_store import MessageStore
 from store.api.writer import Append
 from store.archive.archiving import Archived
-from store.files.config import StoreConfig
-from store.files.unsupported import UnsupportedWarning
+from store.disk.config import StoreConfig
+from store.disk.unsupported import UnsupportedWarning
 from store.format.columns import COLUMNS, DEFAULT_COLUMNS
 from store.format.message import Message
 from store.format.stored_message import StoredMessage

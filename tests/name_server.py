@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from store import RequestRefused, Unreachable
-from store.files.figures import Figures
+from store.disk.figures import Figures
 from store.model.codes import RequestCode
 from store.remoting.client import Client
 from store.remoting.request import Request, Response, of_json

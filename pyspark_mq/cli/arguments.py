@@ -22,8 +22,8 @@ from store import FilterError, InvalidArgument, ObjectsUnavailable, StoreError, 
 from store.archive.place import is_archive
 from store.client.places import address_at
 from store.cluster.address import SCHEME, ClusterAddress, Credentials
-from store.files.consumer_offsets import ConsumerOffsets
-from store.files.topics import Topics
+from store.disk.consumer_offsets import ConsumerOffsets
+from store.disk.topics import Topics
 from store.model.log_protocol import LogAddress, MessageFilter
 from store.objects.urls import local_path
 from store.remoting.endpoints import Tls

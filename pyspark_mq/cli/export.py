@@ -18,7 +18,7 @@ from pyspark_mq.cli.commands import interruptible
 from pyspark_mq.cli.json_lines import JSON
 from pyspark_mq.cli.terminal import echo
 from store import COLUMNS
-from store.files.atomic import sync_directory
+from store.disk.atomic import sync_directory
 from store.model.log_protocol import Bounds, QueueRange, ReadSpec, Unreadable
 
 ROW_GROUP_BYTES = 64 << 20  # readers of Parquet prefer large row groups

@@ -11,7 +11,7 @@ from pyspark_mq.cli.commands import interruptible, sleep_until_interrupted
 from pyspark_mq.cli.terminal import Cells, aligned, echo, number
 from pyspark_mq.stats.measures import Look, held, latencies, look, rate_in, rate_out, refused
 from store import MessageStore
-from store.files.figures import HELD
+from store.disk.figures import HELD
 
 
 @click.command()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets.limits import milliseconds_of
-from store.files.consumer_offsets import check_group_name
+from store.disk.consumer_offsets import check_group_name
 from store.model.errors import ConfigError, InvalidGroup
 from store.objects.urls import local_path, why_not_shared
 

@@ -36,8 +36,8 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_mq.errors import CommitError
-from store.files.atomic import make_directory, read_file, write_file
-from store.files.opened import Descriptor
+from store.disk.atomic import make_directory, read_file, write_file
+from store.disk.opened import Descriptor
 from store.format.arrays import arrow, constant, pc, texts
 from store.format.strict_json import Long, decode, encode
 from store.format.topic_names import COMMITS_TOPIC

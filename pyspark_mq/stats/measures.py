@@ -15,8 +15,8 @@ import numpy as np
 from store import MessageStore, OffsetLost, UnknownTopic
 from store.api.store_tables import record_bytes
 from store.directory.directory_log import DirectoryLog
-from store.files.figures import BUCKETS, DELIVERS, HELD, REFUSED, Figure, figures_in
-from store.files.segments import BLOCK_BYTES, list_files
+from store.disk.figures import BUCKETS, DELIVERS, HELD, REFUSED, Figure, figures_in
+from store.disk.segments import BLOCK_BYTES, list_files
 from store.format.layout import COMMIT_LOG_DIR
 from store.format.topic_names import is_internal_topic
 from store.model.log_protocol import Int64s, Log, Queue

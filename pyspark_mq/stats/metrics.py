@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from pyspark_mq.stats.measures import Extent, GroupLag, deliverer, extents, group_lags, log_files
 from store import MessageStore, OffsetLost, OffsetNotYet, UnknownTopic
 from store.directory.directory_log import DirectoryLog
-from store.files.consumer_offsets import ConsumerOffsets
-from store.files.figures import (
+from store.disk.consumer_offsets import ConsumerOffsets
+from store.disk.figures import (
     BUCKETS,
     DELIVERED,
     HELD,

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 
 from store.delays.delivery_progress import delays_step_back
-from store.files.config import StoreConfig
-from store.files.topics import Topics
-from store.key_index.index import Index
-from store.log.commit_log import CommitLog
-from store.log.consume_queues import ConsumeQueues
-from store.log.queue_ends import QueueEnds
-from store.log.queues_in_log import Ranges
+from store.disk.commit_log import CommitLog
+from store.disk.config import StoreConfig
+from store.disk.consume_queues import ConsumeQueues
+from store.disk.index import Index
+from store.disk.queue_ends import QueueEnds
+from store.disk.queues_in_log import Ranges
+from store.disk.topics import Topics
 from store.model.errors import StoreLocked
 from store.publish.locks import StoreLock
 from store.publish.log_end import is_left

@@ -16,18 +16,18 @@ from store.api.writer import Append, Writer
 from store.archive.archiving import Archived
 from store.archive.of_store import ArchiveOrder, StoreArchive, ends, queues_of
 from store.delays.delivery_progress import oldest_waiting
-from store.files.config import StoreConfig
-from store.files.consumer_offsets import ConsumerOffsets
-from store.files.figures import Figures
-from store.files.opened import PinnedPath, shown
-from store.files.topics import Topics
-from store.files.unsupported import warn_of_topics
+from store.disk.commit_log import CommitLog
+from store.disk.config import StoreConfig
+from store.disk.consume_queues import ConsumeQueues, Ends
+from store.disk.consumer_offsets import ConsumerOffsets
+from store.disk.figures import Figures
+from store.disk.index import Index
+from store.disk.opened import PinnedPath, shown
+from store.disk.queue_ends import QueueEnds
+from store.disk.topics import Topics
+from store.disk.unsupported import warn_of_topics
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.message import Message
-from store.key_index.index import Index
-from store.log.commit_log import CommitLog
-from store.log.consume_queues import ConsumeQueues, Ends
-from store.log.queue_ends import QueueEnds
 from store.model.errors import InvalidTopic, ReadOnlyStore, StoreUnavailable
 from store.model.integers import counted, seconds
 from store.publish.log_end import LogEnd

@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from store.api.store_reader import StoreReader
 from store.api.store_tables import groups_table, topics_html, topics_table
+from store.disk.index import END_OF_TIME
 from store.format.columns import COLUMNS, DEFAULT_COLUMNS, check_columns
 from store.format.record_copies import RecordCopies
 from store.format.stored_message import StoredMessage, inflated, inflated_or_raw
-from store.key_index.index import END_OF_TIME
 from store.model.errors import InvalidArgument, OffsetLost, StoreError
 from store.model.html_table import html_text
 from store.model.integers import integer, iso_time, text

@@ -13,14 +13,14 @@ import pyarrow as pa
 
 from store.archive.of_store import StoreArchive
 from store.archive.tiered import TieredLog
-from store.files.config import StoreConfig
-from store.files.consumer_offsets import ConsumerOffsets
-from store.files.opened import Opened, PinnedPath
-from store.files.topics import Topics
+from store.disk.commit_log import CommitLog
+from store.disk.config import StoreConfig
+from store.disk.consume_queues import ConsumeQueues
+from store.disk.consumer_offsets import ConsumerOffsets
+from store.disk.index import Index
+from store.disk.opened import Opened, PinnedPath
+from store.disk.topics import Topics
 from store.format.columns import DEFAULT_COLUMNS, check_columns
-from store.key_index.index import Index
-from store.log.commit_log import CommitLog
-from store.log.consume_queues import ConsumeQueues
 from store.model.errors import CorruptRecord, CorruptSegment, FilterError, OffsetLost, OffsetNotYet, UnknownTopic
 from store.model.integers import integer, one_of, seconds
 from store.model.log_protocol import (

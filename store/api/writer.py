@@ -17,18 +17,18 @@ import numpy.typing as npt
 from store.api.joining import Joining
 from store.delays.deliverer import Deliverer
 from store.delays.delivery import Delivery
-from store.files.config import StoreConfig
-from store.files.figures import DELIVERS, PUT, PUT_FAILED, Figures
-from store.files.topic_table import has_queues
-from store.files.topics import Topics
+from store.disk.commit_log import CommitLog
+from store.disk.config import StoreConfig
+from store.disk.consume_queues import ConsumeQueues
+from store.disk.figures import DELIVERS, PUT, PUT_FAILED, Figures
+from store.disk.index import Index
+from store.disk.queues_in_log import Unflushed
+from store.disk.topic_table import has_queues
+from store.disk.topics import Topics
 from store.format.delayed import WAITING_TOPICS
 from store.format.message import Message
 from store.format.record_copies import Places, RecordCopies
 from store.format.records import EncodedRecord, EncodedRecords, set_field
-from store.key_index.index import Index
-from store.log.commit_log import CommitLog
-from store.log.consume_queues import ConsumeQueues
-from store.log.queues_in_log import Unflushed
 from store.model.errors import StoreClosed, StoreError, StoreUnavailable
 from store.publish.appender import Appender, Condition, LogTail, Piece
 from store.publish.flusher import Flusher

@@ -19,7 +19,7 @@ from store.archive.key_search import KeySearch
 from store.archive.kin import Kin
 from store.archive.place import ArchivePlace, StillPlace
 from store.archive.served_records import named, records_of
-from store.files.config import StoreConfig
+from store.disk.config import StoreConfig
 from store.format.columns import check_columns
 from store.format.stored_message import StoredMessage, inflated, inflated_or_raw, stored_messages
 from store.model.errors import (

@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from store.files.admin_files import number, table
+from store.disk.admin_files import number, table
 from store.format.layout import CQ_ENTRY, MAX_QUEUES, SEGMENT_NAME_DIGITS, segment_name
 from store.format.strict_json import decode_fastjson, encode
 from store.model.errors import CorruptStore

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import numpy as np
 
 from store.archive.catalog import COMMIT_LOG, CONSUME_QUEUE, ArchivedQueue, Segments, segment_path
+from store.disk.queue_files import Entries
 from store.format.arrays import Bytes
 from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset
-from store.log.queue_files import Entries
 from store.model.errors import CorruptSegment, OffsetLost
 from store.model.log_protocol import Fingerprint, Queue
 from store.objects.any_objects import ByteReader

@@ -16,10 +16,12 @@ from store.archive.catalog import DEFAULT_CLUSTER, Catalog
 from store.archive.kin import Kin, Standing
 from store.archive.place import ArchivePlace
 from store.archive.removal import expire, forget
-from store.files.atomic import make_directory, open_file, write_file
-from store.files.config import REMEMBERED, StoreConfig, settings_text, settings_there, with_settings
-from store.files.opened import Descriptor
-from store.files.topics import Topics
+from store.disk.atomic import make_directory, open_file, write_file
+from store.disk.config import REMEMBERED, StoreConfig, settings_text, settings_there, with_settings
+from store.disk.opened import Descriptor
+from store.disk.queue_ends import QueueEnds
+from store.disk.queue_files import MAKE_ANEW
+from store.disk.topics import Topics
 from store.format.layout import (
     COMMIT_LOG_DIR,
     CONF_FILE,
@@ -27,8 +29,6 @@ from store.format.layout import (
     SYSTEM_TOPIC_PREFIX,
     SYSTEM_TOPICS,
 )
-from store.log.queue_ends import QueueEnds
-from store.log.queue_files import MAKE_ANEW
 from store.model.errors import (
     ArchiveOfAnother,
     CorruptSegment,

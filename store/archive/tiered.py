@@ -18,7 +18,7 @@ from store.archive.archive_log import ArchiveLog
 from store.archive.kin import Kin
 from store.archive.of_store import StoreArchive
 from store.archive.place import RecentPlace
-from store.files.config import StoreConfig
+from store.disk.config import StoreConfig
 from store.format.columns import check_columns
 from store.format.layout import LIGHT_PREFIX
 from store.format.stored_message import StoredMessage

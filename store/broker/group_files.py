@@ -20,10 +20,10 @@ import msgspec
 from store.api.group_protocol import ConsumeFromWhere, MessageModel
 from store.broker.entries import MemberEntry
 from store.broker.members import Roster, Seat
-from store.files.admin_files import MAX_BYTES
-from store.files.atomic import make_folder, read_file, write_file
-from store.files.consumer_offsets import ConsumerOffsets, check_group_name
-from store.files.topics import Topics
+from store.disk.admin_files import MAX_BYTES
+from store.disk.atomic import make_folder, read_file, write_file
+from store.disk.consumer_offsets import ConsumerOffsets, check_group_name
+from store.disk.topics import Topics
 from store.format.layout import CONSUMERS_DIR, RETRY_TOPIC_PREFIX
 from store.format.strict_json import Int, Long, decode, encode
 from store.model.errors import CorruptStore, FlushFailed, system_errors

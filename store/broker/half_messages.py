@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from store.api.message_store import MessageStore
 from store.broker.group_files import advance
-from store.files.consumer_offsets import ConsumerOffsets
+from store.disk.consumer_offsets import ConsumerOffsets
 from store.format.layout import (
     HALF_TOPIC,
     OP_SEPARATOR,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.api.message_store import MessageStore
-from store.files.opened import Opened, is_owned
+from store.disk.opened import Opened, is_owned
 from store.model.errors import (
     CorruptStore,
     OffsetOutOfRange,

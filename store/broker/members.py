@@ -24,8 +24,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from store.broker.entries import MemberEntry, check_fit
-from store.files.atomic import make_folder, open_file, write_at
-from store.files.client_progress import (
+from store.disk.atomic import make_folder, open_file, write_at
+from store.disk.client_progress import (
     DONE_DIR,
     MAX_BYTES,
     MEMBER_SUFFIX,
@@ -36,7 +36,7 @@ from store.files.client_progress import (
     sealed,
     unsealed,
 )
-from store.files.opened import Descriptor, Opened, PinnedPath
+from store.disk.opened import Descriptor, Opened, PinnedPath
 from store.format.layout import CLIENTS_DIR, CONSUMERS_DIR, SERVED_FILE
 from store.model.errors import CorruptStore, system_errors
 from store.model.log_protocol import Positions, Queue

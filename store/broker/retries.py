@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from store.api.message_store import MessageStore
-from store.files.consumer_offsets import GroupConfigs, check_group_name
+from store.disk.consumer_offsets import GroupConfigs, check_group_name
 from store.format.arrays import texts
 from store.format.delayed import LEVELS, Waits, waiting_places
 from store.format.layout import (

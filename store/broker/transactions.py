@@ -23,9 +23,9 @@ import numpy.typing as npt
 
 from store.api.message_store import MessageStore
 from store.broker.half_messages import QUEUE, Half, HalfMessages, made, number_in, op_body
-from store.files.consumer_offsets import check_group_name
-from store.files.opened import is_owned
-from store.files.topics import Topics
+from store.disk.consumer_offsets import check_group_name
+from store.disk.opened import is_owned
+from store.disk.topics import Topics
 from store.format.arrays import texts
 from store.format.delayed import real_places
 from store.format.layout import (

@@ -11,8 +11,8 @@ from uuid import uuid4
 from store.client.producer_future import Row
 from store.cluster.address import ClusterAddress
 from store.cluster.cluster_writer import ClusterAppend
-from store.files.config import StoreConfig
-from store.files.figures import Figures
+from store.disk.config import StoreConfig
+from store.disk.figures import Figures
 from store.format.encoding import NotColumns, table_of
 from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.message import Message, illegal

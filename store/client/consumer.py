@@ -27,8 +27,8 @@ from store.client.puller import Puller, PullFigures
 from store.client.rebalancer import Rebalancer
 from store.client.received_messages import ReceivedMessage
 from store.directory.directory_group import DirectoryGroup
-from store.files.figures import Figures
-from store.files.opened import Opened, shown
+from store.disk.figures import Figures
+from store.disk.opened import Opened, shown
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.model.errors import (
     InvalidArgument,

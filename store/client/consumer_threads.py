@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from store.client.process_queues import ProcessQueues
 from store.client.puller import Puller
 from store.client.rebalancer import Rebalancer
-from store.files.figures import Figures
+from store.disk.figures import Figures
 from store.model.errors import ObjectsUnavailable, StoreBusy, Unreachable
 
 _logger = logging.getLogger("store")

@@ -17,7 +17,7 @@ from store.broker.retries import first_id
 from store.client.process_queue import OrderlyQueue, ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.received_messages import Messages, ReceivedMessage
-from store.files.figures import PROCESS_FAILED, PROCESSED, Figures
+from store.disk.figures import PROCESS_FAILED, PROCESSED, Figures
 from store.format.layout import DLQ_TOPIC_PREFIX
 from store.model.errors import InvalidArgument, StoreError
 from store.model.integers import integer, one_of, span

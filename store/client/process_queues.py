@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from store.client.process_queue import Handful, ProcessQueue
 from store.client.received_messages import Columns
-from store.files.opened import is_owned
+from store.disk.opened import is_owned
 from store.model.log_protocol import Positions
 
 

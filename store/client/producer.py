@@ -21,7 +21,7 @@ from store.client.producer_memory import Memory
 from store.client.producer_sender import Sender
 from store.client.replies import Replies
 from store.cluster.address import SCHEME, ClusterAddress
-from store.files.opened import Opened, shown
+from store.disk.opened import Opened, shown
 from store.format.layout import RECORD_HEADER
 from store.format.message import Message, check_mapping, illegal
 from store.format.stored_message import StoredMessage

@@ -6,7 +6,7 @@ import threading
 from typing import NamedTuple
 
 from store.client.producer_future import WIDTH, Lot, Row, SendFuture
-from store.files.opened import is_owned
+from store.disk.opened import is_owned
 from store.model.errors import BufferFull, InvalidArgument, StoreClosed, StoreLocked
 
 

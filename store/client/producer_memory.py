@@ -19,12 +19,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from store.api.message_store import MessageStore
-from store.files.atomic import make_directory
-from store.files.client_progress import PRODUCERS_FOLDER, Reached
-from store.files.consumer_offsets import check_group_name
-from store.files.opened import Descriptor
-from store.files.topic_table import TopicTable
-from store.files.topics import Topics
+from store.disk.atomic import make_directory
+from store.disk.client_progress import PRODUCERS_FOLDER, Reached
+from store.disk.consumer_offsets import check_group_name
+from store.disk.opened import Descriptor
+from store.disk.topic_table import TopicTable
+from store.disk.topics import Topics
 from store.format.arrays import constant, pc
 from store.format.message import Message
 from store.format.strict_json import decode, encode

@@ -16,7 +16,7 @@ from store.client.cluster_appends import ClusterAppends, MessageAppend
 from store.client.producer_buffer import Buffer
 from store.client.producer_future import Failure, Lot, Outcome, PlacedRows
 from store.client.producer_memory import Memory
-from store.files.figures import SEND_FAILED, SENT
+from store.disk.figures import SEND_FAILED, SENT
 from store.format.encoding import MANY, NotColumns, table_of
 from store.format.message import Message
 from store.model.errors import (

@@ -15,7 +15,7 @@ import numpy as np
 from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues
 from store.client.received_messages import COLUMNS, Columns, FewColumns
-from store.files.figures import DELIVERED, HELD, Figure, Figures
+from store.disk.figures import DELIVERED, HELD, Figure, Figures
 from store.format.stored_message import StoredMessage
 from store.model.errors import OffsetLost, OffsetOutOfRange, UnknownTopic
 from store.model.log_protocol import Held, Log, MessageFilter, Queue, QueueRange, ReadSpec, Unreadable

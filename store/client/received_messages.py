@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 import pyarrow as pa
 
-from store.files.figures import Floats
+from store.disk.figures import Floats
 from store.format.arrays import numbers, pc
 from store.format.layout import (
     KEY_SEPARATOR,

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from store.api.message_store import MessageStore
 from store.directory.directory_log import DirectoryLog
-from store.files.topics import Topics
+from store.disk.topics import Topics
 from store.format.layout import (
     PROPERTY_CLUSTER,
     PROPERTY_CORRELATION_ID,

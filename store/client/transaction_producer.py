@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from store.api.message_store import MessageStore
 from store.broker.transactions import IMMUNITY_SECONDS, MAX_CHECKS, Outcome, Transactions
-from store.files.atomic import make_folder
-from store.files.client_progress import PRODUCERS_FOLDER
-from store.files.opened import Opened
+from store.disk.atomic import make_folder
+from store.disk.client_progress import PRODUCERS_FOLDER
+from store.disk.opened import Opened
 from store.format.message import Message
 from store.format.stored_message import StoredMessage
 from store.model.errors import (

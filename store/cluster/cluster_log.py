@@ -17,7 +17,7 @@ from store.cluster.committed_offsets import commit, committed, resets
 from store.cluster.held_pulls import ClusterHeld, Tails
 from store.cluster.pulls import PulledRecords, decoded, pull
 from store.cluster.route_table import parse_offsets
-from store.files.consumer_offsets import check_group_name
+from store.disk.consumer_offsets import check_group_name
 from store.format.columns import check_columns
 from store.model.codes import RequestCode
 from store.model.errors import OffsetLost, OffsetNotYet, UnknownTopic

@@ -19,7 +19,7 @@ from store.cluster.brokers import Brokers
 from store.cluster.committed_offsets import committed
 from store.cluster.member import ClusterMember
 from store.cluster.route_table import parse_json
-from store.files.consumer_offsets import check_group_name
+from store.disk.consumer_offsets import check_group_name
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.strict_json import encode
 from store.model.codes import RequestCode, ResponseCode

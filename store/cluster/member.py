@@ -15,7 +15,7 @@ from store.cluster.brokers import Brokers, answered
 from store.cluster.committed_offsets import MemberOffsets, warn_or_raise
 from store.cluster.presence import Presence, answered_in_time
 from store.cluster.route_table import parse_locked, parse_reset
-from store.files.opened import Opened
+from store.disk.opened import Opened
 from store.format.stored_message import StoredMessage
 from store.format.strict_json import encode
 from store.model.codes import RequestCode

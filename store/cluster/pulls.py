@@ -17,11 +17,11 @@ from store.cluster.address import REQUEST_SECONDS
 from store.cluster.broker_refusals import explained, may_pass
 from store.cluster.brokers import Brokers
 from store.cluster.route_table import Broker
-from store.files.config import StoreConfig
+from store.disk.config import StoreConfig
+from store.disk.dispatch import hop
 from store.format.columns import Block, BlockRows
 from store.format.layout import RECORD_HEADER, field_offset
 from store.format.records import gather
-from store.log.dispatch import hop
 from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import (
     BadFrame,

@@ -14,15 +14,15 @@ import numpy as np
 from store.delays.delivery_progress import FIELD, DeliveryProgress, delivered_behind, proof, write_timer_check
 from store.delays.levels import Levels
 from store.delays.timers import Due, Timers, write_timer_log
-from store.files.topics import Topics
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queues import ConsumeQueues
+from store.disk.queue_ends import QueueEnds
+from store.disk.topics import Topics
 from store.format.arrays import arrow, numbers
 from store.format.delayed import WAITING_TOPICS, real_places
 from store.format.layout import MAX_QUEUES, SCHEDULE_DELAYS_MS
 from store.format.record_copies import Places, RecordCopies
 from store.format.records import EncodedRecords, Encoding
-from store.log.commit_log import CommitLog
-from store.log.consume_queues import ConsumeQueues
-from store.log.queue_ends import QueueEnds
 from store.model.errors import CorruptRecord, OffsetLost
 from store.model.log_protocol import Int64s
 from store.publish.placing import AppendResult

@@ -25,9 +25,14 @@ import numpy as np
 
 from store.delays.levels import Levels
 from store.delays.timers import Known, Timers
-from store.files.admin_files import next_version, number, offset_table, read_json, write_json
-from store.files.atomic import read_file, write_file
-from store.files.topic_table import has_queues
+from store.disk.admin_files import next_version, number, offset_table, read_json, write_json
+from store.disk.atomic import read_file, write_file
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queue import ConsumeQueue
+from store.disk.consume_queues import ConsumeQueues
+from store.disk.dispatch import walk
+from store.disk.queue_ends import QueueEnds
+from store.disk.topic_table import has_queues
 from store.format.delayed import WAITING_TOPICS
 from store.format.layout import (
     DELAY_OFFSETS_FILE,
@@ -38,11 +43,6 @@ from store.format.layout import (
     TIMER_PRECISION_MS,
     TIMER_TOPIC,
 )
-from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
-from store.log.consume_queues import ConsumeQueues
-from store.log.dispatch import walk
-from store.log.queue_ends import QueueEnds
 from store.model.errors import CorruptStore
 from store.model.integers import LONG_MAX
 from store.model.log_protocol import Int64s

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from store.delays.timers import Due
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queue import ConsumeQueue
+from store.disk.consume_queues import ConsumeQueues, Ends
+from store.disk.queue_files import Entries
+from store.disk.queues_in_log import behind_lost, first_left
 from store.format.delayed import LEVELS
 from store.format.layout import CQ_PRE_BLANK_SIZE, RECORD_HEADER, SCHEDULE_TOPIC, field_offset
-from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
-from store.log.consume_queues import ConsumeQueues, Ends
-from store.log.queue_files import Entries
-from store.log.queues_in_log import behind_lost, first_left
 from store.model.errors import OffsetLost
 from store.model.log_protocol import Int64s
 from store.publish.appender import FAR_MS

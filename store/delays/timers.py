@@ -18,7 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.files.atomic import make_directory, open_file, sync_directory
+from store.disk.atomic import make_directory, open_file, sync_directory
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queues import ConsumeQueues, Ends
+from store.disk.queue_files import Entries
+from store.disk.queues_in_log import behind_lost, first_left
 from store.format.arrays import Bytes, constant, numbers, pc
 from store.format.delayed import timer_slots
 from store.format.layout import (
@@ -39,10 +43,6 @@ from store.format.layout import (
 )
 from store.format.properties import PropertyColumns
 from store.format.record_view import RecordView
-from store.log.commit_log import CommitLog
-from store.log.consume_queues import ConsumeQueues, Ends
-from store.log.queue_files import Entries
-from store.log.queues_in_log import behind_lost, first_left
 from store.model.errors import OffsetLost, system_errors
 from store.model.log_protocol import Int64s
 

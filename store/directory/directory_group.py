@@ -14,7 +14,7 @@ from store.broker.entries import MemberEntry, client_id
 from store.broker.group_files import GroupFiles
 from store.broker.members import is_served, server_of
 from store.directory.directory_member import DirectoryMember
-from store.files.consumer_offsets import ConsumerOffsets
+from store.disk.consumer_offsets import ConsumerOffsets
 from store.model.errors import GroupConflict, UnknownGroup
 from store.model.log_protocol import Positions, Queue
 from store.upkeep.store_directory import StoreDirectory

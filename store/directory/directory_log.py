@@ -19,7 +19,7 @@ from store.api.writer import Append
 from store.archive.of_store import StoreArchive
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
 from store.directory.directory_group import DirectoryGroup
-from store.files.consumer_offsets import ConsumerOffsets
+from store.disk.consumer_offsets import ConsumerOffsets
 from store.format.stored_message import StoredMessage
 from store.model.errors import (
     CorruptRecord,

@@ -16,12 +16,12 @@ import numpy as np
 
 from store.api.message_store import MessageStore
 from store.archive.archive_log import ArchiveAddress, ArchiveLog
-from store.files.atomic import make_folder, make_root, sync_directory
-from store.files.config import StoreConfig
-from store.files.opened import Descriptor
+from store.disk.atomic import make_folder, make_root, sync_directory
+from store.disk.commit_log import CommitLog
+from store.disk.config import StoreConfig
+from store.disk.opened import Descriptor
 from store.format.entering import NOT_FOR_PUTTING
 from store.format.layout import COMMIT_LOG_DIR, LIGHT_PREFIX
-from store.log.commit_log import CommitLog
 from store.model.errors import NotAStore, StoreLocked, UnknownTopic, UnsupportedStore, system_errors
 from store.model.log_protocol import Boundary, Queue, QueueRange
 from store.read.scan import CheckedBlock

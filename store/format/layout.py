@@ -28,11 +28,11 @@ CHECKPOINT_FILE: Final = "checkpoint"
 PUBLISHED_END_FILE: Final = "watermark"
 QUEUE_ENDS_FILE: Final = "queueends"  # this project's: JSON; its last field is the CRC of the bytes before
 CONSUMERS_DIR: Final = "consumers"  # this project's: a folder for each group that has or had members
-CLIENTS_DIR: Final = "clients"  # this project's: see `store.files.figures` and `store.broker.members`
+CLIENTS_DIR: Final = "clients"  # this project's: see `store.disk.figures` and `store.broker.members`
 SERVED_FILE: Final = "served"  # in CLIENTS_DIR
 PREALLOCATE_FILE: Final = "preallocate.tmp"
 
-# Names that only RocketMQ creates, and that show the kind of a directory (see `store.files.unsupported`).
+# Names that only RocketMQ creates, and that show the kind of a directory (see `store.disk.unsupported`).
 DLEDGER_PREFIX: Final = "dledger-"  # of the folders of a DLedger log
 ROCKSDB_MARK: Final = "CURRENT"  # every RocksDB folder has this file
 ROCKSDB_CONSUME_QUEUE_DIR: Final = "consumequeue_rocksdb"

@@ -12,7 +12,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
-from store.files.atomic import create_file, make_folder, open_file, sync_directory, write_file
+from store.disk.atomic import create_file, make_folder, open_file, sync_directory, write_file
 from store.model.errors import ObjectsUnavailable
 from store.objects.urls import local_path, must_be_plain
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Generic, NamedTuple, TypeVar
 
+from store.disk.commit_log import CommitLog, Stretches
+from store.disk.consume_queues import ConsumeQueues, QueueName
+from store.disk.dispatch import walk
+from store.disk.index import Index
+from store.disk.queues_in_log import Ranges, Unflushed, ranges_of
 from store.format.layout import CQ_ENTRY
 from store.format.records import EncodedRecord, EncodedRecords, as_columns
-from store.key_index.index import Index
-from store.log.commit_log import CommitLog, Stretches
-from store.log.consume_queues import ConsumeQueues, QueueName
-from store.log.dispatch import walk
-from store.log.queues_in_log import Ranges, Unflushed, ranges_of
 from store.model.errors import MessageRefused, UnknownTopic
 from store.publish.locks import StoreLock
 from store.publish.placing import AppendResult, NextOffsets, Placed, Result, Where, place_few, place_many

@@ -25,8 +25,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from store.files.atomic import open_file, write_at
-from store.files.opened import Descriptor, Opened, PinnedPath
+from store.disk.atomic import open_file, write_at
+from store.disk.opened import Descriptor, Opened, PinnedPath
 from store.format.layout import LOCK_FILE
 from store.model.errors import StoreBusy, StoreLocked, StoreUnavailable, raise_translated, system_errors
 

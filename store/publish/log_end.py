@@ -13,12 +13,12 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from store.files.opened import PinnedPath
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queue import ConsumeQueue
+from store.disk.dispatch import SIZE_BYTES, walk
+from store.disk.opened import PinnedPath
 from store.format.layout import ABORT_FILE, CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, PUBLISHED_END_FILE
 from store.format.stored_message import decode_record
-from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
-from store.log.dispatch import SIZE_BYTES, walk
 from store.model.errors import CorruptRecord, OffsetLost, StoreReplaced
 from store.publish.published_end import PublishedEnd, published_end_of
 from store.publish.watch import POLL_SECONDS

@@ -12,10 +12,10 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from store.disk.commit_log import CommitLog, Stretches
+from store.disk.consume_queues import ConsumeQueues, QueueName
+from store.disk.index_file import KeyColumn
 from store.format.records import EncodedRecord, EncodedRecords, as_columns
-from store.key_index.index_file import KeyColumn
-from store.log.commit_log import CommitLog, Stretches
-from store.log.consume_queues import ConsumeQueues, QueueName
 
 
 class Where(NamedTuple):

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from store.files.atomic import status_of, write_at, write_file
-from store.files.opened import Descriptor
-from store.files.segment_file import sync
+from store.disk.atomic import status_of, write_at, write_file
+from store.disk.opened import Descriptor
+from store.disk.segment_file import sync
 from store.format.layout import (
     PUBLISHED_END,
     PUBLISHED_END_FILE,

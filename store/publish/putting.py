@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from store.files.config import StoreConfig
-from store.files.topics import Topics
+from store.disk.config import StoreConfig
+from store.disk.topics import Topics
 from store.format.arrays import constant, lengths
 from store.format.delayed import Waits, waiting
 from store.format.encoding import encode_columns, encode_list

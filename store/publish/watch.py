@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Protocol
 from weakref import WeakSet, finalize
 
-from store.files.opened import Opened
+from store.disk.opened import Opened
 from store.model.errors import StoreClosed, system_errors
 
 if sys.platform == "linux":

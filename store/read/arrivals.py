@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from store.disk.commit_log import CommitLog
 from store.format.hashes import java_hash_code
 from store.format.layout import (
     MAGIC_BLANK,
@@ -18,7 +19,6 @@ from store.format.layout import (
     field_offset,
 )
 from store.format.properties import decode_properties
-from store.log.commit_log import CommitLog
 from store.model.errors import CorruptRecord
 
 _MAGIC = field_offset(RECORD_HEADER, "magic")

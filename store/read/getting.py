@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.files.config import StoreConfig
+from store.disk.commit_log import CommitLog
+from store.disk.config import StoreConfig
+from store.disk.consume_queue import ConsumeQueue
+from store.disk.queue_files import MAKE_ANEW, Entries
 from store.format.entering import QueueEntry
 from store.format.hashes import java_hash_code
 from store.format.layout import CQ_ENTRY, MIN_RECORD_BYTES, SYS_COMPRESSED
 from store.format.stored_message import StoredMessage, decode_record, inflated, must_be_entered, stored_messages
-from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
-from store.log.queue_files import MAKE_ANEW, Entries
 from store.model.errors import CorruptRecord, OffsetLost, UnreadableBody
 from store.model.log_protocol import Bounds, Int64s, MessageFilter
 from store.read.scan import EntryColumns, checked_block, may_match

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby, islice
 
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queue import ConsumeQueue
+from store.disk.index import Index
 from store.format.layout import LIGHT_PREFIX, RECORD_HEADER
-from store.key_index.index import Index
-from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
 from store.model.errors import ConfigError, CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.model.log_protocol import QueueRange
 from store.publish.log_end import LogEnd

@@ -8,7 +8,11 @@ from contextlib import suppress
 import numpy as np
 import pyarrow as pa
 
-from store.files.topics import Topics
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queue import ConsumeQueue
+from store.disk.consume_queues import ConsumeQueues, QueueName
+from store.disk.queues_in_log import Begin, must_begin
+from store.disk.topics import Topics
 from store.format.columns import check_columns
 from store.format.entering import QueueEntry
 from store.format.layout import (
@@ -20,10 +24,6 @@ from store.format.layout import (
     SYS_TRANSACTION_ROLLBACK,
 )
 from store.format.stored_message import StoredMessage, must_be_entered
-from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
-from store.log.consume_queues import ConsumeQueues, QueueName
-from store.log.queues_in_log import Begin, must_begin
 from store.model.errors import CorruptRecord, CorruptSegment, OffsetLost, OffsetNotYet, UnknownQueue, UnknownTopic
 from store.model.log_protocol import Boundary, Bounds, Fingerprint, Queue, QueueRange, ReadSpec
 from store.publish.log_end import LogEnd, life_begin

@@ -10,6 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from store.disk.commit_log import CommitLog
+from store.disk.index import END_OF_TIME, Index
 from store.format.entering import keys_of
 from store.format.layout import (
     IPV4_BYTES,
@@ -20,8 +22,6 @@ from store.format.layout import (
 from store.format.record_copies import RecordCopies
 from store.format.record_view import RecordView, crc_matches
 from store.format.stored_message import StoredMessage, decode_record
-from store.key_index.index import END_OF_TIME, Index
-from store.log.commit_log import CommitLog
 from store.model.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.model.integers import LONG_MAX
 from store.model.log_protocol import Boundary, Int64s

@@ -9,11 +9,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from store.disk.queue_files import MAKE_ANEW, Entries
 from store.format.arrays import Bytes, numbers
 from store.format.columns import COLUMNS, PROPERTY_COLUMNS, Block, BlockRows, LightBlock
 from store.format.inflating import BodyBounds, inflated
 from store.format.layout import CQ_PRE_BLANK_SIZE, LIGHT_PREFIX, MIN_RECORD_BYTES
-from store.log.queue_files import MAKE_ANEW, Entries
 from store.model.errors import CorruptRecord, OffsetLost
 from store.model.log_protocol import Bools, Int64s, MessageFilter, Queue, ReadSpec
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TimedOut
 from itertools import count
 
-from store.files.opened import Opened
+from store.disk.opened import Opened
 from store.model.codes import CommandFlag, ResponseCode
 from store.model.errors import RequestRefused, StoreError, Unreachable
 from store.remoting.command import Bytes, Command, Frames, decode, encode, encode_head

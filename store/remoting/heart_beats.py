@@ -17,7 +17,7 @@ from store.api.group_protocol import MessageModel
 from store.api.message_store import MessageStore
 from store.broker.members import ServerGroups, server_of
 from store.directory.directory_group import DirectoryGroup
-from store.files.consumer_offsets import check_group_name
+from store.disk.consumer_offsets import check_group_name
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.model.codes import CommandFlag, RequestCode, ResponseCode
 from store.model.errors import GroupConflict, RequestRefused, StoreClosed, StoreError

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from store.files.figures import CROWDED, STUCK, Figures
+from store.disk.figures import CROWDED, STUCK, Figures
 from store.model.errors import RemotingError
 from store.remoting.command import MAX_FRAME_BYTES
 from store.remoting.connection import Connection

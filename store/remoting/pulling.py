@@ -10,8 +10,8 @@ from typing import Any
 from store.api.group_protocol import EVERYTHING
 from store.broker.hold import HeldRequest, PullRequestHoldService
 from store.broker.pull import PullRequest, PullResponse, answer
-from store.files.consumer_offsets import ConsumerOffsets, check_group_name
-from store.files.figures import HELD, Figure
+from store.disk.consumer_offsets import ConsumerOffsets, check_group_name
+from store.disk.figures import HELD, Figure
 from store.format.layout import GROUPS_FILE
 from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RequestRefused

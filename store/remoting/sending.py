@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from store.broker.half_messages import Half
 from store.broker.retries import DEAD_LETTER_QUEUES, send_back
-from store.files.consumer_offsets import GroupConfigs
+from store.disk.consumer_offsets import GroupConfigs
 from store.format.inflating import inflated_size
 from store.format.layout import (
     DLQ_TOPIC_PREFIX,

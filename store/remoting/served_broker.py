@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from store.api.message_store import MessageStore
-from store.files.config import entries, parsed
-from store.files.consumer_offsets import GroupConfigs
+from store.disk.config import entries, parsed
+from store.disk.consumer_offsets import GroupConfigs
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.model.errors import ConfigError, UnknownGroup
 from store.remoting.access import EVERYBODY, Access

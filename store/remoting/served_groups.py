@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from store.directory.directory_group import DirectoryGroup
-from store.files.consumer_offsets import ConsumerOffsets
+from store.disk.consumer_offsets import ConsumerOffsets
 from store.format.layout import GROUP_SEPARATOR, MAX_QUEUES
 from store.format.strict_json import encode
 from store.model.codes import CommandFlag, Language, RequestCode, ResponseCode

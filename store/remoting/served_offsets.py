@@ -12,8 +12,8 @@ from pathlib import Path
 from store.api.group_protocol import MessageModel
 from store.api.message_store import MessageStore
 from store.broker.members import Roster
-from store.files.consumer_offsets import ConsumerOffsets, check_may_commit
-from store.files.topics import Topics
+from store.disk.consumer_offsets import ConsumerOffsets, check_may_commit
+from store.disk.topics import Topics
 from store.model.errors import OffsetOutOfRange, StoreBusy, StoreError
 from store.model.log_protocol import Queue
 from store.publish.locks import among_groups

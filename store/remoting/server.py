@@ -12,8 +12,8 @@ from functools import partial
 from ssl import SSLContext
 from typing import Any
 
-from store.files.figures import BAD_FRAME, Figures
-from store.files.opened import Opened
+from store.disk.figures import BAD_FRAME, Figures
+from store.disk.opened import Opened
 from store.model.codes import CommandFlag, RequestCode, ResponseCode
 from store.model.errors import BadFrame, StoreError, StoreUnavailable, Unreachable
 from store.remoting.command import Command

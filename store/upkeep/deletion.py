@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from store.files.atomic import make_directory, status_of, sync_directory
-from store.files.client_progress import check_reached, forget_reached
-from store.files.topic_table import Tombstone, TopicTable
-from store.files.topics import Topics
+from store.disk.atomic import make_directory, status_of, sync_directory
+from store.disk.client_progress import check_reached, forget_reached
+from store.disk.topic_table import Tombstone, TopicTable
+from store.disk.topics import Topics
 from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, DELETED_DIR, TOPICS_FILE
 from store.model.errors import system_errors
 from store.model.integers import LONG_MAX

@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queue import ConsumeQueue
+from store.disk.consume_queues import ConsumeQueues, QueueName
+from store.disk.dispatch import LogChunk
 from store.format.inflating import decompress
 from store.format.layout import SYS_COMPRESSED
 from store.format.stored_message import StoredMessage, decode_record
 from store.format.topic_names import is_folder_name
-from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
-from store.log.consume_queues import ConsumeQueues, QueueName
-from store.log.dispatch import LogChunk
 from store.model.errors import CorruptRecord, CorruptSegment, MessageTooLarge, OffsetLost, UnreadableBody
 from store.model.html_table import html_table, html_text
 from store.model.integers import counted

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from store.disk.commit_log import CommitLog
+from store.disk.index import Index
+from store.disk.index_file import Entries, Header, IndexFile, seconds_since
 from store.format.hashes import KeyHashes
 from store.format.layout import INDEX_DIR, INDEX_NO_ENTRY
-from store.key_index.index import Index
-from store.key_index.index_file import Entries, Header, IndexFile, seconds_since
-from store.log.commit_log import CommitLog
 from store.model.errors import ConfigError
 
 Ints = npt.NDArray[np.int64]

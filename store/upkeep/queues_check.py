@@ -13,13 +13,13 @@ from itertools import islice
 
 import numpy as np
 
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queue import ConsumeQueue
+from store.disk.consume_queues import ConsumeQueues, Ends, QueueName
+from store.disk.dispatch import LogChunk, all_entries, with_delivery_times
+from store.disk.queue_files import Entries
 from store.format.layout import CQ_EXTENSION_BELOW
 from store.format.record_view import Ints
-from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
-from store.log.consume_queues import ConsumeQueues, Ends, QueueName
-from store.log.dispatch import LogChunk, all_entries, with_delivery_times
-from store.log.queue_files import Entries
 from store.model.errors import CorruptSegment, CorruptStore, OffsetLost
 from store.publish.log_end import life_begin
 from store.publish.watch import POLL_SECONDS

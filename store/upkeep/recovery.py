@@ -16,18 +16,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from store.files.checkpoint import read_checkpoint, read_index_checkpoint
-from store.files.topic_table import TopicTable
-from store.files.topics import Topics
+from store.disk.checkpoint import read_checkpoint, read_index_checkpoint
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queues import ConsumeQueues, QueueName
+from store.disk.dispatch import LogChunk, all_entries, index_keys, walk, with_delivery_times
+from store.disk.index import Index
+from store.disk.queue_ends import QueueEnds
+from store.disk.queues_in_log import QueueInLog, QueuesInLog
+from store.disk.topic_table import TopicTable
+from store.disk.topics import Topics
 from store.format.columns import LAST_MS
 from store.format.layout import CHECKPOINT_MARGIN_MS, CONSUME_QUEUE_DIR, QUEUE_ENDS_FILE
 from store.format.record_view import Ints
-from store.key_index.index import Index
-from store.log.commit_log import CommitLog
-from store.log.consume_queues import ConsumeQueues, QueueName
-from store.log.dispatch import LogChunk, all_entries, index_keys, walk, with_delivery_times
-from store.log.queue_ends import QueueEnds
-from store.log.queues_in_log import QueueInLog, QueuesInLog
 from store.model.errors import CorruptRecord, CorruptSegment, CorruptStore
 from store.publish.log_end import is_message, last_segment, refused_from
 from store.publish.published_end import PublishedEnd, published_end_of

@@ -16,11 +16,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from store.files.atomic import sync_directory
-from store.files.config import StoreConfig
-from store.key_index.index import Index
-from store.log.commit_log import CommitLog
-from store.log.consume_queues import ConsumeQueues
+from store.disk.atomic import sync_directory
+from store.disk.commit_log import CommitLog
+from store.disk.config import StoreConfig
+from store.disk.consume_queues import ConsumeQueues
+from store.disk.index import Index
 from store.model.errors import StoreFull, system_errors
 
 _SECONDS_PER_HOUR = 3600

@@ -12,13 +12,13 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from store.files.client_progress import forget_beyond, step_back_done
-from store.files.consumer_offsets import ConsumerOffsets
-from store.files.topic_table import TopicTable
-from store.files.topics import Topics
+from store.disk.client_progress import forget_beyond, step_back_done
+from store.disk.consume_queues import ConsumeQueues
+from store.disk.consumer_offsets import ConsumerOffsets
+from store.disk.topic_table import TopicTable
+from store.disk.topics import Topics
 from store.format.layout import HALF_TOPIC, OP_TOPIC, TRANSACTIONS_GROUP
 from store.format.topic_names import PRODUCERS_TOPIC
-from store.log.consume_queues import ConsumeQueues
 from store.model.errors import CorruptSegment, CorruptStore
 from store.model.log_protocol import Positions, Queue
 from store.publish.locks import among_groups

@@ -12,13 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from store.files.atomic import make_directory, make_folder, make_root, sync_directory, write_file
-from store.files.checkpoint import create_checkpoint, read_checkpoint
-from store.files.config import REMEMBERED, SIZES, StoreConfig, settings_text, settings_there, with_settings
-from store.files.segments import list_files
-from store.files.topic_table import TopicTable
-from store.files.topics import Topics
-from store.files.unsupported import refuse_kinds
+from store.disk.atomic import make_directory, make_folder, make_root, sync_directory, write_file
+from store.disk.checkpoint import create_checkpoint, read_checkpoint
+from store.disk.commit_log import CommitLog
+from store.disk.config import REMEMBERED, SIZES, StoreConfig, settings_text, settings_there, with_settings
+from store.disk.index import Index
+from store.disk.index_file import Entries
+from store.disk.queue_ends import QueueEnds
+from store.disk.segments import list_files
+from store.disk.topic_table import TopicTable
+from store.disk.topics import Topics
+from store.disk.unsupported import refuse_kinds
 from store.format.hashes import key_hash
 from store.format.layout import (
     ABORT_FILE,
@@ -31,10 +35,6 @@ from store.format.layout import (
     PUBLISHED_END_FILE,
     TOPICS_FILE,
 )
-from store.key_index.index import Index
-from store.key_index.index_file import Entries
-from store.log.commit_log import CommitLog
-from store.log.queue_ends import QueueEnds
 from store.model.errors import (
     ConfigError,
     CorruptRecord,

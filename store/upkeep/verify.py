@@ -11,10 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from store.files.atomic import make_folder
-from store.files.config import StoreConfig
-from store.files.consumer_offsets import ConsumerOffsets, delay_offsets
-from store.files.topics import Topics
+from store.disk.atomic import make_folder
+from store.disk.commit_log import CommitLog
+from store.disk.config import StoreConfig
+from store.disk.consume_queues import ConsumeQueues, Ends
+from store.disk.consumer_offsets import ConsumerOffsets, delay_offsets
+from store.disk.dispatch import LogChunk, index_keys, walk
+from store.disk.index import Index
+from store.disk.queue_ends import QueueEnds
+from store.disk.topics import Topics
 from store.format.columns import LAST_MS
 from store.format.layout import (
     ABORT_FILE,
@@ -28,11 +33,6 @@ from store.format.layout import (
     TOPICS_FILE,
 )
 from store.format.stored_message import decode_record
-from store.key_index.index import Index
-from store.log.commit_log import CommitLog
-from store.log.consume_queues import ConsumeQueues, Ends
-from store.log.dispatch import LogChunk, index_keys, walk
-from store.log.queue_ends import QueueEnds
 from store.model.errors import CorruptRecord, CorruptStore, OffsetLost, system_errors
 from store.publish.locks import alone
 from store.publish.log_end import LogEnd

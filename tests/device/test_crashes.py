@@ -140,7 +140,7 @@ def test_append_flushes_the_name_of_a_dead_writers_segment(tmp_path: Path, monke
         store.create_topic("t", 1)
         store.put_many([message, message])
         with monkeypatch.context() as patched:
-            patched.setattr("store.files.segments.sync_names", die)
+            patched.setattr("store.disk.segments.sync_names", die)
             with pytest.raises(KeyboardInterrupt):
                 store.put(message)
         assert store.put(message).queue_offset == 2

@@ -16,7 +16,7 @@ import pytest
 
 from store import FlushFailed, Message, MessageStore, StoreError, UnknownTopic
 from store.api.message_store import delete_topic
-from store.files.client_progress import Reached
+from store.disk.client_progress import Reached
 from store.format.layout import CONSUME_QUEUE_DIR, DELETED_DIR
 from store.upkeep import deletion
 from store.upkeep.verify import verify

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from store.key_index.index import Index
+from store.disk.index import Index
 from tests.device.disk import PAGE, Disk, Write, restore
 from tests.device.recorder import Recorder
 

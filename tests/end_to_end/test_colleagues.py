@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig, StoreUnavailable
-from store.files.atomic import make_folder, open_file
+from store.disk.atomic import make_folder, open_file
 from store.upkeep.verify import verify
 from tests.children import in_a_child
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.log.commit_log import CommitLog
-from store.log.dispatch import walk
+from store.disk.commit_log import CommitLog
+from store.disk.dispatch import walk
 from tests.end_to_end.dying_writers import QUEUES, TOPIC, key_of
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig, StoreReplaced
 from store.directory.directory_log import DirectoryAddress
-from store.log.consume_queue import ConsumeQueue
+from store.disk.consume_queue import ConsumeQueue
 from store.model.log_protocol import Positions, Queue, QueueRange
 from store.read.filters import EVERYTHING
 from tests.logs.conformance import WriterTests

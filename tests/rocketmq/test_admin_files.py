@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.files.admin_files import write_json
-from store.files.consumer_offsets import ConsumerOffsets, delay_offsets
+from store.disk.admin_files import write_json
+from store.disk.consumer_offsets import ConsumerOffsets, delay_offsets
 from store.format.layout import DELAY_OFFSETS_FILE, SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC
 from store.format.message import encode_messages
 from store.format.records import Encoding

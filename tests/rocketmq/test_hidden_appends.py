@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.log.commit_log import CommitLog
+from store.disk.commit_log import CommitLog
 from store.publish.published_end import PublishedEnd
 from tests.end_to_end.dying_writers import TOPIC
 from tests.end_to_end.test_kill import ROOT, bodies

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from store import MessageStore
-from store.log.commit_log import CommitLog
+from store.disk.commit_log import CommitLog
 from store.model.log_protocol import Boundary
 from store.read.query import message_at, offset_of_id
 from tests import seen

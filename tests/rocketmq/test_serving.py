@@ -13,7 +13,7 @@ from store.api.group_protocol import Subscription
 from store.api.message_store import delete_topic
 from store.cluster.address import ClusterAddress
 from store.directory.directory_group import DirectoryGroup
-from store.files.figures import HELD, figures_in
+from store.disk.figures import HELD, figures_in
 from store.format.layout import UNDECIDED_TOPIC
 from store.model.log_protocol import Queue
 from tests.rocketmq.harness import HarnessError, Json, RocketMQ

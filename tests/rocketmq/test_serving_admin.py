@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from store.files.consumer_offsets import ConsumerOffsets
+from store.disk.consumer_offsets import ConsumerOffsets
 from store.format.stored_message import offset_msg_id
 from tests.rocketmq.harness import HarnessError, Json, RocketMQ
 from tests.rocketmq.served import Served, committed, consumed, ends, left, mqadmin, rows, rows_of, until

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreConfig
+from store.disk.index import Index
 from store.format.hashes import key_hashes
-from store.key_index.index import Index
 from tests import seen
 from tests.rocketmq.golden import GOLDEN, config_of
 from tests.rocketmq.harness import RocketMQ

@@ -18,10 +18,8 @@ FLOORS = (
     *(
         "model",
         "format",
-        "files",
-        "key_index",
+        "disk",
         "objects",
-        "log",
         "publish",
         "read",
         "archive",

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store import CorruptStore, InvalidTopic, Message, MessageStore, OffsetLost, StoreConfig, UnknownTopic, delete_topic
-from store.files.consumer_offsets import ConsumerOffsets
-from store.files.topics import Topics
+from store.disk.consumer_offsets import ConsumerOffsets
+from store.disk.topics import Topics
 from store.format.layout import (
     ABORT_FILE,
     CONSUME_QUEUE_DIR,

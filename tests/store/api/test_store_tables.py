@@ -13,7 +13,7 @@ import pytest
 
 from store import Message, MessageStore, StoreClosed, StoreConfig
 from store.api.store_tables import GROUPS_SCHEMA, TOPICS_SCHEMA, topic_rows, topics_html
-from store.files.consumer_offsets import ConsumerOffsets
+from store.disk.consumer_offsets import ConsumerOffsets
 from store.format.layout import CONSUMER_OFFSETS_FILE, TOPICS_FILE
 
 SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=2000)

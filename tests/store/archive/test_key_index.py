@@ -24,7 +24,7 @@ from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.read.query import KeyQuery
 from tests.logs.archives import ArchivedStore, archived
-from tests.store.log.test_light_queues import broker_has_it, made_up
+from tests.store.disk.test_light_queues import broker_has_it, made_up
 from tests.waiting import another_millisecond
 
 TOPICS = {"orders": 2, "invoices": 1}

@@ -25,8 +25,8 @@ from store.archive.archive_log import ArchiveAddress
 from store.archive.catalog import METADATA
 from store.archive.of_store import StoreArchive, alone, remembered
 from store.client.places import address_at
+from store.disk.queue_ends import QueueEnds
 from store.format.layout import CONF_FILE, CQ_ENTRY, segment_name
-from store.log.queue_ends import QueueEnds
 from store.model.log_protocol import Queue
 from store.read.published import PublishedQueues
 from tests.children import ended

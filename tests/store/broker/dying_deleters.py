@@ -20,7 +20,7 @@ from pathlib import Path
 
 from store import Message, MessageStore, UnknownTopic
 from store.api.message_store import delete_topic
-from store.files.topics import Topics
+from store.disk.topics import Topics
 from store.format.layout import DELETED_DIR
 from tests.waiting import until
 

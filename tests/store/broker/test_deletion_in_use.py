@@ -10,10 +10,10 @@ import pytest
 
 from store import CorruptStore, Message, MessageStore, StoreConfig, UnknownTopic
 from store.api.message_store import delete_topic
-from store.files.topic_table import Tombstone
-from store.files.topics import Topics
+from store.disk.queue_ends import QueueEnds
+from store.disk.topic_table import Tombstone
+from store.disk.topics import Topics
 from store.format.layout import DELETED_DIR, PUBLISHED_END_FILE, TOPICS_FILE
-from store.log.queue_ends import QueueEnds
 from store.upkeep import deletion
 from store.upkeep.verify import verify
 

@@ -28,8 +28,8 @@ from store import (
 )
 from store.broker import hold
 from store.broker.hold import HeldRequest, PullRequestHoldService, Wake
+from store.disk.consume_queue import ConsumeQueue
 from store.format.layout import ABORT_FILE
-from store.log.consume_queue import ConsumeQueue
 from store.publish import log_end
 from store.publish.published_end import PublishedEnd, checked
 from tests.takeover import broker

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from store import MessageStore, StoreConfig
-from store.files.topics import Topics
+from store.disk.topics import Topics
 from store.format.layout import DELETED_DIR, PUBLISHED_END_FILE
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import ROOT

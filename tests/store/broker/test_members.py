@@ -37,9 +37,9 @@ from store.broker.entries import MemberEntry, check_fit
 from store.broker.group_files import GroupOffsets
 from store.broker.members import Roster
 from store.directory.directory_group import DirectoryGroup
-from store.files.atomic import open_file
-from store.files.client_progress import sealed, unsealed
-from store.files.consumer_offsets import ConsumerOffsets
+from store.disk.atomic import open_file
+from store.disk.client_progress import sealed, unsealed
+from store.disk.consumer_offsets import ConsumerOffsets
 from store.model.log_protocol import Queue
 from store.publish.locks import set_lock
 from store.publish.published_end import PublishedEnd

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from store import GetStatus, Message, MessageStore, OffsetLost, StoreConfig, delete_topic
-from store.files.topics import Topics
+from store.disk.queue_ends import QueueEnds
+from store.disk.topics import Topics
 from store.format.layout import CONSUME_QUEUE_DIR, PUBLISHED_END_FILE, QUEUE_ENDS_FILE, TOPICS_FILE
-from store.log.queue_ends import QueueEnds
 from store.model.log_protocol import Fingerprint
 from store.upkeep.verify import verify
 

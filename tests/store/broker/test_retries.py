@@ -11,7 +11,7 @@ import pytest
 from store import InvalidGroup, Message, MessageStore, StoreConfig, StoredMessage
 from store.archive.archive_log import ArchiveAddress
 from store.broker.retries import send_back
-from store.files.consumer_offsets import ConsumerOffsets
+from store.disk.consumer_offsets import ConsumerOffsets
 from store.format.layout import GROUPS_FILE, SCHEDULE_DELAYS_MS, SCHEDULE_TOPIC
 from store.model.log_protocol import Queue, QueueRange
 from store.upkeep.verify import verify

@@ -32,7 +32,7 @@ from store.api.message_store import delete_topic
 from store.broker import hold
 from store.client import rebalancer
 from store.directory.directory_group import DirectoryGroup
-from store.files.consumer_offsets import ConsumerOffsets
+from store.disk.consumer_offsets import ConsumerOffsets
 from tests.store.client.consumers import FIRST, QUEUES, TOPIC, Seen, committed, config, opened, put
 from tests.takeover import broker
 from tests.waiting import PATIENCE, until

@@ -186,14 +186,14 @@ def test_a_note_that_the_system_refuses(
             raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patched:
-        patched.setattr("store.files.client_progress.write_file", refuse)
+        patched.setattr("store.disk.client_progress.write_file", refuse)
         with pytest.raises(refusal, match=r"reached\.json") as kept:
             Producer(store.path, "p")
     producer = Producer(store.path, "p")
     producer.send("t", "1", sequence=1)
     producer.flush()
     with monkeypatch.context() as patched:
-        patched.setattr("store.files.client_progress.write_file", refuse)
+        patched.setattr("store.disk.client_progress.write_file", refuse)
         with pytest.raises(refusal, match=r"reached\.json"):
             producer.close()
     with Producer(store.path, "p") as producer:

@@ -19,7 +19,7 @@ from store.client.process_queue import ProcessQueue
 from store.client.process_queues import ProcessQueues, Taken
 from store.client.puller import Puller, PullFigures
 from store.directory.directory_log import DirectoryHeld, DirectoryLog
-from store.files.figures import DELIVERED, HELD, Figures
+from store.disk.figures import DELIVERED, HELD, Figures
 from store.model.log_protocol import MessageFilter, Positions, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from tests.waiting import PATIENCE, until

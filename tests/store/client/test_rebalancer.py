@@ -13,7 +13,7 @@ import pytest
 from store import Consumer, ConsumerConfig, Message, MessageStore, ReceivedMessage, StoreFull, delete_topic
 from store.client import rebalancer
 from store.directory.directory_group import DirectoryGroup
-from store.files.consumer_offsets import ConsumerOffsets
+from store.disk.consumer_offsets import ConsumerOffsets
 from tests.store.client.consumers import QUEUES, TOPIC, Seen, committed, config, opened, put
 from tests.waiting import until
 
@@ -104,7 +104,7 @@ def test_members_go_on_while_the_disk_is_full(store: MessageStore, monkeypatch: 
     with Consumer(store.path, "g", "t", seen := Seen(), config=config()) as consumer:
         until(lambda: consumer.assigned == TOPIC)
         with monkeypatch.context() as patched:
-            patched.setattr("store.files.admin_files.write_file", refuse)
+            patched.setattr("store.disk.admin_files.write_file", refuse)
             for first in (0, 40):
                 put(store, range(first, first + 40))
                 count = len(refused)

@@ -19,7 +19,7 @@ from store.cluster.brokers import Brokers
 from store.cluster.cluster_log import ClusterLog
 from store.cluster.pulls import _MOST_UNDER_WAY, _Pulls
 from store.cluster.route_table import Broker
-from store.files.figures import Figures
+from store.disk.figures import Figures
 from store.model.codes import RequestCode, ResponseCode
 from store.model.log_protocol import Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING

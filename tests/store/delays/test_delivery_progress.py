@@ -14,7 +14,7 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig
 from store.api.writer import Writer
-from store.files.topic_table import has_queues
+from store.disk.topic_table import has_queues
 from store.format.delayed import WAITING_TOPICS
 from store.format.layout import (
     DELAY_OFFSETS_FILE,

@@ -14,18 +14,18 @@ import pytest
 
 from store import Message, MessageStore
 from store.delays.delivery_progress import oldest_waiting
+from store.disk.queue_files import MAKE_ANEW
 from store.format.delayed import Waits, waiting
 from store.format.encoding import encode_list
 from store.format.layout import DELAY_OFFSETS_FILE, LOCK_FILE, SCHEDULE_TOPIC, TIMER_TOPIC
 from store.format.records import EncodedRecords, as_columns
-from store.log.queue_files import MAKE_ANEW
 from store.model.errors import CorruptSegment
 from store.publish.locks import DELIVERY_BYTE, Turn
 from store.publish.putting import encoding_of
 from store.upkeep.verify import verify
 from tests.store.delays.test_deliverer import bodies
+from tests.store.disk.damages import SMALL
 from tests.store.format.test_delayed import all_of
-from tests.store.log.damages import SMALL
 from tests.waiting import until
 
 

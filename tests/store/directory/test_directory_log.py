@@ -33,6 +33,7 @@ from store.archive.archive_log import ArchiveLog
 from store.archive.kin import Kin
 from store.client.places import address_at
 from store.directory.directory_log import TieredDirectoryAddress, TieredDirectoryLog
+from store.disk.consume_queue import ConsumeQueue
 from store.format.layout import (
     COMMIT_LOG_DIR,
     CONF_FILE,
@@ -41,7 +42,6 @@ from store.format.layout import (
     field_offset,
     segment_name,
 )
-from store.log.consume_queue import ConsumeQueue
 from store.model.log_protocol import Boundary, Bounds, Queue, QueueRange, ReadSpec
 from store.read.filters import EVERYTHING
 from store.read.published import PublishedQueues

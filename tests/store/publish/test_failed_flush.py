@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from store import FlushFailed, Message, MessageStore, StoreConfig, StoreUnavailable
-from store.files.checkpoint import read_checkpoint
+from store.disk.checkpoint import read_checkpoint
 from store.publish.published_end import PublishedEnd
 from tests.end_to_end.test_kill import bodies, check_log
 from tests.failing import CONFIG, SYNC, Device, put

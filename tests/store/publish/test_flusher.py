@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageStore, StoreClosed, StoreConfig
-from store.files.checkpoint import read_checkpoint
-from store.log.queue_ends import QueueEnds
+from store.disk.checkpoint import read_checkpoint
+from store.disk.queue_ends import QueueEnds
 from store.publish.published_end import PublishedEnd
 from tests.waiting import PATIENCE
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from store import Message, MessageRefused, MessageStore, PutStatus, StoreBusy, StoreConfig, StoreFull, StoreLocked
+from store.disk.queues_in_log import Ranges, Unflushed
 from store.format.message import encode_messages
 from store.format.records import EncodedRecord, Encoding
-from store.log.queues_in_log import Ranges, Unflushed
 from store.publish.appender import GroupCommit, WaitingAppend
 from store.publish.locks import StoreLock
 from store.publish.placing import Where

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from store import CorruptSegment, Message, MessageStore, StoreConfig, StoreFull, StoreReplaced
+from store.disk.commit_log import CommitLog
+from store.disk.dispatch import LogChunk, walk
 from store.format.layout import ABORT_FILE, COMMIT_LOG_DIR, PUBLISHED_END_FILE, QUEUE_ENDS_FILE, segment_name
-from store.log.commit_log import CommitLog
-from store.log.dispatch import LogChunk, walk
 from store.publish import log_end
 from store.publish.log_end import LogEnd
 from store.publish.published_end import PublishedEnd, checked

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store import Message, MessageRefused
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queues import ConsumeQueues
 from store.format.message import encode_messages
 from store.format.records import EncodedRecord, Encoding, as_columns, set_field
-from store.log.commit_log import CommitLog
-from store.log.consume_queues import ConsumeQueues
 from store.publish.placing import AppendResult, NextOffsets, place_few, place_many
 from tests.store.format.test_message import messages
 

@@ -23,11 +23,11 @@ from store import (
     TagFilter,
     message_filter,
 )
+from store.disk.consume_queue import ConsumeQueue
 from store.format.entering import QueueEntry
 from store.format.hashes import java_hash_code
 from store.format.layout import COMMIT_LOG_DIR, CQ_ENTRY, segment_name
 from store.format.stored_message import decode_record, inflated, must_be_entered
-from store.log.consume_queue import ConsumeQueue
 from store.model.errors import CorruptSegment, OffsetLost, UnreadableBody
 from store.model.log_protocol import Bounds, MessageFilter
 from store.read import getting

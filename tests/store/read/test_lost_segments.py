@@ -10,7 +10,7 @@ import pytest
 from store import CorruptSegment, GetStatus, Message, MessageStore, OffsetLost, StoreConfig
 from store.api.store_finder import StoreFinder
 from store.format.layout import CQ_ENTRY, segment_name
-from tests.store.log.damages import ENTRIES
+from tests.store.disk.damages import ENTRIES
 
 SIZE = 4096
 CONFIG = StoreConfig(mappedFileSizeCommitLog=SIZE, mappedFileSizeConsumeQueue=200, deleteFileBatchMax=2)

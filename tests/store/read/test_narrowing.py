@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from store import Message, MessageStore, StoreConfig
+from store.disk.index import Index
 from store.format.layout import PUBLISHED_END, field_offset
-from store.key_index.index import Index
 from store.model.log_protocol import Queue, QueueRange
 from store.publish import appender, published_end
 from store.publish.published_end import PublishedEnd

@@ -8,11 +8,11 @@ import pytest
 
 from store import GetStatus, Message, MessageStore, OffsetLost, OffsetNotYet, StoreConfig, UnknownQueue, UnknownTopic
 from store.api.message_store import delete_topic
-from store.files.topics import Topics
-from store.log.commit_log import CommitLog
-from store.log.consume_queue import ConsumeQueue
-from store.log.consume_queues import ConsumeQueues
-from store.log.queue_files import QueueFiles
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queue import ConsumeQueue
+from store.disk.consume_queues import ConsumeQueues
+from store.disk.queue_files import QueueFiles
+from store.disk.topics import Topics
 from store.model.log_protocol import Bounds, Queue, QueueRange
 from store.publish.published_end import PublishedEnd
 from store.read.published import PublishedQueues

@@ -10,12 +10,12 @@ import pytest
 
 from store import Message, MessageStore, StoreConfig, StoredMessage
 from store.api.message_store import delete_topic
-from store.files.topics import Topics
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queues import ConsumeQueues
+from store.disk.index import Index
+from store.disk.topics import Topics
 from store.format.hashes import key_hash
 from store.format.layout import INDEX_HEADER, field_offset
-from store.key_index.index import Index
-from store.log.commit_log import CommitLog
-from store.log.consume_queues import ConsumeQueues
 from store.model.errors import CorruptRecord, InvalidMessageId, OffsetLost, OffsetNotYet
 from store.model.log_protocol import Boundary, Queue, QueueRange
 from store.publish.log_end import LogEnd

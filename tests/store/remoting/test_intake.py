@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from store import MessageStore
-from store.files.figures import CROWDED
+from store.disk.figures import CROWDED
 from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import BadFrame
 from store.remoting.access import Access, signature

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from store import Message, MessageStore
 from store.api.message_store import delete_topic
-from store.files.figures import HELD, figures_in
+from store.disk.figures import HELD, figures_in
 from store.format.stored_message import decode_record
 from store.model.codes import RequestCode, ResponseCode
 from store.remoting.client import Client

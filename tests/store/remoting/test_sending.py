@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from store import Message, MessageStore, StoredMessage
-from store.files.consumer_offsets import ConsumerOffsets
+from store.disk.consumer_offsets import ConsumerOffsets
 from store.format.layout import SYS_COMPRESSED
 from store.format.properties import encode_properties
 from store.model.codes import RequestCode, ResponseCode

@@ -8,7 +8,7 @@ import pytest
 
 from store import Message, MessageStore
 from store.directory.directory_group import DirectoryGroup
-from store.files.consumer_offsets import ConsumerOffsets
+from store.disk.consumer_offsets import ConsumerOffsets
 from store.model.codes import RequestCode, ResponseCode
 from store.remoting.headers import (
     CommitOffset,

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from store import InvalidArgument, Message, MessageStore, StoreUnavailable
-from store.files.figures import BAD_FRAME, CROWDED, REFUSED, STUCK
+from store.disk.figures import BAD_FRAME, CROWDED, REFUSED, STUCK
 from store.model.codes import CommandFlag, RequestCode, ResponseCode
 from store.remoting.client import Client
 from store.remoting.command import MAX_FRAME_BYTES, Command, Frames, decode, encode

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from store import RequestRefused
-from store.files.figures import Figures
+from store.disk.figures import Figures
 from store.model.codes import RequestCode
 from store.remoting.client import Client
 from store.remoting.command import Command

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from store import ConfigError, Message, MessageStore, StoreConfig
+from store.disk.index import Index
+from store.disk.index_file import file_bytes
 from store.format.layout import INDEX_ENTRY, INDEX_HEADER, REPAIR_DIR, field_offset
-from store.key_index.index import Index
-from store.key_index.index_file import file_bytes
 from store.publish import appender
 from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import repair, verify

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from store import Message, MessageStore, StoreConfig
-from store.key_index.index import Index
+from store.disk.index import Index
 from store.upkeep.store_directory import StoreDirectory, tags_are_filed
 from store.upkeep.verify import repair, verify
-from tests.store.files.test_unsupported import unpacked
+from tests.store.disk.test_unsupported import unpacked
 from tests.store.read.test_golden import GOLDEN
 
 SIZES = StoreConfig(maxHashSlotNum=1000, maxIndexNum=4000)

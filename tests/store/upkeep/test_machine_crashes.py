@@ -15,8 +15,8 @@ import pytest
 from store import CorruptRecord, Message, MessageStore
 from store.broker.retries import send_back
 from store.broker.transactions import Transactions
+from store.disk.index import Index
 from store.format.layout import CQ_ENTRY, PUBLISHED_END, RECORD_HEADER, SECTOR_BYTES, field_offset, segment_name
-from store.key_index.index import Index
 from store.publish.published_end import PublishedEnd, checked
 from store.upkeep.verify import verify
 from tests.end_to_end.test_kill import bodies, check_log

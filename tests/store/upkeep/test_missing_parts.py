@@ -17,7 +17,7 @@ from store.format.layout import CQ_ENTRY, RECORD_HEADER, field_offset, segment_n
 from store.publish.published_end import PublishedEnd
 from store.upkeep.verify import repair, verify
 from tests.end_to_end.test_kill import bodies, check_log
-from tests.store.log.damages import note_ends, noted_ends
+from tests.store.disk.damages import note_ends, noted_ends
 from tests.store.upkeep.crashed import SIZE, SMALL, put
 from tests.store.upkeep.test_damaged import bodies as what_is_left
 from tests.store.upkeep.test_damaged import digests

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from store import Message, MessageStore
+from store.disk.index import Index
+from store.disk.index_file import IndexFile
+from store.disk.queue_ends import QueueEnds
 from store.format.layout import CHECKPOINT, INDEX_HEADER, INDEX_SLOT, segment_name
-from store.key_index.index import Index
-from store.key_index.index_file import IndexFile
-from store.log.queue_ends import QueueEnds
 from store.upkeep.verify import verify
 from tests.store.upkeep.crashed import SMALL, another_boot
 from tests.waiting import another_millisecond

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from store import CorruptRecord, Message, MessageStore
-from store.files.checkpoint import write_checkpoint
+from store.disk.checkpoint import write_checkpoint
+from store.disk.commit_log import CommitLog
+from store.disk.dispatch import index_keys, walk
+from store.disk.index import Index
 from store.format.layout import CQ_ENTRY, segment_name
-from store.key_index.index import Index
-from store.log.commit_log import CommitLog
-from store.log.dispatch import index_keys, walk
 from store.model.log_protocol import Queue
 from store.upkeep.plans import Evidence, Filed, Plan, Point, plan_for
 from store.upkeep.verify import repair, verify

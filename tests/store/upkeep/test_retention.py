@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from store import Message, MessageStore, OffsetLost, ReadOnlyStore, StoreConfig
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queues import ConsumeQueues
+from store.disk.index import Index
 from store.format.layout import CQ_ENTRY, segment_name
-from store.key_index.index import Index
-from store.log.commit_log import CommitLog
-from store.log.consume_queues import ConsumeQueues
 from store.publish.published_end import PublishedEnd
 from store.upkeep.retention import CleanMoment, LogSegment, Reason, Retention, decide, used_percent
 

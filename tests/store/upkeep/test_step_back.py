@@ -13,9 +13,9 @@ import pytest
 from store import ConsumeFromWhere, Consumer, ConsumerConfig, CorruptSegment, Message, MessageStore
 from store.api.message_store import delete_topic
 from store.broker.transactions import Transactions
-from store.files.consumer_offsets import ConsumerOffsets
+from store.disk.consume_queues import ConsumeQueues
+from store.disk.consumer_offsets import ConsumerOffsets
 from store.format.layout import segment_name
-from store.log.consume_queues import ConsumeQueues
 from store.model.log_protocol import Queue
 from store.publish.published_end import PublishedEnd
 from store.upkeep.step_back import step_back

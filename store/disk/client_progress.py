@@ -1,0 +1,178 @@
+"""Small files in which clients record their progress: members of consumer groups, and named producers.
+
+consumers/{group}/{member id}.member    CRC32, then JSON; its `slots` are the member's queues
+consumers/{group}/done/{member id}      one `DONE_OFFSET` for each slot; 0: no offset
+producers/{name}/reached.json           {"sequences": {"orders": 1041}, "since": 87, "open": true}
+
+Other members inherit the offsets of a member that died. `client.producer_memory` documents the producers' file.
+After a crash of the machine these files may be newer than the log; `step_back_done` and `forget_beyond` correct them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import starmap
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from store.disk.atomic import open_file, read_file, write_at, write_file
+from store.format.layout import CONSUMERS_DIR, DONE_OFFSET
+from store.format.strict_json import Int, Long, decode, encode
+from store.model.errors import CorruptStore, system_errors
+from store.model.log_protocol import Positions, Queue
+
+MEMBER_SUFFIX = ".member"
+DONE_DIR = "done"
+_CRC_DIGITS = 8
+MAX_BYTES = 64 << 20  # of a file; 65,536 queues of 100 bytes take a tenth
+
+
+def done_path(member: Path) -> Path:
+    """Return the file of offsets of the member with this `.member` file."""
+    return member.parent / DONE_DIR / member.name.removesuffix(MEMBER_SUFFIX)
+
+
+def sealed(entry: bytes) -> bytes:
+    """Prefix an entry with its checksum: a killed writer may leave a mix of two entries that is valid JSON."""
+    return b"%08x" % zlib.crc32(entry) + entry
+
+
+def unsealed(text: bytes) -> bytes:
+    """Return the entry of `sealed` text. Raises `ValueError` if the checksum does not match."""
+    entry = text[_CRC_DIGITS:].rstrip()
+    if sealed(entry)[:_CRC_DIGITS] != text[:_CRC_DIGITS]:
+        raise ValueError("not an entry, or parts of two")
+    return entry
+
+
+def entry_of(member: Path) -> bytes:
+    """Return the entry of a member, b"" if it is missing or damaged."""
+    with suppress(FileNotFoundError, CorruptStore, ValueError):
+        return unsealed(read_file(member, MAX_BYTES))
+    return b""
+
+
+def noted(member: Path) -> list[int]:
+    """Return the offsets that a member recorded, by slot; the list may be shorter than the slots."""
+    try:
+        found = read_file(done_path(member), MAX_BYTES)
+    except (FileNotFoundError, CorruptStore):
+        return []
+    whole = len(found) // DONE_OFFSET.itemsize * DONE_OFFSET.itemsize  # a full device may have cut the last one
+    offsets: list[int] = np.frombuffer(found[:whole], DONE_OFFSET).tolist()
+    return offsets
+
+
+def note_at(path: Path, fd: int, slot: int, offset: int) -> None:
+    """Write the offset of one slot. fd: descriptor of `path`."""
+    with system_errors(path):
+        write_at(fd, offset.to_bytes(DONE_OFFSET.itemsize, "big"), slot * DONE_OFFSET.itemsize)
+
+
+def step_back_done(root: Path, at_most: Callable[[Queue, int], int]) -> dict[Path, Positions]:
+    """Lower recorded offsets to the ends of their queues. Return the lowered ones, by member file.
+
+    at_most: takes a queue and an offset; returns the offset, or the queue's end if that is less.
+    """
+    found = {}
+    for member in sorted((root / CONSUMERS_DIR).glob(f"*/*{MEMBER_SUFFIX}")):
+        pairs = enumerate(zip(_slots(member), noted(member), strict=False))
+        ends = {slot: (queue, at_most(queue, done)) for slot, (queue, done) in pairs if at_most(queue, done) < done}
+        if ends:
+            path = done_path(member)
+            with open(open_file(path), "r+b", buffering=0) as file:
+                for slot, (_, end) in ends.items():
+                    note_at(path, file.fileno(), slot, end)
+            found[member] = dict(ends.values())
+    return found
+
+
+class _Entry(msgspec.Struct):
+    slots: list[tuple[str, Int]]
+
+
+def _slots(member: Path) -> list[Queue]:
+    """Return the queues of a member's slots; none if its entry is damaged, because no member inherits from that."""
+    with suppress(ValueError):
+        return list(starmap(Queue, decode(entry_of(member), _Entry).slots))
+    return []
+
+
+PRODUCERS_FOLDER = "producers"  # in the store
+_FILE = "reached.json"
+_MAX_BYTES = 1 << 20
+
+
+class _ReachedFile(msgspec.Struct):
+    sequences: dict[str, Long]
+    since: Long
+    open: bool
+
+
+class Reached(NamedTuple):
+    """The progress of a named producer.
+
+    sequences: last sequence number by topic, of the records before queue offset `since` of PRODUCERS_TOPIC.
+    was_open: the producer may have sent more since.
+    """
+
+    sequences: dict[str, int]
+    since: int
+    was_open: bool
+
+    @staticmethod
+    def read(folder: Path) -> Reached:
+        """Read the file of the producer with this folder. Raises `CorruptStore`."""
+        path = folder / _FILE
+        try:
+            noted = decode(read_file(path, _MAX_BYTES), _ReachedFile)
+        except FileNotFoundError:
+            return Reached({}, 0, False)
+        except (CorruptStore, ValueError) as error:
+            raise CorruptStore(
+                f"{path}: not a note of how far a producer has come ({error}); restore it from a copy, or delete it: "
+                "then the records that the log still has tell"
+            ) from error
+        return Reached(noted.sequences, noted.since, noted.open)
+
+    def write(self, folder: Path) -> None:
+        """Write the file; it is on the device when this returns."""
+        write_file(folder / _FILE, encode(_ReachedFile(self.sequences, self.since, self.was_open)))
+
+
+def check_reached(root: Path) -> None:
+    """Read the files of all producers. Raises `CorruptStore`."""
+    for folder in _folders(root):
+        Reached.read(folder)
+
+
+def forget_reached(root: Path, topic: str) -> None:
+    """Remove a deleted topic from the files of all producers. Raises `CorruptStore`."""
+    for folder in _folders(root):
+        reached = Reached.read(folder)
+        if reached.sequences.pop(topic, None) is not None:
+            reached.write(folder)
+
+
+def forget_beyond(root: Path, at_most: Callable[[int], int]) -> dict[str, Reached]:
+    """Reset the files of producers that are ahead of the log. Return their old content, by producer name.
+
+    at_most: takes an offset of PRODUCERS_TOPIC; returns it, or the queue's end if that is less.
+    """
+    forgotten = {}
+    for folder in _folders(root):
+        with suppress(CorruptStore):  # opening the producer raises it
+            reached = Reached.read(folder)
+            if at_most(reached.since) < reached.since:
+                Reached({}, 0, True).write(folder)
+                forgotten[folder.name] = reached
+    return forgotten
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted((root / PRODUCERS_FOLDER).glob("*"))

@@ -1,0 +1,131 @@
+"""The files of one queue: an array of 20-byte entries in fixed-size files."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from store.disk.segment_file import OpenFiles
+from store.disk.segments import Segments
+from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE
+from store.model.errors import OffsetLost
+
+Entries = npt.NDArray[np.void]  # dtype CQ_ENTRY
+MAKE_ANEW = (
+    "close the store everywhere, move the queue's folder out of it, and open it for writing: the queue is made anew "
+    "from the log"
+)
+_EMPTY = bytes(CQ_ENTRY.itemsize)
+
+
+def queue_segments(
+    root: Path, topic: str, queue_id: int, file_size: int | None, *, writable: bool, files: OpenFiles | None = None
+) -> Segments:
+    """Return the segments of one queue. file_size, files: see `Segments`."""
+    return Segments(root, f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}", file_size, writable=writable, files=files)
+
+
+class QueueFiles:
+    """All entries of one queue, by queue offset (an index, not a byte offset), also those that do not count."""
+
+    def __init__(self, segments: Segments, begin: int) -> None:
+        """begin: see `Topics.begin`."""
+        self.begin = begin
+        self.segments = segments
+
+    def __str__(self) -> str:
+        return str(self.segments.directory)
+
+    @property
+    def entries_per_file(self) -> int:
+        return self.segments.size // CQ_ENTRY.itemsize or 1  # without files any number above 0 will do
+
+    def file_end(self, offset: int) -> int:
+        """Return the queue offset after the last entry of the file that contains entry `offset`."""
+        return (offset // self.entries_per_file + 1) * self.entries_per_file
+
+    @property
+    def has_files(self) -> bool:
+        return bool(self.segments.starts())
+
+    def first(self) -> int:
+        """Return the first queue offset that has a file, but at least `begin`."""
+        return max(self.begin, self.segments.first() // CQ_ENTRY.itemsize)
+
+    def check(self) -> int:
+        """Return `first()`. Raises `CorruptSegment` for a wrong name or length, or a missing file in the middle."""
+        starts = self.segments.check(MAKE_ANEW)
+        return max(self.begin, starts[0] // CQ_ENTRY.itemsize if starts else 0)
+
+    def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
+        """Return a copy of entries [start, end), shape (end - start,), dtype CQ_ENTRY. current: see `Segments.read`.
+
+        Raises `OffsetLost` if a file is missing, `CorruptSegment` if a file was truncated.
+        """
+        pieces = []
+        while start < end:
+            stop = min(end, self.file_end(start))
+            pieces.append(self._read(start, stop, current=current))
+            start = stop
+        return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), CQ_ENTRY)
+
+    def entries_left(self, start: int, end: int) -> Entries:
+        """Return `entries`, with zeros in the place of missing files."""
+        found, at = np.zeros(end - start, CQ_ENTRY), start
+        while at < end:
+            stop = min(end, self.file_end(at))
+            with suppress(OffsetLost):
+                found[at - start : stop - start] = self.entries(at, stop)
+            at = stop
+        return found
+
+    def write(self, start: int, entries: Entries | bytes) -> bool:
+        """Write entries, or their bytes, from queue offset `start` on; create files as needed.
+
+        Returns False if it created a file and wrote to its middle: earlier entries were lost. Raises `StoreFull`,
+        `FlushFailed`.
+
+        Syncs a file before it creates the next one, because after a crash RocketMQ checks only the last three. As
+        RocketMQ does, fills the first file with pre-blank entries before the queue's first entry.
+        """
+        is_whole = start != self.begin or self.write_blank(start - start % self.entries_per_file, start)
+        data = memoryview(entries if isinstance(entries, bytes) else entries.tobytes())
+        while len(data):
+            position, index = start * CQ_ENTRY.itemsize, start % self.entries_per_file
+            if start and index == 0 and not self.segments.exists(position):
+                self.flush(start - 1, start)
+            room = (self.entries_per_file - index) * CQ_ENTRY.itemsize
+            is_whole &= self.segments.write(position, data[:room])
+            data, start = data[room:], start + self.entries_per_file - index
+        return is_whole
+
+    def write_blank(self, start: int, end: int) -> bool:
+        """Write pre-blank entries to [start, end); return as `write`."""
+        blank = np.zeros(end - start, CQ_ENTRY)
+        blank["size"] = CQ_PRE_BLANK_SIZE
+        return start == end or self.write(start, blank)
+
+    def stale(self, max_offset: int) -> int | None:
+        """Return the queue offset of the first stale entry: at or after `max_offset`, not empty. None without one."""
+        for start in self.segments.starts()[-1:]:
+            found = self.segments.first_not_zero(max_offset * CQ_ENTRY.itemsize, start + self.segments.size)
+            return None if found is None else found // CQ_ENTRY.itemsize
+        return None
+
+    def write_again(self, start: int) -> None:
+        """Call `Segments.write_again` for the files from entry `start` on. Call as the only writer."""
+        for last in self.segments.starts()[-1:]:
+            self.segments.write_again(start * CQ_ENTRY.itemsize, last + self.segments.size)
+
+    def flush(self, start: int, end: int) -> None:
+        """Sync entries [start, end)."""
+        self.segments.flush(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize)
+
+    def _read(self, start: int, end: int, *, current: bool = False) -> bytes:
+        """Read entries [start, end) of one file. If the last is empty, reopen the file by name: it may be replaced."""
+        where = start * CQ_ENTRY.itemsize, (end - start) * CQ_ENTRY.itemsize
+        data = self.segments.read(*where, current=current)
+        return data if current or not data.endswith(_EMPTY) else self.segments.read(*where, current=True)

@@ -1,0 +1,367 @@
+"""Derive the state of the queues from the log: their first and last offsets, and the entries of a range of the log.
+
+`QueuesInLog` is filled by walking the log. A RocketMQ broker restarts the queues of a recreated topic at 0, and so did
+earlier versions. The log then has several records with the same topic, queue and queue offset, and only the recreated
+topic's records count. The code calls the records between two restarts a life of the queue. A new life begins if queue
+offsets go back. No checksum covers queue offsets, so the queue's own entries must confirm it.
+
+`must_begin` distinguishes a lost first file of a queue from an expired one. Retention keeps a file while the log has
+one of its records. So if the log has an older message of a queue, the queue's first file is lost.
+
+`Unflushed` and `ranges_of` return the entries of a range of the log, so that a flush or a repair touches only their
+files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queue import ConsumeQueue, IsMessage
+from store.disk.consume_queues import ConsumeQueues, QueueName
+from store.disk.dispatch import LogChunk, light_entries, walk
+from store.disk.queue_files import MAKE_ANEW, Entries
+from store.format.arrays import numbers
+from store.format.entering import in_own_queue
+from store.format.layout import CONSUME_QUEUE_DIR, CQ_ENTRY, CQ_PRE_BLANK_SIZE, LIGHT_PREFIX
+from store.format.record_view import Ints
+from store.model.errors import CorruptSegment, OffsetLost
+from store.model.integers import LONG_MAX
+
+Ranges = dict[QueueName, tuple[int, int]]  # queue offsets [start, end) of each queue
+
+_ID_BITS = 32
+_ID_MASK = (1 << _ID_BITS) - 1
+_QUEUE_COSTS = 64 << 10  # bytes; reading this much log takes as long as flushing a queue without new entries
+_MUCH = 4 << 20  # bytes; reading this much log is faster than listing the queues
+_NOTES = 1 << 14  # of about 400 bytes; older appends are read from the log
+NOTHING: Mapping[str, int] = {}
+_MAX_OFFSET = (1 << 62) // CQ_ENTRY.itemsize  # its byte position must fit
+
+
+class Life(NamedTuple):
+    """The first record of a life: records from here to the next life count."""
+
+    start: int  # queue offset of its first record
+    at: int  # log offset of that record
+
+
+@dataclass(slots=True)
+class QueueInLog:
+    """The state of one queue after a part of the log was walked.
+
+    max_offset: queue offset after its last record.
+    lives: ascending by both fields; empty before the first record.
+    is_cut: the log's beginning was deleted, so the first record may have any queue offset.
+    is_remembered: only the end is known, and not from the queue's files.
+    restarted_at: log offset of the record whose queue offset went back, 0 without one.
+    passed_over: queue and log offsets of records that name this queue wrongly.
+    """
+
+    max_offset: int
+    is_cut: bool
+    lives: list[Life] = field(default_factory=list)
+    is_remembered: bool = False
+    restarted_at: int = 0
+    passed_over: set[tuple[int, int]] = field(default_factory=set)
+
+    @property
+    def begin(self) -> int:
+        """Queue offset of the first record that counts; `max_offset` without one."""
+        return self.lives[0].start if self.lives else self.max_offset
+
+    def grow(self, start: int, at: int, count: int) -> None:
+        """Add `count` consecutive records: the first has queue offset `start` and log offset `at`."""
+        if start != self.max_offset or not self.lives:
+            self.lives = [*(life for life in self.lives if life.start < start), Life(start, at)]
+        self.max_offset = start + count
+
+    def counting(self, offsets: Ints, entries: Entries) -> slice:
+        """Return which of consecutive entries count. Call after the walk."""
+        if not self.lives or (int(offsets[0]), int(entries["physical_offset"][0])) in self.passed_over:
+            return slice(0, 0)
+        first = int(np.searchsorted(entries["physical_offset"].astype(np.int64), self.lives[0].at))
+        if first == len(entries):
+            return slice(first, first)
+        at = int(entries["physical_offset"][first])
+        end = next((life.start for life in self.lives if life.at > at), self.max_offset)
+        return slice(first, max(first, int(np.searchsorted(offsets, end))))
+
+
+class QueuesInLog:
+    """The queues of one walk."""
+
+    def __init__(self, queues: ConsumeQueues, is_message: IsMessage, first_byte: int) -> None:
+        """is_message: returns whether an entry matches its record. first_byte: first log offset that retention left."""
+        self.found: dict[QueueName, QueueInLog] = {}
+        self._queues = queues
+        self._is_message = is_message
+        self._is_cut = first_byte > 0
+
+    def begin(self, name: QueueName, max_offset: int) -> QueueInLog:
+        """Add a queue that has `max_offset` entries before the walk's first record.
+
+        If it has no entries and the log has its first byte, the queue's first files may be lost. Then the queue begins
+        at `Topics.begin`.
+        """
+        of_files = self._queues.of(*name)
+        is_bare = max_offset == of_files.first()
+        queue = QueueInLog(max_offset if self._is_cut or not is_bare else of_files.begin, self._is_cut and is_bare)
+        self.found[name] = queue
+        return queue
+
+    def add(self, name: QueueName, offsets: Ints, entries: Entries) -> bool:
+        """Add consecutive records of a queue. Return whether they may follow the records before them."""
+        queue = self.found.get(name) or self.begin(name, self._queues.of(*name).first())
+        start, at = int(offsets[0]), int(entries["physical_offset"][0])
+        follows = start == queue.max_offset or (not queue.lives and self._begins(name, queue, start, at))
+        if not 0 <= start < _MAX_OFFSET or not (follows or self._begins_life(name, queue.max_offset, start, at)):
+            return False
+        queue.restarted_at = queue.restarted_at if follows else at
+        queue.grow(start, at, len(offsets))
+        return True
+
+    def pass_over(self, name: QueueName, offset: int, at: int) -> None:
+        """Ignore the record at log offset `at` in this queue, because it may not follow the record before it."""
+        self.found[name].passed_over.add((offset, at))
+
+    def warn_of_passed_over(self) -> None:
+        found = [(at, name) for name, queue in self.found.items() for _, at in queue.passed_over]
+        if found:
+            at, (topic, _) = min(found)
+            warnings.warn(
+                f"{len(found)} records of the log say that they stand in light queues, where others do, or where the "
+                f"queue does not go on; there they are passed over. The first is at log offset {at}, of {topic}. As a "
+                "rule a client made that up, of a broker without light queues",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def leave_out_deleted(self, existing: Collection[QueueName]) -> None:
+        """Drop queues that were not recreated with their topic: other queues restarted later, and these have no folder.
+
+        existing: queues that have a folder. Call after the last record.
+        """
+        restarts: dict[str, int] = {}
+        for (topic, _), queue in self.found.items():
+            if queue.restarted_at:
+                restarts[topic] = min(restarts.get(topic, queue.restarted_at), queue.restarted_at)
+        for name in self.found.keys() - set(existing):
+            lives = self.found[name].lives
+            if lives and lives[-1].at < restarts.get(name[0], 0):
+                del self.found[name]
+
+    def _begins(self, name: QueueName, queue: QueueInLog, start: int, at: int) -> bool:
+        """Whether the record at log offset `at` is the queue's first one that retention left.
+
+        The queue's own entry for it also confirms this; entries of older records are then damaged.
+        """
+        return queue.is_cut or (self._is_cut and start > queue.max_offset and self._entry(name, start)[0] == at)
+
+    def _begins_life(self, name: QueueName, max_offset: int, start: int, at: int) -> bool:
+        """Whether the record at log offset `at` begins a life: its queue offset goes back and the entries confirm it.
+
+        If the queue's last entry is for this record, the record's offset is damaged. If the queue has a valid older
+        record at this offset, this is no restart either: a restart would have deleted that entry.
+        """
+        if start >= max_offset or self._entry(name, max_offset)[0] == at:
+            return False
+        older, size = self._entry(name, start)
+        is_older = 0 <= older < at and 0 < size < CQ_PRE_BLANK_SIZE
+        return not (is_older and self._is_message(*name, start, older, size))
+
+    def _entry(self, name: QueueName, index: int) -> tuple[int, int]:
+        """Return log offset and size of an entry of the queue; (-1, 0) if it is missing or empty."""
+        try:
+            offset, size, _ = self._queues.of(*name).entries(index, index + 1)[0].item()
+        except OffsetLost:
+            return -1, 0
+        return (offset, size) if size else (-1, 0)
+
+
+class Begin(NamedTuple):
+    """The first entry of a queue that counts: its queue offset, and its record's log offset and size."""
+
+    offset: int
+    at: int
+    size: int
+
+    @staticmethod
+    def of(queue: ConsumeQueue) -> Begin:
+        """Read the first entry of a queue with files. Raises `OffsetLost` if retention deletes it concurrently."""
+        first = queue.first()
+        at, size, _ = queue.entries(first, first + 1)[0].item()
+        return Begin(first, at, size)
+
+
+def first_left(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
+    """Return `offset`, or the queue's first offset if retention deleted the entries before that.
+
+    Raises `CorruptSegment` if the log still has the records of these entries, or if it is damaged and cannot tell.
+    """
+    while (first := queue.first()) > offset:
+        with suppress(OffsetLost):  # retention deleted the file concurrently: try again
+            if must_begin(log, {(queue.topic, queue.queue_id): Begin.of(queue)}):
+                return first
+            raise CorruptSegment(
+                f"{queue}: no entry before {first}, and the log is damaged before that one's record, so nothing tells "
+                f"whether there was any; look with 'pyspark-mq verify'"
+            )
+    return offset
+
+
+def behind_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: OffsetLost) -> int:
+    """Return the offset at which to resume after a read from `offset` raised `lost`: the queue's first offset.
+
+    Raises `CorruptSegment` as `first_left`, and if a file in the middle is missing.
+    """
+    first = first_left(log, queue, offset)
+    if first == offset:
+        raise CorruptSegment(f"{queue}: a file is lost: {lost}; or {MAKE_ANEW}") from lost
+    return first
+
+
+def must_begin(
+    log: CommitLog, begins: Mapping[QueueName, Begin], deleted: Mapping[str, int] = NOTHING, most: int = LONG_MAX
+) -> bool:
+    """Whether the log confirms that these queues lost no first file; False if it is unreadable before that is certain.
+
+    deleted: log offset of each topic's last deletion; earlier messages were deleted. most: limit of the walk in bytes.
+    Raises `CorruptSegment` if the log has an older message of one of the queues.
+    """
+    while True:
+        at = first = log.min_offset()  # read after the queues' files: retention deletes segments before these
+        late = {
+            name: begin for name, begin in begins.items() if begin.offset and begin.at > first and not _is_blank(begin)
+        }
+        end = max((begin.at for begin in late.values()), default=first)
+        for chunk in walk(log, first, until=min(end, first + most), check_crc=False):
+            for name, begin in late.items():
+                _must_have_none(log, chunk, name, begin, deleted.get(name[0], 0))
+            at = chunk.end
+        if at >= end or log.min_offset() == first:  # if not, retention deleted a segment concurrently: try again
+            return at >= end
+
+
+def _is_blank(begin: Begin) -> bool:
+    """Whether the entry is pre-blank: the queue begins after it."""
+    return begin.size == CQ_PRE_BLANK_SIZE
+
+
+def _must_have_none(log: CommitLog, chunk: LogChunk, name: QueueName, begin: Begin, deleted: int) -> None:
+    (topic, queue_id), older = name, list[int]()
+    if topic in chunk.topic_names:
+        offsets = chunk.records.field("queue_offset")
+        rows = (chunk.topic_ids == chunk.topic_names.index(topic)) & (chunk.records.field("queue_id") == queue_id)
+        rows &= (offsets < begin.offset) & (chunk.offsets >= deleted) & in_own_queue(chunk.records.field("sys_flag"))
+        older += offsets[rows].tolist()
+    if topic.startswith(LIGHT_PREFIX):
+        entering = (piece for piece in light_entries(chunk) if piece[:2] == name)
+        older += [
+            int(at[0]) for _, _, at, entry in entering if at < begin.offset and entry["physical_offset"] >= deleted
+        ]
+    if older:
+        folder = log.segments.directory.parent / CONSUME_QUEUE_DIR / topic / str(queue_id)
+        raise CorruptSegment(
+            f"{folder}: no sound entry before {begin.offset}, but the log has the message of offset {older[0]}; "
+            f"{MAKE_ANEW}"
+        )
+
+
+class _Note(NamedTuple):
+    begin: int  # log offset (bytes)
+    end: int
+    ranges: Ranges
+
+
+class Unflushed:
+    """A cache of the queue entries of this process's recent appends, so that a flush need not read them from the log.
+
+    Appends without a note, such as other processes' appends, are read from the log. Note only published appends: a
+    wrong note would lose entries. Thread-safe.
+    """
+
+    def __init__(self, log: CommitLog, queues: ConsumeQueues) -> None:
+        self._log = log
+        self._queues = queues
+        self._notes: deque[_Note] = deque(maxlen=_NOTES)
+
+    def note(self, begin: int, end: int, ranges: Ranges) -> None:
+        """Record the entries of a published append of log offsets [begin, end)."""
+        self._notes.append(_Note(begin, end, ranges))
+
+    def take(self, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
+        """Return the entries of the published range [begin, end) of the log, and drop its notes.
+
+        Returns None if the log is damaged, or if flushing all queues is faster than reading appends without a note.
+        deleted: see `ranges_of`.
+        """
+        notes = [note for note in self._take_notes(end) if note.end > begin]
+        unknown = end - begin - sum(note.end - note.begin for note in notes)
+        if unknown > _MUCH and unknown > _QUEUE_COSTS * len(self._queues.existing()):
+            return None
+        found: Ranges = {}
+        at = begin
+        for note in (*notes, _Note(end, end, {})):
+            ranges = ranges_of(self._log, at, note.begin, deleted)
+            if ranges is None:
+                return None
+            _merge(found, ranges.items())
+            _merge(found, ((name, its) for name, its in note.ranges.items() if note.begin >= deleted.get(name[0], 0)))
+            at = note.end
+        return found
+
+    def _take_notes(self, end: int) -> Iterable[_Note]:
+        while self._notes:
+            try:
+                note = self._notes.popleft()
+            except IndexError:  # another thread took the last note concurrently
+                return
+            if note.end > end:  # keep it for the next flush
+                self._notes.appendleft(note)
+                return
+            yield note
+
+
+def ranges_of(log: CommitLog, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
+    """Return the queue entries of the messages in [begin, end) of the log; None if the log is damaged.
+
+    Messages that this project appends enter only the queue that they name (see `entering`). deleted: log offset of
+    each topic's last deletion; earlier messages are skipped.
+    """
+    found: Ranges = {}
+    chunks = walk(log, begin, until=end, check_crc=False)
+    at = begin
+    for chunk in chunks:
+        _merge(found, _ranges_in(chunk, deleted))
+        at = chunk.end
+    return found if at >= end else None
+
+
+def _ranges_in(chunk: LogChunk, deleted: Mapping[str, int]) -> Iterator[tuple[QueueName, tuple[int, int]]]:
+    offsets = chunk.records.field("queue_offset")
+    topics = numbers(chunk.topics.indices).astype(np.int64)
+    queues = topics << _ID_BITS | chunk.records.field("queue_id")
+    order = np.argsort(queues, kind="stable")  # stable, so that the offsets of each queue ascend
+    if any(at > chunk.begin for at in deleted.values()):
+        begins = np.array([deleted.get(name.decode(), 0) for name in chunk.topics.dictionary.to_pylist()], np.int64)
+        order = order[(chunk.offsets >= begins[topics])[order]]
+    bounds = np.flatnonzero(np.diff(queues[order], prepend=-1, append=-1))
+    for start, end in itertools.pairwise(bounds.tolist()):
+        first, last = order[start], order[end - 1]
+        topic = chunk.topics.dictionary[int(topics[first])].as_py().decode()
+        yield (topic, int(queues[first]) & _ID_MASK), (int(offsets[first]), int(offsets[last]) + 1)
+
+
+def _merge(found: Ranges, ranges: Iterable[tuple[QueueName, tuple[int, int]]]) -> None:
+    for name, (start, end) in ranges:
+        known = found.get(name, (start, end))
+        found[name] = min(start, known[0]), max(end, known[1])

@@ -1,0 +1,157 @@
+"""Detect kinds of RocketMQ directories that are not supported, or only for reading, before they are opened.
+
+The names of files in a directory show its kind. Unless a warning says otherwise, readers see what RocketMQ's own
+consumer sees.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from store.disk.admin_files import read_table
+from store.format.layout import (
+    BATCH_CONSUME_QUEUE_DIR,
+    BATCH_QUEUE_TYPE,
+    BROKER_IDENTITY_FILE,
+    COMMIT_LOG_DIR,
+    COMPACTION_POLICY,
+    CONFIG_DIR,
+    CONSUME_QUEUE_DIR,
+    DLEDGER_PREFIX,
+    EPOCH_FILE,
+    INDEX_DIR,
+    ROCKSDB_CONSUME_QUEUE_DIR,
+    ROCKSDB_MARK,
+    TOPIC_CLEANUP_POLICY,
+    TOPIC_MAPPINGS_FILE,
+    TOPIC_QUEUE_TYPE,
+    TOPICS_FILE,
+)
+from store.model.errors import UnsupportedStore, system_errors
+
+_TABLE = "topicConfigTable"
+_MAPPINGS = "topicQueueMappingInfoMap"
+
+
+class UnsupportedWarning(UserWarning):
+    """Some topics of a directory are read otherwise than RocketMQ's own consumer reads them."""
+
+
+class DirectoryKind(NamedTuple):
+    """One kind of directory that is not, or not fully, supported.
+
+    find: returns the file or folder that shows the kind, None if the directory is not of this kind.
+    reads: whether it can be read, though not written. remedy: what the user can do instead.
+    """
+
+    name: str
+    find: Callable[[Path], Path | None]
+    reads: bool
+    remedy: str
+
+
+def _first(root: Path, *patterns: str) -> Path | None:
+    return next((found for pattern in patterns for found in root.glob(pattern)), None)
+
+
+def _rocksdb_queues(root: Path) -> Path | None:
+    own = _first(root, f"{CONSUME_QUEUE_DIR}/{ROCKSDB_MARK}")
+    beside = _first(root, f"{ROCKSDB_CONSUME_QUEUE_DIR}/{ROCKSDB_MARK}")
+    return own or (beside if beside and _queue_file(root) is None else None)
+
+
+def _queue_file(root: Path) -> Path | None:
+    return _first(root, f"{CONSUME_QUEUE_DIR}/*/*/*")
+
+
+def _log_elsewhere(root: Path) -> Path | None:
+    if _first(root, f"{COMMIT_LOG_DIR}/*"):
+        return None
+    # Check the log again: a concurrently created store gets its first queue file after its first segment.
+    found = _queue_file(root)
+    return None if _first(root, f"{COMMIT_LOG_DIR}/*") else found
+
+
+def _on_another_device(root: Path) -> Path | None:
+    device = root.stat().st_dev
+    folders = (root / name for name in (COMMIT_LOG_DIR, CONSUME_QUEUE_DIR, INDEX_DIR))
+    return next((folder for folder in folders if folder.exists() and folder.stat().st_dev != device), None)
+
+
+_COPY = "copy its messages to another store with RocketMQ's own client"
+_READ = "open it with read_only=True, or let the broker go on with it"
+KINDS = (
+    DirectoryKind("a DLedger log", lambda root: _first(root, f"{DLEDGER_PREFIX}*"), False, _COPY),
+    DirectoryKind("queues in RocksDB (storeType=defaultRocksDB)", _rocksdb_queues, False, _COPY),
+    DirectoryKind(
+        "a log that lies elsewhere (storePathCommitLog)",
+        _log_elsewhere,
+        False,
+        f"link its folder here as {COMMIT_LOG_DIR} to read it, move it here to write; a log on several disks "
+        "(commas in storePathCommitLog) is not supported: copy its segments into one folder",
+    ),
+    DirectoryKind(
+        "a folder on another file system, from which no new file can be moved there",
+        _on_another_device,
+        True,
+        "move that folder here, or open it with read_only=True",
+    ),
+    DirectoryKind(
+        "queues in RocksDB besides those in files (rocksdbCQDoubleWriteEnable)",
+        lambda root: _first(root, f"{ROCKSDB_CONSUME_QUEUE_DIR}/{ROCKSDB_MARK}"),
+        True,
+        _READ,
+    ),
+    DirectoryKind("settings in RocksDB", lambda root: _first(root, f"{CONFIG_DIR}/*/{ROCKSDB_MARK}"), True, _READ),
+    DirectoryKind(
+        "a broker in controller mode", lambda root: _first(root, EPOCH_FILE, BROKER_IDENTITY_FILE), True, _READ
+    ),
+    DirectoryKind(
+        "topics with batch queues (queue.type=BatchCQ)", lambda root: _first(root, BATCH_CONSUME_QUEUE_DIR), True, _READ
+    ),
+)
+
+
+def refuse_kinds(root: Path, *, writing: bool) -> None:
+    """Raises `UnsupportedStore` if the directory cannot be read, or if `writing`, cannot be written."""
+    with system_errors(root):
+        if not root.is_dir():
+            return
+    for kind in KINDS:
+        with system_errors(root):
+            found = None if kind.reads and not writing else kind.find(root)
+        if found is not None:
+            verb = "written" if kind.reads else "read"
+            raise UnsupportedStore(
+                f"{root}: {kind.name}, as {found.relative_to(root)} shows; such a directory cannot be {verb} here: "
+                f"{kind.remedy}"
+            )
+
+
+def warn_of_topics(root: Path) -> None:
+    """Warn (`UnsupportedWarning`) of topics that RocketMQ's consumer reads otherwise. Raises `CorruptStore`."""
+    topics = read_table(root / TOPICS_FILE, _TABLE)
+    _warn(root, batch_topics(topics), "batch queues (queue.type=BatchCQ), which are not read: left out")
+    compacted = _with_attribute(topics, TOPIC_CLEANUP_POLICY, COMPACTION_POLICY)
+    _warn(root, compacted, "compacted: shown with all messages, not only the newest of each key")
+    static = read_table(root / TOPIC_MAPPINGS_FILE, _MAPPINGS)
+    _warn(root, static, "static topics: offsets shown are those of this broker's queues, not the logical ones")
+
+
+def batch_topics(topics: dict[str, Any]) -> set[str]:
+    """Return the topics of a `topicConfigTable` whose queues are in `batchconsumequeue/`."""
+    return _with_attribute(topics, TOPIC_QUEUE_TYPE, BATCH_QUEUE_TYPE)
+
+
+def _with_attribute(topics: dict[str, Any], name: str, value: str) -> set[str]:
+    attributes = {topic: config.get("attributes") for topic, config in topics.items()}
+    return {topic for topic, found in attributes.items() if isinstance(found, dict) and found.get(name) == value}
+
+
+def _warn(root: Path, topics: Iterable[str], what: str) -> None:
+    names = ", ".join(sorted(topics))
+    if names:
+        warnings.warn(f"{root}: topics {names}: {what}", UnsupportedWarning, stacklevel=4)

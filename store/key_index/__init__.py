@@ -1,1 +1,0 @@
-"""The index by key (RocketMQ's IndexFile)."""

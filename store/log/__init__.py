@@ -1,1 +1,0 @@
-"""CommitLog and ConsumeQueues, and dispatch: which record enters which queue."""

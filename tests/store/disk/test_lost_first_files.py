@@ -1,0 +1,63 @@
+"""The log tells a lost first file of a queue from one that retention deleted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from store import CorruptSegment, Message, MessageStore, OffsetLost
+from store.disk.commit_log import CommitLog
+from store.disk.consume_queue import ConsumeQueue
+from store.disk.queue_files import MAKE_ANEW
+from store.disk.queues_in_log import Begin, behind_lost, first_left, must_begin
+from store.format.layout import segment_name
+from tests.store.disk.damages import ENTRIES, SMALL, first_file
+
+
+def parts(path: Path) -> tuple[CommitLog, ConsumeQueue]:
+    sizes = SMALL.mappedFileSizeCommitLog, SMALL.mappedFileSizeConsumeQueue
+    return CommitLog(path, sizes[0], writable=False), ConsumeQueue.at(path, "t", 1, sizes[1], writable=False)
+
+
+def test_a_first_file_that_is_lost(path: Path) -> None:
+    first_file(path)
+    log, queue = parts(path)
+    assert first_left(log, queue, ENTRIES) == ENTRIES, "nothing before is asked for"
+    said = f"{queue}: no sound entry before {ENTRIES}, but the log has the message of offset 0; {MAKE_ANEW}"
+    for offset in (0, ENTRIES - 1):
+        with pytest.raises(CorruptSegment) as told:
+            first_left(log, queue, offset)
+        assert str(told.value) == said
+    begins = {("t", 1): Begin.of(queue)}
+    assert must_begin(log, begins, {"t": begins["t", 1].at}), "it is of an older life"
+    assert not must_begin(log, begins, most=50), "that is less than a record"
+    assert must_begin(log, {("t", 1): begins["t", 1]._replace(at=0)}), "it is the log's first"
+    assert must_begin(log, {("t", 1): begins["t", 1]._replace(offset=0)})
+    assert must_begin(log, {("t", 7): begins["t", 1]}), "of that one the log has nothing"
+
+
+def test_a_log_that_is_damaged_does_not_tell(path: Path) -> None:
+    first_file(path)
+    log, queue = parts(path)
+    with (path / "commitlog" / segment_name(0)).open("r+b") as file:
+        file.seek(4)
+        file.write(b"?")  # damages the first record's magic
+    assert not must_begin(log, {("t", 1): Begin.of(queue)})
+    with pytest.raises(CorruptSegment, match="no entry before 10, and the log is damaged before that one's record"):
+        first_left(log, queue, 0)
+
+
+@pytest.mark.parametrize("batch", [2, 3], ids=["in a file", "at a file's end"])
+def test_what_retention_took_is_not_lost(path: Path, batch: int) -> None:
+    with MessageStore.open(path) as store:
+        store.put_many([Message("t", bytes(200), queue_id=n % 3) for n in range(75)])
+        store.clean(forced=True, config=replace(SMALL, deleteFileBatchMax=batch))
+    log, queue = parts(path)
+    first = queue.first()
+    assert first_left(log, queue, 0) == first > 0
+    lost = OffsetLost("the file is gone")
+    assert behind_lost(log, queue, 0, lost) == first
+    with pytest.raises(CorruptSegment, match=f"a file is lost: the file is gone; or {MAKE_ANEW}"):
+        behind_lost(log, queue, first, lost)
