@@ -1,8 +1,7 @@
 """Convert numpy arrays and Python values to Arrow arrays and back, without importing pandas.
 
-If pandas is installed, `pa.array`, `pa.scalar`, `to_numpy` and pyarrow functions with plain arguments import it, to
-check whether a value is a pandas object. That import takes more time and memory than all other imports of a process. So
-writers and readers use this module.
+`pa.array`, `pa.scalar`, `to_numpy` and pyarrow functions with plain arguments import pandas to check for its objects.
+That takes more time and memory than all other imports of a process.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ Value = TypeVar("Value", bound=str | bytes)
 Result = TypeVar("Result")
 _SHORT = 256
 Bytes = npt.NDArray[np.uint8]  # a part of a file, or of an Arrow buffer
-_INLINE_VIEW_BYTES = 12  # Arrow stores values up to this length inside their views
+_INLINE_VIEW_BYTES = 12  # Arrow stores shorter values inside their views
 
 
 class _Compute:
     """`pyarrow.compute`, imported at its first use: the import takes nearly as long as the rest of `import store`.
 
-    The driver of a query, and a process that puts and gets single messages, never need it.
+    The driver of a query, and a process that puts and gets single messages, do not need it.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -41,14 +40,14 @@ pc = _Compute()
 
 
 def arrow(values: npt.NDArray[Any], *, nulls: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """Convert numbers or bools, shape (n,), in native byte order to an Arrow array. nulls: mask of the null values."""
+    """Convert numbers or bools, shape (n,), in native byte order. nulls: mask of the null values."""
     validity = None if nulls is None else _bits(~nulls)
     data = _bits(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [validity, data])
 
 
 def numbers(array: pa.Array) -> npt.NDArray[Any]:
-    """Convert an Arrow array of numbers or bools without nulls to numpy, shape (n,)."""
+    """Convert numbers or bools without nulls to numpy, shape (n,)."""
     kind, data = array.type.to_pandas_dtype(), array.buffers()[1]
     if not len(array):
         return np.empty(0, kind)
@@ -59,7 +58,7 @@ def numbers(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def texts(values: Sequence[str]) -> pa.StringArray:
-    """Convert strings to an Arrow array. Raises `UnicodeEncodeError` for a lone surrogate."""
+    """Raises `UnicodeEncodeError` for a lone surrogate."""
     joined = "".join(values)
     if joined.isascii():
         return _binary(joined.encode(), values).view(pa.string())
@@ -71,7 +70,7 @@ def blobs(values: Sequence[bytes]) -> pa.BinaryArray:
 
 
 def cached_if_short(function: Callable[[Value], Result]) -> Callable[[Value], Result]:
-    """Cache the results for 1,024 texts of at most 256 characters, which limits the memory of the cache."""
+    """Cache the results for 1,024 texts of at most 256 characters, which limits the cache's memory."""
     cached = lru_cache(maxsize=1024)(function)
 
     @wraps(function)
@@ -83,7 +82,7 @@ def cached_if_short(function: Callable[[Value], Result]) -> Callable[[Value], Re
 
 @cached_if_short
 def constant(value: str | bytes) -> pa.Scalar:
-    """Return an Arrow scalar, as an argument of a pyarrow function."""
+    """Return an argument for a pyarrow function."""
     return (texts([value]) if isinstance(value, str) else blobs([value]))[0]
 
 
@@ -115,9 +114,9 @@ def lengths(strings: pa.StringArray | pa.BinaryArray) -> npt.NDArray[np.int64]:
 
 
 def cut(buffer: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.BinaryArray:
-    """Return a copy of bytes [start, start + size) of `buffer` for each of n pieces, length n.
+    """Copy bytes [start, start + size) of `buffer` for each of n pieces, length n.
 
-    Pieces must ascend, must not overlap, and must be in the buffer, which has less than 2 GiB.
+    Pieces must ascend without overlap inside the buffer, which has less than 2 GiB.
     """
     if len(sizes) and sizes.min() > _INLINE_VIEW_BYTES:
         views = np.zeros((len(starts), 4), np.int32)  # Arrow's: length, first bytes (for comparisons), buffer, offset

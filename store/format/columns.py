@@ -1,4 +1,4 @@
-"""Decode messages of one queue from commit log bytes to Arrow columns; only the requested ones."""
+"""Decode the requested columns of one queue's messages from commit log bytes to Arrow."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _EITHER = f"run 'pyspark-mq verify', or {_COPY}"
 
 
 def are_outside(times: Ints) -> Mask:
-    """Return a mask of the times (ms) outside the range of timestamps, shape (n,)."""
+    """Return a mask of the times (ms) out of the range of timestamps, shape (n,)."""
     outside: Mask = (times < FIRST_MS) | (times > LAST_MS)
     return outside
 
@@ -89,7 +89,7 @@ def check_columns(columns: Sequence[str]) -> None:
 
 
 class BlockRows(NamedTuple):
-    """Queue offsets, log offsets and record sizes (bytes) of n messages of one queue, int64, shape (n,) each."""
+    """n messages of one queue, int64, shape (n,) each. physical_offsets: log offsets. sizes: bytes."""
 
     queue_offsets: Ints
     physical_offsets: Ints
@@ -99,8 +99,8 @@ class BlockRows(NamedTuple):
 class Block:
     """n messages of one queue in one range of a segment.
 
-    The constructor checks every record against its ConsumeQueue entry: length, magic, queue and both offsets. With
-    `with_trailers` it also checks the topic, and that the parts of the record fill it exactly.
+    Checks every record against its ConsumeQueue entry: length, magic, queue and both offsets. With `with_trailers` it
+    also checks the topic, and that the parts of the record fill it exactly.
     """
 
     def __init__(
@@ -113,14 +113,12 @@ class Block:
         with_bodies: bool = False,
         with_trailers: bool = True,
     ) -> None:
-        """view: log bytes from log offset `base` on, uint8. If the view joins several pieces of the log, `base` has one
-        value per record: its log offset minus its position in the view. rows: n >= 1, ascending.
+        """view: log bytes from log offset `base` on, uint8. If it joins several pieces of the log, `base` has one value
+        per record: its log offset minus its position in the view. rows: n >= 1, ascending.
 
-        with_bodies: whether the caller will read bodies. They are copied before the parts after them are read, because
-        sequential memory access is fastest.
-        with_trailers: read the parts after the bodies. Required for PROPERTY_COLUMNS, and for the topics of a light
-        queue.
-        Raises `CorruptRecord`, which names the first record that differs from its entry.
+        with_bodies: copy the bodies before the parts after them are read, because sequential memory access is fastest.
+        with_trailers: read the parts after the bodies, for PROPERTY_COLUMNS and for the topics of a light queue. Raises
+        `CorruptRecord` for the first record that differs from its entry.
         """
         self._queue = queue
         self._with_trailers = with_trailers
@@ -136,13 +134,12 @@ class Block:
         self._need(same, partial(_another_record, self))
 
     def _in_queue(self) -> Mask:
-        """Return a mask of the records that have this queue id and the expected queue offset, shape (n,)."""
         same: Mask = self._records.field("queue_id") == self._queue.queue_id
         same &= self._records.field("queue_offset") == self._rows.queue_offsets
         return same
 
     def _in_topic(self) -> Mask:
-        """Return a mask of the records that have this topic, shape (n,). Measures the parts after the bodies."""
+        """Also measures the parts after the bodies."""
         return self._records.expect_topic(self._queue.topic.encode())
 
     def __len__(self) -> int:
@@ -153,7 +150,7 @@ class Block:
         return _DECODERS[name](self)
 
     def check_crc(self) -> None:
-        """Raises `CorruptRecord` for the first record whose CRC32, of the record or of its body, does not match."""
+        """Raises `CorruptRecord` for the first record that does not match its CRC, or else its body's."""
         whole = self._records.have_property_crc
         self._need(
             crc_matches(self._records),
@@ -161,7 +158,9 @@ class Block:
         )
 
     def check_tags_codes(self, codes: Ints) -> None:
-        """Raises `CorruptRecord` for the first record whose tag does not match its entry's tags code. Shape (n,)."""
+        """Raises `CorruptRecord` for the first record whose tag does not match its entry's tags code. codes: shape
+        (n,).
+        """
         wrong = are_wrong_codes(codes, self._tags, self._queue.topic)
         self._need(
             ~wrong, lambda row: f"its entry has tags code {codes[row]}, its record the tag {self._tags[row]}; {_EITHER}"
@@ -173,7 +172,7 @@ class Block:
             raise CorruptRecord(f"{self.where(row)}: {what(row)}")
 
     def where(self, row: int) -> str:
-        """Return the name of one row's message for errors."""
+        """Name a row's message for errors."""
         return (
             f"topic {self._queue.topic}, queue {self._queue.queue_id}, offset {self._rows.queue_offsets[row]} "
             f"(commit log offset {self._rows.physical_offsets[row]})"
@@ -185,15 +184,15 @@ class Block:
 
     @property
     def encoded_properties(self) -> pa.BinaryArray:
-        """Encoded properties as stored, length n."""
+        """As stored, length n."""
         return self._records.properties
 
     def value(self, name: str) -> pa.StringArray:
-        """Return property `name` of each message, length n, null if it has none."""
+        """Return a property, length n, null for messages without it."""
         return self._properties.value(name)
 
     def moved(self, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
-        """Return the records back to back, uint8, with new log offsets of shape (n,); see `moved_records`."""
+        """See `moved_records`."""
         return moved_records(self._records, physical_offsets, with_proofs=with_proofs)
 
     @cached_property
@@ -231,7 +230,7 @@ class LightBlock(Block):
         return self._records.sound.copy()
 
     def _in_topic(self) -> Mask:
-        """Return a mask of the records that name this light queue as a further queue, or were sent to it."""
+        """Include records that name this light queue as a further queue, or were sent to it."""
         records = self._records
         records.measure_topics()
         self._need(records.sound, _no_record)
@@ -253,7 +252,7 @@ def _ints(block: Block, name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _timestamps(block: Block, name: str) -> pa.TimestampArray:
-    """Decode times; null for one out of range, because a producer may send any number and no CRC covers it."""
+    """A time out of range becomes null, because a producer may send any number and no CRC covers it."""
     times = block._records.field(name)
     outside = are_outside(times)
     if not outside.any():
@@ -262,7 +261,7 @@ def _timestamps(block: Block, name: str) -> pa.TimestampArray:
 
 
 def _msg_ids(block: Block) -> pa.StringArray:
-    """Return the client's id (property UNIQ_KEY) of each message, or its offsetMsgId if it has none."""
+    """Return the client's id (property UNIQ_KEY) of each message, or its offsetMsgId."""
     unique = block._properties.value(PROPERTY_UNIQ_KEY)
     if unique.null_count == 0:
         return unique
@@ -280,7 +279,7 @@ def _broker_names(block: Block) -> pa.StringArray:
 def _offset_msg_ids(block: Block) -> pa.StringArray:
     def named(hosts: npt.NDArray[np.uint8], rows: Ints) -> pa.StringArray:
         offsets = block._rows.physical_offsets[rows].astype(">i8").view(np.uint8).reshape(len(rows), -1)
-        same_host = hosts[:1] if (hosts == hosts[0]).all() else hosts  # almost always the same
+        same_host = hosts[:1] if (hosts == hosts[0]).all() else hosts  # almost always
         return _hex(same_host, offsets)
 
     return _by_family(block, "store", SYS_STORE_HOST_V6, named)
@@ -341,7 +340,7 @@ _DECODERS: dict[str, Callable[[Block], pa.Array]] = {
     "storeHost": lambda block: _hosts(block, "store", SYS_STORE_HOST_V6),
     "reconsumeTimes": lambda block: _ints(block, "reconsume_times", pa.int32()),
     "flag": lambda block: _ints(block, "flag", pa.int32()),
-    # RocketMQ's decoder clears this bit after it decompressed the body
+    # As RocketMQ's decoder does after it decompressed the body.
     "sysFlag": lambda block: arrow((block.field("sys_flag") & ~SYS_COMPRESSED).astype(np.int32)),
     "bodyCRC": lambda block: _ints(block, "body_crc", pa.int32()),
     "preparedTransactionOffset": lambda block: _ints(block, "prepared_transaction_offset", pa.int64()),

@@ -1,6 +1,6 @@
-"""Delayed messages, which a broker keeps in a topic of its own until they are due, with their real topic in properties.
+"""Delayed messages, which a broker keeps in its own topic until they are due, with their real topic in properties.
 
-Messages with a delay level are in SCHEDULE_TOPIC, in queue `level - 1`. Messages with a time are in TIMER_TOPIC.
+Messages with a delay level are in SCHEDULE_TOPIC, queue `level - 1`; messages with a time are in TIMER_TOPIC.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from store.format.records import EncodedRecords, Encoding
 Ints = npt.NDArray[np.int64]
 
 LEVELS = len(SCHEDULE_DELAYS_MS)
-WAITING_TOPICS = {SCHEDULE_TOPIC: LEVELS, TIMER_TOPIC: 1}  # topic to its number of queues in a broker
+WAITING_TOPICS = {SCHEDULE_TOPIC: LEVELS, TIMER_TOPIC: 1}  # to its number of queues in a broker
 _DELAYS = np.array([0, *SCHEDULE_DELAYS_MS], np.int64)
-_NEVER = 0  # no time given
+_NEVER = 0
 
 
 class Waits(NamedTuple):
-    """The delays of n messages, int64, shape (n,) each. levels: 0 for none. deliver_at: ms since 1970, 0 for none."""
+    """The delays of n messages, shape (n,) each. levels: 0 for none. deliver_at: ms since 1970, 0 for none."""
 
     levels: Ints
     deliver_at: Ints
 
     @staticmethod
     def of_messages(messages: Sequence[Message], now: int) -> Waits | None:
-        """Return the delays of messages; None if no message is delayed. now: ms. Raises as `of`."""
+        """Return None if no message is delayed. now: ms. Raises as `of`."""
         if not any(message.delay_level or message.deliver_at is not None for message in messages):
             return None
         levels = [whole_number("delay_level", message.delay_level) for message in messages]
@@ -58,10 +58,10 @@ class Waits(NamedTuple):
 
     @staticmethod
     def of(levels: Ints, deliver_at: Ints, now: int) -> Waits | None:
-        """Return the delays; None if no message is delayed. A time in the past is no delay.
+        """Return None if no message is delayed. A time in the past is no delay.
 
-        As in RocketMQ, a level above the last counts as the last, a level below 0 as none, and a level overrides a
-        time. Raises `MessageRefused` for a time further away than RocketMQ's brokers allow.
+        As in RocketMQ, a level above the last counts as the last, below 0 as none, and a level overrides a time. Raises
+        `MessageRefused` for a time further away than RocketMQ's brokers allow.
         """
         levels = np.clip(levels, 0, LEVELS)
         deliver_at = np.where(levels > 0, _NEVER, deliver_at)
@@ -73,7 +73,7 @@ class Waits(NamedTuple):
 
 
 def waiting(records: EncodedRecords, waits: Waits, encoding: Encoding) -> EncodedRecords:
-    """Return the records with the delayed ones readdressed to SCHEDULE_TOPIC or TIMER_TOPIC."""
+    """Readdress the delayed records to SCHEDULE_TOPIC or TIMER_TOPIC."""
     starts = np.cumsum(records.sizes) - records.sizes
     view = RecordView(np.frombuffer(records.encoded(0, len(records)), np.uint8), starts, records.sizes)
     view.measure_topics()
@@ -89,7 +89,7 @@ def waiting(records: EncodedRecords, waits: Waits, encoding: Encoding) -> Encode
 
 
 def waiting_places(places: Places, waits: Waits) -> Places:
-    """Return the topics and queues in which delayed messages for `places` wait until they are due."""
+    """Return the topics and queues in which delayed messages for `places` wait."""
     levels, at, count = waits.levels, waits.deliver_at, len(places.queue_ids)
     by_level, by_time, anyhow = arrow(levels > 0), arrow(at > 0), arrow((levels > 0) | (at > 0))
     topics = pa.repeat(constant(places.topics), count) if isinstance(places.topics, str) else places.topics
@@ -126,7 +126,7 @@ def real_places(copies: RecordCopies) -> tuple[pa.StringArray, Ints, npt.NDArray
 
 
 def _where(mask: pa.BooleanArray, values: pa.StringArray) -> pa.StringArray | None:
-    """Return the values of the true rows of the mask, "" for all others; None if no row is true."""
+    """Return "" for rows outside of the mask; None if it has no row."""
     return pc.if_else(mask, values, constant("")) if pc.any(mask).as_py() else None
 
 

@@ -1,7 +1,4 @@
-"""Encode messages to records: columns, vectorised (`encode_columns`), and lists of messages (`encode_list`).
-
-`columns` decodes.
-"""
+"""Encode messages: columns, vectorised (`encode_columns`), and lists of messages (`encode_list`)."""
 
 from __future__ import annotations
 
@@ -41,14 +38,14 @@ from store.format.records import EncodedRecord, EncodedRecords, Encoding, rows_a
 from store.model.errors import MessageRefused
 
 _EMPTY, _NOTHING = constant(""), constant(b"")
-_CRC_BYTES = 2 << 20  # bytes; their checksums take half a millisecond
+_CRC_BYTES = 2 << 20  # checksums of so many bytes take half a millisecond
 _CRC_ROWS = 4 << 10
 
 _SUSPICIOUS_IN_TAGS = np.isin(np.arange(256), [*range(ord(" ") + 1), ord("|"), 0x7F, 0xC2])  # C2: U+0080 to U+00BF
 
 Ints = npt.NDArray[np.int64]
 
-MANY = 40  # messages; from here on, columns are faster
+MANY = 40  # from here on, columns are faster
 _OWN_NAMES = frozenset((PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_SHARDING_KEY))  # properties that are fields of `Message`
 
 
@@ -59,10 +56,10 @@ def encode_columns(
     encoding: Encoding,
     now: int,
 ) -> EncodedRecords:
-    """Encode messages to records, in the order of the rows.
+    """Encode messages in the order of the rows.
 
-    topics: one for all, or one per row, length n. queue_ids: the chosen queues, int64, shape (n,). now: ms.
-    Raises `MessageRefused` for a body or properties that are too large or could not be read back.
+    topics: one for all, or one per row, length n. queue_ids: the chosen queues, int64, shape (n,). now: ms. Raises
+    `MessageRefused` for a body or properties that are too large or could not be read back.
     """
     count = len(messages)
     body_lengths = lengths(messages.body)
@@ -79,7 +76,7 @@ def encode_columns(
     headers = _headers(named.magic, messages, sizes, queue_ids, encoding, now)
     properties = [piece for pair in zip(values, texts[1:], strict=True) for piece in pair if len(piece)]
     tags, keys, unique_keys = messages.tags, messages.keys, None
-    if messages.properties is not None:  # the map may also have tags and keys, under RocketMQ's names
+    if messages.properties is not None:  # which may also have tags and keys, under RocketMQ's names
         names = (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY)
         tags, keys, unique_keys = map(PropertyColumns(values[0]).value, names)
     _check_tags(tags)
@@ -103,7 +100,7 @@ class RecordTopics(NamedTuple):
     """The topics of n records.
 
     names: the distinct topics. which: index of each record's topic, shape (n,), or 0 for all. magic: of all, or each.
-    each, same: the bytes of a record between body and properties: parts of length n, then bytes equal in all records.
+    each, same: the bytes between body and properties: parts of length n, then bytes equal in all records.
     """
 
     names: list[str]
@@ -122,7 +119,7 @@ class RecordTopics(NamedTuple):
         return RecordTopics(names, which, np.array(list(map(topic_magic, names)))[which], [fields], b"")
 
     def destinations(self, queue_ids: Ints) -> tuple[list[tuple[str, int]], npt.NDArray[np.int32]]:
-        """Return the distinct (topic, queue id) pairs, and the index of each record's pair, shape (n,)."""
+        """Return the distinct (topic, queue id) pairs, and each record's index in them, shape (n,)."""
         pairs = queue_ids + MAX_QUEUES * self.which
         distinct = np.flatnonzero(np.bincount(pairs)) if len(self.names) == 1 else np.unique(pairs)
         found = [divmod(pair, MAX_QUEUES) for pair in distinct.tolist()]
@@ -131,7 +128,6 @@ class RecordTopics(NamedTuple):
 
 
 def _topic_field(topic: str) -> bytes:
-    """Return topic length and topic as in a record."""
     name = topic.encode()
     return len(name).to_bytes(TOPIC_LENGTH_BYTES[topic_magic(topic)], "big") + name
 
@@ -144,7 +140,6 @@ def _headers(
     encoding: Encoding,
     now: int,
 ) -> npt.NDArray[np.void]:
-    """Return the records' headers, shape (n,); fields that the append sets are zero."""
     same = np.zeros(1, RECORD_HEADER)
     same["born_timestamp"] = now
     ip, same["store_port"] = encoding.store_host
@@ -164,18 +159,17 @@ def _headers(
 
 
 def _crcs(bodies: pa.BinaryArray) -> Ints:
-    """Return `body_crcs`, in steps that release the GIL: the thread that appends the previous piece needs it."""
+    """Return `body_crcs`. Releases the GIL at times for the thread that appends the previous piece."""
     crcs = np.empty(len(bodies), np.int64)
     rows = max(1, min(_CRC_ROWS, len(bodies) * _CRC_BYTES // max(1, int(lengths(bodies).sum()))))
     for first in range(0, len(bodies), rows):
         if first:
-            time.sleep(0)  # release the GIL
+            time.sleep(0)
         crcs[first : first + rows] = body_crcs(bodies[first : first + rows])
     return crcs
 
 
 def _middle(before: bytes, properties_lengths: Ints, text: bytes) -> npt.NDArray[np.uint8]:
-    """Return `before`, properties length and `text` of every record, shape (n, width)."""
     row = np.frombuffer(before + bytes(PROPERTIES_LENGTH_BYTES) + text, np.uint8)
     middle = np.tile(row, (len(properties_lengths), 1))
     lengths = properties_lengths.astype(">i2").view(np.uint8).reshape(-1, PROPERTIES_LENGTH_BYTES)
@@ -184,9 +178,9 @@ def _middle(before: bytes, properties_lengths: Ints, text: bytes) -> npt.NDArray
 
 
 def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.BinaryArray]]:
-    """Return the property strings of n messages: k + 1 texts common to all, and k columns of values between them.
+    """Return k + 1 texts common to all messages, and k columns of values (length n) between them; 1 with a map.
 
-    The map's entries come first, then tags, keys and sharding key. With a map, k is 1. Each column has length n.
+    The map's entries come first, then tags, keys and sharding key.
     """
     own = {
         PROPERTY_TAGS: messages.tags,
@@ -208,7 +202,7 @@ def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.B
 
 
 def encoded_properties(messages: MessageColumns) -> pa.BinaryArray:
-    """Return the encoded properties of each message, length n. Raises `MessageRefused` as `encode_columns`."""
+    """Return each message's encoded properties, length n. Raises `MessageRefused` as `encode_columns`."""
     texts, values = _encode_properties(messages)
     every = pa.repeat(constant(texts[0]), len(messages))
     pieces = [piece for value, text in zip(values, texts[1:], strict=True) for piece in (value, constant(text))]
@@ -251,9 +245,9 @@ def _encode_map(properties: pa.MapArray) -> pa.StringArray:
 
 
 def _refuse_what_ends_text(name: str, values: pa.StringArray) -> None:
-    """Raises `MessageRefused` for a separator, and for zeros that a recovery would take for a lost sector."""
+    """Refuses separators, and zeros that recovery would take for a lost sector."""
     data, _ = flat(values)
-    if not (data <= max(NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)).any():  # usually
+    if not (data <= max(NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)).any():
         return
     if pc.any(pc.match_substring_regex(values, "[\x01\x02]")).as_py():
         raise illegal(f"{name}: no name or value may contain the separators \\x01 or \\x02")
@@ -262,7 +256,6 @@ def _refuse_what_ends_text(name: str, values: pa.StringArray) -> None:
 
 
 def _check_tags(tags: pa.StringArray | None) -> None:
-    """Raises `MessageRefused` for a tag that no subscription can select."""
     if tags is None or not _SUSPICIOUS_IN_TAGS[flat(tags)[0]].any():
         return
     for tag in tags.filter(pc.match_substring_regex(tags, NO_TAG))[:1].to_pylist():
@@ -282,12 +275,12 @@ def encode_list(
             topics, columns = _columns(messages, now)
             return encode_columns(topics, columns, np.array(queue_ids, np.int64), encoding, now)
         except (NotColumns, MessageRefused, UnicodeEncodeError, OverflowError):
-            pass  # `encode_messages` raises an error that names the message
+            pass
     return encode_messages(messages, queue_ids, encoding, now)
 
 
 def _columns(messages: Sequence[Message], now: int) -> tuple[str | pa.StringArray, MessageColumns]:
-    """Return the topic, or one per message, and the other fields; None for fields that no message uses."""
+    """Return the topic, or one per message, and the other fields."""
     topics = [message.topic for message in messages]
     flags = [message.flag for message in messages]
     born_ms = [message.born_timestamp for message in messages]
@@ -310,8 +303,7 @@ def _columns(messages: Sequence[Message], now: int) -> tuple[str | pa.StringArra
 def table_of(fields: Sequence[Sequence[Any]]) -> pa.Table:
     """Return a table of n messages for `append_table`.
 
-    fields: the fields of `Message` in their order, without the topic, n values of each. Raises `NotColumns` for a
-    message that is invalid or cannot be expressed in columns.
+    fields: the fields of `Message` in their order, without the topic, n values of each. Raises `NotColumns`.
     """
     bodies, tags, keys, properties, queue_ids, sharding_keys, flags, born_timestamps, delay_levels, deliver_at = fields
     try:
@@ -334,7 +326,6 @@ def table_of(fields: Sequence[Sequence[Any]]) -> pa.Table:
 
 
 def _integers(values: Sequence[Any], unused: int | None) -> pa.Array | None:
-    """Return int64, length n; None if all are `unused`."""
     if _are({type(unused)}, values) and (unused is None or not any(values)):
         return None
     _need(_are({int}, values))
@@ -349,14 +340,12 @@ def _bodies(bodies: Sequence[Any]) -> pa.BinaryArray:
 
 
 def _texts(values: Sequence[Any]) -> pa.StringArray | None:
-    """Return strings, with None as ""; None if all are None. Raises `NotColumns` for another type."""
     kinds = set(map(type, values))
     _need(kinds <= {str, type(None)})
     return texts(values if type(None) not in kinds else [value or "" for value in values]) if str in kinds else None
 
 
 def _keys(keys: Sequence[Any]) -> pa.StringArray | None:
-    """Return the keys of each message, joined by blanks."""
     if _are({str}, keys):
         _need(KEY_SEPARATOR not in "".join(keys))
         return texts(keys)
@@ -387,5 +376,5 @@ def _need(holds: bool) -> None:
 
 
 def _are(kinds: set[type], values: Sequence[Any]) -> bool:
-    """Whether all values are of exactly these types; subclasses may behave differently."""
+    """Whether all values are of exactly these types: subclasses may behave differently."""
     return set(map(type, values)) <= kinds

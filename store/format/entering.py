@@ -1,7 +1,8 @@
-"""The rules for which queues and index keys a record enters: its own queue, light queues, the index.
+"""Which queues and index keys a record enters: its own queue, light queues, the index.
 
-`dispatch` applies them to records in a log. A message that this store appends enters only its own queue, with the hash
-of its tag, and the index, with its keys. Topics that would change this are rejected; properties that would are dropped.
+`dispatch` applies these rules to records in a log. A message that this store appends enters only its own queue, with
+the hash of its tag, and the index, with its keys. Topics that would change this are rejected; such properties are
+dropped.
 """
 
 from __future__ import annotations
@@ -63,13 +64,11 @@ RESERVED = frozenset(
         PROPERTY_CRC,
     }
 )
-"""Properties that a broker or this store sets: delays, transactions, light queues, batches, pop receipts, checksums.
-
-A message that was read may have some; a put drops them."""
+"""Properties that a broker or this store sets; a put drops them, because a message that was read may have some."""
 _RESERVED = texts(sorted(RESERVED))
 
-# RocketMQ's broker rejects these topics from clients (TopicValidator), the last two since 5.4. It accepts TIMER_TOPIC,
-# whose messages it delivers to any topic.
+# TopicValidator rejects these from clients, the last two since 5.4. It accepts TIMER_TOPIC, whose messages a broker
+# delivers to any topic.
 NOT_FOR_PUTTING = frozenset(
     {
         SCHEDULE_TOPIC,
@@ -94,7 +93,6 @@ def check_topic(topic: str) -> None:
 
 
 def without_reserved(maps: pa.MapArray) -> pa.MapArray:
-    """Return the properties without the reserved ones."""
     names, values = pairs(maps)
     kept = numbers(pc.invert(pc.is_in(names, _RESERVED)))
     if kept.all():
@@ -119,7 +117,7 @@ def _illegal(reason: str) -> MessageRefused:
 
 
 def in_own_queue(sys_flags: Ints) -> Mask:
-    """Return a mask of the records that enter their own queue: not prepared, rolled back, or an inner batch."""
+    """Return a mask of the records that enter their own queue."""
     outside = np.isin(sys_flags & SYS_TRANSACTION_MASK, (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK))
     inside: Mask = ~outside & (sys_flags & SYS_INNER_BATCH == 0)
     return inside
@@ -144,7 +142,7 @@ def are_wrong_codes(codes: Ints, tags: pa.StringArray, topic: str) -> Mask:
 
 
 def delivery_times(levels: pa.StringArray, store_timestamps: Ints) -> Ints:
-    """Return delivery times (ms), which SCHEDULE_TOPIC entries have as tags code, shape (n,); 0 for an invalid level.
+    """Return the tags codes of SCHEDULE_TOPIC entries, delivery times (ms), shape (n,); 0 for an invalid level.
 
     levels: property DELAY.
     """
@@ -157,7 +155,7 @@ def delivery_times(levels: pa.StringArray, store_timestamps: Ints) -> Ints:
 
 
 class MessagePlace(NamedTuple):
-    """The position of a record in a queue."""
+    """A position in a queue."""
 
     topic: str
     queue_id: int
@@ -165,8 +163,6 @@ class MessagePlace(NamedTuple):
 
 
 class QueueEntry(NamedTuple):
-    """An entry of a queue: its position, and its fields."""
-
     topic: str
     queue_id: int
     queue_offset: int
@@ -188,7 +184,7 @@ class QueueEntry(NamedTuple):
 def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints) -> Iterator[tuple[int, MessagePlace]]:
     """Yield row and place of each of n records in each of its light queues.
 
-    topics: distinct names. topic_ids: index of each record's topic, int64, shape (n,).
+    topic_ids: index of each record in `topics`, int64, shape (n,).
     """
     queues = properties.value(PROPERTY_LIGHT_QUEUES)
     if queues.null_count == len(queues):
@@ -200,7 +196,7 @@ def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints
 
 
 def stands_in(place: MessagePlace, own: MessagePlace, properties: Mapping[str, str]) -> bool:
-    """Whether a record is in `place`, which may be its own place `own` or one in a light queue."""
+    """Whether a record with the place `own` is also in `place`, its own or a light queue's."""
     names, offsets = properties.get(PROPERTY_LIGHT_QUEUES, ""), properties.get(PROPERTY_LIGHT_OFFSETS, "")
     return place == own or place in _light_places(own.topic, names, offsets)
 
@@ -229,8 +225,8 @@ def stand_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets:
 def _light_places(topic: str, names: str, offsets: str) -> Iterator[MessagePlace]:
     """Yield the places from properties such as `INNER_MULTI_DISPATCH` a,b and `INNER_MULTI_QUEUE_OFFSET` 3,0.
 
-    A client may have forged both, and a broker without light queues stores them. So only names of light queues count.
-    Ignores both if they have different lengths, as RocketMQ does, and names that are no folder names.
+    A client may forge both, and a broker without light queues stores them. So only names of light queues count. Ignores
+    both if they have different lengths, as RocketMQ does.
     """
     if not names or not _has_light_queues(topic):
         return
@@ -248,10 +244,10 @@ def _has_light_queues(topic: str) -> bool:
 
 
 def _number(text: str) -> int | None:
-    """Parse a Java long of 0 or more; None for another text."""
+    """Parse a Java long of 0 or more."""
     if not text.isdecimal():
         return None
-    # `int` fails for thousands of digits, so check their number first. Leading zeros of other scripts count as digits.
+    # `int` fails for thousands of digits. Leading zeros of other scripts count as digits.
     digits = text.lstrip("0") or "0"
     return int(digits) if len(digits) <= _LONG_DIGITS and int(digits) < 1 << 63 else None
 
@@ -262,17 +258,17 @@ _LONG_DIGITS = 19
 
 
 def in_index(sys_flags: Ints) -> Mask:
-    """Return a mask of the records that are indexed: all except rolled-back ones."""
+    """Return a mask of the records that are indexed."""
     filed: Mask = sys_flags & SYS_TRANSACTION_MASK != SYS_TRANSACTION_ROLLBACK
     return filed
 
 
 def keys_of(properties: Mapping[str, str]) -> list[str]:
-    """Return the index keys of one message, in RocketMQ's order. `key_hashes` is for many."""
+    """Return the index keys of one message, in RocketMQ's order."""
     keys = (properties.get(PROPERTY_UNIQ_KEY), *properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR))
     return [key for key in keys if key]
 
 
 def tag_of(properties: Mapping[str, str]) -> str:
-    """Return the tag whose hash is in the message's queue entry; "" without one."""
+    """Return the tag whose hash is in the queue entry; "" without one."""
     return properties.get(PROPERTY_TAGS, "")

@@ -1,11 +1,8 @@
 """RocketMQ's hashes and checksums, of single values and of columns.
 
 `java_hash` is Java's `String.hashCode`, for tags codes and the choice of queues. `key_hashes` hashes `topic#key` for
-the index (IndexService, IndexFile).
-
-`body_crc` is `UtilAll.crc32`: zlib's CRC without the top bit. A record may end with a checksum of all bytes before it,
-as a property (`enabledAppendPropCRC`). zlib-ng computes CRCs three to four times faster than zlib, which is the
-fallback.
+the index (IndexService, IndexFile). `body_crc` is `UtilAll.crc32`: zlib's CRC without the top bit. zlib-ng computes it
+three to four times faster than zlib.
 """
 
 from __future__ import annotations
@@ -58,13 +55,13 @@ def java_hash_code(text: str) -> int:
 
 
 def java_hash(strings: pa.StringArray, prefix: str = "") -> npt.NDArray[np.int32]:
-    """Return `java_hash_code(prefix + string)` of every string, int32, shape (len(strings),); 0 for nulls."""
+    """Return `java_hash_code(prefix + string)` of each of n strings, int32, shape (n,); 0 for nulls."""
     if len(strings) == 0:
         return np.empty(0, np.int32)
     data, bounds = flat(strings)
     units: npt.NDArray[Any] = data
     if len(data) and data.max() >= 0x80:
-        if strings.null_count:  # nulls may have any bytes
+        if strings.null_count:  # which may have any bytes
             data, bounds = flat(strings.fill_null(constant("")))
         units, bounds = _utf16_units(data, bounds)
     hashes = _hash_units(units.astype(np.uint32), bounds, java_hash_code(prefix))
@@ -76,17 +73,17 @@ def java_hash(strings: pa.StringArray, prefix: str = "") -> npt.NDArray[np.int32
 def _utf16_units(
     data: npt.NDArray[np.uint8], bounds: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
-    """Convert UTF-8 bytes and bounds to UTF-16 units and bounds; a character of four bytes becomes two units."""
+    """A character of four bytes becomes two units."""
     begins = ((data & 0xC0) != 0x80).astype(np.int64) + (data >= 0xF0)
     units_before = np.concatenate([[0], np.cumsum(begins)])
     return np.frombuffer(data.tobytes().decode().encode("utf-16-le"), "<u2"), units_before[bounds]
 
 
 def _hash_units(units: npt.NDArray[np.uint32], bounds: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int32]:
-    """Return the hash of each units[bounds[i]:bounds[i+1]], vectorised. seed: the hash of a common prefix.
+    """Hash each units[bounds[i]:bounds[i+1]]. seed: the hash of a common prefix.
 
     sum(u[k] * 31^(end-1-k)) is 31^(end-1) * sum(u[k] * 31^-k), and 31 has an inverse modulo 2^32. So one cumulative
-    sum over all units, its differences at the bounds, and one multiplication give all hashes.
+    sum, its differences at the bounds, and one multiplication give all hashes.
     """
     count = len(units)
     sums = np.zeros(count + 1, np.uint32)
@@ -127,12 +124,12 @@ def key_hashes(
     keys: pa.StringArray | None,
     tags: pa.StringArray | None = None,
 ) -> tuple[KeyHashes, Ints]:
-    """Return the index hashes of n messages, in RocketMQ's order.
+    """Return the index hashes of n messages: hashes, int32, shape (m,), and the message of each, int64, shape (m,),
+    ascending.
 
     topics: one for all, or one per message. unique_keys: property UNIQ_KEY. keys: property KEYS, separated by blanks.
-    tags: property TAGS, which RocketMQ indexes since 5.4. All are nullable and have length n, or are None.
-    Returns the hashes, int32, shape (m,), and the message of each, int64, shape (m,), ascending. The UNIQ_KEY of a
-    message comes first, its tag last.
+    tags: property TAGS, which RocketMQ indexes since 5.4. All are nullable and have length n. A message's UNIQ_KEY
+    comes first, its tag last, as in RocketMQ.
     """
     parts = [_whole(unique_keys)] if unique_keys is not None else []
     parts += [_words(keys)] if keys is not None else []
@@ -152,7 +149,6 @@ def key_hashes(
 
 
 def _whole(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:
-    """Return the keys that are not null, and the message of each."""
     if not keys.null_count:
         return keys, np.arange(len(keys))
     present = pc.is_valid(keys)
@@ -160,7 +156,6 @@ def _whole(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:
 
 
 def _words(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:
-    """Split keys at blanks; return the parts, and the message of each."""
     data, bounds = flat(keys)
     if not (data == ord(KEY_SEPARATOR)).any() and (bounds[1:] > bounds[:-1]).all():
         return _whole(keys)
@@ -171,7 +166,6 @@ def _words(keys: pa.StringArray) -> tuple[pa.StringArray, Ints]:
 
 
 def _tags(tags: pa.StringArray) -> tuple[pa.StringArray, Ints]:
-    """Return the index key of each tag, and the message of each."""
     found, owners = _whole(tags)
     named = lengths(found) > 0
     prefixed = pc.binary_join_element_wise(constant(INDEX_TAG_PREFIX), found.filter(arrow(named)), constant(""))
@@ -186,7 +180,7 @@ def _hash_names(topics: str | pa.StringArray, keys: pa.StringArray, owners: Ints
 
 
 def _positive(hashes: KeyHashes) -> KeyHashes:
-    """Return abs(hashes), 0 for -2^31."""
+    """0 for -2^31."""
     return np.maximum(np.abs(hashes), 0)
 
 
@@ -200,7 +194,7 @@ def property_crc(before: bytes) -> bytes:
 
 
 def crc_digits(crcs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Return checksums as decimal digits, the last one first, uint8, shape (n, PROPERTY_CRC_DIGITS)."""
+    """Return decimal digits, the last one first, uint8, shape (n, PROPERTY_CRC_DIGITS)."""
     digits, rest = np.empty((len(crcs), PROPERTY_CRC_DIGITS), np.uint8), crcs.astype(np.uint32)
     for column in digits.T:  # numpy divides faster by a scalar
         column[:] = rest % 10 + ord("0")
@@ -211,7 +205,7 @@ def crc_digits(crcs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
 def crcs_of_digits(digits: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     """Parse the digits of `crc_digits`; -1 for bytes that are no digits."""
     values = digits - np.uint8(ord("0"))
-    crcs = (values.astype(np.float64) @ _TENS).astype(np.int64)  # exact: a float64 has 15 digits
+    crcs = (values.astype(np.float64) @ _TENS).astype(np.int64)  # a float64 has 15 digits
     crcs[(values > 9).any(axis=1)] = -1
     return crcs
 
@@ -224,7 +218,7 @@ def crcs_between(
 
 
 def body_crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int64]:
-    """Return the checksum of each body, shape (len(bodies),). No nulls."""
+    """Return the checksum of each body, shape (n,). No nulls."""
     crcs = np.empty(len(bodies), np.int64)
     data, bounds = flat(bodies)
     if len(data) > _LONG_BODY * len(bodies):

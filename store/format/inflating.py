@@ -1,9 +1,7 @@
-"""Decompress bodies that a producer compressed (sysFlag bit 0x1), up to a limit.
+"""Decompress bodies that a producer compressed (sysFlag bit 0x1), in steps, up to a limit.
 
-A few bytes can decompress to gigabytes, so this decompresses in steps and stops at the limit.
-
-A body that does not decompress or exceeds the limit is unreadable. If the record's checksum is right, the producer is
-the cause. `inflated` reads such a body as null or as stored, with the reason, or raises `UnreadableBody`.
+A few bytes can decompress to gigabytes. A body that does not decompress or exceeds the limit is unreadable, which is
+the producer's fault if the record's checksum is right.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ def decompress(body: bytes, sys_flag: int, max_bytes: int) -> bytes:
 
 
 def inflated_size(body: bytes, sys_flag: int, max_bytes: int) -> int:
-    """Return the decompressed size of a body without keeping it in memory. Raises as `decompress`."""
+    """Return the decompressed size of a body, with little memory. Raises as `decompress`."""
     return sum(map(len, _pieces(body, sys_flag, max_bytes)))
 
 
@@ -68,7 +66,7 @@ def _pieces(body: bytes, sys_flag: int, max_bytes: int) -> Iterator[bytes]:
 
 
 def named(error: UnreadableBody, where: object) -> UnreadableBody:
-    """Return the error with the place of its message, and how to continue after it."""
+    """Add the place of the message, and how to continue after it."""
     return type(error)(
         f'{where}: {error}; read on with unreadable="null", of scan or as an option of a query, or from the next offset'
     )
@@ -77,7 +75,7 @@ def named(error: UnreadableBody, where: object) -> UnreadableBody:
 def inflated(
     batch: pa.RecordBatch, sys_flags: npt.NDArray[np.int64], where: Callable[[int], str], bounds: BodyBounds
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of `batch` with decompressed bodies, in batches within `bounds` that have at least one row.
+    """Yield the rows of `batch` with decompressed bodies, in batches within `bounds` of at least one row.
 
     sys_flags: shape (batch.num_rows,). where: returns a row's name for errors. Depending on `bounds.unreadable`, raises
     `UnreadableBody` after the rows before that message.
@@ -118,7 +116,7 @@ def _with_bodies(batch: pa.RecordBatch, bodies: list[bytes | None], errors: list
     replaced = {"body": column}
     if any(errors):
         replaced["bodyError"] = reasons = pa.array(errors, pa.string())
-        if "sysFlag" in batch.schema.names:  # the compression bit stays set for a body that is returned as stored
+        if "sysFlag" in batch.schema.names:  # the compression bit stays set for a body as stored
             is_raw = pc.and_(reasons.is_valid(), column.is_valid())
             flags = batch["sysFlag"]
             marked = pc.bit_wise_or(flags, pa.scalar(SYS_COMPRESSED, flags.type))
@@ -140,7 +138,7 @@ def _zlib(body: bytes) -> Iterator[bytes]:
 
 
 def _arrow(codec: str, body: bytes) -> Iterator[bytes]:
-    """Decompress as a stream: one-shot decoders need the decompressed size, which RocketMQ's frames may lack."""
+    """As a stream: one-shot decoders need the decompressed size, which RocketMQ's frames may lack."""
     stream = pa.CompressedInputStream(pa.BufferReader(body), codec)
     while piece := stream.read(_STEP_BYTES):
         yield piece

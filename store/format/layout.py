@@ -1,8 +1,7 @@
 """The layout of all files on disk.
 
-All integers are big-endian, as in Java. Other modules derive offsets and widths from these dtypes. Sources: RocketMQ's
-`MessageExtEncoder` and `CommitLog` (records), `ConsumeQueue` (entries), `DefaultMessageStore` (directory). The file
-`watermark` is this project's.
+All integers are big-endian, as in Java. Sources: RocketMQ's `MessageExtEncoder` and `CommitLog` (records),
+`ConsumeQueue` (entries), `DefaultMessageStore` (directory).
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ LOCK_FILE: Final = "lock"
 ABORT_FILE: Final = "abort"
 CHECKPOINT_FILE: Final = "checkpoint"
 PUBLISHED_END_FILE: Final = "watermark"
-QUEUE_ENDS_FILE: Final = "queueends"  # this project's: JSON; its last field is the CRC of the bytes before
-CONSUMERS_DIR: Final = "consumers"  # this project's: a folder for each group that has or had members
-CLIENTS_DIR: Final = "clients"  # this project's: see `store.disk.figures` and `store.broker.members`
+QUEUE_ENDS_FILE: Final = "queueends"  # ours: JSON; its last field is the CRC of the bytes before
+CONSUMERS_DIR: Final = "consumers"  # ours: a folder for each group that has or had members
+CLIENTS_DIR: Final = "clients"  # ours: see `store.disk.figures` and `store.broker.members`
 SERVED_FILE: Final = "served"  # in CLIENTS_DIR
 PREALLOCATE_FILE: Final = "preallocate.tmp"
 
-# Names that only RocketMQ creates, and that show the kind of a directory (see `store.disk.unsupported`).
+# Names that only RocketMQ creates, see `store.disk.unsupported`.
 DLEDGER_PREFIX: Final = "dledger-"  # of the folders of a DLedger log
-ROCKSDB_MARK: Final = "CURRENT"  # every RocksDB folder has this file
+ROCKSDB_MARK: Final = "CURRENT"  # in every RocksDB folder
 ROCKSDB_CONSUME_QUEUE_DIR: Final = "consumequeue_rocksdb"
 BATCH_CONSUME_QUEUE_DIR: Final = "batchconsumequeue"
 EPOCH_FILE: Final = "epochFileCheckpoint"
@@ -45,7 +44,7 @@ BATCH_QUEUE_TYPE: Final = "BatchCQ"
 TOPIC_CLEANUP_POLICY: Final = "cleanup.policy"
 COMPACTION_POLICY: Final = "COMPACTION"
 
-SEGMENT_NAME_DIGITS: Final = 20  # a segment's name is the logical offset of its byte 0
+SEGMENT_NAME_DIGITS: Final = 20  # logical offset of the segment's byte 0
 
 
 def segment_name(start: int) -> str:
@@ -67,7 +66,7 @@ SYS_TRANSACTION_MASK: Final = 0xC
 SYS_TRANSACTION_PREPARED: Final = 0x4
 SYS_TRANSACTION_COMMIT: Final = 0x8
 SYS_TRANSACTION_ROLLBACK: Final = 0xC
-SYS_INNER_BATCH: Final = 0x80  # of topics whose queues are in batchconsumequeue/
+SYS_INNER_BATCH: Final = 0x80  # topics whose queues are in batchconsumequeue/
 SYS_BORN_HOST_V6: Final = 0x10
 SYS_STORE_HOST_V6: Final = 0x20
 SYS_COMPRESSION_MASK: Final = 0x700
@@ -76,7 +75,7 @@ SYS_COMPRESSION: Final = {
     0x100: "lz4",
     0x200: "zstd",
     0x300: "zlib",
-}  # 0: older clients, which write no type
+}  # 0: from older clients, which write no type
 
 
 def _record_header(born_ip: int, store_ip: int) -> np.dtype[np.void]:
@@ -104,7 +103,7 @@ def _record_header(born_ip: int, store_ip: int) -> np.dtype[np.void]:
 
 
 # Indexed by [born host is IPv6][store host is IPv6]; followed by body, topic length, topic, properties length,
-# properties. The first nine fields have the same offsets in all four.
+# properties.
 RECORD_HEADERS: Final = tuple(
     tuple(_record_header(born, store) for store in (IPV4_BYTES, IPV6_BYTES)) for born in (IPV4_BYTES, IPV6_BYTES)
 )
@@ -115,7 +114,7 @@ PROPERTIES_LENGTH_BYTES: Final = 2
 MIN_RECORD_BYTES: Final = RECORD_HEADER.itemsize + 1 + PROPERTIES_LENGTH_BYTES
 BODY_CRC_MASK: Final = 0x7FFFFFFF
 
-# After the last record of a segment. length: the bytes to the segment's end.
+# After the last record of a segment; length: to the segment's end.
 BLANK: Final = np.dtype([("length", ">i4"), ("magic", ">i4")])
 
 # A record goes to the next segment unless the record and a blank fit.
@@ -126,7 +125,7 @@ MAX_QUEUES: Final = 1 << 16  # of a topic: RocketMQ maps a file of each, and Lin
 MAX_TOPIC_BYTES: Final = 127
 MAX_RETRY_TOPIC_BYTES: Final = 255
 TOPIC_CHARACTERS: Final = r"[%|a-zA-Z0-9_-]+"
-# A tag must not match: RocketMQ's proxy rejects "|" and control characters, and tag expressions strip outer blanks.
+# RocketMQ's proxy rejects "|" and control characters, and tag expressions strip outer blanks.
 NO_TAG = r"[|\x00-\x1f\x7f-\x9f]|^ | $"
 MAX_GROUP_CHARACTERS: Final = 120
 GROUP_SEPARATOR: Final = "@"  # between topic and group
@@ -148,24 +147,24 @@ SYSTEM_TOPICS: Final = frozenset(
         "OFFSET_MOVED_EVENT",
         "CHECKPOINT_TOPIC",
     }
-)  # as in TopicValidator; a broker also has some that are named after itself and its cluster
+)  # TopicValidator; a broker also names some after itself and its cluster
 
 NAME_VALUE_SEPARATOR: Final = 1  # name 0x01 value 0x02
 PROPERTY_SEPARATOR: Final = 2
-SECTOR_BYTES: Final = 512  # a device writes a sector atomically; a lost one reads as zeros
+SECTOR_BYTES: Final = 512  # written atomically by a device; a lost one reads as zeros
 PROPERTY_TAGS: Final = "TAGS"
 PROPERTY_KEYS: Final = "KEYS"
 PROPERTY_UNIQ_KEY: Final = "UNIQ_KEY"
 PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 PROPERTY_DELAY: Final = "DELAY"
-PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"  # the destination of a message that waits in a topic of the broker
+PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"  # the destination of a message that waits in a broker's topic
 PROPERTY_REAL_QUEUE: Final = "REAL_QID"
 PROPERTY_DELIVER_AT: Final = "TIMER_DELIVER_MS"
 PROPERTY_TIMER_OUT: Final = "TIMER_OUT_MS"  # slot of the timer wheel, ms
 PROPERTY_TRANSACTION: Final = "TRAN_MSG"
 PROPERTY_CORRELATION_ID: Final = "CORRELATION_ID"  # of a request and its reply
 PROPERTY_REPLY_TO: Final = "REPLY_TO_CLIENT"
-PROPERTY_TTL: Final = "TTL"  # the requester's timeout for the reply, ms
+PROPERTY_TTL: Final = "TTL"  # timeout for the reply, ms
 PROPERTY_CLUSTER: Final = "CLUSTER"
 PROPERTY_MESSAGE_TYPE: Final = "MSG_TYPE"
 REPLY_MESSAGE_TYPE: Final = "reply"
@@ -175,12 +174,12 @@ PROPERTY_PRODUCER_GROUP: Final = "PGROUP"
 PROPERTY_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 PROPERTY_CHECK_IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 PROPERTY_WAIT: Final = "WAIT"
-PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"  # the original topic of a message that is retried
+PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"  # the original topic of a retried message
 PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"  # its offsetMsgId there
-PROPERTY_BODY_ERROR: Final = "BODY_ERROR"  # this project's: why a consumer could not decompress a dead letter
+PROPERTY_BODY_ERROR: Final = "BODY_ERROR"  # ours: why a consumer could not decompress a dead letter
 PROPERTY_LIGHT_QUEUES: Final = "INNER_MULTI_DISPATCH"  # further queues of a record, then its offsets in these
 PROPERTY_LIGHT_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
-PROPERTY_CRC: Final = "__CRC32#"  # always the last property: covers all bytes of the record before it
+PROPERTY_CRC: Final = "__CRC32#"  # the last property: covers all bytes of the record before it
 PROPERTY_CRC_DIGITS: Final = 10  # decimal, the last digit first
 LIGHT_SEPARATOR: Final = ","
 LIGHT_PREFIX: Final = "%LMQ%"  # a light queue is queue 0 of a topic of its own
@@ -199,12 +198,12 @@ def field_offset(dtype: np.dtype[np.void], name: str) -> int:
 
 
 def struct_of(dtype: np.dtype[np.void]) -> struct.Struct:
-    """Return `dtype` as a struct, which is many times faster for single values."""
+    """A struct is many times faster for single values."""
     codes = (_STRUCT_CODES.get(dtype[name].str, f"{dtype[name].itemsize}s") for name in dtype.names or ())
     return struct.Struct(">" + "".join(codes))
 
 
-_STRUCT_CODES: Final = {">i4": "i", ">i8": "q"}  # all other types become bytes
+_STRUCT_CODES: Final = {">i4": "i", ">i8": "q"}  # other types become bytes
 
 
 # --- ConsumeQueue --------------------------------------------------------------------------------------
@@ -213,11 +212,11 @@ CQ_ENTRY: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_
 CQ_EXTENSION_BELOW: Final = -(1 << 31) - 1  # tags codes up to here, below any hash, are addresses in consumequeue_ext
 CQ_PRE_BLANK_SIZE: Final = 0x7FFFFFFF  # size of the entries before the first one of a queue that does not begin at 0
 
-# In this topic the entry's tags code is the delivery time (ms): store time plus the delay of the message's level.
+# Here the entry's tags code is the delivery time (ms): store time plus the delay of the level.
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 SCHEDULE_DELAYS_MS: Final = tuple(
     1000 * seconds for seconds in (1, 5, 10, 30, *(60 * minute for minute in (*range(1, 11), 20, 30)), 3600, 7200)
-)  # messageDelayLevel; larger levels count as the last
+)  # messageDelayLevel
 
 # Transactions: half messages, and op messages that mark them as ended (TransactionalMessageServiceImpl).
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -227,13 +226,13 @@ TRANSACTIONS_GROUP: Final = "CID_RMQ_SYS_TRANS"  # its offsets are the progress 
 OP_TAG: Final = "d"
 OP_SEPARATOR: Final = ","  # after each queue offset in an op message's body
 
-# In this topic messages wait until the time in their properties (TimerMessageStore).
+# Messages wait here until the time in their properties (TimerMessageStore).
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 TIMER_PRECISION_MS: Final = 1000  # timerPrecisionMs
 TIMER_MAX_DELAY_MS: Final = 3 * 24 * 3600 * 1000  # timerMaxDelaySec
 
-# The broker's files for that topic: the timer wheel, a log of waiting messages from which it rebuilds the wheel, and a
-# checkpoint. Units of one slot form a chain, newest first.
+# The broker's files for that topic: the timer wheel, a log to rebuild it from, and a checkpoint. Units of one slot form
+# a chain, newest first.
 TIMER_WHEEL_FILE: Final = "timerwheel"
 TIMER_LOG_DIR: Final = "timerlog"
 TIMER_CHECK_FILE: Final = "config/timercheck"
@@ -242,7 +241,7 @@ TIMER_ROLL_WINDOW_MS: Final = 2 * 24 * 3600 * 1000  # timerRollWindowSlot: a mes
 TIMER_UNIT: Final = np.dtype(
     [
         ("unit_size", ">i4"),
-        ("previous", ">i8"),  # position of the next older unit of the same slot, -1 for none
+        ("previous", ">i8"),  # position of the slot's next older unit, -1 for none
         ("magic", ">i4"),
         ("written", ">i8"),  # ms
         ("delay", ">i4"),  # ms from `written` to the slot
@@ -269,13 +268,10 @@ TIMER_CHECK: Final = np.dtype(
 )
 TIMER_CHECK_FILE_BYTES: Final = 4096
 
-# --- index (IndexHeader, IndexFile) ----------------------------------------------------------------------
-# A file is one header, the slots of a hash table, then room for entries; entries of one slot form a chain,
-# newest first. Its name is the local time of its creation.
 
 INDEX_DIR: Final = "index"
-DELETED_DIR: Final = "deleted"  # this project's: the queues of a topic during its deletion
-REPAIR_DIR: Final = "repair"  # this project's: the index while it is rebuilt
+DELETED_DIR: Final = "deleted"  # ours: the queues of a topic during its deletion
+REPAIR_DIR: Final = "repair"  # ours: the index while it is rebuilt
 INDEX_NAME_DIGITS: Final = 17  # yyyyMMddHHmmssSSS
 INDEX_HEADER: Final = np.dtype(
     [
@@ -300,9 +296,7 @@ INDEX_NO_ENTRY: Final = 0  # so entry 0 exists but is never used
 INDEX_KEY_SEPARATOR: Final = "#"  # between topic and key
 INDEX_TAG_PREFIX: Final = "T#"  # RocketMQ 5.4 and later index a tag as a key with this prefix
 
-# --- index of an archive (the tiered store's IndexStoreFile, as it is uploaded) ----------------------------
-# A file is one header, the slots of a hash table, then the items, grouped by slot, newest first. The position in the
-# first slot gives the number of slots, which is not stored: the items begin there, even if that slot has none.
+# --- index of an archive (the tiered store's uploaded IndexStoreFile) -------------------------------------
 
 ARCHIVE_INDEX_HEADER: Final = np.dtype(
     [
@@ -318,7 +312,7 @@ ARCHIVE_INDEX_SLOT: Final = np.dtype([("position", ">i4"), ("length", ">i4")])  
 ARCHIVE_INDEX_ITEM: Final = np.dtype(
     [
         ("key_hash", ">i4"),
-        ("topic_id", ">i4"),  # the topic's number in the archive
+        ("topic_id", ">i4"),  # number in the archive
         ("queue_id", ">i4"),
         ("physical_offset", ">i8"),  # of the record in its queue's own log
         ("size", ">i4"),  # of the record
@@ -330,42 +324,42 @@ ARCHIVE_INDEX_ITEM: Final = np.dtype(
 
 CHECKPOINT: Final = np.dtype(
     [
-        ("log_timestamp", ">i8"),  # ms, store time of the last record known to be on the device
-        ("queues_timestamp", ">i8"),  # ms, the same for queue entries
-        ("index_timestamp", ">i8"),  # ms, the same for full index files
+        ("log_timestamp", ">i8"),  # ms, store time of the last synced record
+        ("queues_timestamp", ">i8"),  # ms, of its queue entry
+        ("index_timestamp", ">i8"),  # ms, of the last full index file
     ]
 )
 CHECKPOINT_FILE_BYTES: Final = 4096
 CHECKPOINT_MARGIN_MS: Final = 3000  # recovery begins so much before the checkpoint
 
-# --- published end (this project's; RocketMQ ignores the file) ----------------------------------------------
+# --- published end (ours; RocketMQ ignores the file) --------------------------------------------------------
 
 PUBLISHED_END_MAGIC: Final = b"PYMQMARK"
 PUBLISHED_END_VERSION: Final = 2  # version 1 had no checks
-PUBLISHED_END_NUMBER_BITS: Final = 56  # of a ">u8"; its highest byte is a checksum, written by the same store
+PUBLISHED_END_NUMBER_BITS: Final = 56  # of a ">u8"; the highest byte is a checksum, written by the same store
 PUBLISHED_END: Final = np.dtype(
     [
         ("magic", "S8"),  # detects another file of this name
         ("version", ">i8"),
-        ("boot_id", "S40"),  # another boot: the machine crashed or restarted, and lost its page cache
+        ("boot_id", "S40"),  # another boot: the machine restarted and may have lost pages
         ("flushed_offset", ">u8"),  # synced up to here
         ("store_timestamp", ">u8"),  # of the newest announcement
         ("announced_end", ">u8"),  # > confirm_offset: an append is running, or its writer died
         ("confirm_offset", ">u8"),  # records and their queue entries are complete up to here
         ("failed_from", ">u8"),  # the flushed offset when a flush failed; 0 without its checksum: none failed
-        ("failure", "S1024"),  # the error of that flush, UTF-8
+        ("failure", "S1024"),  # that error, UTF-8
         ("times_from", ">u8"),  # store times ascend from here on; 0 without its checksum: unknown
         ("keys_from", ">u8"),  # all keys are indexed from here on; 0 without its checksum: unknown
         ("deletions", ">u8"),  # twice the number of topic deletions; odd: one is running, or its process died
-        ("unused", ">u8"),  # an earlier version wrote it; never read
-        ("has_lost", ">u8"),  # 1: a queue lost a file during writes; the next recovery rebuilds all queues
+        ("unused", ">u8"),
+        ("has_lost", ">u8"),  # 1: a queue lost a file; the next recovery rebuilds all queues
     ]
 )
 PUBLISHED_END_FILE_BYTES: Final = 4096  # one page, allocated at creation, so that writes never fail on a full disk
 
-# --- offsets of a member of a consumer group (this project's) -------------------------------------------------
+# --- offsets of a consumer (ours) --------------------------------------------------------------------------
 
-DONE_OFFSET: Final = np.dtype(">i8")  # the next queue offset to read, by slot of the member; 0: none
+DONE_OFFSET: Final = np.dtype(">i8")  # the next queue offset to read, by slot; 0: none
 
 # --- relations ------------------------------------------------------------------------------------------
 

@@ -37,17 +37,16 @@ _ROOM_FOR_CRC = bytes(PROPERTY_CRC_BYTES)
 class Message:
     """A message to put.
 
-    body: bytes; a text is stored as UTF-8.
-    tags: one tag for subscriptions to select, without "|", control characters, or blanks around it.
+    body: a text is stored as UTF-8.
+    tags: one tag to select, without "|", control characters, or blanks around it.
     keys: texts to find the message by, without blanks; a single text is one key.
-    properties: texts to texts. A put drops brokers' own properties (`entering.RESERVED`), so that a message that was
-    read can be put again.
+    properties: a put drops brokers' own properties (`entering.RESERVED`), so that a message that was read can be put
+    again.
     queue_id: None lets the store choose: by the hash of `sharding_key` if there is one, else round robin.
     born_timestamp: ms since the epoch, in the years 1 to 9999; None is now.
     delay_level: 1 to 18 delay the delivery by 1, 5, 10, 30 s, 1 to 10, 20, 30 min, 1 h, 2 h. Above 18 counts as 18,
     below 0 as 0.
-    deliver_at: time of the delivery if there is no level, ms since the epoch, at most three days away. Until then the
-    message is in a topic of the broker.
+    deliver_at: time of the delivery if there is no level, ms since the epoch, at most three days away.
     """
 
     topic: str
@@ -75,7 +74,7 @@ class Message:
         return {**self.properties, **{name: value for name, value in own.items() if value not in (None, "")}}
 
     def _all_keys(self) -> Sequence[str]:
-        """Return the keys. Raises `MessageRefused` for a key that no search could find."""
+        """Raises `MessageRefused` for a key that no search could find."""
         keys = (self.keys,) if isinstance(self.keys, str) else self.keys
         if not isinstance(keys, tuple | list | Sequence):
             raise illegal(f"keys={self.keys!r}: must be a text, or a sequence of texts")
@@ -87,7 +86,7 @@ class Message:
 def encode_messages(
     messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
 ) -> list[EncodedRecord]:
-    """Encode messages to records, in order. queue_ids: the chosen queues. now: ms.
+    """Encode messages, in order. queue_ids: the chosen queues. now: ms.
 
     Raises `MessageRefused` for a body or properties that are too large, for tags or keys that could not be found, and
     for values of wrong types.
@@ -142,13 +141,12 @@ def _bytes(body: object) -> bytes:
 
 
 def check_mapping(properties: object) -> None:
-    """Raises `MessageRefused` for properties that are no mapping."""
     if not (type(properties) is dict or isinstance(properties, Mapping)):  # the first check is faster
         raise illegal(f"properties={properties!r:.40}: must be a mapping of texts to texts")
 
 
 def check_key(key: object) -> None:
-    """Raises `MessageRefused` for a key that is no text, or that has a blank, which separates keys."""
+    """Raises `MessageRefused` for a key that is no text, or has a blank."""
     if not isinstance(key, str):
         raise illegal(f"key {key!r:.40}: must be a text")
     if KEY_SEPARATOR in key:
@@ -169,7 +167,7 @@ def check_tag(tag: str) -> None:
 
 
 def whole_number(name: str, value: object) -> int:
-    """Return `value` as an int. Raises `MessageRefused` for another type, such as "1" or 1.0."""
+    """Raises `MessageRefused` for another type, such as "1" or 1.0."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -177,14 +175,14 @@ def whole_number(name: str, value: object) -> int:
 
 
 def check_fits(name: str, value: object, bits: int) -> None:
-    """Raises `MessageRefused` if `value` is no integer, or does not fit a signed field of `bits` bits."""
+    """Raises `MessageRefused` if `value` does not fit a signed field of `bits` bits."""
     number = value if type(value) is int else whole_number(name, value)
     if not -(1 << bits - 1) <= number < 1 << bits - 1:
         raise illegal(f"{name} {value}: must fit a signed {bits}-bit integer")
 
 
 def topic_magic(topic: str) -> int:
-    """Return V2 for topics whose length does not fit a signed byte, else V1 (`autoMessageVersionOnTopicLen`)."""
+    """As RocketMQ's `autoMessageVersionOnTopicLen`."""
     return MAGIC_V2 if len(topic) > MAX_TOPIC_BYTES else MAGIC_V1
 
 

@@ -32,12 +32,12 @@ _TABLE_COLUMNS = {
 }
 WAITING_COLUMNS = frozenset(("delayLevel", "deliverAt"))
 _TIMES = frozenset(("bornTimestamp", "deliverAt"))
-# Large enough that the fixed cost of a piece is small, and small enough for the CPU caches.
+# Large enough to make the fixed cost of a piece small, small enough for the CPU caches.
 _PIECE_BYTES = 16 << 20
 _PIECE_ROWS = 24 << 10
 _SMALLER = "append it in smaller tables, of less than 2 GiB"
 
-_begun: WeakSet[pa.RecordBatchReader] = WeakSet()  # streams that were partly read
+_begun: WeakSet[pa.RecordBatchReader] = WeakSet()  # partly read streams
 
 ANY_QUEUE = -(1 << 63)  # in a column of queue ids: the store chooses
 _ANY = arrow(np.array([ANY_QUEUE]))[0]
@@ -48,12 +48,11 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class MessageColumns:
-    """The columns of n messages of one topic, checked and in the types that records need.
+    """The checked columns of n messages of one topic; None for a missing column.
 
-    body: binary, length n. tags, keys, sharding_key: string or None. properties: map<string, string> or None.
-    queue_ids: int64, shape (n,), ANY_QUEUE if the store chooses, or None. flags: int64, shape (n,), or None.
-    born_timestamps: int64 ms, shape (n,), or None. delay_levels, deliver_at (ms): int64, shape (n,), 0 for
-    none, or None.
+    body: binary, length n. tags, keys, sharding_key: string. properties: map<string, string>. queue_ids: int64, shape
+    (n,), ANY_QUEUE if the store chooses. flags: int64, shape (n,). born_timestamps: int64 ms, shape (n,). delay_levels,
+    deliver_at (ms): int64, shape (n,), 0 for none.
     """
 
     body: pa.BinaryArray
@@ -101,7 +100,7 @@ class MessageColumns:
 
 
 def as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
-    """Convert an object to an Arrow table, or to a stream of batches if it is one.
+    """Convert an object to an Arrow table or stream.
 
     Takes a pyarrow Table, RecordBatch or RecordBatchReader, a pandas data frame, or any object with the Arrow stream
     interface. Raises `InvalidColumns` for another object, and for wrong names or types of columns.
@@ -123,7 +122,7 @@ def as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
 def _as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
     if isinstance(messages, pa.Table | pa.RecordBatchReader):
         return messages
-    pandas = sys.modules.get("pandas")  # if it is not imported, `messages` is no data frame
+    pandas = sys.modules.get("pandas")  # else `messages` is no data frame
     try:
         if isinstance(messages, pa.RecordBatch):
             return pa.Table.from_batches([messages])
@@ -142,7 +141,7 @@ def _as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
 def split(
     table: pa.Table | pa.RecordBatchReader, max_bytes: int = _PIECE_BYTES, max_rows: int = _PIECE_ROWS
 ) -> Iterator[pa.Table]:
-    """Yield pieces of at most `max_rows` rows and about `max_bytes` bytes of Arrow data, at least one row, in order.
+    """Yield pieces of at most `max_rows` rows (at least one) and about `max_bytes` bytes of Arrow data.
 
     Reads a stream lazily. Raises `InvalidColumns` for a stream that was read before.
     """
@@ -152,7 +151,6 @@ def split(
 
 
 def _gathered(stream: pa.RecordBatchReader, max_bytes: int, max_rows: int) -> Iterator[pa.Table]:
-    """Join the batches of a stream to pieces. Raises `InvalidColumns` for a stream that was read before."""
     if stream in _begun:
         raise InvalidColumns(
             "this stream of batches was read before, in part or to its end, maybe by an append that raised: what it "
@@ -176,12 +174,12 @@ def _in_one(name: str, column: pa.ChunkedArray) -> pa.Array:
         return pa.nulls(0, column.type)  # combine_chunks would import pandas
     try:
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    except pa.ArrowInvalid as error:  # a few rows are much larger than the others
+    except pa.ArrowInvalid as error:  # rows of very different sizes
         raise InvalidColumns(f"column {name!r}: {error}; {_SMALLER}") from error
 
 
 def _cast(name: str, column: pa.Array, kind: pa.DataType, fits: Callable[[pa.DataType], bool]) -> pa.Array:
-    """Cast the column to `kind` if its type `fits`: Arrow would also cast between numbers and text."""
+    """Arrow would also cast between numbers and text."""
     if column.type == kind:
         return column
     try:
@@ -230,7 +228,6 @@ def _text(name: str, column: pa.Array) -> pa.StringArray:
 
 
 def _keys(column: pa.Array) -> pa.StringArray:
-    """Return the keys of each message, joined by blanks."""
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         return _text("keys", column)
     keys = _cast("keys", column, pa.list_(pa.string()), lambda kind: _is_text(kind.value_type))
@@ -251,7 +248,7 @@ def _maps(column: pa.Array) -> pa.MapArray:
 
 
 def _queue_ids(column: pa.Array) -> Ints:
-    """Return queue ids, int64, shape (n,), ANY_QUEUE for null."""
+    """Return int64, shape (n,), ANY_QUEUE for null."""
     named = _cast("queueId", column, pa.int64(), _is_number)
     values: Ints = numbers(pc.fill_null(named, _ANY))
     if np.count_nonzero(values == ANY_QUEUE) > named.null_count:
@@ -277,7 +274,7 @@ def _integers(name: str, column: pa.Array) -> Ints:
 
 
 def _valid(name: str, texts: pa.StringArray) -> pa.StringArray:
-    """Return `texts`. Raises `InvalidColumns` if they are not UTF-8, because Arrow does not check buffers."""
+    """Arrow does not check buffers for UTF-8."""
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid as error:

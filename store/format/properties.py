@@ -31,7 +31,7 @@ _END = constant(bytes([PROPERTY_SEPARATOR]))
 
 
 def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
-    """Encode a user's properties in UTF-8, followed by `behind`. Skips empty values, which RocketMQ's parser drops.
+    """Encode a user's properties, followed by `behind`. Skips empty values, which RocketMQ's parser drops.
 
     Raises `MessageRefused` for a value that is no text, a separator in a name or value, an empty name, a lone
     surrogate, zeros that look like a lost sector, and more than 32,767 bytes.
@@ -55,7 +55,7 @@ def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> byt
 
 
 def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
-    """Encode properties that were stored before. Raises `MessageRefused` only for their size or a lone surrogate."""
+    """Encode stored properties. Raises `MessageRefused` for their size or a lone surrogate."""
     text = "".join(f"{name}{_NAME_VALUE}{value}{_PROPERTY}" for name, value in properties.items() if value)
     try:
         encoded = text.encode() + behind
@@ -67,7 +67,7 @@ def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes
 
 
 def too_many_zeros(what: str) -> MessageRefused:
-    """Return the error for zeros that a recovery would take for a lost sector, and so end the log there."""
+    """Return the error for zeros that recovery would take for a lost sector, the log's end."""
     return MessageRefused(
         PutStatus.MESSAGE_ILLEGAL,
         f"{what}: {SECTOR_BYTES} zeros in a row look like a sector that the device lost; put such values into the body",
@@ -83,10 +83,10 @@ def properties_too_large(length: int) -> MessageRefused:
 
 
 def decode_properties(encoded: bytes) -> dict[str, str]:
-    """Decode properties as `MessageDecoder.string2messageProperties` does.
+    """Decode as `MessageDecoder.string2messageProperties` does, without the record's checksum.
 
     The last separator may be missing. Pieces without a name or a value are ignored. Of several values of a name the
-    last wins. The record's checksum is left out.
+    last wins.
     """
     properties = dict(_PIECES.findall(encoded.decode("utf-8", "replace")))
     properties.pop(PROPERTY_CRC, None)
@@ -94,10 +94,10 @@ def decode_properties(encoded: bytes) -> dict[str, str]:
 
 
 class PropertyColumns:
-    """The encoded properties of n messages, split into pieces once.
+    """The encoded properties of n messages, split into pieces `name 0x01 value`.
 
-    A piece is `name 0x01 value`, ended by 0x02 or by the end of the message's string. As in RocketMQ's parser, pieces
-    without a name or a value do not count, and of several values of a name the last wins.
+    As in `decode_properties`, pieces without a name or a value do not count, and of several values of a name the last
+    wins.
     """
 
     def __init__(self, encoded: pa.BinaryArray) -> None:
@@ -119,7 +119,7 @@ class PropertyColumns:
         self._starts, self._splits, self._ends = starts, splits, ends
 
     def value(self, name: str) -> pa.StringArray:
-        """Return the value of property `name` in every message, length n, null without one."""
+        """Return property `name`, length n, null for messages without it."""
         if self._layout is not None:
             return self._column(self._layout, name.encode())
         pieces = self._named(name.encode())
@@ -141,10 +141,7 @@ class PropertyColumns:
         return _strings(self._data, self._splits[pieces] + 1, self._ends[pieces])
 
     def maps(self) -> pa.MapArray:
-        """Return all properties except the record's checksum, map<string, string>, length n.
-
-        Messages without properties have an empty map.
-        """
+        """Return all properties except the record's checksum, map<string, string>, length n, without nulls."""
         keep = ~self._overridden
         keep[self._named(PROPERTY_CRC.encode())] = False
         offsets = np.searchsorted(self._rows[keep], np.arange(self._count + 1)).astype(np.int32)
@@ -165,7 +162,7 @@ class PropertyColumns:
 
     @cached_property
     def _layout(self) -> list[bytes] | None:
-        """Names of the pieces if all messages have the same names in the same order, as is usual; else None.
+        """The names of the pieces if all messages have the same in the same order, as is usual.
 
         The pieces then form a matrix with one column per name.
         """
@@ -190,14 +187,13 @@ class PropertyColumns:
         return rows
 
     def _named(self, name: bytes) -> Ints:
-        """Return the indices of the pieces with this name."""
         pieces = (self._splits - self._starts == len(name)).nonzero()[0]
         named: Ints = pieces[self._is(self._starts[pieces], name)]
         return named
 
     def _is(self, starts: Ints, name: bytes) -> npt.NDArray[np.bool_]:
         """Return a mask of the `starts` at which `name` begins. The data must have as many bytes after each."""
-        # Most names have four or eight bytes: compare those as integers, which is faster.
+        # Comparing integers is faster, and most names have four or eight bytes.
         kind = {4: "<u4", 8: "<u8"}.get(len(name), f"S{len(name)}")
         names = np.ndarray((max(0, len(self._data) - len(name) + 1),), kind, buffer=self._data, strides=(1,))
         found: npt.NDArray[np.bool_] = names[starts] == np.frombuffer(name, kind)
@@ -205,7 +201,7 @@ class PropertyColumns:
 
     @cached_property
     def _overridden(self) -> npt.NDArray[np.bool_]:
-        """Mask of the pieces that a later piece of the same name and message overrides."""
+        """Mask of the pieces that a later one of the same name and message overrides."""
         overridden = np.zeros(len(self._rows), np.bool_)
         if len(self._rows):
             names = _strings(self._data, self._starts, self._splits).dictionary_encode()
@@ -226,7 +222,7 @@ def dicts(maps: pa.MapArray) -> list[dict[str, str]]:
 
 
 def _strings(data: npt.NDArray[np.uint8], starts: Ints, ends: Ints) -> pa.StringArray:
-    """Return data[start:end] as strings; ranges ascend without overlap. Replaces bytes that are not UTF-8."""
+    """Ranges ascend without overlap. Replaces bytes that are not UTF-8."""
     if not len(starts):
         return texts([])
     taken = cut(data, starts, ends - starts)

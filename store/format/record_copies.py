@@ -1,4 +1,4 @@
-"""Copy stored records to other topics or queues, with some properties changed, to append them again."""
+"""Copy stored records to other topics or queues, with some properties changed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from store.format.stored_message import StoredMessage, host_of
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-_WIDEST = RECORD_HEADERS[True][False]  # the store host is ours, IPv4
+_WIDEST = RECORD_HEADERS[True][False]  # our store host is IPv4
 _KEPT = ("body_crc", "flag", "sys_flag", "born_timestamp", "born_port", "reconsume_times", "body_length")
 
 
@@ -61,7 +61,7 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordCopies:
-    """The content of n stored records, independent of their segment.
+    """The content of n stored records.
 
     headers: shape (n,), with a born host of IPv6 size; an IPv4 host is in its first bytes.
     bodies: as stored, length n. properties: encoded, without the record's checksum, length n.
@@ -92,7 +92,7 @@ class RecordCopies:
 
     @staticmethod
     def of_messages(messages: Sequence[StoredMessage]) -> RecordCopies:
-        """Copy messages that were read, for records in another log or deleted ones. Raises `MessageRefused`."""
+        """Copy messages from another log, or deleted ones. Raises `MessageRefused`."""
         headers = np.zeros(len(messages), _WIDEST)
         headers["body_crc"] = [body_crc(each.body) for each in messages]
         headers["body_length"] = [len(each.body) for each in messages]
@@ -118,7 +118,6 @@ class RecordCopies:
         )
 
     def take(self, rows: Ints) -> RecordCopies:
-        """Return these rows, in this order."""
         index = arrow(rows.astype(np.int64))
         return RecordCopies(self.headers[rows], self.bodies.take(index), self.properties.take(index))
 
@@ -137,7 +136,7 @@ class RecordCopies:
     def records(self, places: Places, encoding: Encoding) -> Iterator[EncodedRecords]:
         """Yield the copies as records, in order.
 
-        Records with IPv6 born hosts are in pieces of their own. So are records with zeros in their properties that a
+        Records with IPv6 born hosts are in pieces of their own. So are records with zeros in their properties that
         recovery would take for a lost sector; these get a checksum even without `encoding.with_crc`. Does not limit the
         size of bodies, which are in the log already. Raises `MessageRefused` for properties that become too large.
         """
@@ -192,21 +191,18 @@ class RecordCopies:
 
 
 def _look_lost(properties: pa.BinaryArray) -> Mask:
-    """Return a mask of the properties that may have a sector of zeros at some position in the log.
-
-    May include others.
-    """
+    """Return a mask of the properties that may have a sector of zeros at some position in the log, and maybe others."""
     data, bounds = flat(properties)
     if not len(data):
         return np.zeros(len(properties), np.bool_)
     look: Mask = data[bounds[1:] - 1] == 0  # a few zeros at the end may be alone in a sector
-    if (data[::SECTOR_BYTES] == 0).any():  # rarely: texts seldom have zeros
+    if (data[::SECTOR_BYTES] == 0).any():  # rarely
         look |= numbers(pc.match_substring(properties, bytes(SECTOR_BYTES)))
     return look
 
 
 def _ended(properties: pa.BinaryArray) -> pa.BinaryArray:
-    """Add a missing last separator, which a client may omit, so that another property can follow."""
+    """Add the last separator, which a client may omit, so that another property can follow."""
     data, bounds = flat(properties)
     if not len(data):
         return properties
@@ -220,7 +216,6 @@ def _ended(properties: pa.BinaryArray) -> pa.BinaryArray:
 def _behind_headers(
     bodies: pa.BinaryArray, topics: RecordTopics, properties: pa.BinaryArray, *, with_crc: bool
 ) -> tuple[pa.BinaryArray | bytes, ...]:
-    """Return the parts of records after their headers, for `EncodedRecords.rests`."""
     checksum = bytes(PROPERTY_CRC_BYTES) if with_crc else b""
     sizes = lengths(properties) + len(checksum)
     if sizes.max() > MAX_PROPERTIES_BYTES:

@@ -1,6 +1,6 @@
 """Read the fields of many records in one buffer, and the bounds of their parts, vectorised.
 
-Records may be damaged: a record whose lengths do not add up is not `sound`, and no access leaves the buffer.
+If a damaged record's lengths do not add up, it is not `sound`, and no access leaves the buffer.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ _SYS_HOST_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 
 
 class RecordView:
-    """n records at `positions` of `view`, whose entries or headers give them `sizes` bytes.
+    """n records at `positions` of `view`, of `sizes` bytes according to their entries or headers.
 
-    view: uint8, at least as long as a record header. positions, sizes: int64, shape (n,).
-    Attributes named *_starts are positions in `view`, attributes named *_lengths are bytes, int64, shape (n,). They are
-    undefined for records whose `sound` (bool, shape (n,)) is False.
+    view: uint8, at least as long as a record header. positions, sizes: int64, shape (n,). *_starts (positions in
+    `view`) and *_lengths (bytes): int64, shape (n,), undefined for records whose `sound` (bool, shape (n,)) is False.
     """
 
     def __init__(self, view: Bytes, positions: Ints, sizes: Ints) -> None:
@@ -58,7 +57,7 @@ class RecordView:
         self.sizes = sizes
         self.ends = positions + sizes
         self.sound: Mask = (positions >= 0) & (sizes >= RECORD_HEADER.itemsize) & (self.ends <= len(view))
-        # One gather of whole headers, then strided views of it: several times faster than a gather per field.
+        # One gather of whole headers is several times faster than one per field.
         rows = gather_rows(view, self._inside(positions), RECORD_HEADER.itemsize)
         self._header_bytes = rows
         self._headers = rows.view(RECORD_HEADER)[:, 0]
@@ -79,13 +78,13 @@ class RecordView:
         return len(self.sizes)
 
     def field(self, name: str) -> Ints:
-        """Return a header field of every record, int64, shape (n,)."""
+        """Return a header field, int64, shape (n,)."""
         if self.hosts_are_v4 or field_offset(RECORD_HEADER, name) <= _BEHIND_BORN_IP:
             return self._headers[name].astype(np.int64)
         return gather(self.view, self._inside(self.field_positions(name)), RECORD_HEADER[name].str)
 
     def field_positions(self, name: str) -> Ints:
-        """Return the position of a header field in every record; IPv6 hosts shift the fields after them."""
+        """Return the positions of a header field. IPv6 hosts shift the fields after them."""
         offset = field_offset(RECORD_HEADER, name)
         positions = self.positions + offset
         if self.hosts_are_v4:
@@ -97,7 +96,7 @@ class RecordView:
         return positions
 
     def v4_hosts(self, which: str) -> Bytes:
-        """Return ip and port of the "born" or "store" host of every record, uint8, shape (n, 8); all must be IPv4."""
+        """Return ip and port of the "born" or "store" hosts, uint8, shape (n, 8); all must be IPv4."""
         first = field_offset(RECORD_HEADER, f"{which}_ip")
         behind = field_offset(RECORD_HEADER, f"{which}_port") + RECORD_HEADER[f"{which}_port"].itemsize
         hosts: Bytes = np.ascontiguousarray(self._header_bytes[:, first:behind])
@@ -117,8 +116,8 @@ class RecordView:
     def _expect_behind_body(self, width: int, topic: bytes) -> Mask:
         """Do `expect_topic` if the topic's length takes `width` bytes in all records.
 
-        Gathers machine words that end with the properties' length, and masks out the bytes of the body before the
-        topic: comparing words is several times faster than comparing strings.
+        Compares machine words that end with the properties' length, and masks out the bytes before the topic: several
+        times faster than comparing strings.
         """
         expected = len(topic).to_bytes(width, "big") + topic
         parts = self._topic_fields + len(expected)
@@ -137,7 +136,7 @@ class RecordView:
         return same
 
     def measure_topics(self) -> None:
-        """Measure the parts after the body of records whose topics may differ."""
+        """Measure the parts after the body, of any topics."""
         widths = self._topic_widths()
         self.sound &= self._topic_fields + widths <= self.ends
         lengths = gather(self.view, self._inside(self._topic_fields), "u1")
@@ -150,7 +149,7 @@ class RecordView:
         self._set_parts(starts, lengths, properties_lengths)
 
     def slices(self, starts: Ints, lengths: Ints) -> pa.BinaryArray:
-        """Return a copy of bytes [start, start + length) of the view for every record; all must be sound."""
+        """Copy bytes [start, start + length) of each record; all must be sound."""
         return cut(self.view, starts, lengths)
 
     @cached_property
@@ -168,7 +167,7 @@ class RecordView:
         """Mask of the records that end with a CRC of the whole record, shape (n,). Requires as `crc_matches`."""
         if self.properties_lengths.sum() < _CRC_WORD.nbytes:
             return np.zeros(len(self), np.bool_)
-        data, bounds = flat(self.properties)  # denser in memory than the log
+        data, bounds = flat(self.properties)  # denser than the log
         words = np.ndarray((len(data) - _CRC_WORD.nbytes + 1,), np.uint64, buffer=data, strides=(1,))
         starts = bounds[1:] - PROPERTY_CRC_BYTES
         have: Mask = (words[np.maximum(starts, 0)] == _CRC_WORD) & (starts >= bounds[:-1])
@@ -180,7 +179,7 @@ class RecordView:
         return have
 
     def _topic_widths(self) -> Ints | int:
-        """Return the width of the topic's length in bytes: one number if all records are V1, else one per record."""
+        """Return the width of the topic's length, bytes: one number if all records are V1."""
         if self._v1.all():
             return TOPIC_LENGTH_BYTES[MAGIC_V1]
         return np.where(self._v1, TOPIC_LENGTH_BYTES[MAGIC_V1], TOPIC_LENGTH_BYTES[MAGIC_V2])
@@ -193,7 +192,7 @@ class RecordView:
         self.sound &= (properties_lengths >= 0) & (self.properties_starts + properties_lengths == self.ends)
 
     def _inside(self, positions: Ints) -> Ints:
-        """Return positions that are safe to read: 0 for records that are not sound."""
+        """Return 0 for records that are not sound."""
         return positions if self.sound.all() else np.where(self.sound, positions, 0)
 
 
@@ -219,9 +218,9 @@ def moved_records(records: RecordView, physical_offsets: Ints, *, with_proofs: b
 
 
 def crc_matches(records: RecordView) -> Mask:
-    """Return a mask of the records whose CRC32 matches. All must be sound, with expected or measured topics.
+    """Check each record's CRC of the whole record, or else its body's, or else nothing.
 
-    Checks the CRC of the whole record if it has one, else the body's. Without both, the record matches.
+    All must be sound, with expected or measured topics.
     """
     whole = records.have_property_crc
     if whole.all():

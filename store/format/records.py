@@ -1,7 +1,4 @@
-"""Encoded records before their append.
-
-`EncodedRecords` has many records as columns. `EncodedRecord` has one as plain values, which is faster for a few.
-"""
+"""Encoded records before their append: many as columns, or a few as plain values, which is faster for a few."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ _QUEUE_OFFSET, _PHYSICAL_OFFSET, _STORE_TIMESTAMP = map(
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """A store's settings for encoding messages.
+    """How a store encodes messages.
 
     store_host: address and port in records. max_message_size: limit of a body, bytes. with_keys, with_tags: hash keys
     and tags for the index. with_crc: end each record with a CRC of the whole record.
@@ -51,16 +48,16 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecords:
-    """n records, complete except for the fields that the append sets.
+    """n records, complete except for the fields that `stamp` sets.
 
-    headers: shape (n,), dtype RECORD_HEADER; queue offset, physical offset and store timestamp are zero.
+    headers: shape (n,), dtype RECORD_HEADER.
     rests: the parts after each header: an array has a value per record (length n), bytes are the same in all.
-    sizes: int64, shape (n,), bytes of each record.
+    sizes: int64, shape (n,), bytes.
     queues: int32, shape (n,), index into `destinations`.
     destinations: the distinct (topic, queue id) pairs.
     tags_codes: int64, shape (n,), Java hash of the tags, 0 without.
-    delays: int64, shape (n,), delay of each record in SCHEDULE_TOPIC, ms, for its queue entry; 0 for other records.
-    key_hashes: int32, shape (m,), for the index, in its order. key_rows: int64, shape (m,), record of each, ascending.
+    delays: int64, shape (n,), delay in SCHEDULE_TOPIC, ms; 0 for other records.
+    key_hashes: int32, shape (m,), for the index. key_rows: int64, shape (m,), record of each, ascending.
     with_crc: each record's last PROPERTY_CRC_BYTES are reserved for a CRC of all bytes before them.
     """
 
@@ -84,13 +81,12 @@ class EncodedRecords:
         physical_offsets: npt.NDArray[np.int64],
         store_timestamp: int,
     ) -> None:
-        """Set the three fields that the append determines in every record."""
         self.headers["queue_offset"] = queue_offsets
         self.headers["physical_offset"] = physical_offsets
         self.headers["store_timestamp"] = store_timestamp
 
     def encoded(self, first: int, last: int) -> memoryview:
-        """Return the bytes of records [first, last), back to back; at least one record, less than 2 GiB."""
+        """Return the bytes of records [first, last), at least one record, less than 2 GiB."""
         headers = self.headers[first:last].view(np.uint8).reshape(last - first, -1)
         parts = [constant(part) if isinstance(part, bytes) else part[first:last] for part in self.rests]
         joined = pc.binary_join_element_wise(rows_as_binary(headers), *parts, constant(b""))
@@ -101,7 +97,7 @@ class EncodedRecords:
         return data.data
 
     def entries(self, physical_offsets: npt.NDArray[np.int64], store_timestamp: int) -> npt.NDArray[np.void]:
-        """Return the ConsumeQueue entries, shape (n,), dtype CQ_ENTRY, in the order of the records."""
+        """Return the ConsumeQueue entries, shape (n,), dtype CQ_ENTRY."""
         entries = np.empty(len(self), CQ_ENTRY)
         entries["physical_offset"] = physical_offsets
         entries["size"] = self.sizes
@@ -112,7 +108,7 @@ class EncodedRecords:
 
 
 def write_crcs(data: Bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
-    """Write the CRC of each record, in ascending order, into the bytes reserved for it."""
+    """Write each record's CRC into the bytes reserved for it; records in ascending order."""
     crcs = crcs_between(data, starts, ends - PROPERTY_CRC_BYTES)
     template = np.frombuffer(property_crc(b""), np.uint8)
     last = np.repeat(template[None], len(starts), axis=0)
@@ -124,7 +120,7 @@ def write_crcs(data: Bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.
 def gather(buffer: Bytes, positions: npt.NDArray[np.int64], kind: str) -> npt.NDArray[np.int64]:
     """Read big-endian integers of dtype `kind` ('>i4', '>i8', ...) at any byte positions; int64, shape of positions.
 
-    Indexes a view of the buffer with a stride of one byte, which needs no copy and no alignment.
+    A view with a stride of one byte needs no copy and no alignment.
     """
     width = np.dtype(kind).itemsize
     view = np.ndarray((max(0, len(buffer) - width + 1),), kind, buffer=buffer, strides=(1,))
@@ -132,13 +128,13 @@ def gather(buffer: Bytes, positions: npt.NDArray[np.int64], kind: str) -> npt.ND
 
 
 def gather_rows(buffer: Bytes, positions: npt.NDArray[np.int64], width: int) -> Bytes:
-    """Return a copy of `width` (at least 1) bytes from each position, uint8, shape (n, width)."""
+    """Copy `width` (at least 1) bytes from each position, uint8, shape (n, width)."""
     view = np.ndarray((max(0, len(buffer) - width + 1),), f"V{width}", buffer=buffer, strides=(1,))
     return view[positions].view(np.uint8).reshape(len(positions), width)
 
 
 def rows_as_binary(matrix: Bytes) -> pa.BinaryArray:
-    """Convert the rows of an (n, k) byte matrix to n binary values, without a copy."""
+    """Convert an (n, k) byte matrix to n binary values without a copy."""
     count, width = matrix.shape
     bounds = np.arange(0, (count + 1) * width, width, dtype=np.int32)
     return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(matrix)])
@@ -147,7 +143,7 @@ def rows_as_binary(matrix: Bytes) -> pa.BinaryArray:
 class EncodedRecord(NamedTuple):
     """One record, with the fields of `EncodedRecords`.
 
-    header: the values of RECORD_HEADER's fields, in order. rest: the bytes after it. size: bytes of the record.
+    header: the values of RECORD_HEADER's fields, in order. rest: the bytes after it.
     """
 
     header: list[Any]
@@ -159,7 +155,6 @@ class EncodedRecord(NamedTuple):
     with_crc: bool
 
     def stamped(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> bytes:
-        """Return the bytes of the record with the three fields that the append determines."""
         header = self.header
         header[_QUEUE_OFFSET], header[_PHYSICAL_OFFSET] = queue_offset, physical_offset
         header[_STORE_TIMESTAMP] = store_timestamp
@@ -174,7 +169,7 @@ class EncodedRecord(NamedTuple):
 
 
 def set_field(records: EncodedRecords | Sequence[EncodedRecord], name: str, values: npt.ArrayLike) -> None:
-    """Set a header field of n records. values: one for all, or one per record."""
+    """values: one for all records, or one per record."""
     if isinstance(records, EncodedRecords):
         records.headers[name] = values
         return
@@ -186,7 +181,7 @@ def set_field(records: EncodedRecords | Sequence[EncodedRecord], name: str, valu
 
 
 def as_columns(records: EncodedRecords | Sequence[EncodedRecord]) -> EncodedRecords:
-    """Convert at least one record to columns. Raises `MessageRefused` for more bytes than columns can have."""
+    """Convert at least one record. Raises `MessageRefused` for more bytes than columns can have."""
     return records if isinstance(records, EncodedRecords) else _columns(records)
 
 

@@ -1,4 +1,4 @@
-"""Messages that were read: decoded from one record (MessageDecoder), or from the columns of many."""
+"""Messages that were read: decoded from one record (MessageDecoder), or from columns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class StoredMessage(NamedTuple):
     """A message that was read. Timestamps are ms since the epoch, hosts `ip:port`; the body is decompressed.
 
-    broker_name: in a cluster, the broker of the queue; "" in a directory.
+    broker_name: the queue's broker; "" in a directory.
     """
 
     topic: str
@@ -85,7 +85,7 @@ assert _PROPERTIES_LENGTH.size == PROPERTIES_LENGTH_BYTES
 
 
 def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> StoredMessage:
-    """Decode one whole record; does not decompress the body. where: the record's name in errors, converted by `str`.
+    """Decode a record without decompressing its body. where: the record's name in errors, converted by `str`.
 
     Raises `CorruptRecord` if its lengths, magic, or CRC (of the record, or else of its body) are wrong.
     """
@@ -149,10 +149,7 @@ def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> St
 
 
 def stored_messages(block: Block) -> list[StoredMessage]:
-    """Return the messages of a block, in order, as `decode_record` would. Does not decompress bodies.
-
-    Messages of a light queue have the queue id of the light queue.
-    """
+    """Return a block's messages as `decode_record` would, with the queue id of the block."""
 
     def column(name: str) -> list[str]:
         return block.column(name).to_pylist()  # type: ignore[no-any-return]
@@ -183,7 +180,7 @@ def stored_messages(block: Block) -> list[StoredMessage]:
 
 
 def adds_up(size: int, read: Callable[[int, int], bytes]) -> bool:
-    """Whether the lengths of a record's parts add up to `size` bytes. Reads only these lengths.
+    """Whether the lengths of a record's parts, which are all that this reads, add up to `size` bytes.
 
     read: takes a position in the record and a length; returns the bytes, fewer at the end.
     """
@@ -213,10 +210,10 @@ def _wrong(where: object, what: str) -> CorruptRecord:
 
 
 def must_be_entered(message: StoredMessage, entry: QueueEntry) -> None:
-    """Raises `CorruptRecord` if the queue entry does not match the message that it refers to."""
+    """Raises `CorruptRecord` if the queue entry does not match its message."""
     tag = message.properties.get(PROPERTY_TAGS)
     own = MessagePlace(*message[:3])
-    is_code = entry.tags_code == java_hash_code(tag or "") or (  # faster than arrays for one
+    is_code = entry.tags_code == java_hash_code(tag or "") or (  # for one, faster than arrays
         not are_wrong_codes(np.array([entry.tags_code]), texts([tag or ""]), own.topic).any()
     )
     is_there = message.physical_offset == entry.physical_offset
@@ -229,7 +226,7 @@ def must_be_entered(message: StoredMessage, entry: QueueEntry) -> None:
 
 
 def inflated(message: StoredMessage, where: object, max_bytes: int) -> StoredMessage:
-    """Return the message with its body decompressed. Raises `UnreadableBody`. where: for errors."""
+    """Decompress the body. Raises `UnreadableBody`. where: for errors."""
     if not message.sys_flag & SYS_COMPRESSED:
         return message
     try:
@@ -240,7 +237,7 @@ def inflated(message: StoredMessage, where: object, max_bytes: int) -> StoredMes
 
 
 def inflated_or_raw(message: StoredMessage, max_bytes: int) -> StoredMessage:
-    """Return the message with its body decompressed, or an unreadable body as stored, with property `BODY_ERROR`."""
+    """Decompress the body; an unreadable one remains as stored, with property `BODY_ERROR`."""
     try:
         return inflated(message, "", max_bytes)
     except UnreadableBody as error:
@@ -254,7 +251,6 @@ def offset_msg_id(ip: bytes, port: int, physical_offset: int) -> str:
 
 
 def offset_msg_ids(ip: bytes, port: int, physical_offsets: Sequence[int]) -> list[str]:
-    """Return `offset_msg_id` of many physical offsets."""
     host = (ip + struct.pack(">i", port)).hex().upper()
     offsets = struct.pack(f">{len(physical_offsets)}q", *physical_offsets)
     return [host + offset for offset in offsets.hex(" ", struct.calcsize(">q")).upper().split()]
@@ -262,12 +258,11 @@ def offset_msg_ids(ip: bytes, port: int, physical_offsets: Sequence[int]) -> lis
 
 @lru_cache(maxsize=1024)
 def host_text(ip: bytes, port: int) -> str:
-    """Return a host as text, such as `1.2.3.4:10911` or `[2001:db8::1]:10911`."""
+    """Return text such as `1.2.3.4:10911` or `[2001:db8::1]:10911`."""
     address = ipaddress.ip_address(ip)
     return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
 
 
 def host_of(text: str) -> tuple[bytes, int]:
-    """Parse ip and port from `host_text`."""
     host, _, port = text.rpartition(":")
     return ipaddress.ip_address(host.strip("[]")).packed, int(port)

@@ -30,10 +30,7 @@ def decode(data: bytes | str, kind: type[T], *, strict: bool = ...) -> T: ...
 
 
 def decode(data: bytes | str, kind: Any = Any, *, strict: bool = True) -> Any:
-    """Decode a value of type `kind`, which may be a dataclass, a named tuple, or a `msgspec.Struct`.
-
-    strict: if False, a number may also be a text.
-    """
+    """kind: for example a dataclass, a named tuple, or a `msgspec.Struct`. strict: if False, a number may be a text."""
     try:
         return msgspec.json.decode(data, type=kind, strict=strict)
     except RecursionError:
@@ -67,7 +64,7 @@ def decode_unique(text: str) -> Any:
 
 
 def encode(content: object) -> bytes:
-    """Return JSON without spaces. A lone surrogate becomes "?"."""
+    """Encode without spaces. A lone surrogate becomes "?"."""
     try:
         return msgspec.json.encode(content)
     except UnicodeEncodeError:
@@ -75,7 +72,7 @@ def encode(content: object) -> bytes:
 
 
 def encode_sorted(content: object) -> bytes:
-    """Return indented JSON, sorted by name."""
+    """Encode with indentation, sorted by name."""
     return msgspec.json.format(msgspec.json.encode(content, order="sorted"))
 
 

@@ -17,9 +17,8 @@ from store.format.layout import (
 )
 from store.model.errors import InvalidTopic
 
-# A sink records the batches that it appended here, each in a message that is published with the batch's rows. RocketMQ
-# treats names with this prefix as its own: subscriptions by pattern skip the topic, and a broker that takes over the
-# directory keeps it. `MessageStore.create_topic` creates it.
+# The batches that sinks appended, each in a message that is published with the batch's rows. RocketMQ treats names with
+# this prefix as its own: subscriptions by pattern skip the topic, and a broker that takes over the directory keeps it.
 COMMITS_TOPIC: Final = f"{SYSTEM_TOPIC_PREFIX}SPARK_COMMITS"
 PRODUCERS_TOPIC: Final = f"{SYSTEM_TOPIC_PREFIX}PRODUCERS"  # the progress of named producers
 TOPICS_OF_NOTES: Final = frozenset({COMMITS_TOPIC, PRODUCERS_TOPIC})  # foreign messages there would hide messages
@@ -37,7 +36,7 @@ def check_topic_name(topic: str) -> None:
 
 
 def is_folder_name(topic: str) -> bool:
-    """Whether a topic is a valid folder name. A damaged name must not lead to a path outside the store."""
+    """Whether a topic, maybe a damaged name, cannot lead to a path outside the store."""
     try:
         size = len(topic.encode(errors="surrogateescape"))  # the system's file names need not be UTF-8
     except UnicodeEncodeError:  # a lone surrogate
@@ -50,7 +49,7 @@ def not_a_name(topic: object) -> InvalidTopic:
 
 
 def is_internal_topic(topic: str) -> bool:
-    """Whether a topic is internal to RocketMQ: a system topic (TopicValidator), or a topic with copies of messages.
+    """Whether a topic is internal to RocketMQ: a system topic (TopicValidator), or copies of messages.
 
     Copies are retries and dead letters of consumer groups, and the messages of light queues.
     """
@@ -58,5 +57,5 @@ def is_internal_topic(topic: str) -> bool:
 
 
 def needs_no_entry(topic: str) -> bool:
-    """Whether a topic may be missing in a broker's table: light queues, and system topics in some versions."""
+    """Whether a broker's table may lack a topic: light queues, and system topics in some versions."""
     return topic in SYSTEM_TOPICS or topic.startswith((SYSTEM_TOPIC_PREFIX, LIGHT_PREFIX))
