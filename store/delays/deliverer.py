@@ -18,21 +18,22 @@ from store.publish.watch import Watch
 _logger = logging.getLogger("store")
 
 _TAKE_OVER_SECONDS = 0.2  # between two tries to take over from a process that died
-# Progress is saved in a pause of this length, and without a pause after a minute: the next process reads the log from
-# there.
+# Saved in a pause of this length, or without one after a minute. The next process reads the log from there.
 _SAVE_SECONDS, _SAVE_AT_LAST_SECONDS = 5.0, 60.0
 _PAUSE_MS = 500
 _REST_SECONDS = 0.01  # between two steps, so that one append has many messages
 _AGAIN_SECONDS = 1.0  # after an error
-_LOOK_SECONDS = 1.0  # at the clock: a wait does not notice that the clock was set, or the machine slept
+_LOOK_SECONDS = (
+    1.0  # between looks at the clock, because a wait does not notice that the clock was set or that the machine slept
+)
 
 
 class Deliverer:
-    """Delivers messages that are due while this process has the turn, which at most one process of a host has, and
-    which the kernel releases when it dies.
+    """Delivers messages that are due, in a thread, while this process has the turn. The turn is a lock of one process
+    on a host.
 
-    The thread starts with the first delayed message of any process, or when a store is opened that has had any. It
-    sleeps until the next message is due, or an append is published.
+    `Writer` starts the thread once the store has had a delayed message. It sleeps until the next message is due or an
+    append is published.
     """
 
     def __init__(self, root: Path, delivery: Callable[[], Delivery], watch: Callable[[], Watch]) -> None:
@@ -51,7 +52,6 @@ class Deliverer:
         self._last_error = ""
 
     def start(self) -> None:
-        """Start the thread, unless it runs already."""
         with self._starting:
             if self._thread is None and not self._stopping.is_set():
                 self._watch = self._watch or self._new_watch()
@@ -61,7 +61,6 @@ class Deliverer:
 
     @property
     def is_started(self) -> bool:
-        """Whether the thread was started."""
         return self._thread is not None
 
     @property
@@ -70,7 +69,7 @@ class Deliverer:
         return self._delivering is not None
 
     def stop(self) -> None:
-        """End the background thread. The turn is kept until `leave`."""
+        """End the thread. This process keeps the turn until `leave`."""
         with self._starting:
             self._stopping.set()
             watch, thread = self._watch, self._thread
@@ -82,7 +81,7 @@ class Deliverer:
     def save(self) -> None:
         """Write the progress. Call it after `stop` and a flush."""
         if self._delivering is not None:
-            for _ in range(2):  # the progress that waits for a flush, and the current one
+            for _ in range(2):  # the progress that waits for a flush, then the current one
                 self._delivering.save(_now())
             self._delivering.hand_over(_now())
 
@@ -94,18 +93,18 @@ class Deliverer:
             self._watch.close()
 
     def _is_time_to_save(self, due: int | None) -> bool:
-        """Saving waits for the device, and due messages wait for it: so it is postponed to a pause."""
+        """Due messages wait while the progress is saved, so save it in a pause."""
         pause = math.inf if due is None else due - _now()
         return time.monotonic() >= self._save_at + (0 if pause > _PAUSE_MS else _SAVE_AT_LAST_SECONDS - _SAVE_SECONDS)
 
     # --- the thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with self._running:  # after an interrupt in `start` a second thread may be started
+        with self._running:  # after an interrupt in `start`, a second thread may be started
             self._thread = threading.current_thread()
             try:
                 self._deliver()
-            finally:  # after an unexpected error other processes go on
+            finally:  # after an unexpected error, another process can take the turn
                 if not self._stopping.is_set() and self._turn is not None:
                     self._delivering = None
                     self._turn.close()
@@ -122,14 +121,13 @@ class Deliverer:
                     _logger.exception("%s: no delayed messages are delivered any more", self._root)
                 return
             except (StoreError, OSError) as error:
-                if self._last_error != (told := repr(error)):  # logged once, not at every try
+                if self._last_error != (told := repr(error)):
                     _logger.exception("%s: delayed messages wait; tried again every %g s", self._root, _AGAIN_SECONDS)
                 self._last_error, rest = told, _AGAIN_SECONDS
             self._stopping.wait(rest)
 
     def _go_on(self, watch: Watch) -> float:
-        """Deliver the messages that are due, if this process has the turn, and wait for the next; returns how long to
-        rest then."""
+        """Deliver due messages if this process has the turn, then wait. Return how long to rest."""
         if self._delivering is None:
             self._turn = self._turn or Turn(self._root / LOCK_FILE, DELIVERY_BYTE)
             if not self._turn.take():

@@ -31,7 +31,7 @@ from store.read.query import copies_at
 
 _logger = logging.getLogger("store")
 
-_LEVELS_SECONDS = SCHEDULE_DELAYS_MS[0] / 1000 / 5  # between two looks at the levels, all of which wait longer
+_LEVELS_SECONDS = SCHEDULE_DELAYS_MS[0] / 1000 / 5  # between looks at the levels, which all wait longer
 
 
 class DelayedAppend(Protocol):
@@ -41,10 +41,10 @@ class DelayedAppend(Protocol):
 
 
 class Delivery:
-    """Delivers the delayed messages of one store, after `begin`, while this process has the turn.
+    """Delivers the delayed messages of one store. Call `begin` first. The caller must have the turn.
 
-    Each message is delivered exactly once, whenever this process or the machine dies; see `delivery_progress`. One
-    whose record is damaged, or whose topic was deleted, is logged and skipped.
+    Each message is delivered exactly once, even if this process or the machine dies (see `delivery_progress`). A
+    message is logged and skipped if its record is damaged or its topic was deleted.
     """
 
     def __init__(
@@ -71,29 +71,26 @@ class Delivery:
         if progress.delivered_to is not None and self._is_told:
             self._delivered = delivered_behind(log, progress.delivered_to, confirm)
         else:
-            is_known = progress.levels  # otherwise the file is lost, or new
+            is_known = progress.levels  # otherwise the file is lost or new
             begin = confirm if is_known else _first_waiting(queues, confirm)
             self._delivered = delivered_behind(log, begin, confirm)
             progress = progress._replace(delivered_to=min(begin, published.flushed_offset))
-        # Retention deletes delivered messages and their proofs. A broker's retention deletes messages that wait, too.
+        # Retention deletes delivered messages and their proofs. A broker's retention deletes waiting messages, too.
         self._expired = log.min_offset() if self._is_told else 0
         self._levels = Levels(log, queues, progress.levels, confirm, self._delivered, ends.of)
         self._timers = Timers(log, queues, progress.timers, self._delivered, ends.of)
         self._look_at = 0.0  # time.monotonic()
-        self._moved = len(self._delivered) > 0  # since the progress was noted
+        self._moved = len(self._delivered) > 0  # since the progress was recorded
         self._progress = progress  # in the files, or soon
-        self._noted: int | None = None  # log offset that must be flushed before `_progress` is written
+        self._noted: int | None = None  # `_progress` may be written when the log is flushed up to this offset
 
     def begin(self) -> None:
-        """Write the progress from which the log's proofs count. Call it before the first step.
-
-        Raises `StoreUnavailable`.
-        """
+        """Write the offset from which the log's proofs count. Raises `StoreUnavailable`."""
         if not self._is_told:
             self._progress.write(self._root)
 
     def look(self) -> float:
-        """Read the messages that were put since; returns when to look again at the latest (`time.monotonic`)."""
+        """Read the new messages. Return when to look again at the latest (`time.monotonic`)."""
         confirm = self._published_end.confirm_offset
         self._timers.look(confirm)
         if time.monotonic() < self._look_at:
@@ -110,7 +107,7 @@ class Delivery:
     def step(self, now: int) -> bool:
         """Deliver some messages that are due at `now` (ms), in one append. Return whether more are due.
 
-        Raises what an append raises; nothing is delivered then.
+        Raises as an append; nothing is delivered then.
         """
         (by_level, levels), (by_time, timers) = self._levels.due(now), self._timers.due(now)
         due = Due.in_order([by_level, by_time])
@@ -129,7 +126,8 @@ class Delivery:
         return self._noted is None and not self._moved
 
     def save(self, now: int) -> None:
-        """Write the progress that the last call noted, if the log is flushed up to it; then note the current one.
+        """Write the progress from the last call if the log is flushed up to it, then take the current one for the next
+        call.
 
         Raises `StoreUnavailable`.
         """
@@ -141,12 +139,12 @@ class Delivery:
             _, before, delivered_to = self._progress
             if self._timers.is_all(known):
                 before, delivered_to = known, confirm
-            # Otherwise the log's proofs count behind the offset that was saved before.
+            # Otherwise the log's proofs count from the offset that was saved before.
             self._progress = DeliveryProgress(self._levels.offsets, before, delivered_to)
             self._noted, self._moved = confirm, False
 
     def hand_over(self, now: int) -> None:
-        """Write the files that a broker needs if it takes the directory over. Call it after `save`."""
+        """Write the files that a broker needs to continue. Call it after `save`."""
         if self._noted is None:
             self._progress.write(self._root)  # again: a user may have deleted it
         if (newest := self._timers.newest) is not None:
@@ -155,13 +153,13 @@ class Delivery:
             write_timer_log(self._root, waiting, newest, known.until, now)
 
     def _append_all(self, due: Due) -> bool:
-        """Append messages to their topics. Return False, and append nothing, if a topic was deleted."""
+        """Append messages to their topics. Return False, and append nothing, if a topic was deleted concurrently."""
         deletions = self._published_end.deletions
         pieces = [records for copies, offsets in self._sound(due) for records in self._records(copies, offsets)]
         return not pieces or self._append(pieces, unless=lambda: self._published_end.deletions != deletions) is not None
 
     def _sound(self, due: Due) -> Iterator[tuple[RecordCopies, Int64s]]:
-        """Yield the messages and their log offsets, without those that are damaged or that retention deleted."""
+        """Yield messages and their log offsets, without those that are damaged or that retention deleted."""
         try:
             yield copies_at(self._log, due.physical_offsets, due.sizes), due.physical_offsets
         except (CorruptRecord, OffsetLost):
@@ -206,7 +204,7 @@ class Delivery:
 
 
 def _first_waiting(queues: ConsumeQueues, end: int) -> int:
-    """Return the log offset of the first message that ever waited, `end` if none did, 0 if that is not known."""
+    """Return the log offset of the first message that ever waited, `end` if none did, 0 if unknown."""
     waited = [queues.of(*name) for name in queues.existing() if name[0] in WAITING_TOPICS]
     first = [int(queue.entries_left(0, 1)["physical_offset"][0]) for queue in waited if queue.has_files]
-    return min([end, *first])  # a message that is being put may be behind `end`
+    return min([end, *first])  # a running append may be after `end`

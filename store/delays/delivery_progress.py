@@ -1,17 +1,15 @@
-"""`DeliveryProgress`: which delayed messages are delivered, by RocketMQ's files and by the log itself.
+"""`DeliveryProgress`: which delayed messages are delivered, by RocketMQ's files and by the log.
 
     delayOffset.json  {"offsetTable": {delay level: next queue offset in SCHEDULE_TOPIC},
                        "delivered": {"to": log offset, "until": ms, "timers": queue offset in TIMER_TOPIC}}
     timercheck        TIMER_CHECK
 
-"delivered" is this project's: a broker ignores it and drops it. It has the progress of the timers (see `Known`) and the
-log offset up to which the levels and the timers count. It is written after a flush up to that offset, so that the file
-never knows more than the log.
+A broker drops "delivered". It has the progress of the timers (`Known`), and the log offset `to` up to which the file
+counts. It is written after a flush up to `to`, so that the file is never ahead of the log.
 
-Behind that offset the log is the proof. A delivered message names the record of the delayed one, in the field that a
-committed message has for its half message: as a negative number, which no broker writes, -1 minus the log offset. So
-the next deliverer knows exactly which messages are delivered, whatever the files say, after a crash of the machine,
-too.
+After `to`, the log is the proof. A delivered message names the log offset of its delayed record, as the negative number
+-1 - offset in the field for half messages. Brokers write no negative number there. So no message is delivered twice,
+even after a crash of the machine.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ _DELIVERED = "delivered"
 
 
 class DeliveryProgress(NamedTuple):
-    """levels: delay level to the next queue offset. delivered_to: log offset, None if a broker delivered last."""
+    """levels: delay level to its next queue offset. delivered_to: log offset, None if a broker delivered last."""
 
     levels: Mapping[int, int]
     timers: Known
@@ -74,7 +72,6 @@ class DeliveryProgress(NamedTuple):
         return DeliveryProgress(levels, Known(until, timers), to)
 
     def write(self, root: Path) -> None:
-        """Write the file, to the device."""
         path = root / DELAY_OFFSETS_FILE
         content = read_json(path)
         content[_OFFSETS] = {str(level): offset for level, offset in sorted(self.levels.items())}
@@ -99,9 +96,7 @@ def _brokers(path: Path) -> Known:
 
 
 def write_timer_check(root: Path, timers: Known, first_waiting: int) -> None:
-    """Write a broker's progress, to the device: the slots that are delivered, and the first message to look at that is
-    not in its timer log.
-    """
+    """Write a broker's progress: the delivered slots, and the first message that its timer log lacks."""
     path = root / TIMER_CHECK_FILE
     check = np.zeros(1, TIMER_CHECK)
     check["read_time"] = timers.until // TIMER_PRECISION_MS * TIMER_PRECISION_MS
@@ -118,7 +113,7 @@ def proof(physical_offsets: Int64s) -> Int64s:
 
 
 def delivered_behind(log: CommitLog, begin: int, end: int) -> Int64s:
-    """Return the log offsets of the records that messages in [begin, end) deliver, both record boundaries."""
+    """Return the log offsets of the records that messages in [begin, end) deliver. Both are record boundaries."""
     found = [np.empty(0, np.int64)]
     for chunk in walk(log, max(begin, log.min_offset()), until=end, check_crc=False):
         proofs = chunk.records.field(FIELD)
@@ -131,10 +126,10 @@ _logger = logging.getLogger("store")
 
 
 def delays_step_back(root: Path, log: CommitLog, queues: ConsumeQueues, end: int) -> None:
-    """Lower the progress to a log that ends at `end`, after a crash of the machine or from a backup; see
-    `upkeep.step_back`. The file's offsets of a longer log mean nothing here, so the log's own proofs count then.
+    """Lower the progress to a log that ends at `end`, see `step_back`. If the file is of a longer log, use the log's
+    proofs.
 
-    Call it as the only writer, under the store lock, before any append; `queues` expect no more entries than at `end`.
+    Call it as the only writer, under the store lock, before any append. queues: expect the entries at `end`, or fewer.
     """
     try:
         said = DeliveryProgress.read(root)
@@ -156,7 +151,7 @@ def delays_step_back(root: Path, log: CommitLog, queues: ConsumeQueues, end: int
 
 
 def _within(said: DeliveryProgress, queues: ConsumeQueues, end: int) -> DeliveryProgress:
-    """Return the progress without messages that are behind `end`."""
+    """Return the progress without messages after `end`."""
     levels = {level: queues.at_most(SCHEDULE_TOPIC, level - 1, end, at) for level, at in said.levels.items()}
     timers = said.timers._replace(end=queues.at_most(TIMER_TOPIC, 0, end, said.timers.end))
     if (levels, timers) == (said.levels, said.timers):
@@ -165,7 +160,7 @@ def _within(said: DeliveryProgress, queues: ConsumeQueues, end: int) -> Delivery
 
 
 def _proven(log: CommitLog, queues: ConsumeQueues, end: int) -> DeliveryProgress:
-    """Return the progress by the log: levels go on behind their last delivered message, timers are checked singly."""
+    """Return the progress by the log's proofs: each level continues after its last delivered message."""
     delivered = np.sort(delivered_behind(log, 0, end))
     levels = [
         (queue_id + 1, queues.of(topic, queue_id)) for topic, queue_id in queues.existing() if topic == SCHEDULE_TOPIC
@@ -175,7 +170,7 @@ def _proven(log: CommitLog, queues: ConsumeQueues, end: int) -> DeliveryProgress
 
 
 def _behind_last(queue: ConsumeQueue, log_begin: int, end: int, delivered: Int64s) -> int:
-    """Return the queue offset behind the last delivered message, or where the queue begins. delivered: ascending."""
+    """Return the queue offset after the last delivered message, or the queue's first one. delivered: ascending."""
     last = queue.max_offset(end)
     first = queue.min_offset(log_begin, last)
     while last > first:
@@ -192,14 +187,14 @@ def oldest_waiting(
 ) -> int | None:
     """Return the log offset of the first record before `confirm_offset` that still waits, None if none does.
 
-    is_brokers: a broker's queues may be behind its log. Raises `CorruptStore`, and `CorruptSegment` if a queue is
+    is_brokers: a broker's queues may lag behind its log. Raises `CorruptStore`, and `CorruptSegment` if a queue is
     shorter than the log says.
     """
     progress, delivered = DeliveryProgress.read(root), np.empty(0, np.int64)
     ends = QueueEnds(confirm_offset, {})
     if not is_brokers and any(map(queues.topics.queue_count, WAITING_TOPICS)):
         ends = QueueEnds.known(root, log, confirm_offset)
-        confirm_offset = ends.at  # another process may have noted a later one
+        confirm_offset = ends.at  # another process may have recorded later ends
     if progress.delivered_to is not None and progress.delivered_to <= confirm_offset:
         delivered = delivered_behind(log, progress.delivered_to, confirm_offset)
     levels = Levels(log, queues, progress.levels, confirm_offset, delivered, ends.of)

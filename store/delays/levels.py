@@ -1,8 +1,7 @@
-"""`Levels`: delay levels. SCHEDULE_TOPIC has a queue for each, whose entries have the time when a message is due
-(ScheduleMessageService).
+"""`Levels`: messages with a delay level, in one queue of SCHEDULE_TOPIC for each level (ScheduleMessageService).
 
-All messages of a level wait equally long, so each queue is in the order of its due times, unless the clock was set
-back. Then a later message waits for those before it, but not for one that was stored while the clock was far ahead.
+Queue entries have the due times. They ascend, because all messages of a level wait equally long, unless the clock was
+set back. Then a later message waits for earlier ones, except for those stored while the clock was far ahead.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from store.model.log_protocol import Int64s
 from store.publish.appender import FAR_MS
 
 _logger = logging.getLogger("store")
-_LOOK = 4096  # entries that are read together
+_LOOK = 4096
 _NONE = np.empty(0, np.int64)
 _AT_ONCE = 0  # ms since 1970
 _STORED, _STORED_AT = RECORD_HEADER["store_timestamp"], field_offset(RECORD_HEADER, "store_timestamp")
@@ -44,9 +43,9 @@ class _Level:
 
 
 class Levels:
-    """The levels of one store: RocketMQ's 18, and those that a broker with more levels made.
+    """The levels of one store: RocketMQ's 18, and any others that a broker created.
 
-    Every call raises `CorruptSegment` if a queue lost a file.
+    Every method raises `CorruptSegment` if a queue lost a file.
     """
 
     def __init__(
@@ -58,9 +57,9 @@ class Levels:
         delivered: Int64s,
         ends: Ends,
     ) -> None:
-        """offsets: level to its next queue offset, as in `delayOffset.json`; clamped to the queue, as in RocketMQ.
+        """offsets: level to next queue offset, from `delayOffset.json`; clamped to the queue, as in RocketMQ.
 
-        delivered: log offsets of messages that do not wait, whatever `offsets` says. ends: noted lengths of queues.
+        delivered: log offsets of messages that are delivered, whatever `offsets` says. ends: recorded ends of queues.
         """
         self._log = log
         self._levels: dict[int, _Level] = {}
@@ -78,7 +77,7 @@ class Levels:
         return {number: level.next for number, level in self._levels.items() if level.end}
 
     def look(self, confirm_offset: int) -> None:
-        """Read the entries that were put since."""
+        """Read the new entries."""
         for level in self._levels.values():
             level.end = level.queue.known_end(level.end, confirm_offset)
             if level.time is not None and level.time > _now() + FAR_MS:
@@ -89,7 +88,7 @@ class Levels:
         return min((time for level in self._levels.values() if (time := self._time(level)) is not None), default=None)
 
     def due(self, now: int) -> tuple[Due, dict[int, int]]:
-        """Return messages that are due at `now` (ms), some of each level, and each level's offset behind them."""
+        """Return messages that are due at `now` (ms), some of each level, and the offsets after them by level."""
         found, then = [], {}
         for number, level in self._levels.items():
             time = self._time(level)
@@ -106,7 +105,7 @@ class Levels:
             count = int(np.argmax(times > now)) if (times > now).any() else len(entries)
             count = Due.at_once(entries["size"][:count].astype(np.int64))
             some = entries[:count]
-            # After the clock was set back, later messages have earlier times; they stay behind those before them.
+            # If the clock was set back, later messages have earlier times; they keep their order.
             found.append(
                 Due(
                     np.maximum.accumulate(times[:count]),
@@ -118,9 +117,9 @@ class Levels:
         return Due.in_order(found), then
 
     def oldest(self, first_byte: int, delivered: Int64s) -> int | None:
-        """Return the log offset of the first message that waits, at `first_byte` or behind; None if there is none.
+        """Return the log offset of the first message that waits, at or after `first_byte`; None without one.
 
-        delivered: log offsets of messages that do not wait.
+        delivered: log offsets of messages that are delivered.
         """
         found = (self._oldest(level, first_byte, delivered) for level in self._levels.values())
         return min((offset for offset in found if offset is not None), default=None)
@@ -141,8 +140,8 @@ class Levels:
         return level.time
 
     def _due_time(self, said: int, physical_offset: int) -> int:
-        """Return when a message is due: by its entry, or at once if it was stored while the clock was far ahead, as a
-        broker does.
+        """Return the time in the entry, or at once if the message was stored while the clock was far ahead, as a broker
+        does.
         """
         latest = _now() + FAR_MS
         if said <= latest:
@@ -150,18 +149,17 @@ class Levels:
         try:
             stored = self._log.segments.read(physical_offset + _STORED_AT, _STORED.itemsize)
         except OffsetLost:
-            return _AT_ONCE  # its loss is logged then, and the others do not wait for it
+            return _AT_ONCE  # `Delivery` then logs the loss, and later messages do not wait
         return _AT_ONCE if int(np.frombuffer(stored, _STORED)[0]) > latest else said
 
     def go_on(self, then: Mapping[int, int]) -> None:
-        """Advance levels to these offsets."""
         for number, offset in then.items():
             self._levels[number].next, self._levels[number].time = offset, None
 
     def _behind(self, queue: ConsumeQueue, first: int, end: int, delivered: Int64s = _NONE) -> int:
-        """Return the offset behind delivered messages from `first` on, and behind the blank entries of a queue's begin.
+        """Return the offset after delivered messages from `first` on, and after the blank entries at a queue's begin.
 
-        After the clock was set back, delivered messages would seem to wait.
+        If the clock was set back, delivered messages would seem to wait.
         """
         while first < end:
             entries, first = self._some(queue, first, end)
@@ -184,7 +182,7 @@ class Levels:
         return None
 
     def _some(self, queue: ConsumeQueue, first: int, end: int) -> tuple[Entries, int]:
-        """Return some entries from `first`, or from the begin of the queue, and their offset."""
+        """Return some entries from `first` or the queue's begin on, and their offset."""
         while True:
             try:
                 return queue.entries(first, min(end, first + _LOOK)), first
@@ -200,7 +198,6 @@ class Levels:
 
 
 def _offsets(entries: Entries) -> Int64s:
-    """Return the log offsets of the records."""
     offsets: Int64s = entries["physical_offset"].astype(np.int64)
     return offsets
 

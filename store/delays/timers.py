@@ -1,8 +1,7 @@
 """`Timers`: messages that are due at a given time (TimerMessageStore).
 
-TIMER_TOPIC has them in the order of their puts, and only their properties have the time. So this keeps all that wait in
-memory, 32 bytes each, in runs that are sorted by time and merged as they grow. It writes RocketMQ's timer log when a
-broker may take the directory over.
+TIMER_TOPIC has messages in the order of their puts, with the due times in their properties. So all waiting messages are
+kept in memory, 32 bytes each, in sorted runs that are merged as they grow.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ from store.format.record_view import RecordView
 from store.model.errors import OffsetLost, system_errors
 from store.model.log_protocol import Int64s
 
-# Of each queue in a step, which takes some 20 ms, for which others who append wait; and no more memory than this.
+# Limits of one step for each queue: about 20 ms, for which appends wait, and memory.
 _MOST, _MOST_BYTES = 4096, 8 << 20
 
 
 class Due(NamedTuple):
-    """n messages, each of shape (n,), int64.
+    """n messages, each field int64, shape (n,).
 
-    times: when they were due, ms since 1970. physical_offsets, sizes: their records in the log.
+    times: due times, ms since 1970. physical_offsets, sizes: of their records in the log.
     """
 
     times: Int64s
@@ -78,9 +77,9 @@ class Due(NamedTuple):
         return min(len(ends), max(1, int(np.searchsorted(ends, _MOST_BYTES, side="right"))))
 
     def without(self, physical_offsets: Int64s, before: int) -> Due:
-        """Return those that are neither at one of these log offsets nor before `before`."""
+        """Return the messages that are neither at one of these log offsets nor before `before`."""
         at = self.physical_offsets
-        is_before = (at >= 0) & (at < before) & (self.sizes > 0)  # a damaged entry stays, so that its loss is logged
+        is_before = (at >= 0) & (at < before) & (self.sizes > 0)  # keep a damaged entry, so that its loss is logged
         left = ~np.isin(at, physical_offsets) & ~is_before
         return Due(self.times[left], self.physical_offsets[left], self.sizes[left])
 
@@ -90,7 +89,7 @@ _logger = logging.getLogger("store")
 
 
 class WaitingMessages(NamedTuple):
-    """n messages that wait, int64, shape (n,) each. times: when they are due, ms, ascending."""
+    """n messages that wait, each field int64, shape (n,). times: due times, ms, ascending."""
 
     times: Int64s
     queue_offsets: Int64s
@@ -102,7 +101,6 @@ class WaitingMessages(NamedTuple):
 
     @staticmethod
     def sorted(parts: Sequence[WaitingMessages]) -> WaitingMessages:
-        """All of the parts."""
         columns = [np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*parts, strict=True)]
         order = np.argsort(columns[0], kind="stable")
         return WaitingMessages(*(column[order] for column in columns))
@@ -122,18 +120,20 @@ class Timers:
     """The messages of one store that wait for their time."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues, known: Known, delivered: Int64s, ends: Ends) -> None:
-        """delivered: log offsets of messages that do not wait, whatever `known` says. ends: noted lengths of queues."""
+        """delivered: log offsets of messages that are delivered, whatever `known` says. ends: recorded ends of
+        queues.
+        """
         self._log = log
         self._queue = queues.of(TIMER_TOPIC, 0)
         self._known = known
         self._delivered = delivered
-        self._latest = known.until  # the latest time of all delivered messages
+        self._latest = known.until  # of all delivered messages
         self._noted_length = ends.get((TIMER_TOPIC, 0), 0)
         self._end = 0  # queue offset up to which entries are known
         self._runs: list[WaitingMessages] = []
 
     def look(self, confirm_offset: int) -> None:
-        """Read the entries that were put since. A message whose record is lost is logged and skipped.
+        """Read the new entries. A message whose record is lost is logged and skipped.
 
         Records before the log's begin are skipped silently: retention keeps messages that wait. Raises `CorruptSegment`
         if the queue lost a file.
@@ -188,7 +188,7 @@ class Timers:
         return min((int(run.times[0]) for run in self._runs), default=None)
 
     def due(self, now: int) -> tuple[Due, list[int]]:
-        """Return messages that are due at `now` (ms), some of each run, and their number in each run."""
+        """Return messages that are due at `now` (ms), some of each run, and their number by run."""
         ends = [int(np.searchsorted(run.times, now, side="right")) for run in self._runs]
         counts = [Due.at_once(run.sizes[:end]) for run, end in zip(self._runs, ends, strict=True)]
         parts = [run.rows(slice(count)) for run, count in zip(self._runs, counts, strict=True)]
@@ -203,19 +203,17 @@ class Timers:
         self._runs = [run for run in runs if len(run)]
 
     def known(self, now: int) -> Known:
-        """Return what is delivered at `now` (ms); see `is_all`."""
         time = self.next_time()
         return Known(now if time is None else min(now, time - 1), self._end)
 
     def is_all(self, known: Known) -> bool:
-        """Whether `known` covers all delivered messages. It does not while an earlier one still waits: between two
-        steps, or after the clock was set back.
+        """Whether `known` covers all delivered messages. It does not if an earlier one still waits, for example after
+        the clock was set back.
         """
         return known.until >= self._latest
 
     @property
     def waiting(self) -> WaitingMessages:
-        """All messages that wait."""
         return WaitingMessages.sorted(
             self._runs or [WaitingMessages(*[np.empty(0, np.int64)] * len(WaitingMessages._fields))]
         )
@@ -230,7 +228,7 @@ class Timers:
 
 
 def _times(log: CommitLog, offsets: Int64s, sizes: Int64s) -> Int64s:
-    """Return when messages at these log offsets are due, ms since 1970, shape (n,); 0 without a valid time."""
+    """Return the due times of messages at these log offsets, ms since 1970, shape (n,); 0 without a valid time."""
     times, segments = np.zeros(len(offsets), np.int64), offsets // log.segments.size
     for first, last in pairwise([0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(offsets)]):
         begin = int(segments[first]) * log.segments.size
@@ -248,7 +246,7 @@ def _measured(view: Bytes, positions: Int64s, sizes: Int64s) -> RecordView:
 
 
 def _due_times(properties: PropertyColumns) -> Int64s:
-    """Return the time of each message: its own if that lies in its slot, else the end of the slot."""
+    """Return the time of each message: its own if it is in the slot, else the end of the slot."""
     at, slots = (_numbers(properties.value(name)) for name in (PROPERTY_DELIVER_AT, PROPERTY_TIMER_OUT))
     own = (at > slots) & (at <= slots + TIMER_PRECISION_MS)
     times: Int64s = np.where(own, at, np.where(slots > 0, slots + TIMER_PRECISION_MS, 0))
@@ -256,7 +254,7 @@ def _due_times(properties: PropertyColumns) -> Int64s:
 
 
 def _numbers(texts: pa.StringArray) -> Int64s:
-    """Return the numbers of decimal texts, 0 for other texts."""
+    """Parse decimal texts; 0 for other texts."""
     digits = pc.match_substring_regex(texts.fill_null(constant("")), "^[0-9]{1,15}$")
     found: Int64s = numbers(pc.if_else(digits, texts, constant("0")).cast(pa.int64()))
     return found
@@ -266,12 +264,13 @@ _UNITS = (TIMER_LOG_FILE_BYTES - TIMER_BLANK.itemsize) // TIMER_UNIT.itemsize  #
 
 
 def write_timer_log(root: Path, waiting: WaitingMessages, newest: tuple[int, int], until: int, now: int) -> None:
-    """Replace RocketMQ's timer log, for a broker that takes the directory over: the messages that wait, by slot.
+    """Replace RocketMQ's timer log, so that a broker can continue.
 
-    A broker rebuilds its wheel from this log, and goes on in TIMER_TOPIC behind the message of the last unit. So the
-    last unit is of the newest message; if that no longer waits, its slot is over.
+    A broker rebuilds its wheel from this log, and continues in TIMER_TOPIC after the message of the last unit. So the
+    last unit is of the newest message; if that is delivered, in a slot that is over.
 
-    newest: log offset and size of the newest message of TIMER_TOPIC. until: what was due then is delivered. now: ms.
+    newest: log offset and size of the newest message of TIMER_TOPIC. until: messages due until then are delivered. now:
+    ms.
     """
     units = _units(waiting, newest, until // TIMER_PRECISION_MS * TIMER_PRECISION_MS, now)
     folder, making = root / TIMER_LOG_DIR, root / f"{TIMER_LOG_DIR}.tmp"
