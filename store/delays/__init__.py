@@ -1,1 +1,1 @@
-"""Messages that are to be delivered later: what a broker does with them, and the thread that does it."""
+"""Delivery of delayed messages."""

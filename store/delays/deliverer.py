@@ -17,27 +17,22 @@ from store.publish.watch import Watch
 
 _logger = logging.getLogger("store")
 
-_TAKE_OVER_SECONDS = 0.2  # between two tries to take over from a process that died
-# Saved in a pause of this length, or without one after a minute. The next process reads the log from there.
+_TAKE_OVER_SECONDS = 0.2  # between two tries to acquire the turn
+# Saved in a pause of this length, or after a minute without one. The next process reads the log from there.
 _SAVE_SECONDS, _SAVE_AT_LAST_SECONDS = 5.0, 60.0
 _PAUSE_MS = 500
-_REST_SECONDS = 0.01  # between two steps, so that one append has many messages
+_REST_SECONDS = 0.01  # so that one append has many messages
 _AGAIN_SECONDS = 1.0  # after an error
-_LOOK_SECONDS = (
-    1.0  # between looks at the clock, because a wait does not notice that the clock was set or that the machine slept
-)
+_LOOK_SECONDS = 1.0  # limit of a wait: it does not notice that the clock was set or that the machine slept
 
 
 class Deliverer:
-    """Delivers messages that are due, in a thread, while this process has the turn. The turn is a lock of one process
-    on a host.
+    """Delivers due messages in a thread while this process has the turn, a lock that one process of a host can hold.
 
-    `Writer` starts the thread once the store has had a delayed message. It sleeps until the next message is due or an
-    append is published.
+    The thread starts once the store has had a delayed message.
     """
 
     def __init__(self, root: Path, delivery: Callable[[], Delivery], watch: Callable[[], Watch]) -> None:
-        """delivery: called when this process gets the turn. watch: called by `start`."""
         self._root = root
         self._delivery = delivery
         self._new_watch = watch
@@ -57,7 +52,7 @@ class Deliverer:
                 self._watch = self._watch or self._new_watch()
                 thread = threading.Thread(target=self._run, name="mq-deliver", daemon=True)
                 thread.start()
-                self._thread = thread  # `stop` can join only a thread that was started
+                self._thread = thread  # only now: `stop` joins it
 
     @property
     def is_started(self) -> bool:
@@ -69,7 +64,7 @@ class Deliverer:
         return self._delivering is not None
 
     def stop(self) -> None:
-        """End the thread. This process keeps the turn until `leave`."""
+        """End the thread, but keep the turn until `leave`."""
         with self._starting:
             self._stopping.set()
             watch, thread = self._watch, self._thread
@@ -93,14 +88,14 @@ class Deliverer:
             self._watch.close()
 
     def _is_time_to_save(self, due: int | None) -> bool:
-        """Due messages wait while the progress is saved, so save it in a pause."""
+        """Saving delays due messages, so it is done in a pause."""
         pause = math.inf if due is None else due - _now()
         return time.monotonic() >= self._save_at + (0 if pause > _PAUSE_MS else _SAVE_AT_LAST_SECONDS - _SAVE_SECONDS)
 
     # --- the thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with self._running:  # after an interrupt in `start`, a second thread may be started
+        with self._running:  # an interrupt in `start` may lead to a second thread
             self._thread = threading.current_thread()
             try:
                 self._deliver()

@@ -1,5 +1,3 @@
-"""`Delivery`: delivers delayed messages in bounded steps, in the process that has the turn."""
-
 from __future__ import annotations
 
 import logging
@@ -31,7 +29,7 @@ from store.read.query import copies_at
 
 _logger = logging.getLogger("store")
 
-_LEVELS_SECONDS = SCHEDULE_DELAYS_MS[0] / 1000 / 5  # between looks at the levels, which all wait longer
+_LEVELS_SECONDS = SCHEDULE_DELAYS_MS[0] / 1000 / 5  # all levels wait longer
 
 
 class DelayedAppend(Protocol):
@@ -41,10 +39,11 @@ class DelayedAppend(Protocol):
 
 
 class Delivery:
-    """Delivers the delayed messages of one store. Call `begin` first. The caller must have the turn.
+    """Delivers the delayed messages of one store in bounded steps. The caller must have the turn, and call `begin`
+    first.
 
-    Each message is delivered exactly once, even if this process or the machine dies (see `delivery_progress`). A
-    message is logged and skipped if its record is damaged or its topic was deleted.
+    Each message is delivered exactly once, even if this process or the machine dies (see `delivery_progress`). Messages
+    with a damaged record or a deleted topic are logged and skipped.
     """
 
     def __init__(
@@ -81,8 +80,8 @@ class Delivery:
         self._timers = Timers(log, queues, progress.timers, self._delivered, ends.of)
         self._look_at = 0.0  # time.monotonic()
         self._moved = len(self._delivered) > 0  # since the progress was recorded
-        self._progress = progress  # in the files, or soon
-        self._noted: int | None = None  # `_progress` may be written when the log is flushed up to this offset
+        self._progress = progress
+        self._noted: int | None = None  # the log must be flushed up to here before `_progress` is written
 
     def begin(self) -> None:
         """Write the offset from which the log's proofs count. Raises `StoreUnavailable`."""
@@ -105,10 +104,7 @@ class Delivery:
         return min((time for time in times if time is not None), default=None)
 
     def step(self, now: int) -> bool:
-        """Deliver some messages that are due at `now` (ms), in one append. Return whether more are due.
-
-        Raises as an append; nothing is delivered then.
-        """
+        """Deliver some messages due at `now` (ms) in one append. Return whether more are due. Raises as an append."""
         (by_level, levels), (by_time, timers) = self._levels.due(now), self._timers.due(now)
         due = Due.in_order([by_level, by_time])
         left = due.without(self._delivered, self._expired)
@@ -122,14 +118,11 @@ class Delivery:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the files have the current progress."""
         return self._noted is None and not self._moved
 
     def save(self, now: int) -> None:
-        """Write the progress from the last call if the log is flushed up to it, then take the current one for the next
-        call.
-
-        Raises `StoreUnavailable`.
+        """Write the progress of the last call if the log is flushed up to it, then take the current progress for the
+        next one.
         """
         if self._noted is not None and self._published_end.flushed_offset >= self._noted:
             self._progress.write(self._root)
@@ -144,7 +137,7 @@ class Delivery:
             self._noted, self._moved = confirm, False
 
     def hand_over(self, now: int) -> None:
-        """Write the files that a broker needs to continue. Call it after `save`."""
+        """Write the files from which a broker continues. Call it after `save`."""
         if self._noted is None:
             self._progress.write(self._root)  # again: a user may have deleted it
         if (newest := self._timers.newest) is not None:
@@ -153,13 +146,13 @@ class Delivery:
             write_timer_log(self._root, waiting, newest, known.until, now)
 
     def _append_all(self, due: Due) -> bool:
-        """Append messages to their topics. Return False, and append nothing, if a topic was deleted concurrently."""
+        """Return False, and append nothing, if a topic was deleted concurrently."""
         deletions = self._published_end.deletions
         pieces = [records for copies, offsets in self._sound(due) for records in self._records(copies, offsets)]
         return not pieces or self._append(pieces, unless=lambda: self._published_end.deletions != deletions) is not None
 
     def _sound(self, due: Due) -> Iterator[tuple[RecordCopies, Int64s]]:
-        """Yield messages and their log offsets, without those that are damaged or that retention deleted."""
+        """Yield messages and their log offsets, without damaged and deleted ones."""
         try:
             yield copies_at(self._log, due.physical_offsets, due.sizes), due.physical_offsets
         except (CorruptRecord, OffsetLost):

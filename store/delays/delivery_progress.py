@@ -4,12 +4,11 @@
                        "delivered": {"to": log offset, "until": ms, "timers": queue offset in TIMER_TOPIC}}
     timercheck        TIMER_CHECK
 
-A broker drops "delivered". It has the progress of the timers (`Known`), and the log offset `to` up to which the file
-counts. It is written after a flush up to `to`, so that the file is never ahead of the log.
+The file counts for messages delivered before log offset `to`. It is written after a flush up to `to`, so it is never
+ahead of the log. "delivered" is not RocketMQ's; a broker drops it.
 
-After `to`, the log is the proof. A delivered message names the log offset of its delayed record, as the negative number
--1 - offset in the field for half messages. Brokers write no negative number there. So no message is delivered twice,
-even after a crash of the machine.
+From `to` on, the log is the proof. A delivered message names its delayed record's log offset as -1 - offset, in the
+field for half messages, where brokers write no negative number. So no crash leads to a second delivery.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ FIELD = "prepared_transaction_offset"
 
 
 def proof(physical_offsets: Int64s) -> Int64s:
-    """Return the field of messages that deliver the records at these log offsets, shape (n,)."""
+    """Return `FIELD` of messages that deliver the records at these log offsets, shape (n,)."""
     return ~physical_offsets
 
 
@@ -121,13 +120,12 @@ def delivered_behind(log: CommitLog, begin: int, end: int) -> Int64s:
     return np.concatenate(found)
 
 
-_AT_ONCE = 1 << 16  # queue entries
+_AT_ONCE = 1 << 16
 _logger = logging.getLogger("store")
 
 
 def delays_step_back(root: Path, log: CommitLog, queues: ConsumeQueues, end: int) -> None:
-    """Lower the progress to a log that ends at `end`, see `step_back`. If the file is of a longer log, use the log's
-    proofs.
+    """Lower the progress to a log that ends at `end`, see `step_back`. If the file is newer, use the log's proofs.
 
     Call it as the only writer, under the store lock, before any append. queues: expect the entries at `end`, or fewer.
     """
@@ -151,7 +149,6 @@ def delays_step_back(root: Path, log: CommitLog, queues: ConsumeQueues, end: int
 
 
 def _within(said: DeliveryProgress, queues: ConsumeQueues, end: int) -> DeliveryProgress:
-    """Return the progress without messages after `end`."""
     levels = {level: queues.at_most(SCHEDULE_TOPIC, level - 1, end, at) for level, at in said.levels.items()}
     timers = said.timers._replace(end=queues.at_most(TIMER_TOPIC, 0, end, said.timers.end))
     if (levels, timers) == (said.levels, said.timers):
@@ -160,7 +157,7 @@ def _within(said: DeliveryProgress, queues: ConsumeQueues, end: int) -> Delivery
 
 
 def _proven(log: CommitLog, queues: ConsumeQueues, end: int) -> DeliveryProgress:
-    """Return the progress by the log's proofs: each level continues after its last delivered message."""
+    """Levels continue after their last delivered message."""
     delivered = np.sort(delivered_behind(log, 0, end))
     levels = [
         (queue_id + 1, queues.of(topic, queue_id)) for topic, queue_id in queues.existing() if topic == SCHEDULE_TOPIC
@@ -187,8 +184,7 @@ def oldest_waiting(
 ) -> int | None:
     """Return the log offset of the first record before `confirm_offset` that still waits, None if none does.
 
-    is_brokers: a broker's queues may lag behind its log. Raises `CorruptStore`, and `CorruptSegment` if a queue is
-    shorter than the log says.
+    is_brokers: queues may lag behind the log. Raises `CorruptStore`, and `CorruptSegment` if a queue lost entries.
     """
     progress, delivered = DeliveryProgress.read(root), np.empty(0, np.int64)
     ends = QueueEnds(confirm_offset, {})

@@ -1,7 +1,7 @@
 """`Levels`: messages with a delay level, in one queue of SCHEDULE_TOPIC for each level (ScheduleMessageService).
 
-Queue entries have the due times. They ascend, because all messages of a level wait equally long, unless the clock was
-set back. Then a later message waits for earlier ones, except for those stored while the clock was far ahead.
+Entries have the due times, which ascend unless the clock was set back. Then a message waits for those before it, except
+for those stored while the clock was far ahead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STORED, _STORED_AT = RECORD_HEADER["store_timestamp"], field_offset(RECORD_HEAD
 
 @dataclass
 class _Level:
-    """One level. next: queue offset of the first message that waits. time: when that is due, None if not read yet."""
+    """next: queue offset of the first message that waits. time: when it is due, None if not read yet."""
 
     queue: ConsumeQueue
     next: int
@@ -57,9 +57,8 @@ class Levels:
         delivered: Int64s,
         ends: Ends,
     ) -> None:
-        """offsets: level to next queue offset, from `delayOffset.json`; clamped to the queue, as in RocketMQ.
-
-        delivered: log offsets of messages that are delivered, whatever `offsets` says. ends: recorded ends of queues.
+        """offsets: level to next queue offset, clamped to the queue, as in RocketMQ. delivered: log offsets of messages
+        that are delivered, whatever `offsets` says. ends: recorded ends of queues.
         """
         self._log = log
         self._levels: dict[int, _Level] = {}
@@ -73,18 +72,16 @@ class Levels:
 
     @property
     def offsets(self) -> dict[int, int]:
-        """Level to the queue offset of its first message that waits, of levels that have had messages."""
+        """Level to the queue offset of its first message that waits, for levels that have had messages."""
         return {number: level.next for number, level in self._levels.items() if level.end}
 
     def look(self, confirm_offset: int) -> None:
-        """Read the new entries."""
         for level in self._levels.values():
             level.end = level.queue.known_end(level.end, confirm_offset)
             if level.time is not None and level.time > _now() + FAR_MS:
                 level.time = None  # the clock may have been set back
 
     def next_time(self) -> int | None:
-        """Return when the next message is due, ms since 1970; None if none waits."""
         return min((time for level in self._levels.values() if (time := self._time(level)) is not None), default=None)
 
     def due(self, now: int) -> tuple[Due, dict[int, int]]:
@@ -117,10 +114,7 @@ class Levels:
         return Due.in_order(found), then
 
     def oldest(self, first_byte: int, delivered: Int64s) -> int | None:
-        """Return the log offset of the first message that waits, at or after `first_byte`; None without one.
-
-        delivered: log offsets of messages that are delivered.
-        """
+        """Return the log offset of the first message that waits, at or after `first_byte`; None without one."""
         found = (self._oldest(level, first_byte, delivered) for level in self._levels.values())
         return min((offset for offset in found if offset is not None), default=None)
 
@@ -140,16 +134,14 @@ class Levels:
         return level.time
 
     def _due_time(self, said: int, physical_offset: int) -> int:
-        """Return the time in the entry, or at once if the message was stored while the clock was far ahead, as a broker
-        does.
-        """
+        """As in a broker, a message stored while the clock was far ahead is due at once."""
         latest = _now() + FAR_MS
         if said <= latest:
             return said
         try:
             stored = self._log.segments.read(physical_offset + _STORED_AT, _STORED.itemsize)
         except OffsetLost:
-            return _AT_ONCE  # `Delivery` then logs the loss, and later messages do not wait
+            return _AT_ONCE  # its loss is logged then, and later messages do not wait
         return _AT_ONCE if int(np.frombuffer(stored, _STORED)[0]) > latest else said
 
     def go_on(self, then: Mapping[int, int]) -> None:
@@ -157,9 +149,8 @@ class Levels:
             self._levels[number].next, self._levels[number].time = offset, None
 
     def _behind(self, queue: ConsumeQueue, first: int, end: int, delivered: Int64s = _NONE) -> int:
-        """Return the offset after delivered messages from `first` on, and after the blank entries at a queue's begin.
-
-        If the clock was set back, delivered messages would seem to wait.
+        """Return the offset after delivered messages from `first` on, and after the blank entries at a queue's
+        begin.
         """
         while first < end:
             entries, first = self._some(queue, first, end)
@@ -190,7 +181,6 @@ class Levels:
                 first = behind_lost(self._log, queue, first, error)
 
     def _pass_over(self, level: _Level, lost: OffsetLost) -> None:
-        """Skip messages that retention deleted before they were delivered."""
         first = behind_lost(self._log, level.queue, level.next, lost)
         what = "messages [%d, %d) were deleted before they were delivered; keep them longer (fileReservedTime)"
         _logger.warning(f"%s, queue %d: {what}", level.queue.topic, level.queue.queue_id, level.next, first)

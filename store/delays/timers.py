@@ -1,7 +1,7 @@
 """`Timers`: messages that are due at a given time (TimerMessageStore).
 
-TIMER_TOPIC has messages in the order of their puts, with the due times in their properties. So all waiting messages are
-kept in memory, 32 bytes each, in sorted runs that are merged as they grow.
+TIMER_TOPIC is ordered by put, and only properties have the due times. So all waiting messages are kept in memory, 32
+bytes each, in sorted runs that are merged as they grow.
 """
 
 from __future__ import annotations
@@ -45,15 +45,12 @@ from store.format.record_view import RecordView
 from store.model.errors import OffsetLost, system_errors
 from store.model.log_protocol import Int64s
 
-# Limits of one step for each queue: about 20 ms, for which appends wait, and memory.
+# Limits of a step for each queue: 20 ms, for which appends wait, and memory.
 _MOST, _MOST_BYTES = 4096, 8 << 20
 
 
 class Due(NamedTuple):
-    """n messages, each field int64, shape (n,).
-
-    times: due times, ms since 1970. physical_offsets, sizes: of their records in the log.
-    """
+    """times: due times, ms since 1970. physical_offsets, sizes: of records in the log. Each int64, shape (n,)."""
 
     times: Int64s
     physical_offsets: Int64s
@@ -64,7 +61,7 @@ class Due(NamedTuple):
 
     @staticmethod
     def in_order(parts: Sequence[Due]) -> Due:
-        """Return all of them by their times; equal ones in the order of their puts."""
+        """Order by time, and messages with equal times by their puts."""
         columns = [np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*parts, strict=True)]
         times, physical_offsets, sizes = columns or [np.empty(0, np.int64)] * 3
         order = np.lexsort((physical_offsets, times))
@@ -72,14 +69,14 @@ class Due(NamedTuple):
 
     @staticmethod
     def at_once(sizes: Int64s) -> int:
-        """Return how many messages of these sizes one step takes from a queue; at least one, if there is any."""
+        """Return how many messages of these sizes one step takes from a queue, at least one if there is any."""
         ends = np.cumsum(sizes[:_MOST])
         return min(len(ends), max(1, int(np.searchsorted(ends, _MOST_BYTES, side="right"))))
 
     def without(self, physical_offsets: Int64s, before: int) -> Due:
         """Return the messages that are neither at one of these log offsets nor before `before`."""
         at = self.physical_offsets
-        is_before = (at >= 0) & (at < before) & (self.sizes > 0)  # keep a damaged entry, so that its loss is logged
+        is_before = (at >= 0) & (at < before) & (self.sizes > 0)  # keep a damaged entry: its loss is logged
         left = ~np.isin(at, physical_offsets) & ~is_before
         return Due(self.times[left], self.physical_offsets[left], self.sizes[left])
 
@@ -89,7 +86,7 @@ _logger = logging.getLogger("store")
 
 
 class WaitingMessages(NamedTuple):
-    """n messages that wait, each field int64, shape (n,). times: due times, ms, ascending."""
+    """times: due times, ms, ascending. Each int64, shape (n,)."""
 
     times: Int64s
     queue_offsets: Int64s
@@ -117,7 +114,7 @@ class Known(NamedTuple):
 
 
 class Timers:
-    """The messages of one store that wait for their time."""
+    """The waiting messages of one store."""
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues, known: Known, delivered: Int64s, ends: Ends) -> None:
         """delivered: log offsets of messages that are delivered, whatever `known` says. ends: recorded ends of
@@ -133,10 +130,9 @@ class Timers:
         self._runs: list[WaitingMessages] = []
 
     def look(self, confirm_offset: int) -> None:
-        """Read the new entries. A message whose record is lost is logged and skipped.
+        """Read the new entries. A lost record is logged and skipped, unless it is before the log's begin.
 
-        Records before the log's begin are skipped silently: retention keeps messages that wait. Raises `CorruptSegment`
-        if the queue lost a file.
+        Raises `CorruptSegment` if the queue lost a file.
         """
         end = self._queue.known_end(max(self._noted_length, self._end), confirm_offset)
         count, lost = _AT_ONCE, 0
@@ -184,7 +180,6 @@ class Timers:
             self._runs[-2:] = [WaitingMessages.sorted(self._runs[-2:])]
 
     def next_time(self) -> int | None:
-        """Return when the next message is due, ms since 1970; None if none waits."""
         return min((int(run.times[0]) for run in self._runs), default=None)
 
     def due(self, now: int) -> tuple[Due, list[int]]:
@@ -207,8 +202,8 @@ class Timers:
         return Known(now if time is None else min(now, time - 1), self._end)
 
     def is_all(self, known: Known) -> bool:
-        """Whether `known` covers all delivered messages. It does not if an earlier one still waits, for example after
-        the clock was set back.
+        """Whether `known` covers all delivered messages. False if an earlier one waits, as after the clock was set
+        back.
         """
         return known.until >= self._latest
 
@@ -220,7 +215,7 @@ class Timers:
 
     @property
     def newest(self) -> tuple[int, int] | None:
-        """Log offset and size of the newest message that was read, None if there is none."""
+        """Log offset and size of the newest message that was read, None without one."""
         if not self._end:
             return None
         entry = self._queue.entries(self._end - 1, self._end)[0]
@@ -228,7 +223,7 @@ class Timers:
 
 
 def _times(log: CommitLog, offsets: Int64s, sizes: Int64s) -> Int64s:
-    """Return the due times of messages at these log offsets, ms since 1970, shape (n,); 0 without a valid time."""
+    """Return the due times of records, ms since 1970, shape (n,); 0 without a valid time."""
     times, segments = np.zeros(len(offsets), np.int64), offsets // log.segments.size
     for first, last in pairwise([0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(offsets)]):
         begin = int(segments[first]) * log.segments.size
@@ -254,7 +249,6 @@ def _due_times(properties: PropertyColumns) -> Int64s:
 
 
 def _numbers(texts: pa.StringArray) -> Int64s:
-    """Parse decimal texts; 0 for other texts."""
     digits = pc.match_substring_regex(texts.fill_null(constant("")), "^[0-9]{1,15}$")
     found: Int64s = numbers(pc.if_else(digits, texts, constant("0")).cast(pa.int64()))
     return found
@@ -264,13 +258,12 @@ _UNITS = (TIMER_LOG_FILE_BYTES - TIMER_BLANK.itemsize) // TIMER_UNIT.itemsize  #
 
 
 def write_timer_log(root: Path, waiting: WaitingMessages, newest: tuple[int, int], until: int, now: int) -> None:
-    """Replace RocketMQ's timer log, so that a broker can continue.
+    """Replace RocketMQ's timer log, from which a broker rebuilds its wheel.
 
-    A broker rebuilds its wheel from this log, and continues in TIMER_TOPIC after the message of the last unit. So the
-    last unit is of the newest message; if that is delivered, in a slot that is over.
+    A broker continues in TIMER_TOPIC after the message of the last unit. So that is the newest message; if delivered,
+    in a past slot.
 
-    newest: log offset and size of the newest message of TIMER_TOPIC. until: messages due until then are delivered. now:
-    ms.
+    newest: log offset and size of TIMER_TOPIC's newest message. until: messages due by then are delivered. now: ms.
     """
     units = _units(waiting, newest, until // TIMER_PRECISION_MS * TIMER_PRECISION_MS, now)
     folder, making = root / TIMER_LOG_DIR, root / f"{TIMER_LOG_DIR}.tmp"
