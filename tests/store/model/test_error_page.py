@@ -1,0 +1,109 @@
+"""Compare the page of error messages, docs/reference/messages.md, with the messages in the code.
+
+`python -m tests.store.model.test_error_page` writes the page.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "reference" / "messages.md"
+HEAD = """# Messages of errors
+All messages of this project's errors, by class; `{name}` stands for a value. Catch the class; the message says what
+happened, where, and what to do.
+"""
+CLICK = {"UsageError", "BadParameter", "ClickException"}
+
+
+def trees() -> dict[Path, ast.Module]:
+    files = [path for package in ("store", "pyspark_mq") for path in sorted((ROOT / package).rglob("*.py"))]
+    return {path: ast.parse(path.read_text("utf-8")) for path in files}
+
+
+def error_classes(modules: Mapping[Path, ast.Module]) -> dict[str, str]:
+    """Return the subclasses of StoreError, with their docstrings."""
+    classes = [node for tree in modules.values() for node in tree.body if isinstance(node, ast.ClassDef)]
+    found = {"StoreError": ""}
+    while more := [each for each in classes if each.name not in found and found.keys() & set(map(name_of, each.bases))]:
+        found |= {each.name: ast.get_docstring(each) or "" for each in more}
+    return {each.name: ast.get_docstring(each) or "" for each in classes if each.name in found}
+
+
+def name_of(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def constants(modules: Mapping[Path, ast.Module]) -> dict[str, str]:
+    """Return the texts that modules name in capitals."""
+    return {
+        name_of(node.targets[0]): node.value.value
+        for tree in modules.values()
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if name_of(node.targets[0]).isupper()
+    }
+
+
+def messages(tree: ast.Module, classes: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield the class and the message of each error that a module makes."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        named = {
+            name_of(node.targets[0]): node.value
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign) and len(node.targets) == 1
+        }
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and name_of(node.func) in classes and node.args:
+                first = node.args[0]
+                for message in texts_of(named.get(name_of(first), first)):
+                    yield name_of(node.func), message
+
+
+def texts_of(node: ast.expr) -> Iterator[str]:
+    """Yield the texts that an expression can give, if it has text of its own."""
+    if isinstance(node, ast.IfExp):
+        yield from texts_of(node.body)
+        yield from texts_of(node.orelse)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.JoinedStr):
+        parts = (part.value if isinstance(part, ast.Constant) else placeholder(part) for part in node.values)
+        yield "".join(map(str, parts))
+
+
+def placeholder(part: ast.expr) -> str:
+    assert isinstance(part, ast.FormattedValue)
+    names = re.findall(r"[A-Za-z]\w*", ast.unparse(part.value))
+    return "{" + (names[-1] if names else "value") + "}"
+
+
+def page() -> str:
+    modules = trees()
+    docs, texts = error_classes(modules), constants(modules)
+    by_class: dict[str, set[str]] = defaultdict(set)
+    for tree in modules.values():
+        for name, message in messages(tree, docs.keys() | CLICK):
+            whole = re.sub(r"\{(\w+)\}", lambda found: texts.get(found[1], found[0]), message)
+            by_class["UsageError" if name in CLICK else name].add(" ".join(whole.split()))
+    parts = [HEAD]
+    for name in (*docs, "UsageError"):
+        if by_class[name]:
+            about = " ".join(docs.get(name, "Of the command line: what was typed cannot be done.").split())
+            rows = [f"- `{message.replace('`', chr(39))}`" for message in sorted(by_class[name])]
+            parts.append("\n".join([f"## {name}", about, "", *rows, ""]))
+    return "\n".join(parts)
+
+
+def test_the_page_has_every_message() -> None:
+    assert page() == PAGE.read_text("utf-8"), "python -m tests.store.model.test_error_page writes the page"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
