@@ -1,1 +1,1 @@
-"""RocketMQ's protocol: frames and commands, a client, and a server that translates commands to verbs of the store."""
+"""RocketMQ's protocol: frames and commands, a client, and a server that maps commands to calls of the store."""

@@ -1,4 +1,4 @@
-"""Who may do what: RocketMQ's ACL 1.0, with the accounts of a `plain_acl.yml`.
+"""`Access`: the accounts of a `plain_acl.yml`, RocketMQ's ACL 1.0.
 
     globalWhiteRemoteAddresses: [10.10.103.*]
     accounts:
@@ -11,8 +11,8 @@
         topicPerms: [orders=PUB|SUB]
         groupPerms: [readers=SUB]
 
-A request is signed with its account's secret: HMAC-SHA1 of the values of its fields, in the order of their names, and
-its body (AclClientRPCHook). `rights` says which permissions it takes.
+A request is signed with its account's secret: HMAC-SHA1 of its fields' values, in the order of their names, and its
+body (AclClientRPCHook). `rights` has the permissions that each request needs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from store.remoting.request import Request
 from store.remoting.rights import Need, Perm, needs_of
 
 _ACCESS_KEY, _SIGNATURE = "AccessKey", "Signature"
-_UNSIGNED = frozenset({_SIGNATURE, "_UNIQUE_KEY_QUERY"})  # which some clients add after they have signed
+_UNSIGNED = frozenset({_SIGNATURE, "_UNIQUE_KEY_QUERY"})  # some clients add it after they have signed
 
 
 _PERMS = {"DENY": Perm.DENY, "PUB": Perm.PUB, "SUB": Perm.SUB}
@@ -41,8 +41,7 @@ _PERMS |= dict.fromkeys(("PUB|SUB", "SUB|PUB", "ANY"), Perm.EITHER)
 
 @dataclass(frozen=True)
 class Account:
-    """One of `accounts`. white: patterns of addresses from where it need not sign; topics, groups: those that are
-    named, the defaults for all others."""
+    """white: patterns of addresses that need no signature. topics, groups: exceptions from the defaults."""
 
     secret_key: bytes
     is_admin: bool
@@ -53,7 +52,7 @@ class Account:
     groups: Mapping[str, Perm]
 
     def may(self, need: Need) -> bool:
-        """Whether the account has a permission. Only an admin has one of the broker's own topics by default."""
+        """Only an admin has permissions for the broker's own topics by default."""
         named, default = (self.groups, self.default_group) if need.is_group else (self.topics, self.default_topic)
         perm = named.get(need.name)
         if perm is None:
@@ -62,16 +61,14 @@ class Account:
 
 
 class Access:
-    """The accounts of a file, as it was when it was read."""
-
     def __init__(self, white: tuple[str, ...], accounts: Mapping[str, Account]) -> None:
         self._white = white
         self._accounts = accounts
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Access:
-        """Raises `ConfigError`, which says what is wrong where."""
-        import yaml  # who serves without accounts does without
+        """Raises `ConfigError`."""
+        import yaml  # not needed without accounts
 
         try:
             with open(path, "rb") as file:
@@ -87,7 +84,7 @@ class Access:
             ) from error
 
     def check(self, request: Request) -> None:
-        """Raises `RequestRefused` for a request that its sender may not make."""
+        """Raise `RequestRefused` if the sender may not make this request."""
         command, ip = request.command, request.connection.host
         if _matches(self._white, ip):
             return
@@ -105,22 +102,22 @@ class Access:
             self.must_have(request, need)
 
     def has(self, request: Request, need: Need) -> bool:
-        """Whether the sender of a checked request has a permission."""
+        """The request must have been checked."""
         if _matches(self._white, request.connection.host):
             return True
         return self._accounts[request.command.fields[_ACCESS_KEY]].may(need)
 
     def must_have(self, request: Request, need: Need) -> None:
-        """Raises `RequestRefused` if the sender of a checked request lacks a permission."""
+        """Raise `RequestRefused` if the sender of a checked request lacks a permission."""
         if not self.has(request, need):
             raise _refused(f"{request.command.fields[_ACCESS_KEY]!r:.60} has no permission {need}")
 
 
-EVERYBODY = Access(("*",), {})  # without accounts: every address may do everything
+EVERYBODY = Access(("*",), {})  # without accounts
 
 
 def signature(command: Command, secret_key: bytes, unsigned: frozenset[str] = frozenset({_SIGNATURE})) -> str:
-    """What a client adds to the fields of a request, its access key among them, as Signature."""
+    """Return the Signature field of a request, whose fields include the access key."""
     fields = (value for name, value in sorted(command.fields.items()) if name not in unsigned)
     digest = hmac.new(secret_key, "".join(fields).encode("utf-8", "replace"), "sha1")
     digest.update(command.body)
@@ -154,7 +151,7 @@ def _account(content: Mapping[str, Any]) -> Account:
 
 
 def _text(content: Mapping[str, Any], name: str) -> str:
-    """YAML takes a key of digits for a number."""
+    """YAML reads a key of digits as a number."""
     value = content[name]
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value):
         raise ValueError(f"{name}={value!r:.40} is no text")
@@ -162,7 +159,6 @@ def _text(content: Mapping[str, Any], name: str) -> str:
 
 
 def _list(content: object) -> tuple[str, ...]:
-    """Addresses: a list, or one text with commas between them."""
     found = content.split(",") if isinstance(content, str) else content or ()
     if not isinstance(found, list | tuple):
         raise TypeError(f"{content!r:.40} is no list of addresses")

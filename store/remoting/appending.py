@@ -1,4 +1,4 @@
-"""Messages of many clients on their way into the store: those that come during an append go into the next one."""
+"""`Appending`: messages of many clients that arrive during an append share the next one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Waiting(NamedTuple):
 
 
 class Appending:
-    """One append after the other, in a thread of its own; a message that is refused is refused alone."""
+    """Runs one append after the other, in a thread. A refused message does not affect the others."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
@@ -39,21 +39,21 @@ class Appending:
         self._waiting: deque[_Waiting] = deque()
 
     def append(self, messages: Sequence[Message], fields: Fields, new_queues: int) -> Future[AppendResult]:
-        """Append messages of one topic side by side; fields: of all their records' headers, the same
-        names in every call, see `Append.add_messages`.
+        """Append messages of one topic next to each other.
 
-        new_queues: the number of queues with which a missing topic is created; 0: it is not created. Returns the
-        places of the messages, once readers see them, or raises as `MessageStore.put`.
+        fields: of their record headers, the same names in every call, see `Append.add_messages`. new_queues: the number
+        of queues of a new topic; 0: create none. Returns the places after readers see the messages, or raises as
+        `MessageStore.put`.
         """
         appended: Future[AppendResult] = Future()
         with self._lock:
             if not self._waiting:
-                self._thread.submit(self._append_waiting)  # first: if no thread can start, nothing waits for one
+                self._thread.submit(self._append_waiting)  # first, so that no message waits if no thread can start
             self._waiting.append(_Waiting(messages, fields, new_queues, appended))
         return appended
 
     def stop(self) -> None:
-        """Stop after the waiting messages were appended."""
+        """Waiting messages are appended before."""
         self._thread.shutdown()
 
     def _append_waiting(self) -> None:
@@ -62,14 +62,14 @@ class Appending:
             with self._lock:
                 waiting = [*later, *self._waiting]
                 self._waiting.clear()
-            if not waiting:  # an earlier job, for which no thread could start, came first
+            if not waiting:  # an earlier job, for which no thread could start, appended them
                 return
             later = self._append_all(waiting)
             if not later:
                 return
 
     def _append_all(self, waiting: list[_Waiting]) -> list[_Waiting]:
-        """Append messages, and return those that wait for the next append."""
+        """Return the messages that wait for the next append."""
         together: Future[AppendResult] = Future()
         later: list[_Waiting] = []
         settle(together, lambda: self._append(waiting, later))
@@ -82,22 +82,22 @@ class Appending:
         return later
 
     def _append(self, waiting: list[_Waiting], later: list[_Waiting]) -> AppendResult:
-        """Append all but the refused messages, whose senders get the error, and those for `later`."""
+        """Append all except refused messages, whose senders get the error, and those for `later`."""
         append = self._store.begin()
         try:
-            append.add_messages(*_all_of(waiting))  # the fixed cost of it once
+            append.add_messages(*_all_of(waiting))  # one call, which is faster
         except StoreError:
             append = self._each(waiting, later)
         try:
             return append.publish()
-        except UnknownTopic:  # one was deleted just now
+        except UnknownTopic:  # deleted concurrently
             later.clear()
             return self._each(waiting, later).publish()
 
     def _each(self, waiting: list[_Waiting], later: list[_Waiting]) -> Append:
-        """Add the messages one by one. The first missing topic is created; messages to other ones are for `later`.
+        """Add the messages one by one. Create the first missing topic; messages to other missing ones are for `later`.
 
-        A new topic rewrites a file of all topics, and other senders would wait for many of them.
+        Each new topic rewrites the file of all topics, and other senders would wait for many of them.
         """
         append, topics, may_create = self._store.begin(), set(self._store.topics()), True
         for each in waiting:
@@ -119,7 +119,6 @@ class Appending:
 
 
 def _all_of(waiting: list[_Waiting]) -> tuple[list[Message], Fields]:
-    """The messages of all, and a value for each of what their records say."""
     counts = [len(each.messages) for each in waiting]
     fields = {
         name: np.repeat(np.array([each.fields[name] for each in waiting]), counts, axis=0) for name in waiting[0].fields
@@ -128,6 +127,5 @@ def _all_of(waiting: list[_Waiting]) -> tuple[list[Message], Fields]:
 
 
 def _some(together: Future[AppendResult], rows: slice) -> AppendResult:
-    """The result of these rows of an append."""
     placed = together.result()
     return AppendResult(placed.queue_ids[rows], placed.queue_offsets[rows], placed.physical_offsets[rows])

@@ -1,7 +1,7 @@
-"""Bodies that clients and brokers of RocketMQ send each other, declared once: JSON, and batches of messages.
+"""Bodies that RocketMQ's clients and brokers exchange: JSON, and batches of messages.
 
-A batch: int size | int 0 | int 0 | int flag | int n, body | short n, properties; repeated. Fields of JSON that this
-code does not use are not checked.
+A batch: int size | int 0 | int 0 | int flag | int n, body | short n, properties; repeated. Unused JSON fields are not
+checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from store.model.errors import BadFrame, MessageRefused, PutStatus
 from store.model.log_protocol import Queue
 from store.remoting.command import Bytes, parse_json
 
-MAX_BEAT_BYTES = 256 << 10  # of JSON; parsed it takes up to sixteen times as much
+MAX_BEAT_BYTES = 256 << 10  # of JSON, which takes sixteen times as much memory after parsing
 MAX_LOCKS_BYTES = 1 << 20
 T = TypeVar("T")
 Name = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -35,7 +35,7 @@ class MessageQueue(Struct, rename="camel"):
 
 
 class SubscriptionData(Struct, rename="camel"):
-    """What a consumer reads of a topic. sub_version: a later one counts instead of an earlier one."""
+    """The highest sub_version counts."""
 
     topic: Name
     sub_string: str | None = None
@@ -66,8 +66,6 @@ class ProducerData(Struct, rename="camel"):
 
 
 class Heartbeat(Struct):
-    """What a client says of itself."""
-
     client_id: Name = field(name="clientID")
     producers: list[ProducerData] | None = field(default=None, name="producerDataSet")
     consumers: list[ConsumerData] | None = field(default=None, name="consumerDataSet")
@@ -79,7 +77,7 @@ class Heartbeat(Struct):
 
 
 class LockRequest(Struct):
-    """The queues that a client of a group locks, or unlocks."""
+    """The queues that a client of a group locks or unlocks."""
 
     group: Name = field(name="consumerGroup")
     client_id: Name = field(name="clientId")
@@ -96,7 +94,7 @@ class LockRequest(Struct):
 
 
 def _parsed(body: Bytes, kind: type[T], most: int) -> T:
-    """Parse leniently: some clients write numbers as texts."""
+    """Some clients write numbers as texts."""
     if len(body) > most:
         raise BadFrame(f"a {kind.__name__} of {len(body):,} bytes; at most {most:,}")
     return parse_json(bytes(body), kind, strict=False)
@@ -110,7 +108,7 @@ MIN_BATCHED_BYTES: Final = _HEAD.size + _PROPERTIES.size
 
 
 class Batched(NamedTuple):
-    """One message of a batch. properties: encoded, as in a record."""
+    """properties: encoded, as in a record."""
 
     flag: int
     body: bytes
@@ -118,7 +116,7 @@ class Batched(NamedTuple):
 
 
 def decode_batch(data: bytes, most: int) -> list[Batched]:
-    """Return the messages of a body. Raises `BadFrame`, and `MessageRefused` for more than `most`."""
+    """Raises `BadFrame`, and `MessageRefused` for more than `most` messages."""
     found: list[Batched] = []
     at = 0
     while at < len(data):
@@ -143,7 +141,7 @@ def decode_batch(data: bytes, most: int) -> list[Batched]:
 
 
 def batch_entries(bodies: pa.BinaryArray, properties: pa.BinaryArray, flags: npt.NDArray[np.int64]) -> pa.BinaryArray:
-    """Each of n messages as a batch has it; several of them, one behind another, are a batch.
+    """Return each message as in a batch, which is a concatenation of them.
 
     properties: encoded. flags: shape (n,).
     """

@@ -1,4 +1,4 @@
-"""Connections to name servers and brokers: one for each address, for all threads; or one for a single thread."""
+"""Connections of a client: `Client` for all threads, `Pipe` for one."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _OPAQUES = 1 << 31
 
 
 class Client(Opened):
-    """Asks any addresses, from any threads; a context manager. Its connections share one thread.
+    """Sends requests to any address, from any thread. A context manager. Its connections share one thread.
 
-    A connection is made when it is needed, and again after it was lost; its unanswered requests fail. A connection on
-    which nothing comes while an answer is due is given up: it may be broken without a sign.
+    It connects at the first request, and reconnects after a connection is lost, whose unanswered requests fail. A
+    connection is closed as broken if nothing arrives while an answer is due.
     """
 
     def __init__(
@@ -36,8 +36,9 @@ class Client(Opened):
         tls: Tls | None = None,
         heard: Callable[[Command], None] = lambda command: None,
     ) -> None:
-        """timeout: seconds to wait for an answer, connecting included, unless a request says otherwise. heard: called,
-        in the connections' thread, with what brokers tell without being asked."""
+        """timeout: default seconds for an answer, with connecting. heard: called in the connections' thread with each
+        request of a broker.
+        """
         super().__init__("a client of RocketMQ's protocol", "store.remoting.client.Client()")
         self._timeout = timeout
         self._tls = None if tls is None else tls.context()
@@ -48,9 +49,9 @@ class Client(Opened):
     def request(
         self, address: str, code: int, fields: Mapping[str, str] | None = None, body: Bytes = b"", **how: float
     ) -> Command:
-        """The answer of `address` ("host:port") to a request; its code is SUCCESS.
+        """Return an answer with code SUCCESS.
 
-        timeout: seconds. Raises `Unreachable`, and `RequestRefused` for another code.
+        address: "host:port". timeout: seconds. Raises `Unreachable`, and `RequestRefused` for another code.
         """
         answer = self.ask(address, code, fields, body, **how).result()
         if answer.code != ResponseCode.SUCCESS:
@@ -65,20 +66,20 @@ class Client(Opened):
         body: Bytes = b"",
         timeout: float | None = None,
     ) -> Future[Command]:
-        """Begin a request; any number may be under way. The answer may have any code; or `Unreachable` is raised."""
+        """Begin a request. The future returns an answer with any code, or raises `Unreachable`."""
         self.must_be_open()
         command = Command(code, fields or {}, body)
-        encode_head(command, len(body))  # raises for one that is too large
+        encode_head(command, len(body))  # raises if it is too large
         return self._thread.submit(self._ask(address, command, self._timeout if timeout is None else timeout))
 
     def tell(self, address: str, code: int, fields: Mapping[str, str] | None = None, body: Bytes = b"") -> None:
-        """Send a request without an answer (oneway). Raises `Unreachable` if there is no connection."""
+        """Send a oneway request. Raises `Unreachable` if there is no connection."""
         self.must_be_open()
         command = Command(code, fields or {}, body, flag=CommandFlag.ONEWAY)
         self._thread.submit(self._tell(address, command)).result()
 
     def close(self) -> None:
-        """Close all connections; requests under way fail. The second time this does nothing."""
+        """Close all connections. Running requests fail."""
         if not self._is_over:
             self._is_over = True
             self._thread.submit(self._close()).result()
@@ -126,14 +127,12 @@ class Client(Opened):
 
 
 def _retrieve(task: asyncio.Task[Command]) -> None:
-    """Mark the error as seen: if the caller cancelled its future, asyncio would log it."""
+    """Prevent asyncio from logging the error if the caller cancelled its future."""
     if not task.cancelled():
         task.exception()
 
 
 class _Peer:
-    """One address: its connection, and the requests that wait for an answer on it."""
-
     def __init__(self, address: str, tls: ssl.SSLContext | None, heard: Callable[[Command], None]) -> None:
         self._address = address
         self._heard = heard
@@ -171,7 +170,7 @@ class _Peer:
             return self._connection
 
     def doubt(self, since: float) -> None:
-        """Give the connection up if nothing has come on it since then, `time.monotonic()`."""
+        """Close the connection if nothing was received since then, `time.monotonic()`."""
         if self._connection is not None and self._connection.heard < since:
             self._connection.abort(TimeoutError("nothing comes on it any more"))
 
@@ -180,7 +179,7 @@ class _Peer:
             self._connection.close()
 
     def _received(self, connection: Connection, command: Command) -> None:
-        """Handle an answer; late ones are dropped. Requests of a broker are not answered."""
+        """Drop late answers. Do not answer requests of a broker."""
         self._has_answered = True
         if not command.is_response:
             self._heard(command)
@@ -208,10 +207,10 @@ _RECEIVE_BYTES = 1 << 20
 
 
 class Pipe:
-    """To be closed. Without a thread of its own and without a queue between two, it takes half the time of `Client`."""
+    """A connection for one thread, which takes half the time of `Client`."""
 
     def __init__(self, address: str, timeout: float, tls: ssl.SSLContext | None = None) -> None:
-        """timeout: seconds, for the connection and for each answer. Raises `Unreachable`, `Untrusted`."""
+        """timeout: seconds, for connecting and for each answer. Raises `Unreachable`, `Untrusted`."""
         self._address = address
         self._frames = Frames()
         try:
@@ -227,7 +226,7 @@ class Pipe:
             raise self._unreachable(error, "the connection was lost") from error
 
     def receive(self) -> list[Command]:
-        """The next answers, one at least. Raises `Unreachable`, `BadFrame`."""
+        """Return one or more answers. Raises `Unreachable`, `BadFrame`."""
         while True:
             try:
                 data = self._socket.recv(_RECEIVE_BYTES)

@@ -1,4 +1,4 @@
-"""The clients that are connected to a server: producers and consumers, by group, and what consumers subscribe to."""
+"""The clients that are connected to a server, by group, with their subscriptions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from store.remoting.bodies import MAX_BEAT_BYTES, ConsumerData, Heartbeat, Subsc
 from store.remoting.command import Command
 from store.remoting.connection import Connection
 
-_ENTRY_BYTES = 256  # that a client in a group takes at least
-_FACTOR = 16  # parsed JSON takes as many times the bytes of its text
+_ENTRY_BYTES = 256  # of memory for a client in a group
+_FACTOR = 16  # memory of parsed JSON, as a multiple of its text
 MAX_CONNECTION_BYTES = _FACTOR * MAX_BEAT_BYTES
 MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class ConsumerClient:
-    """A consumer of one group. data: its part of the heart-beat. size: about the bytes of memory it takes."""
+    """size: about its bytes of memory."""
 
     connection: Connection
     data: ConsumerData
@@ -35,17 +35,16 @@ class ConsumerClient:
 
     @property
     def is_broadcasting(self) -> bool:
-        """Return whether it reads all queues, and shares none with the group."""
         return self.data.message_model == "BROADCASTING"
 
     @property
     def reads(self) -> tuple[bool, Set[str]]:
-        """Return what the other consumers of the group are notified of if it changes."""
+        """If this changes, the group's other consumers are notified."""
         return self.is_broadcasting, self.topics.keys()
 
 
 class ProducerClient(NamedTuple):
-    """A producer of one group. size: as of `ConsumerClient`."""
+    """size: about its bytes of memory."""
 
     connection: Connection
     language: int
@@ -55,7 +54,7 @@ class ProducerClient(NamedTuple):
 
 @dataclass(frozen=True)
 class Beat:
-    """One heart-beat: a client, with the groups in which it consumes and produces."""
+    """A heart-beat: a client, with the groups in which it consumes and produces."""
 
     client_id: str
     connection: Connection
@@ -85,10 +84,7 @@ _Table = dict[str, dict[str, Kind]]  # by group, then by client id
 
 
 class Clients:
-    """The clients of one server, until their connection is over. Threads may share it.
-
-    Memory is bounded for the clients of each connection, and for all.
-    """
+    """The clients of a server. Thread-safe. Memory is limited for each connection and in total."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -97,31 +93,28 @@ class Clients:
         self._bytes: Counter[Connection] = Counter()
 
     def consumers(self, group: str) -> Mapping[str, ConsumerClient]:
-        """Return the consumers of a group by client id, sorted."""
+        """By client id, sorted."""
         with self._lock:
             return dict(sorted(self._consumers.get(group, {}).items()))
 
     def producers(self, group: str) -> Mapping[str, ProducerClient]:
-        """Return the producers of a group by client id, sorted."""
+        """By client id, sorted."""
         with self._lock:
             return dict(sorted(self._producers.get(group, {}).items()))
 
     def producer_groups(self) -> list[str]:
-        """Return the groups that have a producer, sorted."""
+        """Sorted."""
         with self._lock:
             return sorted(self._producers)
 
     def groups_of(self, topic: str) -> set[str]:
-        """Return the groups of which a consumer reads a topic."""
+        """Return the groups with a consumer that reads a topic."""
         with self._lock:
             found = {group: list(consumers.values()) for group, consumers in self._consumers.items()}
         return {group for group, consumers in found.items() if any(topic in each.topics for each in consumers)}
 
     def subscription(self, group: str, topic: str, version: int) -> Subscription:
-        """Return the group's latest subscription to a topic.
-
-        Raises `RequestRefused` if there is none, or only ones older than `version`.
-        """
+        """Return the latest subscription. Raises `RequestRefused` without one of `version` or later."""
         found = [consumer.topics[topic] for consumer in self.consumers(group).values() if topic in consumer.topics]
         if not found:
             raise RequestRefused(
@@ -135,13 +128,13 @@ class Clients:
         return last.subscription
 
     def sharing(self, group: str) -> int:
-        """Return how many consumers share the queues of a group: all but broadcasting ones."""
+        """Return the number of consumers that are not broadcasting."""
         return sum(not each.is_broadcasting for each in self.consumers(group).values())
 
     # --- changes -------------------------------------------------------------------------------------------
 
     def check_room(self, beat: Beat) -> None:
-        """Raises `RequestRefused` for a heart-beat after which a connection's clients took too much memory."""
+        """Raise `RequestRefused` if a connection's clients would take too much memory."""
         with self._lock:
             more = _growth(self._consumers, beat, beat.consumers) + _growth(self._producers, beat, beat.producers)
             if more > 0 and self._bytes[beat.connection] + more > MAX_CONNECTION_BYTES:
@@ -157,7 +150,7 @@ class Clients:
         self._put(self._producers, group, client_id, producer)
 
     def remove_consumer(self, group: str, client_id: str) -> bool:
-        """Return whether it was there."""
+        """Return whether it was a member."""
         with self._lock:
             return self._remove(self._consumers, group, client_id)
 
@@ -166,7 +159,7 @@ class Clients:
             self._remove(self._producers, group, client_id)
 
     def remove_connection(self, connection: Connection) -> list[str]:
-        """Remove all clients of a connection, and return the groups that lost a consumer."""
+        """Return the groups that lost a consumer."""
         with self._lock:
             for group, id in _clients_on(connection, self._producers):
                 self._remove(self._producers, group, id)
@@ -177,7 +170,7 @@ class Clients:
 
     def _put(self, table: _Table[Kind], group: str, client_id: str, client: Kind) -> None:
         with self._lock:
-            if not client.connection.is_over:  # its end was handled, so nothing would remove the client
+            if not client.connection.is_over:  # else nothing would remove the client
                 self._remove(table, group, client_id)
                 table.setdefault(group, {})[client_id] = client
                 self._bytes[client.connection] += client.size
@@ -196,7 +189,6 @@ class Clients:
 
 
 def _clients_on(connection: Connection, table: _Table[Kind]) -> list[tuple[str, str]]:
-    """Return the group and id of each client of a connection."""
     return [
         (group, id)
         for group, of_group in table.items()

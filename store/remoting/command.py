@@ -1,11 +1,11 @@
-"""`Command`: one request or answer of RocketMQ's protocol, to bytes and back (RemotingCommand).
+"""`Command`: one request or answer of RocketMQ's protocol, encoded and decoded (RemotingCommand).
 
-    frame    int length of the rest | int serialization (high byte) and header length | header | body
-    JSON     {"code":105,"extFields":{"topic":"T"},"flag":0,"language":"JAVA","opaque":1,...}
-    ROCKETMQ short code | byte language | short version | int opaque | int flag | int n, remark | int n, fields;
-             a field is short n, name | int n, value
+    frame     int length of the rest | int serialization (high byte) and header length | header | body
+    JSON      {"code":105,"extFields":{"topic":"T"},"flag":0,"language":"JAVA","opaque":1,...}
+    ROCKETMQ  short code | byte language | short version | int opaque | int flag | int n, remark | int n, fields;
+              a field is short n, name | int n, value
 
-Both ends may write either; an answer need not be written as its request was.
+Each end chooses the serialization of each command.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from store.model.errors import BadFrame
 Bytes = bytes | bytearray | memoryview
 T = TypeVar("T")
 
-MAX_FRAME_BYTES: Final = 16 << 20  # its length field included; RocketMQ's com.rocketmq.remoting.frameMaxLength
-MAX_HEADER_BYTES: Final = 1 << 20  # 32,767 bytes of properties are 200 KB where each becomes \u0001
+MAX_FRAME_BYTES: Final = 16 << 20  # RocketMQ's com.rocketmq.remoting.frameMaxLength
+MAX_HEADER_BYTES: Final = 1 << 20  # 32,767 bytes of properties are 200 KB if each becomes \u0001
 LENGTH: Final = struct.Struct(">i")
 _HEADER_MARK = struct.Struct(">i")
 _HEADER_LENGTH_BITS = 24
@@ -38,11 +38,10 @@ _SHORT_MAX = (1 << 15) - 1
 
 @dataclass(slots=True)
 class Command:
-    """A request, or the answer to one.
+    """A request or an answer.
 
-    code: a `RequestCode`, or in an answer a `ResponseCode`. fields: of the header that belongs to the code, as texts.
-    remark: an answer in words. opaque: the same in a request and its answer. flag: `CommandFlag`. frame_bytes: of the
-    frame that it came in.
+    code: a `RequestCode`; in an answer, a `ResponseCode`. fields: of the code's header. remark: an error message.
+    opaque: the same in a request and its answer. flag: `CommandFlag`. frame_bytes: received.
     """
 
     code: int
@@ -58,24 +57,20 @@ class Command:
 
     @property
     def is_response(self) -> bool:
-        """Whether this answers a request."""
         return bool(self.flag & CommandFlag.RESPONSE)
 
     @property
     def is_oneway(self) -> bool:
-        """Whether the sender wants no answer."""
         return bool(self.flag & CommandFlag.ONEWAY)
 
 
 def encode(command: Command) -> bytes:
-    """The frame of a command. Raises `BadFrame` for one that is too large, or has a code that its header cannot."""
+    """Raises `BadFrame` if the frame is too large, or its header cannot have the code."""
     return b"".join((encode_head(command, len(command.body)), command.body))
 
 
 def encode_head(command: Command, body_bytes: int) -> bytes:
-    """Return the part of a frame before a body of that length. The body need not be the command's own. Raises as
-    `encode`.
-    """
+    """Return the part of a frame before a body of this length. Raises as `encode`."""
     header = _to_json(command) if command.serialization is Serialization.JSON else _to_binary(command)
     length = _HEADER_MARK.size + len(header) + body_bytes
     if len(header) > MAX_HEADER_BYTES or length > MAX_FRAME_BYTES - LENGTH.size:
@@ -87,7 +82,7 @@ def encode_head(command: Command, body_bytes: int) -> bytes:
 
 
 def decode(frame: Bytes) -> Command:
-    """The command of a frame, without its length. Raises `BadFrame`."""
+    """Decode a frame without its length field. Raises `BadFrame`."""
     if len(frame) < _HEADER_MARK.size:
         raise _wrong(f"only {len(frame)} bytes")
     (mark,) = _HEADER_MARK.unpack_from(frame)
@@ -122,7 +117,7 @@ def _to_json(command: Command) -> bytes:
 
 class _JsonHeader(msgspec.Struct, rename="camel"):
     code: Int = 0
-    ext_fields: dict[str, str | int | bool | None] | None = None  # some clients do not write texts
+    ext_fields: dict[str, str | int | bool | None] | None = None  # some clients write numbers
     flag: Int = 0
     language: Any = None
     opaque: Int = 0
@@ -146,7 +141,7 @@ def _of_json(header: bytes, body: bytes) -> Command:
 
 
 def parse_json(data: bytes, kind: type[T], *, strict: bool = True) -> T:
-    """Return JSON of a type. Raises `BadFrame`. strict: as of `strict_json.decode`."""
+    """strict: see `strict_json.decode`. Raises `BadFrame`."""
     try:
         return strict_json.decode(data, kind, strict=strict)
     except ValueError as error:
@@ -202,7 +197,7 @@ def _of_binary(header: bytes, body: bytes) -> Command:
 
 
 def _sized(data: bytes, at: int, length: struct.Struct) -> tuple[bytes, int]:
-    """Return the bytes behind their length, which is at `at`, and their end."""
+    """Return the bytes after their length, which is at `at`, and their end."""
     begin = at + length.size
     size = length.unpack_from(data, at)[0] if begin <= len(data) else -1
     if not 0 <= size <= len(data) - begin:
@@ -220,23 +215,20 @@ def _wrong(what: str) -> BadFrame:
 
 
 class Frames:
-    """Cuts the bytes of one connection into frames. It keeps the bytes of an unfinished frame."""
+    """Cuts the bytes of one connection into frames, and keeps unfinished ones."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def __len__(self) -> int:
-        """Return how many bytes it keeps."""
+        """The number of bytes kept."""
         return len(self._buffer)
 
     def add(self, data: Bytes) -> None:
         self._buffer += data
 
     def next(self, max_bytes: int = MAX_FRAME_BYTES) -> bytes | None:
-        """Return the next frame, without its length; None if it is unfinished.
-
-        Raises `BadFrame` for a length that no frame may have, as soon as it has come.
-        """
+        """Return the next frame without its length field, or None. Raises `BadFrame` as soon as a length is invalid."""
         buffer = self._buffer
         if len(buffer) < LENGTH.size:
             return None
@@ -255,6 +247,6 @@ class Frames:
         return frame
 
     def feed(self, data: Bytes) -> list[bytes]:
-        """Add `data`, and return the frames that it completes. Raises as `next`."""
+        """Return the frames that `data` completes. Raises as `next`."""
         self.add(data)
         return list(iter(self.next, None))

@@ -1,4 +1,4 @@
-"""One connection, at either end: commands in, commands out."""
+"""A connection of a client or a server: commands in, commands out."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from store.model.errors import BadFrame
 from store.remoting.command import MAX_FRAME_BYTES, Bytes, Command, Frames, decode, encode_head
 
 Secure = Callable[[asyncio.Transport, asyncio.Protocol], Awaitable[asyncio.Transport | None]]
-_WRITTEN_BYTES = 64 << 10  # at a time
+_WRITTEN_BYTES = 64 << 10  # in one write
 _logger = logging.getLogger("store.remoting")
 
 
 class Connection(asyncio.Protocol):
-    """Of one transport, in the thread of its event loop.
+    """A connection, used in the thread of its event loop.
 
-    frames: unfinished or unhandled ones. peer, here: "host:port" of the two ends; host: the peer's. ip, port: of the
-    peer, if it has an IPv4 address. heard: when data came last; stuck_since: since when this waits for the rest of a
-    frame, or for the peer to read, or None; both `time.monotonic()`. account: the access key of its last signed
-    request. is_stuck_writing: the peer does not read. is_over: set before `lost` is called.
+    frames: unfinished or unhandled. peer, here: "host:port" of both ends. ip, port: of the peer if it has an IPv4
+    address. heard, stuck_since: `time.monotonic()` when data last came, and since when the rest of a frame or the
+    peer's reading is due, or None. account: the access key of the last signed request. is_over: set before `lost` is
+    called.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class Connection(asyncio.Protocol):
         fed: Callable[[Connection], None] = lambda connection: None,
         secure: Secure | None = None,
     ) -> None:
-        """received: called with each command. lost: called once, when the connection is over, with the reason. made:
-        called when it exists, before TLS begins. fed: called after data came and its commands were handled. secure:
-        begins TLS, as a loop's `start_tls` does."""
+        """lost: called once, with the reason. made: called before TLS begins. fed: called after received data was
+        handled. secure: begins TLS, as a loop's `start_tls` does.
+        """
         self._received = received
         self._lost = lost
         self._made = made
@@ -61,10 +61,10 @@ class Connection(asyncio.Protocol):
         self.is_over = False
 
     def send(self, command: Command, body: Sequence[Bytes] = ()) -> None:
-        """Send a command, with the pieces of `body` instead of its own. Raises `BadFrame` for one that is too large.
+        """Send a command, with the pieces of `body` instead of its own. Raises `BadFrame` if it is too large.
 
-        What is sent in one turn of the loop is written together. While the peer does not read, pieces wait here
-        uncopied: a transport would copy any number of them.
+        Commands of one turn of the loop are written together. While the peer does not read, pieces wait here, because a
+        transport would copy them all.
         """
         pieces = body or (command.body,)
         body_bytes = sum(map(len, pieces))
@@ -73,14 +73,14 @@ class Connection(asyncio.Protocol):
             return
         if not self._unsent:
             self._loop.call_soon(self._write)
-        # From Python 3.12 on an empty piece behind the others is never written: the loop spins, and nothing ends this.
+        # Drop empty pieces: from Python 3.12 on, the loop spins forever on a last empty piece.
         self._unsent += head, *filter(len, pieces)
         self._unsent_bytes += len(head) + body_bytes
         if self._unsent_bytes >= _WRITTEN_BYTES:
             self._write()
 
     def _write(self) -> None:
-        """Write what waits, about as much at a time as a transport takes without asking to pause."""
+        """Write about as much at a time as a transport takes before it asks to pause."""
         while self._unsent and not self.is_stuck_writing and not self._transport.is_closing():
             pieces, size = [], 0
             while self._unsent and size < _WRITTEN_BYTES:
@@ -91,11 +91,11 @@ class Connection(asyncio.Protocol):
 
     def send_soon(self, command: Command) -> None:
         """`send`, from any thread."""
-        with suppress(RuntimeError):  # the loop is over, and the connection with it
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.send, command)
 
     def pause(self) -> None:
-        """Handle no more commands until `resume` was called as often as this."""
+        """Handle no commands until `resume` was called as often."""
         self._reasons_to_pause += 1
         if self._reasons_to_pause == 1 and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -107,13 +107,12 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._handle_frames)
 
     def close(self) -> None:
-        """Close it after the sent commands went out."""
+        """Close after the sent commands are written."""
         if self._unsent and not self._transport.is_closing():
             self._transport.writelines(self._unsent)
         self._transport.close()
 
     def abort(self, why: Exception) -> None:
-        """At once."""
         self._error = self._error or why
         self.frames = Frames()
         self._transport.abort()
@@ -125,7 +124,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.peer, self.here = (_text(transport.get_extra_info(name)) for name in ("peername", "sockname"))
         self.host = self.peer.rpartition(":")[0]
-        with suppress(ValueError):  # IPv6, which is not noted
+        with suppress(ValueError):  # IPv6 is not recorded
             host, self.port = transport.get_extra_info("peername")[:2]
             self.ip = ipaddress.IPv4Address(host.removeprefix("::ffff:")).packed
         self._made(self)
@@ -152,14 +151,14 @@ class Connection(asyncio.Protocol):
         self._write()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.is_over:  # asyncio does not always tell of one that is lost before TLS is there
+        if self.is_over:  # `_begin_tls` called it, because asyncio does not always
             return
         self.is_over = True
         self._unsent.clear()
         self._lost(self, self._error or exc)
 
     async def _begin_tls(self, secure: Secure) -> None:
-        """Nothing is taken for a command, and nothing is said, until it is there."""
+        """Handle and send no commands before TLS is established."""
         if self._transport.is_closing():
             return
         try:
@@ -167,14 +166,13 @@ class Connection(asyncio.Protocol):
         except OSError as error:
             self.connection_lost(error)
             return
-        if secured is None:  # it was closed since
+        if secured is None:  # closed concurrently
             self.connection_lost(None)
             return
         self._transport = secured
         self.resume()
 
     def _handle_frames(self) -> None:
-        """Handle the commands that have come, until one of them is a reason to pause."""
         is_new = False
         try:
             while (
@@ -196,6 +194,5 @@ class Connection(asyncio.Protocol):
 
 
 def _text(name: Any) -> str:
-    """A socket's name as RocketMQ writes addresses."""
     host, port = name[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""How a client reaches a server: its address, which certificates it trusts, and the errors of connecting."""
+"""How a client reaches a server: its address, trusted certificates, and the errors of connecting."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from store.model.errors import InvalidArgument, RemotingError, Unreachable, Untr
 
 @dataclass(frozen=True)
 class Tls:
-    """A client that comes by TLS.
+    """TLS settings of a client.
 
-    authorities: certificates (PEM); they count, and those that they signed, whatever names stand in them: routes tell
-    brokers' addresses, not their names. None: those that the system trusts, for the name that a server is asked by.
+    authorities: trusted certificates and authorities (PEM). Names are not checked, because routes name addresses. None:
+    the system's, with the server's name checked.
     """
 
     authorities: str | None = field(default=None, repr=False)
 
     @classmethod
     def trusting(cls, path: str) -> Tls:
-        """Read the certificates of a file now; it may be deleted afterwards. Raises `InvalidArgument`."""
+        """Read the certificates of a file, which may be deleted afterwards. Raises `InvalidArgument`."""
         try:
             found = cls(Path(path).read_text("ascii"))
             found.context()
-        except (OSError, ValueError) as error:  # of ssl, too
+        except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise InvalidArgument(f"{path}: no file of certificates (PEM): {why}") from error
         return found
@@ -37,12 +37,12 @@ class Tls:
         if self.authorities is not None:
             context.check_hostname = False
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-            context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # what brokers make for themselves lacks this and that
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # self-made certificates of brokers are not strictly valid
         return context
 
 
 def not_connected(address: str, error: OSError, hint: str, *, tls: bool) -> RemotingError:
-    """The error for a connection that was not made. hint: what may be wrong there without TLS."""
+    """hint: a possible cause without TLS."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Untrusted(
             f"{address}: its certificate is not trusted: {error.verify_message}. Is this the right server? Then name a "
@@ -52,7 +52,7 @@ def not_connected(address: str, error: OSError, hint: str, *, tls: bool) -> Remo
         said = f" ({error.reason})" if isinstance(error, ssl.SSLError) and error.reason else ""
         return Unreachable(f"{address}: it does not answer by TLS{said}; has it TLS at all? (option useTls)")
     why = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or error
-    return Unreachable(f"{address}: {why}; {hint}")  # asyncio's own text is another
+    return Unreachable(f"{address}: {why}; {hint}")  # asyncio's own text is different
 
 
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.%\w]+)\]|(?P<host>[^:\[\]\s]*)):(?P<port>\d{1,5})", re.ASCII)
@@ -60,7 +60,7 @@ _MAX_PORT = 65_535
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """("127.0.0.1", 9876) of "127.0.0.1:9876", ("::1", 9876) of "[::1]:9876". Raises `InvalidArgument`."""
+    """Return ("127.0.0.1", 9876) of "127.0.0.1:9876", ("::1", 9876) of "[::1]:9876". Raises `InvalidArgument`."""
     found = _ADDRESS.fullmatch(address)
     if found is None or int(found["port"]) > _MAX_PORT:
         raise InvalidArgument(f"address {address!r}: must be host:port, such as 127.0.0.1:9876 or [::1]:9876")

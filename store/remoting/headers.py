@@ -1,10 +1,10 @@
-"""The header of every code that is spoken here, declared once: the fields of a command, checked and typed.
+"""The headers of all implemented codes: the fields of a command, checked and typed.
 
     class GetRoute(Header, frozen=True):
-        topic: str                              # required
+        topic: str                               # required
         accept_standard_json_only: bool = False
 
-A field is `acceptStandardJsonOnly` on the wire. Kinds are str, `Long` and bool; an optional field may also be None.
+A field is `acceptStandardJsonOnly` on the wire. Types are str, `Long` and bool, optional fields also None.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from msgspec import field
 from store.format.strict_json import Long
 from store.model.errors import RequestRefused
 
-_UNREADABLE = 1  # SYSTEM_ERROR, as RocketMQ answers; the codes' own module is above the errors
+_UNREADABLE = 1  # SYSTEM_ERROR, as RocketMQ answers; this floor cannot import `codes`
 
 
 class Header(msgspec.Struct, frozen=True, rename="camel"):
-    """The fields of one code."""
-
     @classmethod
     def of(cls, texts: Mapping[str, str]) -> Self:
-        """Read a command's fields; unknown ones are ignored. Raises `RequestRefused`."""
+        """Ignore unknown fields. Raises `RequestRefused`."""
         try:
             return msgspec.convert(texts, cls, strict=False)
         except msgspec.ValidationError as error:
@@ -36,7 +34,6 @@ class Header(msgspec.Struct, frozen=True, rename="camel"):
             raise RequestRefused(_UNREADABLE, what) from error
 
     def texts(self) -> dict[str, str]:
-        """Return the fields of a command."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         return {name: _text(value) for name, value in values.items() if value is not None}
 
@@ -59,7 +56,7 @@ class GetRoute(Header, frozen=True):
 
 
 class SendMessage(Header, frozen=True):
-    """SEND_MESSAGE. properties: as in a record; sys_flag, flag: likewise; batch: the body is several messages."""
+    """SEND_MESSAGE. properties, sys_flag, flag: as in a record. batch: the body is several messages."""
 
     producer_group: str
     topic: str
@@ -77,7 +74,7 @@ class SendMessage(Header, frozen=True):
 
 
 class SendMessageV2(SendMessage, frozen=True):
-    """SEND_MESSAGE_V2, SEND_BATCH_MESSAGE: the same under names of one letter."""
+    """SEND_MESSAGE_V2, SEND_BATCH_MESSAGE: the same with names of one letter."""
 
     producer_group: str = field(name="a")
     topic: str = field(name="b")
@@ -96,7 +93,7 @@ class SendMessageV2(SendMessage, frozen=True):
 
 
 class SendAnswer(Header, frozen=True):
-    """The answer to a message that was sent. msg_id: the broker's; of a batch one for each message, by commas."""
+    """The answer to a send. msg_id: the broker's; of a batch, one for each message, separated by commas."""
 
     msg_id: str
     queue_id: Long
@@ -107,7 +104,7 @@ class SendAnswer(Header, frozen=True):
 
 
 class SendBack(Header, frozen=True):
-    """CONSUMER_SEND_MSG_BACK. offset: commit log offset (bytes). delay_level: 0 by how often it came, < 0 never."""
+    """CONSUMER_SEND_MSG_BACK. offset: commit log offset (bytes). delay_level: 0: by the number of tries; < 0: never."""
 
     offset: Long
     group: str
@@ -119,8 +116,7 @@ class SendBack(Header, frozen=True):
 
 
 class EndTransaction(Header, frozen=True):
-    """END_TRANSACTION. commit_or_rollback: 8 or 12, 0 for not known yet; offsets: in the half topic's queue, in bytes
-    of the commit log."""
+    """END_TRANSACTION. commit_or_rollback: 8, 12, or 0 for unknown. Offsets: half topic's queue, commit log (bytes)."""
 
     producer_group: str
     tran_state_table_offset: Long
@@ -133,7 +129,7 @@ class EndTransaction(Header, frozen=True):
 
 
 class CheckTransactionState(Header, frozen=True):
-    """CHECK_TRANSACTION_STATE, to a producer; offsets as in `EndTransaction`."""
+    """CHECK_TRANSACTION_STATE, to a producer."""
 
     tran_state_table_offset: Long
     commit_log_offset: Long
@@ -147,7 +143,7 @@ class CheckTransactionState(Header, frozen=True):
 
 
 class PullMessage(Header, frozen=True):
-    """PULL_MESSAGE, LITE_PULL_MESSAGE. sys_flag: 1 commit_offset counts, 2 may be held, 4 the subscription is here."""
+    """PULL_MESSAGE, LITE_PULL_MESSAGE. sys_flag: 1 commit `commit_offset`, 2 hold, 4 has the subscription."""
 
     consumer_group: str
     topic: str
@@ -163,7 +159,7 @@ class PullMessage(Header, frozen=True):
 
 
 class Pulled(Header, frozen=True):
-    """The answer to a pull; all but the first are queue offsets."""
+    """The answer to a pull, with queue offsets."""
 
     suggest_which_broker_id: Long
     next_begin_offset: Long
@@ -209,7 +205,7 @@ class SearchOffset(Header, frozen=True):
 
 
 class Offset(Header, frozen=True):
-    """The answer to all of these."""
+    """The answer to these."""
 
     offset: Long
 
@@ -257,8 +253,9 @@ class DeleteGroup(Header, frozen=True):
 
 
 class ResetOffset(Header, frozen=True):
-    """INVOKE_BROKER_TO_RESET_OFFSET, RESET_CONSUMER_CLIENT_OFFSET. timestamp: ms since 1970, -1 the end. is_force: also
-    ahead of the group's offset. queue_id: below 0 all. offset: instead of the time, from 0 on."""
+    """INVOKE_BROKER_TO_RESET_OFFSET, RESET_CONSUMER_CLIENT_OFFSET. timestamp: ms since 1970; -1: the end. is_force:
+    also forward. queue_id: < 0: all. offset: instead of the time if >= 0.
+    """
 
     group: str
     topic: str

@@ -1,8 +1,7 @@
-"""Heart-beats: clients join and leave groups, and the members of a group are notified.
+"""Heart-beats: clients join and leave groups, and a group's members are notified.
 
-Clients of a server cannot share a group's queues with other members: clients of another server, or consumers of this
-host. A consumer of this host owns a queue until it gives the queue up, and most clients of RocketMQ never say that they
-gave one up. A server does not know the clients of another server. So the second to come is refused: a server locks each
+Clients of a server do not share a group's queues with clients of other servers or consumers of this host: such a
+consumer owns a queue until it releases it, and most RocketMQ clients never report a release. So a server locks each
 group that it has members of (`ServerGroups`), and `DirectoryGroup.join` refuses a locked group.
 """
 
@@ -29,13 +28,11 @@ from store.remoting.request import Handler, Request, Response, of_json
 from store.remoting.rights import Perm, of_group
 from store.remoting.served_broker import ServedBroker
 
-_MAX_NEW_GROUPS = 16  # of one heart-beat
+_MAX_NEW_GROUPS = 16  # in one heart-beat
 _logger = logging.getLogger("store.remoting")
 
 
 class HeartBeats:
-    """Keeps `clients` by what clients say, and the locks of groups by `clients`."""
-
     def __init__(self, broker: ServedBroker, neighbours: Neighbours) -> None:
         self._broker = broker
         self._store = broker.store
@@ -45,7 +42,6 @@ class HeartBeats:
         self._joining = threading.Lock()  # a group's lock and its members change together
 
     def handlers(self) -> Mapping[int, Handler]:
-        """Return handlers that may wait."""
         return {
             RequestCode.HEART_BEAT: self._heart_beat,
             RequestCode.UNREGISTER_CLIENT: self._unregister,
@@ -54,7 +50,7 @@ class HeartBeats:
         }
 
     def lost(self, connection: Connection) -> None:
-        """Remove the clients of a connection that is over. It may take a while."""
+        """May block."""
         for group in self.clients.remove_connection(connection):
             self._notify(group)
 
@@ -71,7 +67,7 @@ class HeartBeats:
                     _must_be_few(new)
                 if self._join(group, beat.client_id, consumer):
                     changed.append(group)
-            except StoreError as error:  # its other groups are joined
+            except StoreError as error:  # join its other groups
                 refused = error
         for group, producer in beat.producers.items():
             if not self._broker.access.has(request, of_group(group, Perm.EITHER)):
@@ -85,7 +81,7 @@ class HeartBeats:
         return Response()
 
     def _join(self, group: str, client_id: str, consumer: ConsumerClient) -> bool:
-        """Return whether the group's other members have to know. Raises `StoreError` for a group it may not be in."""
+        """Return whether to notify the group's other members."""
         before = self.clients.consumers(group).get(client_id)
         _must_be_same(client_id, before, consumer)
         is_news = before is None or before.reads != consumer.reads
@@ -101,10 +97,9 @@ class HeartBeats:
         return RETRY_TOPIC_PREFIX + group in self._store.topics()
 
     def _prepare(self, group: str) -> None:
-        """Create a group, and the retry topic that its consumers subscribe to."""
         check_group_name(group)
         self._broker.must_know(group)
-        DirectoryGroup(self._store.path, group).create()  # inherits the progress of dead members beside the server
+        DirectoryGroup(self._store.path, group).create()  # takes over the offsets of dead consumers of this host
         if not self._is_known(group):
             self._store.create_topic(RETRY_TOPIC_PREFIX + group, 1)
 
@@ -128,9 +123,9 @@ class HeartBeats:
         return of_json({"consumerIdList": ids})
 
     def _notify(self, group: str) -> None:
-        """Tell a group's consumers that its members changed, so that they share the queues again."""
+        """Tell a group's consumers to rebalance."""
         if not self.clients.sharing(group):
-            self._offsets.persist()  # consumers beside the server, which go by the files, may join now
+            self._offsets.persist()  # consumers of this host, which read the files, may join now
         with self._joining:
             if not self.clients.sharing(group):
                 self._neighbours.release(group)
@@ -140,7 +135,7 @@ class HeartBeats:
 
 
 def _must_be_few(new: int) -> None:
-    """Raises `RequestRefused` if a heart-beat has too many new groups: each rewrites files of the store."""
+    """Refuse many new groups, because each rewrites files of the store."""
     if new > _MAX_NEW_GROUPS:
         why = f"{_MAX_NEW_GROUPS} new groups are created for one heart-beat; the next one goes on"
         raise RequestRefused(ResponseCode.SYSTEM_BUSY, why)
@@ -149,23 +144,22 @@ def _must_be_few(new: int) -> None:
 def _must_be_same(
     client_id: str, before: ConsumerClient | ProducerClient | None, now: ConsumerClient | ProducerClient
 ) -> None:
-    """Raises `RequestRefused` if a client has the id of one that another account connected, and that is still there.
+    """Raise `RequestRefused` if another account is connected with this client id.
 
-    Clients of one account may change their connection: they open another one after a late answer.
+    A client of the same account may reconnect, as it does after a late answer.
     """
     if before is not None and before.connection.account != now.connection.account:
         _must_be_on(now.connection, client_id, before)
 
 
 def _must_be_on(connection: Connection, client_id: str, client: ConsumerClient | ProducerClient | None) -> None:
-    """Raises `RequestRefused` if a client is on another connection than this one, which is open."""
     if client is not None and client.connection is not connection and not client.connection.is_over:
         why = f"client {client_id} is on another connection, from {client.connection.peer}; only that one may end it"
         raise RequestRefused(ResponseCode.NO_PERMISSION, why)
 
 
 class Neighbours:
-    """The groups of which one server has members. Threads may share it."""
+    """The groups of which this server has members. Thread-safe."""
 
     def __init__(self, store: MessageStore) -> None:
         """Raises `StoreUnavailable`."""
@@ -176,14 +170,13 @@ class Neighbours:
         self._is_over = False
 
     def has(self, group: str) -> bool:
-        """Return whether the group has members here."""
         return group in self._groups
 
     def admit(self, group: str) -> None:
-        """Lock a group for a client that is about to join it here.
+        """Lock a group for a client that is about to join.
 
-        First this locks, then it looks for consumers; a consumer does likewise, so one of the two sees the other.
-        Raises `GroupConflict`, `StoreClosed`, `StoreUnavailable`.
+        The server locks the group, then looks for consumers of this host. They do the same, so one of the two sees the
+        other. Raises `GroupConflict`, `StoreClosed`, `StoreUnavailable`.
         """
         with self._turn:
             if self._is_over:
@@ -200,14 +193,12 @@ class Neighbours:
             self._groups.add(group)
 
     def release(self, group: str) -> None:
-        """Unlock a group that has no members here any more."""
         with self._turn:
             if group in self._groups and not self._is_over:
                 self._groups.remove(group)
                 self._locks.leave(group)
 
     def close(self) -> None:
-        """Release all groups."""
         with self._turn:
             self._is_over = True
             self._locks.close()

@@ -1,4 +1,4 @@
-"""What a server takes from its clients at a time, and which connections give way if that is used up."""
+"""`Intake`: limits what a server accepts from its clients, and closes connections beyond."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from store.remoting.command import MAX_FRAME_BYTES
 from store.remoting.connection import Connection
 from store.remoting.request import Request
 
-_READ_BYTES = 64 << 10  # at once; as much of each connection may wait unhandled
-_REQUEST_BYTES = 2048  # of memory that an unanswered request takes beside its frame
+_READ_BYTES = 64 << 10  # in one read; as much of each connection may wait unhandled
+_REQUEST_BYTES = 2048  # of memory for an unanswered request beside its frame
 _logger = logging.getLogger("store.remoting")
 
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What a server takes from its clients.
+    """What a server accepts from its clients.
 
-    connections: as many, and no more than half of the descriptors that the process may have: the rest is the store's.
-    One more closes one of the address that has most. requests, body_bytes: of one connection, unanswered; it is not
-    read on until some are answered. memory_bytes: of all connections, half of it for unanswered requests, without held
-    pulls: beyond it no connection is read on. The other half is for unfinished frames: beyond it the connection with
-    the largest is closed. unproven_frame_bytes: with accounts, the largest frame until a request was signed correctly;
-    a message of 4 MiB with its header fits. idle_seconds: a connection without requests is closed. stuck_seconds:
-    likewise one that does not finish a frame, or does not read its answers.
+    connections: at most half of the process's file descriptors, because the store needs the rest. Beyond it, a
+    connection of the address with most connections is closed.
+    requests, body_bytes: unanswered, of one connection. Beyond it, the connection is not read.
+    memory_bytes: of all connections. Half is for unanswered requests, except held pulls; beyond it, no connection is
+    read. Half is for unfinished frames; beyond it, the connection with the largest is closed.
+    unproven_frame_bytes: with accounts, the largest frame before a correctly signed request. A message of 4 MiB fits.
+    idle_seconds: after which a connection without requests is closed.
+    stuck_seconds: after which a connection is closed that does not finish a frame or read its answers.
     """
 
     connections: int = 4096
@@ -46,7 +47,7 @@ class Intake:
     """The connections of a server, and the memory of their requests. For the loop's thread only."""
 
     def __init__(self, limits: ServerLimits, figures: Figures, *, wants_proof: bool) -> None:
-        """figures: count the connections that were closed. wants_proof: clients sign their requests."""
+        """wants_proof: clients sign their requests."""
         self._limits = limits
         self._figures = figures
         self._wants_proof = wants_proof
@@ -62,7 +63,6 @@ class Intake:
 
     @property
     def has_requests(self) -> bool:
-        """Whether a request is unanswered."""
         return any(load.requests for load in self._loads.values())
 
     def add(self, connection: Connection) -> None:
@@ -83,13 +83,13 @@ class Intake:
             self._read_on()
 
     def prove(self, connection: Connection) -> None:
-        """A request was allowed: its sender is known."""
+        """Record a correctly signed request."""
         if self._wants_proof and (load := self._loads.get(connection)) is not None and not load.is_proven:
             load.is_proven = True
             connection.max_frame_bytes = MAX_FRAME_BYTES
 
     def fed(self, connection: Connection) -> None:
-        """Count the bytes of a connection that are not a request yet."""
+        """Count the bytes of an unfinished frame."""
         load = self._loads.get(connection)
         if load is None:
             return
@@ -100,7 +100,6 @@ class Intake:
             self._close(largest, CROWDED, "unfinished frames take too much memory, and its own is the largest")
 
     def begin(self, request: Request) -> None:
-        """Count a request that is not answered yet."""
         load = self._loads.get(request.connection)
         if load is None:
             return
@@ -118,12 +117,12 @@ class Intake:
                 connection.pause()
 
     def hold(self, request: Request) -> None:
-        """Count a request no more in memory: it waits for a message, and needs its fields no longer."""
+        """Free the memory of a request that waits for a message."""
         if (load := self._loads.get(request.connection)) is not None:
             self._release(request, load)
 
     def end(self, request: Request) -> bool:
-        """Return whether the client is still connected, and wants the answer."""
+        """Return whether the client is still connected."""
         load = self._loads.get(request.connection)
         if load is None:
             return False
@@ -135,7 +134,7 @@ class Intake:
         return True
 
     def sweep(self) -> None:
-        """Close connections that are idle or stuck."""
+        """Close idle and stuck connections."""
         now = time.monotonic()
         for connection, load in list(self._loads.items()):
             stuck = now - (connection.stuck_since or now)
@@ -155,7 +154,6 @@ class Intake:
         self._read_on()
 
     def _read_on(self) -> None:
-        """Resume all connections if requests take little memory again."""
         if self._is_full and self._queued < self._limits.memory_bytes // 4:
             self._is_full = False
             for connection in self._loads:
@@ -165,12 +163,12 @@ class Intake:
         self._figures.of(figure).change(1)
         _logger.warning("%s: closed: %s", connection.peer, why)
         connection.abort(RemotingError(f"{connection.peer}: {why}"))
-        self.remove(connection)  # at once: the loop tells of its end later
+        self.remove(connection)  # the loop reports its end later
 
 
 @dataclass(slots=True)
 class _Load:
-    """What one connection takes. requests, body_bytes: unanswered; queued, buffered: of memory."""
+    """requests, body_bytes: unanswered. queued, buffered: bytes of memory."""
 
     requests: int = 0
     body_bytes: int = 0
@@ -184,7 +182,7 @@ class _Load:
 
 
 def _of_largest_crowd(connections: Iterable[Connection], newest: Connection) -> Connection:
-    """Return the newest connection of the address that has most."""
+    """Return the newest connection of the address with most connections."""
     crowds: dict[str, list[Connection]] = {}
     for connection in connections:
         crowds.setdefault(connection.host, []).append(connection)
@@ -192,6 +190,5 @@ def _of_largest_crowd(connections: Iterable[Connection], newest: Connection) -> 
 
 
 def _descriptors() -> int:
-    """Return how many the process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft

@@ -31,7 +31,8 @@ _ENABLED, _BROADCAST_ENABLED = "consumeEnable", "consumeBroadcastEnable"
 class Permissions:
     """Groups that may not consume, by `consumeEnable` and `consumeBroadcastEnable` in their settings.
 
-    It is asked at each pull, so it reads the file only after a change."""
+    Each pull calls `check`, so the file is read only after a change.
+    """
 
     def __init__(self, broker: ServedBroker) -> None:
         self._path = broker.store.path / GROUPS_FILE
@@ -41,7 +42,7 @@ class Permissions:
         self._restricted: Mapping[str, Mapping[str, Any]] = {}
 
     def check(self, group: str) -> None:
-        """Raises `RequestRefused` if a group may not consume, or not by broadcasting."""
+        """Raise `RequestRefused` if a group may not consume, or not by broadcasting."""
         self._look()
         settings = self._restricted.get(group)
         if settings is None:
@@ -71,12 +72,12 @@ class Permissions:
 _COMMIT, _SUSPEND, _SUBSCRIPTION = 1, 2, 4  # PullSysFlag
 _OF_A_QUEUE = (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
 _MASTER = 0
-_MAX_HELD = 32_768  # pulls at a time; each takes about 4 KB
+_MAX_HELD = 32_768  # each takes about 4 KB
 _MAX_HOLD_SECONDS = 120.0
 
 
 class Pulling:
-    """Answers pulls, and holds those that find nothing. For the loop's thread, except for `_pull_in_worker`."""
+    """Answers pulls, and holds those that find nothing. For the loop's thread, except `_pull_in_worker`."""
 
     def __init__(self, broker: ServedBroker, hold: PullRequestHoldService, thread: LoopThread, turns: Turns) -> None:
         self._store = broker.store
@@ -93,15 +94,12 @@ class Pulling:
         self._count = 0
 
     def quick_handlers(self) -> Mapping[int, Handler]:
-        """Return handlers for the loop's thread."""
         return {RequestCode.PULL_MESSAGE: self._pull, RequestCode.LITE_PULL_MESSAGE: self._pull}
 
     def handlers(self) -> Mapping[int, Handler]:
-        """Return handlers that may wait."""
         return {RequestCode.PULL_MESSAGE: self._pull_in_worker, RequestCode.LITE_PULL_MESSAGE: self._pull_in_worker}
 
     def lost(self, connection: Connection) -> None:
-        """Forget the pulls of a connection that is over."""
         held_by = self._held.pop(connection, {})
         while held_by:
             held, figure = held_by.popitem()
@@ -109,7 +107,7 @@ class Pulling:
             self._hold.cancel(held)
 
     def _pull(self, request: Request) -> Answer | None:
-        """Answer or hold it, unless its filter takes long: to be parsed, or to be applied."""
+        """Leave a filter that is slow to parse or apply to a worker."""
         header = PullMessage.of(request.command.fields)
         accept = self._filters.quick(*self._subscription(header))
         if accept is None or not isinstance(accept, TagFilter):
@@ -134,7 +132,6 @@ class Pulling:
         )
 
     def _go_on(self, connection: Connection, header: PullMessage, pull: PullRequest, response: PullResponse) -> Answer:
-        """Return the answer, or hold the pull."""
         commit_offset = header.commit_offset if header.sys_flag & _COMMIT else 0
         self._commit(pull, response, commit_offset)
         if _is_before(response):
@@ -147,7 +144,7 @@ class Pulling:
         return self._until_arrival(connection, pull, seconds)
 
     def _subscription(self, header: PullMessage) -> tuple[str, str]:
-        """Return the expression of the request, or else of its group, and its type. Raises `RequestRefused`."""
+        """Return the filter expression and its type, of the request or else of its group. Raises `RequestRefused`."""
         if header.sys_flag & _SUBSCRIPTION:
             return header.subscription or EVERYTHING, header.expression_type or "TAG"
         found = self._clients.subscription(header.consumer_group, header.topic, header.sub_version)
@@ -158,7 +155,7 @@ class Pulling:
         held_by = self._held.setdefault(connection, {})
 
         def answer(held: HeldRequest) -> None:
-            """Answer from the store as it is now: a request is held once."""
+            """Answer from the current store: a request is held once."""
             if (figure := held_by.pop(held, None)) is not None:
                 self._forget(figure)
             is_quick = isinstance(pull.message_filter, TagFilter)
@@ -177,39 +174,35 @@ class Pulling:
             pull.message_filter,
         )
         figure = self._figures.of(HELD, pull.topic, pull.group)
-        held_by[held] = figure  # `answer` comes in this thread, later
+        held_by[held] = figure  # `answer` runs later in this thread
         figure.change(1)
         self._count += 1
         return answered
 
     def _from_before(self, connection: Connection, pull: PullRequest) -> Future[Response]:
-        """Answer from the archive."""
         answered: Future[Response] = Future()
         asked = self._tiered.pulled(connection, pull)
         asked.add_done_callback(lambda done: self._thread.call(settle, answered, lambda: _answer(done.result())))
         return answered
 
     def _commit(self, pull: PullRequest, response: PullResponse, offset: int) -> None:
-        """Commit the offset that a pull brings along; 0, or one behind the queue's end, is none.
+        """Commit at the pull, not at the archive's answer: the group may have been reset by then.
 
-        It counts when the pull comes: by the answer of an archive the group may have been reset.
+        An offset of 0 or after the queue's end means none.
         """
         if 0 < offset <= response.max_offset and (response.code in _OF_A_QUEUE or _is_before(response)):
             self._offsets.commit(pull.group, Queue(pull.topic, pull.queue_id), offset)
 
     def _now(self, pull: PullRequest) -> PullResponse:
-        """Answer from the store."""
         return answer(self._store, pull, as_records=True)
 
     def _forget(self, figure: Figure) -> None:
-        """Count one held pull less."""
         if not figure.change(-1):  # clients may make up any number of groups
             self._figures.drop(figure)
         self._count -= 1
 
 
 def _is_before(response: PullResponse) -> bool:
-    """Return whether the messages are older than the store's."""
     return response.remark == GetStatus.OFFSET_TOO_SMALL.name
 
 

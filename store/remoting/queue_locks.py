@@ -15,12 +15,12 @@ from store.remoting.bodies import LockRequest
 from store.remoting.connection import Connection
 from store.remoting.request import Handler, Request, Response, of_json
 
-_MAX_CLIENTS = 4096  # that lock on one connection, in one group or several
+_MAX_CLIENTS = 4096  # that lock on one connection
 _MAX_LOCKS = 1 << 18  # of all clients; 200 bytes each
 
 
 class _ClientClaims(NamedTuple):
-    """What a client has, and the connection on which it asked last."""
+    """connection: of the last request."""
 
     connection: Connection
     claims: Claims
@@ -29,31 +29,30 @@ class _ClientClaims(NamedTuple):
 class Locks:
     """The queues that clients have locked, by the rules of `broker/allocation`.
 
-    A client keeps its locks if its connection ends: it may be alive, process messages of the queue, and use another
-    connection. RocketMQ's clients close theirs if an answer is late. Memory is bounded: only existing queues can be
-    locked, by a limited number of clients on one connection.
+    A client keeps its locks after its connection ends: RocketMQ's clients reconnect after a late answer, and go on
+    processing. Memory is bounded, because only existing queues can be locked, by a limited number of clients on a
+    connection.
     """
 
     def __init__(self, topics: Callable[[], Mapping[str, int]]) -> None:
-        """topics: returns the topics with their number of queues."""
+        """topics: returns the number of queues of each."""
         self._topics = topics
         self._lock = threading.Lock()
-        self._locked: dict[str, dict[str, _ClientClaims]] = {}  # group, client id
+        self._locked: dict[str, dict[str, _ClientClaims]] = {}  # by group and client id
         self._count = 0  # of locks
-        self._clients: Counter[Connection] = Counter()  # that came on it; counted again by `forget`
+        self._clients: Counter[Connection] = Counter()  # counted again by `forget`
 
     def handlers(self) -> Mapping[int, Handler]:
-        """Return handlers that may wait."""
         return {RequestCode.LOCK_BATCH_MQ: self._claim, RequestCode.UNLOCK_BATCH_MQ: self._give_back}
 
     def are_held(self, group: str) -> bool:
-        """Return whether a client of this group has locked a queue: the group reads in order."""
+        """Return whether a client has locked a queue, so that the group reads in order."""
         now = time.monotonic()
         with self._lock:
             return any(held(locked.claims, now) for locked in self._locked.get(group, {}).values())
 
     def forget(self) -> None:
-        """Forget clients without locks; call it regularly."""
+        """Forget clients without locks. Call it regularly."""
         now = time.monotonic()
         with self._lock:
             for group, of_group in list(self._locked.items()):
@@ -71,7 +70,7 @@ class Locks:
         queues = asked.queues
         wanted = [queue for queue in queues if 0 <= queue.queue_id < there.get(queue.topic, 0)]
         with self._lock:
-            if request.connection.is_over:  # the client would not know, and others would wait for the queue
+            if request.connection.is_over:  # the client gets no answer, and others would wait for the queue
                 return of_json({"lockOKMQSet": []})
             of_group = self._locked.get(asked.group, {})
             taken = set().union(*(held(has.claims, now) for id, has in of_group.items() if id != asked.client_id))
@@ -88,7 +87,7 @@ class Locks:
         return of_json({"lockOKMQSet": [each for queue, each in queues.items() if queue in claims]})
 
     def _admit(self, connection: Connection) -> None:
-        """Count another client. Raises `RequestRefused` if there are too many."""
+        """Raise `RequestRefused` if too many clients lock on a connection."""
         if self._clients[connection] >= _MAX_CLIENTS:
             why = f"{_MAX_CLIENTS:,} clients have locked queues on this connection: let others come on another one"
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, why)

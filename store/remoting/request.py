@@ -1,4 +1,4 @@
-"""A request as a processor sees it, its response, and the response for each error."""
+"""A request, its response, and the responses to errors."""
 
 from __future__ import annotations
 
@@ -33,15 +33,13 @@ from store.remoting.headers import Header
 
 
 class Request(NamedTuple):
-    """A command, and its connection."""
-
     command: Command
     connection: Connection
 
 
 @dataclass(slots=True)
 class Response:
-    """An answer. body: its pieces."""
+    """body: in pieces."""
 
     code: int = ResponseCode.SUCCESS
     remark: str | None = None
@@ -50,7 +48,7 @@ class Response:
 
 
 Handler = Callable[[Request], Any]  # returns a Response, or a Future of one
-Answer = Response | Future[Any]  # of a Response, or of another such Future
+Answer = Response | Future[Any]  # a Future of a Response, or of another such Future
 
 _CODES: tuple[tuple[tuple[type[StoreError], ...], ResponseCode], ...] = (
     ((UnknownQueue, InvalidArgument, InvalidGroup, InvalidTopic, InvalidMessageId), ResponseCode.INVALID_PARAMETER),
@@ -66,7 +64,7 @@ _CODES: tuple[tuple[tuple[type[StoreError], ...], ResponseCode], ...] = (
 
 
 def refusal(error: StoreError) -> Response:
-    """What a client is told of an error. One that has no code of its own is the broker's: SERVICE_NOT_AVAILABLE."""
+    """An error without a code means SERVICE_NOT_AVAILABLE."""
     if isinstance(error, RequestRefused):
         return Response(error.code, error.remark)
     code = next((code for kinds, code in _CODES if isinstance(error, kinds)), ResponseCode.SERVICE_NOT_AVAILABLE)
@@ -74,5 +72,4 @@ def refusal(error: StoreError) -> Response:
 
 
 def of_json(content: object) -> Response:
-    """An answer whose body is JSON."""
     return Response(body=(encode(content),))

@@ -1,7 +1,7 @@
-"""What each request takes: permissions of the topics and groups that it names, or an admin account.
+"""The permissions that each request needs for its topics and groups.
 
-A request whose code is not listed takes an admin account. Some requests name a message by its offset only, or list
-topics and groups: their handlers ask `Access` about the ones that they find.
+Codes that are not listed need an admin account. If a request names a message by its offset only, or lists topics and
+groups, its handler asks `Access` about those that it finds.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from store.remoting.command import Command
 
 
 class Perm(IntFlag):
-    """What an account may do with a topic or a group."""
-
     DENY = 0
     PUB = 1
     SUB = 2
@@ -27,15 +25,13 @@ class Perm(IntFlag):
 
 
 class Need(NamedTuple):
-    """A permission of a topic, or of a group, that a request takes."""
-
     name: str
     perm: Perm
     is_group: bool = False
 
     @property
     def is_brokers_own(self) -> bool:
-        """Whether this is a topic in which the broker keeps messages of other topics, such as delayed ones."""
+        """Whether the broker keeps messages of other topics, such as delayed ones, in this topic."""
         return not self.is_group and self.name in NOT_FOR_PUTTING
 
     def __str__(self) -> str:
@@ -44,19 +40,19 @@ class Need(NamedTuple):
 
 
 def of_topic(name: str, perm: Perm = Perm.EITHER) -> Need:
-    """Return what a topic takes. A group's own topic goes with the group."""
+    """A group's retry topic needs the group."""
     if name.startswith(RETRY_TOPIC_PREFIX):
         return of_group(name.removeprefix(RETRY_TOPIC_PREFIX))
     return Need(name, perm)
 
 
 def of_group(name: str, perm: Perm = Perm.SUB) -> Need:
-    """Return what a group takes. The account of a producer may have either permission of the producer's group."""
+    """A producer's account may have either permission of the producer's group."""
     return Need(name, perm, is_group=True)
 
 
 def needs_of(command: Command) -> Iterator[Need] | None:
-    """Return what a request takes; None if it takes an admin account. Raises `BadFrame` for a malformed body."""
+    """Return None for an admin account. Raises `BadFrame` for a malformed body."""
     rules = _RULES.get(command.code)
     return None if rules is None else (need for rule in rules for need in rule(command))
 
@@ -79,13 +75,13 @@ def _group(field: str, perm: Perm = Perm.SUB) -> _Rule:
 
 
 def _unregistered(command: Command) -> Iterator[Need]:
-    """A producer ends itself only, so its group is no matter."""
+    """A producer only removes itself, so its group does not matter."""
     if (group := command.fields.get("consumerGroup")) is not None:
         yield of_group(group)
 
 
 def _consumers(command: Command) -> Iterator[Need]:
-    """Producers of a heart-beat are judged by its handler: each Java client names one of its own, too."""
+    """The handler checks a heart-beat's producers, because each Java client names one of its own."""
     for consumer in Heartbeat.of(command.body).consumers or ():
         yield of_group(consumer.group_name)
         yield from (of_topic(each.topic, Perm.SUB) for each in consumer.subscription_data_set or ())

@@ -1,4 +1,4 @@
-"""Messages of clients: sent by producers, alone or in batches, and sent back by consumers."""
+"""Messages from clients: sent by producers, and sent back by consumers."""
 
 from __future__ import annotations
 
@@ -51,23 +51,21 @@ from store.remoting.served_topics import must_be_of
 from store.remoting.served_transactions import ServedTransactions, is_half
 from store.remoting.threads import settle
 
-_KEPT_FLAGS = SYS_COMPRESSED | SYS_COMPRESSION_MASK  # what else a producer may say of a body
+_KEPT_FLAGS = SYS_COMPRESSED | SYS_COMPRESSION_MASK  # of the body
 _DELAYS_MS = {"TIMER_DELAY_MS": 1, "TIMER_DELAY_SEC": 1000}  # the last one counts
 _SENDS: Mapping[int, type[SendMessage]] = {
     RequestCode.SEND_MESSAGE: SendMessage,
     RequestCode.SEND_MESSAGE_V2: SendMessageV2,
     RequestCode.SEND_BATCH_MESSAGE: SendMessageV2,
 }
-_BATCH_SLACK = 64 << 10  # what records of a batch may have beyond maxMessageSize
-_ID_BYTES = 40  # of a message's id in the answer to a batch, and its share of the other fields
+_BATCH_SLACK = 64 << 10  # size of a batch's records beyond maxMessageSize
+_ID_BYTES = 40  # in the answer to a batch, with its share of other fields
 _NOWHERE = bytes(IPV4_BYTES)
 _REGION = "DefaultRegion"
 _logger = logging.getLogger("store.remoting")
 
 
 class ServedSends:
-    """Appends the messages of producers."""
-
     def __init__(
         self, broker: ServedBroker, appending: Appending, transactions: ServedTransactions, locks: Locks
     ) -> None:
@@ -80,15 +78,13 @@ class ServedSends:
         self._locks = locks
 
     def quick_handlers(self) -> Mapping[int, Handler]:
-        """Return handlers for the loop's thread."""
         return dict.fromkeys(_SENDS, self._send_one)
 
     def handlers(self) -> Mapping[int, Handler]:
-        """Return handlers that may wait."""
         return dict.fromkeys(_SENDS, self._send_any)
 
     def _send_one(self, request: Request) -> Future[Response] | None:
-        """A batch needs a worker, and so does a compressed body, which is decompressed to see whether it can be."""
+        """Leave batches and compressed bodies, which are decompressed for a check, to a worker."""
         header = _SENDS[request.command.code].of(request.command.fields)
         if _is_batch(request, header) or header.sys_flag & SYS_COMPRESSED:
             return None
@@ -132,8 +128,9 @@ class ServedSends:
         return answered
 
     def _is_dead(self, header: SendMessage) -> bool:
-        """Whether a consumer gives a message up: one that reads in order does not send it back, but sends it to its
-        group's retries once it failed as often as it may. Others send it there where to send it back failed."""
+        """Whether a consumer gives a message up. After too many tries, an orderly consumer sends it to its group's
+        retry topic, instead of sending it back. Other consumers do so if sending back failed.
+        """
         if not header.topic.startswith(RETRY_TOPIC_PREFIX):
             return False
         group, most = header.topic.removeprefix(RETRY_TOPIC_PREFIX), header.max_reconsume_times
@@ -147,7 +144,6 @@ class ServedSends:
         return Response(header=SendAnswer(",".join(ids), queue_id, queue_offset, region=_REGION, trace_on=False))
 
     def _prepared(self, half: Half, header: SendMessage) -> Response:
-        """The queue that the message is for, and where its half is, for END_TRANSACTION."""
         id = offset_msg_ids(*self._store.config.store_host, [half.physical_offset])[0]
         queue_id, offset = max(0, header.queue_id), half.queue_offset
         return Response(header=SendAnswer(id, queue_id, offset, half.transaction_id, region=_REGION, trace_on=False))
@@ -158,7 +154,7 @@ def _is_batch(request: Request, header: SendMessage) -> bool:
 
 
 def _must_inflate(parts: Sequence[Batched], sys_flag: int, max_bytes: int) -> None:
-    """Raises `RequestRefused` for bodies that do not decompress, or become more than `max_bytes` together."""
+    """Raise `RequestRefused` if bodies do not decompress, or exceed `max_bytes` together."""
     left = max_bytes
     try:
         for part in parts:
@@ -168,10 +164,9 @@ def _must_inflate(parts: Sequence[Batched], sys_flag: int, max_bytes: int) -> No
 
 
 def _message(header: SendMessage, part: Batched) -> Message:
-    """Raises `RequestRefused` for a delay that is no number."""
     properties = decode_properties(part.properties)
     level = _number(properties, PROPERTY_DELAY) or 0
-    if level > 0:  # it overrides a time, whatever that is
+    if level > 0:  # overrides any time
         for name in (PROPERTY_DELIVER_AT, *_DELAYS_MS):
             properties.pop(name, None)
     if header.reconsume_times and level:  # clients before 4.6.1 send back with all properties of a committed message
@@ -188,7 +183,7 @@ def _message(header: SendMessage, part: Batched) -> Message:
 
 
 def _deliver_at(properties: dict[str, str]) -> int | None:
-    """Take the time of delivery out of properties, ms since 1970; None without one."""
+    """Remove the delivery time from properties. Return ms since 1970, or None."""
     at = _number(properties, PROPERTY_DELIVER_AT)
     for name, unit in _DELAYS_MS.items():
         if (delay := _number(properties, name)) is not None:
@@ -197,7 +192,6 @@ def _deliver_at(properties: dict[str, str]) -> int | None:
 
 
 def _number(properties: dict[str, str], name: str) -> int | None:
-    """Take a number out of properties; None without it."""
     text = properties.pop(name, None)
     if text is None:
         return None
@@ -207,7 +201,6 @@ def _number(properties: dict[str, str], name: str) -> int | None:
 
 
 def _common(header: SendMessage) -> bytes:
-    """Return the request's own properties. Raises `MessageRefused`."""
     properties = (header.properties or "").encode("utf-8", "replace")
     if len(properties) > MAX_PROPERTIES_BYTES:
         raise properties_too_large(len(properties))
@@ -215,11 +208,10 @@ def _common(header: SendMessage) -> bytes:
 
 
 def _parts(body: bytes, header: SendMessage, max_bytes: int) -> list[Batched]:
-    """Return the messages of a batch; each has the request's properties, too.
+    """Return the messages of a batch, each with the request's properties, too.
 
-    A batch is bounded before a message of it is copied. As with RocketMQ's broker, all its records together have at
-    most `max_bytes`, in which the request's properties count for each; and its ids fit into the answer. Raises
-    `BadFrame`, `MessageRefused`.
+    Before a message is copied, check that all records have at most `max_bytes`, as in RocketMQ's broker, and that the
+    ids fit into the answer. Raises `BadFrame`, `MessageRefused`.
     """
     check_body_size(len(body), max_bytes)
     common = _common(header)
@@ -234,7 +226,7 @@ def _parts(body: bytes, header: SendMessage, max_bytes: int) -> list[Batched]:
 
 
 def _fields(request: Request, header: SendMessage) -> Mapping[str, npt.ArrayLike]:
-    """What the records of a request say of their producer, the same in all. Raises `MessageRefused`."""
+    """Raises `MessageRefused`."""
     check_fits("reconsumeTimes", header.reconsume_times or 0, 32)
     check_fits("bornTimestamp", header.born_timestamp, 64)  # any number, as with RocketMQ
     return {
@@ -247,7 +239,7 @@ def _fields(request: Request, header: SendMessage) -> Mapping[str, npt.ArrayLike
 
 
 class SendBacks:
-    """CONSUMER_SEND_MSG_BACK: messages that a client could not process are delivered again, see `broker/retries`."""
+    """CONSUMER_SEND_MSG_BACK: redeliver messages that a client could not process, see `broker/retries`."""
 
     def __init__(self, broker: ServedBroker) -> None:
         self._broker = broker
@@ -256,7 +248,6 @@ class SendBacks:
         self._access = broker.access
 
     def handlers(self) -> Mapping[int, Handler]:
-        """Return handlers that may wait."""
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back}
 
     def _send_back(self, request: Request) -> Answer:
@@ -274,8 +265,9 @@ class SendBacks:
 
 
 def _must_be_meant(message: StoredMessage, header: SendBack) -> None:
-    """Raises `RequestRefused` if the client means another message, by its topic or its producer's id. The client then
-    sends that message back as a new one."""
+    """Raise `RequestRefused` if the topic or the producer's id is of another message. The client then sends that
+    message back as a new one.
+    """
     must_be_of(message, header.origin_topic)
     own, meant = message.properties.get(PROPERTY_UNIQ_KEY), header.origin_msg_id
     if own and meant and meant != own and not _is_of_place(meant, header.offset):

@@ -1,4 +1,4 @@
-"""What the processors of one server share."""
+"""The state that the processors of one server share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from store.remoting.tiered_store import TieredStore
 class BrokerConfig:
     """Settings of a served store, with RocketMQ's names and defaults (BrokerConfig). Times are ms."""
 
-    brokerName: str = "broker-a"  # as RocketMQ's conf/broker.conf has them
+    brokerName: str = "broker-a"  # as in RocketMQ's conf/broker.conf
     brokerClusterName: str = "DefaultCluster"
     autoCreateTopicEnable: bool = True
     transactionTimeOut: int = 6_000
@@ -31,18 +31,17 @@ class BrokerConfig:
 
     @property
     def own_topics(self) -> Mapping[str, int]:
-        """Return the topics that every broker has a route of, with their number of queues: tests and tools ask for
-        them.
+        """Topics with their number of queues that tools expect each broker to have.
 
-        They exist in the store once a message is sent to them.
+        The store creates them at their first message.
         """
         return {self.brokerClusterName: 16, self.brokerName: 1}
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> BrokerConfig:
-        """Read settings from a properties file; the others have their defaults, and unknown names are ignored.
+        """Read a properties file. Unset settings have their defaults; unknown names are ignored.
 
-        Raises `ConfigError`, naming file, line and mistake.
+        Raises `ConfigError`, which names file, line and mistake.
         """
         found = [entry for entry in entries(Path(path)) if entry[1] in BROKER_SETTINGS]
         values = {key: parsed(where, key, text, BROKER_SETTINGS[key]) for where, key, text in found}
@@ -57,9 +56,6 @@ BROKER_SETTINGS = {field.name: type(field.default) for field in fields(BrokerCon
 
 @dataclass(frozen=True)
 class ServedBroker:
-    """The store, the broker's settings, the connected clients, the offsets of their groups, the store read through to
-    its archive, and the accounts."""
-
     store: MessageStore
     config: BrokerConfig
     clients: Clients
@@ -72,7 +68,7 @@ class ServedBroker:
         return self.config.brokerName
 
     def must_know(self, group: str) -> None:
-        """Raises `UnknownGroup` for an unknown group if this creates no topics, for a group has topics of its own."""
+        """Raise `UnknownGroup` for a new group if topics are not created automatically, because a group has topics."""
         if not self.config.autoCreateTopicEnable and GroupConfigs(self.store.path).of(group) is None:
             raise UnknownGroup(
                 f"group {group} does not exist, and this broker creates no topics for it, such as "

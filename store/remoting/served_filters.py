@@ -1,4 +1,4 @@
-"""The filters of pulls: parsed once, in a worker if that may take long, and bounded together."""
+"""`ServedFilters`: the filters of pulls, parsed once, in a worker if that may take long."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from store.model.log_protocol import MessageFilter
 from store.read.filters import TagFilter, message_filter
 
 _MAX_EXPRESSION = MAX_PROPERTIES_BYTES  # characters
-_MAX_TAGS = 1000  # of an expression: each pull compares them all
+_MAX_TAGS = 1000  # in an expression: each pull compares them all
 _MAX_CHARACTERS = 1 << 20  # of all filters; one takes up to 60 times as many bytes
-_SHORT = 256  # characters that are parsed in a few ms
+_SHORT = 256  # parsed in a few ms
 
 
 class _Key(NamedTuple):
@@ -26,9 +26,8 @@ class _Key(NamedTuple):
 
 
 class ServedFilters:
-    """Filters of a server's pulls. Threads may share it.
-
-    Filters that no held pull uses give way to new ones. If held pulls use up the room, another filter is refused.
+    """Thread-safe. New filters replace those that no held pull uses. If held pulls fill the limit, another filter is
+    refused.
     """
 
     def __init__(self) -> None:
@@ -37,7 +36,7 @@ class ServedFilters:
         self._characters = 0
 
     def quick(self, expression: str, expression_type: str) -> MessageFilter | None:
-        """Return a filter that is known or short, None for one that needs a worker. Raises as `parse`."""
+        """Return a known or short filter; None if it needs a worker. Raises as `parse`."""
         with self._lock:
             key = _Key(expression, expression_type)
             if (known := self._recent.get(key)) is not None:
@@ -46,7 +45,7 @@ class ServedFilters:
         return self.parse(expression, expression_type) if len(expression) <= _SHORT else None
 
     def parse(self, expression: str, expression_type: str) -> MessageFilter:
-        """Raises `FilterError`, and `RequestRefused` if there are too many others."""
+        """Raises `FilterError`, and `RequestRefused` if there are too many filters."""
         if len(expression) > _MAX_EXPRESSION:
             raise FilterError(f"an expression of {len(expression):,} characters; at most {_MAX_EXPRESSION:,}")
         found = _parsed(expression, expression_type)
@@ -66,7 +65,7 @@ class ServedFilters:
 
 
 def _parsed(expression: str, expression_type: str) -> MessageFilter:
-    """Parse as RocketMQ's broker does: any text between "||" is a tag."""
+    """As RocketMQ's broker, take any text between "||" as a tag."""
     if expression_type.upper() != "TAG" or expression == EVERYTHING:
         return message_filter(expression, expression_type)
     tags = tuple(tag for part in expression.split("||") if (tag := part.strip()))

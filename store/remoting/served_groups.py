@@ -37,16 +37,14 @@ from store.remoting.served_topics import message_queue, queue_table, table_of_qu
 from store.remoting.threads import settle
 
 _TO_THE_END = -1
-# Those that count here: numbers up to, and those that are true or false.
+# numbers with their limits, and flags
 _NUMBERS = {"retryMaxTimes": INT_MAX, "retryQueueNums": MAX_QUEUES}
 _SWITCHES = ("consumeEnable", "consumeBroadcastEnable")
-# Of one group: processes with less stack for nested values read the file, too.
+# of a group: processes with a smaller stack for nested values read the file, too
 _MAX_SETTINGS_BYTES, _MAX_NESTED = 64 << 10, 500
 
 
 class ServedGroups:
-    """Settings, offsets and resets of groups."""
-
     def __init__(self, broker: ServedBroker, neighbours: Neighbours) -> None:
         self._store = broker.store
         self._broker = broker.name
@@ -58,7 +56,6 @@ class ServedGroups:
         self._files = ConsumerOffsets(broker.store.path)
 
     def handlers(self) -> Mapping[int, Handler]:
-        """Return handlers that may wait."""
         return {
             RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self._configure,
             RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self._settings,
@@ -104,7 +101,7 @@ class ServedGroups:
         return Response()
 
     def _offset(self, request: Request) -> Response:
-        """A group without an offset begins at 0 if the queue still has all messages, as with RocketMQ."""
+        """As with RocketMQ, a group without an offset begins at 0 if the queue still has all messages."""
         header = GroupQueue.of(request.command.fields)
         offset = self._offsets.committed(header.consumer_group, Queue(header.topic, header.queue_id))
         if offset is None:
@@ -130,12 +127,12 @@ class ServedGroups:
         self._offsets.commit(group, queue, offset)
         if self._clients.consumers(group):
             return Response()
-        written: Future[Response] = Future()  # others may join beside the server, and go by the files
+        written: Future[Response] = Future()  # consumers of this host may join, and read the files
         self._offsets.persist_soon().add_done_callback(lambda done: settle(written, Response))
         return written
 
     def _reset(self, request: Request) -> Answer:
-        """Set offsets, and tell the group's consumers, which would go on from theirs."""
+        """Notify the group's consumers, which would otherwise continue from their own offsets."""
         header = ResetOffset.of(request.command.fields)
         queues = self._store.topics().get(header.topic, 0)
         if not queues:
@@ -159,7 +156,7 @@ class ServedGroups:
         return Response(body=(body,))
 
     def _begin(self, header: ResetOffset, queue: Queue) -> int:
-        """Return the offset to read from; without `force` not ahead of the group's own."""
+        """Unless forced, return no offset after the committed one."""
         if header.offset is not None and header.offset >= 0:
             return min(header.offset, self._store.max_offset(queue.topic, queue.queue_id))
         if header.timestamp == _TO_THE_END:
@@ -175,8 +172,6 @@ class ServedGroups:
 
 
 class GroupStats:
-    """Progress and connections of groups, for admin tools."""
-
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
         self._broker = broker.name
@@ -186,7 +181,6 @@ class GroupStats:
         self._files = ConsumerOffsets(broker.store.path)
 
     def handlers(self) -> Mapping[int, Handler]:
-        """Return handlers that may wait."""
         return {
             RequestCode.GET_CONSUME_STATS: self._stats,
             RequestCode.GET_BROKER_CONSUME_STATS: self._all_stats,
@@ -212,7 +206,6 @@ class GroupStats:
         return self._tiered.answer(request, queues, stats)
 
     def _all_stats(self, request: Request) -> Answer:
-        """Of every group and topic."""
         self._offsets.persist()
         queues = [Queue(topic, id) for topic, count in self._store.topics().items() for id in range(count)]
         return self._tiered.answer(request, queues, lambda: self._of_all(request))
@@ -232,13 +225,13 @@ class GroupStats:
         return Response(body=(body,))
 
     def _readers(self, request: Request) -> Response:
-        """The groups that read a topic, or have."""
+        """Return the groups that read a topic, or have offsets in it."""
         topic = Topic.of(request.command.fields).topic
         had = (key.partition(GROUP_SEPARATOR) for key in self._files.all_offsets())
         return of_json({"groupList": sorted({*self._clients.groups_of(topic), *(g for t, _, g in had if t == topic)})})
 
     def _topics(self, group: str) -> dict[str, int]:
-        """Those that a group has offsets in, with their number of queues."""
+        """Return the topics in which a group has offsets, with their number of queues."""
         read = {
             key.partition(GROUP_SEPARATOR)[0]
             for key in self._files.all_offsets()
@@ -247,7 +240,7 @@ class GroupStats:
         return {topic: queues for topic, queues in self._store.topics().items() if topic in read}
 
     def _progress(self, group: str, queue: Queue) -> dict[str, int]:
-        """RocketMQ's OffsetWrapper; offsets below 0 are none."""
+        """RocketMQ's OffsetWrapper; an offset below 0 means none."""
         offset = self._offsets.committed(group, queue)
         end = self._store.max_offset(queue.topic, queue.queue_id)
         time = 0

@@ -1,4 +1,4 @@
-"""How far the groups of clients have read: in memory, and written to the store's files every few seconds."""
+"""`ServedOffsets`: the committed offsets of clients' groups, written to the store's files every few seconds."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from store.model.log_protocol import Queue
 from store.publish.locks import among_groups
 
 PERSIST_SECONDS = 5.0  # flushConsumerOffsetInterval
-_MAX_MADE_UP = 4096  # groups that have offsets and no settings
-_MAX_NEW = 1 << 18  # commits in memory; 300 bytes each
+_MAX_MADE_UP = 4096  # groups with offsets but no settings
+_MAX_NEW = 1 << 18  # unwritten commits; 300 bytes each
 _logger = logging.getLogger("store.remoting")
 
 
 class ServedOffsets:
-    """RocketMQ's ConsumerOffsetManager: the last commit counts, also a smaller offset. Threads may share it.
+    """RocketMQ's ConsumerOffsetManager: the last commit counts, even of a smaller offset. Thread-safe.
 
-    Only commits that are not in the files yet are kept. They replace commits of other processes since.
+    Only unwritten commits are kept. They overwrite concurrent commits of other processes.
     """
 
     def __init__(self, store: MessageStore) -> None:
@@ -35,20 +35,20 @@ class ServedOffsets:
         self._files = ConsumerOffsets(store.path)
         self._topics = Topics(Path(store.path))
         self._lock = threading.Lock()
-        self._persisting = threading.Lock()  # one thread at a time writes, so that the last commit is written last
+        self._persisting = threading.Lock()  # so that the last commit is written last
         self._new: dict[tuple[str, Queue], int] = {}
         self._writer = ThreadPoolExecutor(1, "mq-offsets")
-        self._next: Future[None] | None = None  # a write that has not begun
+        self._next: Future[None] | None = None
 
     def committed(self, group: str, queue: Queue) -> int | None:
-        """Return the offset to read next, None if the group has none."""
+        """Return the offset to read next, or None."""
         with self._lock:
             new = self._new.get((group, queue))
         written = self._store.consumer_offset(group, queue.topic, queue.queue_id)
         return written if new is None else new
 
     def commit(self, group: str, queue: Queue, offset: int) -> None:
-        """Set the next offset of a group. Raises `InvalidGroup`, `OffsetOutOfRange`, `StoreBusy`."""
+        """Raises `InvalidGroup`, `OffsetOutOfRange`, `StoreBusy`."""
         check_may_commit(group)
         if offset < 0:
             raise OffsetOutOfRange(f"group {group}, {queue}: {offset} is no offset; they begin at 0")
@@ -59,7 +59,7 @@ class ServedOffsets:
 
     @contextmanager
     def replacing(self, group: str, queues: Iterable[Queue]) -> Iterator[None]:
-        """Set the offsets of these queues in the files inside: commits from before do not count afterwards."""
+        """Set offsets in the files inside the `with` block, which supersede earlier commits."""
         with self._persisting:
             yield
             with self._lock:
@@ -67,9 +67,9 @@ class ServedOffsets:
                     self._new.pop((group, queue), None)
 
     def persist_soon(self) -> Future[None]:
-        """Return a future that is done once all commits up to now were written, or are tried again later.
+        """Return a future that is done when all current commits are written, or will be retried.
 
-        Commits that come while a write is under way share the next one: many of them do not write the file each.
+        Commits during a write share the next one, so that not each of them writes the file.
         """
         with self._lock:
             if self._next is None:
@@ -82,19 +82,18 @@ class ServedOffsets:
         self.persist()
 
     def stop(self) -> None:
-        """Write all commits, the last ones too."""
         self._writer.shutdown()
         self.persist()
 
     def persist(self) -> None:
-        """Write all new commits; those that cannot be written are tried again the next time."""
+        """Failed commits are retried the next time."""
         with self._persisting:
             with self._lock:
                 new = dict(self._new)
             if not new:
                 return
             try:
-                self._store.flush()  # first, what clients sent back and take for done
+                self._store.flush()  # first, the messages that clients sent back, and count as done
                 with among_groups(self._store.path, self._store.config.lockTimeoutMillis / 1000):
                     self._write(new)
             except (StoreError, OSError) as error:
@@ -106,7 +105,7 @@ class ServedOffsets:
                         del self._new[key]
 
     def _write(self, new: Mapping[tuple[str, Queue], int]) -> None:
-        """Skip queues that do not exist, and clients that would set members beside the server back."""
+        """Skip missing queues, and offsets that would set back consumers of this host."""
         written = self._files.of_groups(new)
         news = {
             (group, queue): offset
@@ -126,7 +125,7 @@ class ServedOffsets:
             self._files.set_of_groups(news)
 
     def _beyond_room(self, new: set[str]) -> set[str]:
-        """Return those of new groups for which there is no room: a client can make up any number of names."""
+        """Return the new groups beyond the limit, because a client can make up any number of names."""
         if not new:
             return new
         settings, names = self._files.settings.all().keys(), set(self._files.names())
@@ -134,5 +133,5 @@ class ServedOffsets:
         return set(sorted(made_up)[max(0, _MAX_MADE_UP - len(names - settings)) :])
 
     def _has_members(self, group: str) -> bool:
-        """Whether consumers beside the server share its queues."""
+        """Whether consumers of this host share its queues."""
         return any(each.model is MessageModel.CLUSTERING for each in Roster(self._store.path, group).present())

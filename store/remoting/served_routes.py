@@ -14,14 +14,14 @@ from store.remoting.request import Handler, Request, Response, of_json
 from store.remoting.rights import of_topic
 from store.remoting.served_broker import ServedBroker
 
-DEFAULT_TOPIC = "TBW102"  # whose route producers take for topics that are not there yet
-NEW_TOPIC_QUEUES = 8  # at most, of a topic that is created by its first message (defaultTopicQueueNums)
+DEFAULT_TOPIC = "TBW102"  # producers use its route for missing topics
+NEW_TOPIC_QUEUES = 8  # of a topic that is created by its first message, at most (defaultTopicQueueNums)
 READ_WRITE = 6
 _INHERIT = 1
 
 
 class Routes:
-    """One broker, master of one cluster, at whatever address a client reached it."""
+    """One broker, master of one cluster, at the address by which a client reached it."""
 
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
@@ -32,7 +32,6 @@ class Routes:
         self._access = broker.access
 
     def handlers(self) -> Mapping[int, Handler]:
-        """Return handlers that may wait."""
         return {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
@@ -95,7 +94,7 @@ _VERSION = "V5_3_3"
 
 
 class Status:
-    """Runtime information and settings. What RocketMQ counts and this does not is left out."""
+    """RocketMQ's figures that are not counted here are left out."""
 
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
@@ -103,7 +102,6 @@ class Status:
         self._began = int(time.time() * 1000)
 
     def handlers(self) -> Mapping[int, Handler]:
-        """Return handlers that may wait."""
         return {
             RequestCode.GET_BROKER_RUNTIME_INFO: self._runtime_info,
             RequestCode.GET_BROKER_CONFIG: self._settings,
@@ -128,6 +126,6 @@ class Status:
         return of_json({"table": {name: str(value) for name, value in table.items()}})
 
     def _earliest(self) -> int:
-        """Return the store time of the log's first message; -1 without one. As with RocketMQ, of any topic."""
+        """Return the store time of the first message in the log; -1 if it is empty, as RocketMQ does."""
         first = self._store.first_message()
         return -1 if first is None else first.store_timestamp

@@ -32,8 +32,6 @@ _MOST_FOUND = 64  # maxMsgsNumBatch
 
 
 class ServedTopics:
-    """Creates, describes and deletes topics; answers offsets of queues; finds single messages."""
-
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
         self._broker = broker.name
@@ -41,14 +39,13 @@ class ServedTopics:
         self._access = broker.access
 
     def handlers(self) -> Mapping[int, Handler]:
-        """Return handlers that may wait."""
         return {
             RequestCode.UPDATE_AND_CREATE_TOPIC: self._create,
             RequestCode.GET_TOPIC_CONFIG: self._config,
             RequestCode.GET_TOPIC_STATS_INFO: self._stats,
             RequestCode.VIEW_MESSAGE_BY_ID: self._view,
             RequestCode.DELETE_TOPIC_IN_BROKER: self._delete,
-            RequestCode.DELETE_TOPIC_IN_NAMESRV: lambda request: Response(),  # it has those that the broker has
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: lambda request: Response(),  # it has the broker's topics
             RequestCode.QUERY_MESSAGE: self._query,
             RequestCode.GET_MAX_OFFSET: self._max,
             RequestCode.GET_MIN_OFFSET: self._min,
@@ -87,7 +84,7 @@ class ServedTopics:
         return of_json(settings)
 
     def _known(self, request: Request) -> tuple[str, int]:
-        """The topic that is asked about, and its number of queues. Raises `RequestRefused`."""
+        """Return a request's topic, and its number of queues. Raises `RequestRefused`."""
         topic = Topic.of(request.command.fields).topic
         queues = self._store.topics().get(topic, 0)
         if not queues:
@@ -139,7 +136,7 @@ class ServedTopics:
         return self._tiered.answer(request, [queue], search)
 
     def _earliest(self, request: Request) -> Answer:
-        """The store time of a queue's oldest message; -1 without one, as RocketMQ answers."""
+        """Return the store time of a queue's oldest message; -1 if it is empty, as RocketMQ does."""
         header = TopicQueue.of(request.command.fields)
         queue = Queue(header.topic, header.queue_id)
 
@@ -166,10 +163,12 @@ class ServedTopics:
 
 
 def must_be_of(message: StoredMessage, topic: str | None) -> None:
-    """Raises `RequestRefused` for a message of another topic than a client names beside its place: as the id of a
-    message in an archive, or in a store from before it was restored, means another place."""
+    """Raise `RequestRefused` if a message has another topic than a client expects.
+
+    An id from an archive, or from before the store was restored, may mean another place.
+    """
     own = {message.topic, *(message.properties.get(name) for name in (PROPERTY_RETRY_TOPIC, PROPERTY_REAL_TOPIC))}
-    if topic and not any(each and each.endswith(topic) for each in own):  # it may be without its namespace
+    if topic and not any(each and each.endswith(topic) for each in own):  # it may lack its namespace
         raise RequestRefused(
             ResponseCode.QUERY_NOT_FOUND,
             f"at commit log offset {message.physical_offset} stands a message of topic {message.topic}, and not of "
@@ -182,10 +181,9 @@ def message_queue(broker: str, queue: Queue) -> MessageQueue:
 
 
 def queue_table(rows: Iterable[tuple[MessageQueue, dict[str, int]]]) -> Response:
-    """A table by queues, as fastjson writes and reads one: its keys are objects, which is no JSON."""
+    """fastjson writes objects as keys, which is not JSON."""
     return Response(body=(b'{"offsetTable":%b}' % table_of_queues(rows),))
 
 
 def table_of_queues(rows: Iterable[tuple[MessageQueue, object]]) -> bytes:
-    """The table itself."""
     return b"{%b}" % b",".join(b"%b:%b" % (encode(queue), encode(values)) for queue, values in rows)

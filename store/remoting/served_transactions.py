@@ -1,4 +1,4 @@
-"""Transactional messages of remote producers: prepare, commit, roll back, and ask for open ones."""
+"""Transactional messages of remote producers: prepare, commit, roll back, and check."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ _COMMIT, _ROLL_BACK, _UNKNOWN = 8, 12, 0
 
 
 def is_half(message: Message) -> bool:
-    """Whether its producer sent it as a half message."""
     return message.properties.get(PROPERTY_TRANSACTION, "").lower() == "true"
 
 
 class ServedTransactions:
-    """The transactions of all producer groups, one step after the other in a thread of its own."""
+    """The transactions of all producer groups. One thread runs their steps."""
 
     def __init__(self, broker: ServedBroker) -> None:
         self._store = broker.store
@@ -45,23 +44,23 @@ class ServedTransactions:
         self._groups: dict[str, Transactions] = {}
 
     def quick_handlers(self) -> Mapping[int, Handler]:
-        """Return handlers for the loop's thread."""
         return {RequestCode.END_TRANSACTION: self._end_soon}
 
     def prepare(self, group: str, message: Message, fields: Fields, new_queues: int) -> Future[Half]:
-        """Append a half message, which `is_half`; new_queues: as of `Appending.append`."""
+        """Append a half message. new_queues: see `Appending.append`."""
         own = {name: value for name, value in message.properties.items() if name != PROPERTY_TRANSACTION}
         return self._thread.submit(self._prepare, group, replace(message, properties=own), fields, new_queues)
 
     def check(self) -> None:
-        """Ask the connected producers about their open half messages: one step, to be called regularly. One group is
-        asked after the other, and requests of clients are handled between them."""
-        with suppress(RuntimeError):  # it is over
+        """Ask the connected producers about their open half messages. Call it regularly.
+
+        Clients' requests are handled between two groups.
+        """
+        with suppress(RuntimeError):  # the thread has ended
             for group in self._thread.submit(self._asked).result():
                 self._thread.submit(self._check, group).result()
 
     def stop(self) -> None:
-        """Stop after the running work."""
         self._thread.shutdown()
 
     # --- in the thread -----------------------------------------------------------------------------------
@@ -108,7 +107,6 @@ class ServedTransactions:
         return Response()
 
     def _asked(self) -> list[str]:
-        """The groups that have producers."""
         try:
             self._store.max_offset(HALF_TOPIC, 0)
         except UnknownTopic:
@@ -118,8 +116,10 @@ class ServedTransactions:
         return present
 
     def _check(self, group: str) -> None:
-        """Count first, as RocketMQ does: that puts a half message again, and it is asked for at its new place. A
-        producer that does not read is not asked: the question would stay in memory."""
+        """Count the check first, as RocketMQ does: that appends the half message again, at its new place.
+
+        Skip producers that do not read, because the questions would stay in memory.
+        """
         producers = [each.connection for each in self._clients.producers(group).values()]
         reading = [connection for connection in producers if not connection.is_stuck_writing]
         if not reading:

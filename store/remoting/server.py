@@ -1,4 +1,4 @@
-"""Listening: connections, their limits, and each request on its way to the processor that answers it."""
+"""`Server`: listens for connections, and passes each request to its handler."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from store.remoting.threads import LEAVE_SECONDS, LoopThread, Turns
 _logger = logging.getLogger("store.remoting")
 _SWEEP_SECONDS = 1.0
 _SURVEY_THREADS = 2  # one of them for one connection at most
-# Of one connection these are handled in the order in which they came: a client resets its group and asks for its offset
-# at once, gives a queue's lock back and takes it again, and unregisters last.
+# Handled in order for each connection: a client resets its group and at once asks for its offset, releases and locks a
+# queue again, and unregisters last.
 _IN_ORDER = (
     RequestCode.UPDATE_CONSUMER_OFFSET,
     RequestCode.QUERY_CONSUMER_OFFSET,
@@ -35,7 +35,7 @@ _IN_ORDER = (
     RequestCode.UNLOCK_BATCH_MQ,
     RequestCode.UNREGISTER_CLIENT,
 )
-# The work of these grows with the store, so they have threads of their own: others do not wait for them.
+# Their work grows with the store, so they have separate threads.
 _SURVEYS = frozenset(
     {
         RequestCode.GET_TOPIC_STATS_INFO,
@@ -60,10 +60,10 @@ _HELD = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 class Processors:
     """The handlers by request code.
 
-    quick: run in the loop's thread, so they must not wait for anything; they return None for a request that needs a
-    worker. waiting: run in `turns`. lost: called with each connection that is over, in
-    the loop's thread. check: raises `RequestRefused` for a request that its sender may not make;
-    None: all clients may make all requests.
+    quick: run in the loop's thread, so they must not block; they return None if the request needs a worker.
+    waiting: run in `turns`, and may block.
+    lost: called in the loop's thread with each closed connection.
+    check: raises `RequestRefused` if the sender may not make a request; None allows all.
     """
 
     turns: Turns
@@ -74,7 +74,7 @@ class Processors:
 
 
 class Server(Opened):
-    """Listens, in a thread of its own, until `close`. address: "host:port", the port that it got."""
+    """Listens in its own thread until `close`. address: "host:port", with the actual port."""
 
     def __init__(
         self,
@@ -85,9 +85,7 @@ class Server(Opened):
         tls: SSLContext | None,
         figures: Figures,
     ) -> None:
-        """figures: count the connections that were refused.
-
-        Raises `InvalidArgument` for no address, `StoreUnavailable` for one that cannot be listened at."""
+        """Raises `InvalidArgument` for a malformed address, `StoreUnavailable` if it cannot listen."""
         super().__init__(f"a server at {listen}", "store.remoting.serving.serve")
         self._thread = thread
         self._processors = processors
@@ -104,14 +102,12 @@ class Server(Opened):
 
     @property
     def connections(self) -> int:
-        """How many there are."""
         return len(self._intake)
 
     def close(self, stop: Callable[[], None] = lambda: None) -> None:
-        """Take no more connections, answer the running requests (see `Turns.close`), and close; the second time this
-        does nothing.
+        """Answer the running requests, see `Turns.close`.
 
-        stop: called then, answers the requests that wait for something.
+        stop: called to answer held requests.
         """
         if self._is_over:
             return
@@ -154,7 +150,6 @@ class Server(Opened):
         await asyncio.sleep(0)
 
     async def _sweep(self) -> None:
-        """Close connections that are idle, or stuck."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self._turns.look()
@@ -168,7 +163,7 @@ class Server(Opened):
         self._processors.lost(connection)
 
     def _received(self, connection: Connection, command: Command) -> None:
-        if command.is_response:  # to something that this asked; nothing waits for any
+        if command.is_response:  # to a request of this server, which expects none
             return
         request = Request(command, connection)
         try:
@@ -190,7 +185,7 @@ class Server(Opened):
         answer.add_done_callback(lambda done: self._thread.call(self._end, request, done))
 
     def _begun(self, request: Request) -> tuple[Any, bool]:
-        """Return the response, or a future of it, and whether a worker does it."""
+        """Return the response, or its future, and whether a worker runs it."""
         code = request.command.code
         if (quick := self._processors.quick.get(code)) is not None and (answer := quick(request)) is not None:
             for turns in (self._turns, self._surveys):

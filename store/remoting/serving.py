@@ -34,15 +34,15 @@ from store.remoting.tiered_store import ArchiveReads, TieredStore
 LISTEN = "127.0.0.1:9876"
 LIMITS = ServerLimits()
 BROKER = BrokerConfig()
-_THREADS = 4  # more would compete for the interpreter with the event loop
-_LOOK_SECONDS = 1.0  # for topics that were deleted
+_THREADS = 4  # more would compete with the event loop for the GIL
+_LOOK_SECONDS = 1.0  # between two checks for late archive reads
 _logger = logging.getLogger("store.remoting")
 
 
 class Serving:
-    """A store that is served, until `close`; a context manager. The store stays the caller's.
+    """A served store, until `close`. A context manager. It does not close the store.
 
-    address: "host:port" of the name server, and of the broker that it names.
+    address: "host:port" of the name server and the broker.
     """
 
     def __init__(
@@ -113,19 +113,16 @@ class Serving:
 
     @property
     def connections(self) -> int:
-        """How many there are."""
         return self._server.connections
 
     @property
     def held(self) -> int:
-        """How many pulls are held."""
+        """The number of held pulls."""
         return self._hold.held
 
     def close(self) -> None:
-        """Answer running requests and held pulls, and leave. The second time, and in a forked process, this does
-        nothing.
-        """
-        if self._server.is_forked:  # its parent noted more since
+        """Answer running requests and held pulls, and leave. Does nothing the second time and in a forked process."""
+        if self._server.is_forked:  # the parent may have committed more
             return
         self._is_leaving = True
         for each in self._every:
@@ -157,7 +154,7 @@ async def _every(seconds: float, step: Callable[[], object]) -> None:
 async def _done(step: Callable[[], object], otherwise: str) -> None:
     try:
         await asyncio.to_thread(step)
-    except Exception as error:  # else it would never be done again, without a word
+    except Exception as error:  # else it would never run again
         _logger.warning("%s; %s", error, otherwise, exc_info=not isinstance(error, StoreError))
 
 
@@ -170,12 +167,13 @@ def serve(
     access: Access | None = None,
     tls: SSLContext | None = None,
 ) -> Serving:
-    """Serve a store that is open for writing to RocketMQ's clients, in threads of this process, until `close`.
+    """Serve a store that is open for writing to RocketMQ's clients, in threads, until `close`.
 
     listen: "host:port"; port 0 is any free one, see `Serving.address`. Routes name the address by which a client
-    connected. access: the rights of accounts; None allows everything to all. tls: if given, clients have to use TLS
-    (`useTLS`). Other handles, of this process and of others, may use the store at the same time.
+    connected. access: the rights of accounts; None allows all requests. tls: if given, clients have to use TLS
+    (`useTLS`).
 
-    Raises `InvalidArgument` for a malformed address, `StoreUnavailable` if this cannot listen there.
+    Other handles, of any process, may use the store concurrently. Raises `InvalidArgument` for a malformed address,
+    `StoreUnavailable` if it cannot listen.
     """
     return Serving(store, listen, config, limits, access, tls)

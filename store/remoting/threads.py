@@ -1,4 +1,4 @@
-"""Threads of clients and servers: one that runs an event loop, and workers in which connections take turns."""
+"""Threads of clients and servers: an event loop, and workers that connections share."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from store.model.errors import RequestRefused, StoreError
 from store.remoting.connection import Connection
 
 Result = TypeVar("Result")
-_QUICK_SECONDS = 0.001  # that the event loop takes for a request at most
-_MOST_REST, _MOST_REST_SECONDS = 3, 0.5  # of a worker: as many times as long as it computed
+_QUICK_SECONDS = 0.001  # most that the event loop takes for a request
+_MOST_REST, _MOST_REST_SECONDS = 3, 0.5  # of a worker: a multiple of its computing time, and seconds
 
 
 def settle(waiting: Future[Result], work: Callable[[], Result]) -> None:
-    """Give `waiting` the result of `work` or its error, of any kind: its reader must not wait for ever."""
+    """Pass on errors of any kind, so that the reader of `waiting` never waits forever."""
     try:
         result = work()
     except StoreError as error:
@@ -35,37 +35,30 @@ def settle(waiting: Future[Result], work: Callable[[], Result]) -> None:
 
 
 def without_frames(error: StoreError) -> StoreError:
-    """Return an error that holds nothing of the request that failed.
-
-    Its frames refer to the future that refers to it: the request would stay in memory until a garbage collection.
-    """
+    """Drop the traceback and cause, whose frames would keep the request in memory until a garbage collection."""
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)
 
 
 class LoopThread:
-    """An event loop in a daemon thread of this process, until `stop`."""
-
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Begin `work` in the loop's thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def call(self, work: Callable[..., object], *arguments: object) -> None:
-        """Call `work` in the loop's thread, soon; a loop that is over does nothing any more."""
+        """Call `work` in the loop's thread. Does nothing after the loop was closed."""
         if not self.loop.is_closed():
             try:
                 self.loop.call_soon_threadsafe(work, *arguments)
-            except RuntimeError:  # it was closed just now
+            except RuntimeError:  # closed concurrently
                 if not self.loop.is_closed():
                     raise
 
     def stop(self) -> None:
-        """End the loop and its thread; its tasks are cancelled."""
         self.call(self.loop.stop)
         self._thread.join()
 
@@ -92,11 +85,11 @@ class _Work(NamedTuple):
 
 
 class Turns:
-    """So many threads, made as they are needed, and half of them for one connection at the most. Any thread may call.
+    """Workers that serve connections in turn; at most half of them serve one connection. Thread-safe.
 
-    Nothing is begun for a connection whose peer does not read: the answers would stay in memory. Threads share the
-    interpreter with the event loop. So after each work a thread rests for the time that the loop needs for the requests
-    that it answered since, counted in `quick_requests`.
+    No work begins for a connection whose peer does not read, because its answers would stay in memory. Workers share
+    the GIL with the event loop, so after each work, a worker sleeps for as long as the loop needed for its
+    `quick_requests` during the work.
     """
 
     def __init__(self, threads: int, name: str) -> None:
@@ -104,20 +97,18 @@ class Turns:
         self._share = max(1, threads // 2)
         self._name = name
         self._changed = threading.Condition()
-        self._waiting: dict[Connection, deque[_Work]] = {}  # whose turn is next first
-        self._begun: Counter[Connection] = Counter()  # that are not done
+        self._waiting: dict[Connection, deque[_Work]] = {}  # in order of their turns
+        self._begun: Counter[Connection] = Counter()  # running works
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._is_over = False
         self.quick_requests = 0
-        self._until = math.inf  # time.monotonic(), after which nothing is begun
+        self._until = math.inf  # `time.monotonic()`, after which no work begins
 
     def begin(
         self, connection: Connection, work: Callable[[], Result], *, after_others: bool = False
     ) -> Future[Result]:
-        """Return the future of `work`, called in another thread, even if the connection is over by then. after_others:
-        after all earlier requests of the connection.
-        """
+        """`work` runs even if the connection is closed by then. after_others: begin after its earlier requests."""
         answered: Future[Result] = Future()
         with self._changed:
             if self._is_over:
@@ -125,32 +116,29 @@ class Turns:
             if len(self._threads) < self._most and self._idle <= sum(map(len, self._waiting.values())):
                 name = f"{self._name}-{len(self._threads)}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
-                thread.start()  # the system may have none, and the next request tries again
+                thread.start()  # the next request tries again
                 self._threads.append(thread)
             self._waiting.setdefault(connection, deque()).append(_Work(answered, work, after_others))
             self._changed.notify()
         return answered
 
     def drop(self, connection: Connection) -> None:
-        """Drop the waiting requests of a connection."""
         with self._changed:
             self._waiting.pop(connection, None)
 
     def look(self) -> None:
-        """Go on with connections whose peer reads again, or that are over; call it regularly."""
+        """Continue with connections whose peer reads again or that are closed. Call it regularly."""
         with self._changed:
             self._changed.notify_all()
 
     def leave(self) -> None:
-        """Begin nothing more, and wait for nothing."""
         with self._changed:
             self._is_over = True
             self._waiting.clear()
             self._changed.notify_all()
 
     def close(self, seconds: float = LEAVE_SECONDS) -> None:
-        """Take no more; when this returns, all requests were handled, or refused if they did not begin in time: a
-        client may have asked for hours of work."""
+        """Refuse works that do not begin within `seconds`, and wait for the others."""
         with self._changed:
             self._is_over = True
             self._until = time.monotonic() + seconds
@@ -164,16 +152,16 @@ class Turns:
             connection, asked = turn
             before, began = self.quick_requests, time.thread_time()
             settle(asked.answered, asked.work if time.monotonic() < self._until else _leaving)
-            del turn, asked  # and with it the request, while this thread rests or waits
+            del turn, asked  # free the request before sleeping
             if not self._is_over:
                 needed = _QUICK_SECONDS * (self.quick_requests - before)
                 time.sleep(min(needed, _MOST_REST * (time.thread_time() - began), _MOST_REST_SECONDS))
 
     def _next(self, done: Connection | None) -> tuple[Connection, _Work] | None:
-        """done: whose work this thread has done just now."""
+        """done: the connection whose work this thread finished."""
         with self._changed:
             if done is not None:
-                self._begun -= Counter((done,))  # without those that have none
+                self._begun -= Counter((done,))  # drops zero counts, too
             while True:
                 connection = next(filter(self._may_go_on, self._waiting), None)
                 if connection is not None:
@@ -190,7 +178,7 @@ class Turns:
                 self._idle -= 1
 
     def _may_go_on(self, connection: Connection) -> bool:
-        if self._waiting[connection][0].after_others and self._begun[connection]:  # also when a client unregisters
+        if self._waiting[connection][0].after_others and self._begun[connection]:
             return False
         is_served = connection.is_over or not connection.is_stuck_writing
         return self._is_over or (is_served and self._begun[connection] < self._share)

@@ -1,7 +1,7 @@
-"""A served store, read through to its archive: clients see the log that readers of the directory see.
+"""A served store together with its archive, which clients see as readers of the directory do.
 
-The archive is asked in the same cases as by RocketMQ's tiered storage (TieredMessageStore): for messages, the begin of
-a queue, offsets by time, look-ups by key, and store times.
+As in RocketMQ's TieredMessageStore, the archive answers for messages, the begin of a queue, offsets by time, queries by
+key, and store times.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from store.remoting.request import Answer, Request, Response
 from store.remoting.threads import LEAVING, Turns, settle, without_frames
 
 _THREADS = 8
-_SECONDS = 10.0  # after which a client is told to ask again: it gives up itself after 15 or 30
-_QUIET_SECONDS = 60.0  # until the same is logged again
+_SECONDS = 10.0  # before clients time out after 15 or 30
+_QUIET_SECONDS = 60.0  # until the same warning is logged again
 _logger = logging.getLogger("store.remoting")
 
 Result = TypeVar("Result")
 
 
 class ArchiveReads:
-    """Connections take turns. Any thread may call."""
+    """Threads that read from the archive. Thread-safe; connections take turns."""
 
     def __init__(self, seconds: float = _SECONDS) -> None:
-        """seconds: after which a request is refused that was not answered."""
+        """seconds: after which an unanswered request is refused."""
         self._seconds = seconds
         self._turns = Turns(_THREADS, "mq-archive")
         self._lock = threading.Lock()
-        self._until: dict[Future[Any], tuple[float, Connection]] = {}  # time.monotonic(), and the connection
+        self._until: dict[Future[Any], tuple[float, Connection]] = {}  # time.monotonic()
         self._said: dict[str, float] = {}
 
     def begin(self, connection: Connection, work: Callable[[], Result]) -> Future[Result]:
-        """What `work` answers, or raises; work: called in another thread, unless the connection is over by then."""
+        """`work` is not called if the connection is closed by then."""
         answered: Future[Result] = Future()
         with self._lock:
             self._until[answered] = time.monotonic() + self._seconds, connection
@@ -69,13 +69,12 @@ class ArchiveReads:
         return answered
 
     def lost(self, connection: Connection) -> None:
-        """Forget the requests of a connection that is over."""
         self._turns.drop(connection)
         with self._lock:
             self._until = {answered: asked for answered, asked in self._until.items() if asked[1] is not connection}
 
     def look(self) -> None:
-        """Refuse what takes too long: to be called now and then."""
+        """Refuse late requests. Call it regularly."""
         self._turns.look()
         now = time.monotonic()
         with self._lock:
@@ -87,8 +86,7 @@ class ArchiveReads:
             self._log("the archive answers too slowly: clients are told to ask again")
 
     def stop(self) -> None:
-        """Refuse all that is not answered, and take no more. A request to an archive that fails may take minutes to do
-        so: it is not waited for."""
+        """Refuse all unanswered requests. Do not wait, because a failing archive may take minutes."""
         self._turns.leave()
         with self._lock:
             left = list(self._until)
@@ -96,7 +94,7 @@ class ArchiveReads:
             _settle(each, RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, LEAVING))
 
     def _answer(self, answered: Future[Any], work: Callable[[], object]) -> None:
-        if answered.done():  # it waited for too long
+        if answered.done():  # timed out
             return
         try:
             _settle(answered, work())
@@ -114,7 +112,6 @@ class ArchiveReads:
             self._until.pop(answered, None)
 
     def _log(self, what: str) -> None:
-        """Not again and again."""
         now = time.monotonic()
         with self._lock:
             self._said = {text: until for text, until in self._said.items() if until > now}
@@ -125,7 +122,7 @@ class ArchiveReads:
 
 
 def _settle(answered: Future[Any], result: object) -> None:
-    """Set the result, unless the request was refused since."""
+    """Does nothing if the request was refused concurrently."""
     with suppress(InvalidStateError):
         if isinstance(result, BaseException):
             answered.set_exception(without_frames(result) if isinstance(result, StoreError) else result)
@@ -134,10 +131,10 @@ def _settle(answered: Future[Any], result: object) -> None:
 
 
 class TieredStore:
-    """A store together with the archive that its settings name now.
+    """A store together with the archive in its current settings.
 
-    The methods of the first part return at once. All others may take long, so they run in reader threads, and raise
-    `ArchiveError` and `ObjectsUnavailable`.
+    `answer`, `answer_of` and `pulled` return at once. The other methods may block, so they run in reader threads, and
+    raise `ArchiveError` and `ObjectsUnavailable`.
     """
 
     def __init__(self, store: MessageStore, reads: ArchiveReads) -> None:
@@ -147,15 +144,14 @@ class TieredStore:
         self._known: tuple[str, TieredLog | None] = ("", None)
 
     def answer(self, request: Request, queues: Iterable[Queue], work: Callable[[], Response]) -> Answer:
-        """Return the answer of `work`: at once if the store has all of these queues, else from a reader thread."""
+        """Call `work` at once if the store has all messages of these queues, else in a reader thread."""
         if not any(each.min_offset for each in self._store.bounds(queues).values()):
             return work()
         return self._reads.begin(request.connection, work)
 
     def answer_of(self, request: Request, physical_offset: int, work: Callable[[bytes], Response]) -> Answer:
-        """Return the answer of `work` about a record, which a client names by its place in the log.
-
-        The archive may give the record too late. Then the request was refused, and `work` is not called.
+        """Return the answer of `work` about the record at an offset. `work` is not called if the archive is
+        too late.
         """
         if not is_name(physical_offset):
             return work(self._store.record_at(physical_offset))
@@ -165,7 +161,7 @@ class TieredStore:
         return answered
 
     def pulled(self, connection: Connection, pull: PullRequest) -> Future[PullResponse]:
-        """Return the answer to a pull from an offset that the store has deleted."""
+        """Answer a pull from an offset that the store has deleted."""
         return self._reads.begin(connection, lambda: self._pull(pull))
 
     # --- in reader threads ---------------------------------------------------------------------------------
@@ -177,7 +173,7 @@ class TieredStore:
         return own if log is None else Bounds(min(own.min_offset, log.first(queue, own)), own.max_offset)
 
     def offset_by_time(self, queue: Queue, timestamp: int, boundary: Boundary = Boundary.LOWER) -> int:
-        """As `MessageStore.offset_by_time`."""
+        """See `MessageStore.offset_by_time`."""
         log = self._log() if self._store.min_offset(queue.topic, queue.queue_id) else None
         found = {} if log is None else log.offsets_by_time([queue], timestamp, boundary)
         if queue in found:
@@ -185,7 +181,7 @@ class TieredStore:
         return self._store.offset_by_time(queue.topic, queue.queue_id, timestamp, boundary)
 
     def stored_at(self, queue: Queue, offset: int) -> int | None:
-        """Return the store time of a message (ms), None if neither has it. Raises `UnknownTopic`, `UnknownQueue`."""
+        """Return a store time (ms), or None. Raises `UnknownTopic`, `UnknownQueue`."""
         own = Bounds(*self._store.offsets(queue.topic, queue.queue_id))
         if own.min_offset and (log := self._log()) is not None:
             return log.stored_at(queue, offset)
@@ -193,7 +189,7 @@ class TieredStore:
         return None if found is None else found.store_timestamp
 
     def records(self, messages: Iterable[StoredMessage]) -> list[bytes]:
-        """Return the records of messages that were found by their key."""
+        """Return the records of messages found by key."""
         return [self._own_record(message) or self._archived_record(message) for message in messages]
 
     def _named(self, physical_offset: int) -> bytes:
@@ -203,7 +199,7 @@ class TieredStore:
         return _record(log, log.older.named(physical_offset))
 
     def _own_record(self, message: StoredMessage) -> bytes | None:
-        """Return a message's record, None if the log has another one there: the place is one in the archive then."""
+        """Return None if the message's offset is one in the archive."""
         try:
             record = self._store.record_at(message.physical_offset)
         except (OffsetLost, OffsetNotYet, CorruptRecord):
@@ -228,7 +224,6 @@ class TieredStore:
         return response(pull, log.get_message(queue, own, request))
 
     def _log(self) -> TieredLog | None:
-        """Return None for a store that archives nowhere."""
         archive = StoreArchive.remembered(self._store.path, self._store.config)
         with self._lock:
             if self._known[0] != archive.name:
@@ -237,6 +232,5 @@ class TieredStore:
 
 
 def _record(log: TieredLog, wanted: QueueRange) -> bytes:
-    """Of one archived message."""
     (record,) = log.older.records(wanted, EVERYTHING, 1, 0).records
     return bytes(record)
