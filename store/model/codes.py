@@ -7,7 +7,7 @@ from typing import Final
 
 
 class RequestCode(IntEnum):
-    """RocketMQ's request codes between clients or admin tools and name servers or brokers."""
+    """From clients or admin tools to name servers or brokers, unless noted."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -62,14 +62,14 @@ class RequestCode(IntEnum):
 
 
 class CommandFlag(IntFlag):
-    """The kind of a command; no flag is set in a request that expects a response."""
+    """No flag is set in a request that expects a response."""
 
     RESPONSE = 1
     ONEWAY = 2
 
 
 class Language(IntEnum):
-    """The programming language of a client (LanguageCode)."""
+    """RocketMQ's LanguageCode."""
 
     JAVA = 0
     CPP = 1
@@ -88,7 +88,7 @@ class Language(IntEnum):
 
 
 class Serialization(IntEnum):
-    """The encoding of a frame's header, as a byte of the frame."""
+    """The encoding of a frame's header."""
 
     JSON = 0
     ROCKETMQ = 1
@@ -98,7 +98,7 @@ VERSION: Final = 479  # RocketMQ 5.3.3, as our client and our server identify th
 
 
 class ResponseCode(IntEnum):
-    """RocketMQ's response codes from name servers and brokers of version 5 to clients."""
+    """From name servers and brokers of version 5 to clients."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

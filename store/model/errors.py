@@ -1,57 +1,7 @@
-"""All errors of a store, as one tree.
+"""All errors of a store, as one tree below `StoreError`.
 
-    StoreError
-    ├── ConfigError              a key or value of store.conf
-    ├── NotAStore                the path is missing, or contains other files
-    ├── UnsupportedStore         a kind of RocketMQ directory, or topic, that cannot be read or written
-    ├── StoreLocked              a RocketMQ broker or another process owns the directory
-    ├── StoreBusy                the append lock was not released in time
-    ├── BufferFull               a producer's buffer stayed full
-    ├── StoreNotOpen             a store, watch or hold service is not open in this process
-    │   ├── StoreClosed          it was closed
-    │   ├── StoreForked          it was opened before this process was forked
-    │   └── StoreReplaced        its directory was deleted, replaced, or changed owner
-    ├── ReadOnlyStore            a write to a store opened with read_only=True
-    ├── StoreFull                no space left on the device
-    ├── FlushFailed              a sync failed: all later appends are refused
-    ├── StoreUnavailable         the system refuses: no permission, no descriptor left, a read error, ...
-    │   └── FileMissing          a file of the store is missing
-    ├── ArchiveError
-    │   ├── NoArchive            the place has no archive, or only an unfinished one
-    │   ├── ArchiveOfAnother     the place has an archive of another store
-    │   └── QueuesPassedOver     some queues could not be archived, the others were; `.reasons` says why
-    ├── ObjectsUnavailable       no such bucket, no permission, no answer, a missing package
-    ├── UnknownTopic
-    │   └── UnknownQueue         the topic exists, the queue id does not
-    ├── InvalidTopic             a topic name that RocketMQ rejects
-    ├── InvalidGroup             a consumer group's name that RocketMQ rejects
-    ├── UnknownGroup             a consumer group that does not exist
-    ├── GroupConflict            a consumer that contradicts other members of its group
-    ├── InvalidMessageId         a text that is no offsetMsgId
-    ├── InvalidColumns           a wrong table or list of columns
-    ├── InvalidArgument          a queue id, an offset, a time or a count that is no number, or out of bounds
-    ├── FilterError              a tag or SQL92 expression that cannot be parsed
-    ├── MessageRefused           a message that RocketMQ rejects; `.status` is its PutStatus
-    ├── TransactionEnded         a half message that was already committed or rolled back
-    ├── NoReply                  a request without a reply in time
-    ├── UnreadableBody           a compressed body that does not decompress
-    │   └── MessageTooLarge      a body larger than maxDecompressedMessageSize after decompression
-    ├── RemotingError            RocketMQ's protocol, between a client and a broker or name server
-    │   ├── BadFrame             bytes that are no frame, or a frame that is too large
-    │   ├── Unreachable          no answer from an address, or not in time
-    │   │   └── BrokerMissing    a broker of a cluster did not answer within the timeout
-    │   ├── Untrusted            a server's certificate is not signed by a trusted authority
-    │   └── RequestRefused       a response other than success; `.code` is RocketMQ's response code
-    ├── OffsetOutOfRange
-    │   ├── OffsetLost           messages that retention deleted
-    │   └── OffsetNotYet         messages that are not published yet
-    └── CorruptStore
-        ├── CorruptSegment       a file with a wrong name or length, or a missing one
-        └── CorruptRecord        bytes that are not the record that the ConsumeQueue entry refers to
-
-Every message names the fault, the object and the remedy. `system_errors` translates OS errors that the machine
-causes, such as a full device; the message names the path and a remedy. Any other `OSError` is a bug and passes
-unchanged. `pyspark_mq.errors` has the errors of the Spark source and sink.
+Every message names the fault, the object and the remedy. `system_errors` translates OS errors that the machine causes,
+such as a full device. Any other `OSError` is a bug and passes unchanged.
 """
 
 from __future__ import annotations
@@ -66,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class PutStatus(Enum):
-    """The values of RocketMQ's PutMessageStatus that a local store can return."""
+    """RocketMQ's PutMessageStatus, without the values that a local store never returns."""
 
     PUT_OK = "stored"
     MESSAGE_ILLEGAL = "the message breaks a rule of the format"
@@ -83,7 +33,7 @@ class ConfigError(StoreError):
 
 
 class NotAStore(StoreError):
-    """The path has no store (reader), or has other files (writer)."""
+    """The path is missing, has no store, or has other files."""
 
 
 class UnsupportedStore(StoreError):
@@ -91,11 +41,11 @@ class UnsupportedStore(StoreError):
 
 
 class StoreLocked(StoreError):
-    """Another process owns the directory: a running RocketMQ broker, or a writer that prevents a repair."""
+    """A running RocketMQ broker owns the directory, or a writer prevents a repair."""
 
 
 class StoreBusy(StoreError):
-    """The append lock was not acquired within `lockTimeoutMillis`. No message was appended; the call can be retried."""
+    """The append lock was not acquired within `lockTimeoutMillis`. Nothing was appended; the call can be retried."""
 
 
 class BufferFull(StoreError):
@@ -107,7 +57,7 @@ class StoreNotOpen(StoreError):
 
 
 class StoreClosed(StoreNotOpen):
-    """A call of a store, a watch or a hold service that was closed."""
+    """A call after `close`."""
 
 
 class StoreForked(StoreNotOpen):
@@ -126,15 +76,15 @@ class ReadOnlyStore(StoreError):
 
 
 class StoreFull(StoreError, OSError):
-    """The device has no space left. No message was appended; the call can be retried."""
+    """The device has no space left. Nothing was appended; the call can be retried."""
 
 
 class FlushFailed(StoreError):
     """A sync failed: a machine crash may lose the log after the flushed offset.
 
     A sync cannot be retried, because the system forgets which bytes failed. So append, flush and close raise this error
-    in every open store on the directory until all are closed. The next opening for writing recovers: it rewrites the
-    log after the flushed offset.
+    in every open store on the directory until all are closed. The next opening for writing rewrites the log after the
+    flushed offset.
     """
 
 
@@ -142,7 +92,6 @@ class StoreUnavailable(StoreError, OSError):
     """A system call failed. `__cause__` is the `OSError`; `errno` is the same."""
 
     def advising(self, advice: str) -> StoreUnavailable:
-        """Return the same error with `advice` added to its message."""
         error = type(self)(f"{self}, {advice}")
         error.errno = self.errno
         return error
@@ -161,7 +110,7 @@ class NoArchive(ArchiveError):
 
 
 class ArchiveOfAnother(ArchiveError):
-    """The place has an archive of another store under the same name."""
+    """The place has another store's archive under the same name."""
 
 
 class QueuesPassedOver(ArchiveError):
@@ -184,7 +133,7 @@ class UnknownTopic(StoreError):
 
 
 class UnknownQueue(UnknownTopic):
-    """The topic has no queue of that number."""
+    """The topic exists, the queue id does not."""
 
 
 class InvalidTopic(StoreError):
@@ -208,19 +157,19 @@ class InvalidMessageId(StoreError):
 
 
 class InvalidColumns(StoreError):
-    """A table without the needed columns or with wrong types, or an unknown column name."""
+    """A table with missing columns or wrong types, or an unknown column name."""
 
 
 class InvalidArgument(StoreError, ValueError):
-    """A queue id, an offset, a time or a count that is no integer, or one that no store can have."""
+    """A queue id, an offset, a time or a count that is no integer, or out of bounds."""
 
 
 class FilterError(StoreError):
-    """A subscription expression that cannot be parsed."""
+    """A tag or SQL92 expression that cannot be parsed."""
 
 
 class MessageRefused(StoreError):
-    """A message that RocketMQ's broker would reject. `status` is the PutStatus of its response."""
+    """A message that RocketMQ's broker would reject. `status`: the PutStatus of its response."""
 
     def __init__(self, status: PutStatus, reason: str) -> None:
         super().__init__(f"{status.name}: {reason}")
@@ -240,11 +189,11 @@ class NoReply(StoreError):
 
 
 class UnreadableBody(StoreError):
-    """A body that is marked as compressed and does not decompress. Its checksum is right: the producer damaged it."""
+    """A compressed body that does not decompress. Its checksum is right: the producer damaged it."""
 
 
 class MessageTooLarge(UnreadableBody):
-    """A compressed body that exceeds `maxDecompressedMessageSize` after decompression."""
+    """A body that exceeds `maxDecompressedMessageSize` after decompression."""
 
 
 class RemotingError(StoreError):
@@ -252,7 +201,7 @@ class RemotingError(StoreError):
 
 
 class BadFrame(RemotingError):
-    """Bytes that are no frame of RocketMQ's protocol, or a frame over the size limit."""
+    """Bytes that are no frame, or a frame over the size limit."""
 
 
 class Unreachable(RemotingError):
@@ -264,7 +213,6 @@ class BrokerMissing(Unreachable):
 
     @classmethod
     def of(cls, address: object, missing: Iterable[object]) -> BrokerMissing:
-        """Return the error for brokers that did not answer within the timeout."""
         return cls(
             f"{address}: {'; '.join(map(str, missing))}. No message is lost by that. Start the broker, then the query "
             "again: it goes on where it was. To wait longer set the option brokerTimeout, and to read the other "
@@ -278,7 +226,7 @@ class Untrusted(RemotingError):
 
 
 class RequestRefused(RemotingError):
-    """A request whose response is not success. `code`: RocketMQ's response code. `remark`: its explanation."""
+    """A response that is not success. `code`: RocketMQ's response code. `remark`: its explanation."""
 
     def __init__(self, code: int, remark: str, where: str = "") -> None:
         super().__init__(f"{where}{remark} (response code {int(code)})")
@@ -303,11 +251,11 @@ class CorruptStore(StoreError):
 
 
 class CorruptSegment(CorruptStore):
-    """A segment file with a wrong name or length, or a missing segment between two others."""
+    """A segment file with a wrong name or length, or a missing one."""
 
 
 class CorruptRecord(CorruptStore):
-    """Bytes in the commit log that are not the record that the ConsumeQueue entry refers to."""
+    """Bytes that are not the record that the ConsumeQueue entry refers to."""
 
 
 _FULL = "nothing of this call is visible. Free some space and repeat it"
@@ -342,7 +290,7 @@ _REMEDIES = {
 
 
 class system_errors:  # noqa: N801
-    """Raise `StoreFull` or `StoreUnavailable` for an `OSError` in the block; it names the error's path, or `where`."""
+    """Translate an `OSError` in the block, which gets the error's path, or else `where`, in its message."""
 
     __slots__ = ("_where",)
 
@@ -358,7 +306,7 @@ class system_errors:  # noqa: N801
 
 
 def raise_translated(where: object, error: OSError) -> None:
-    """Raise the store's error for an OS error that the machine causes; return for any other error."""
+    """Raise `StoreFull` or `StoreUnavailable` for an OS error that the machine causes; return for any other error."""
     if isinstance(error, StoreError):
         return
     path = error.filename if isinstance(error.filename, (str, bytes)) else where

@@ -1,4 +1,4 @@
-"""Check users' arguments: integers within bounds (of Python or numpy), seconds, texts, and choices."""
+"""Check users' arguments: integers within bounds, seconds, texts, and choices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_SECONDS = 253_402_300_799  # year 9999
 
 
 def integer(name: str, value: SupportsIndex, minimum: int = -LONG_MAX - 1, maximum: int = LONG_MAX) -> int:
-    """Return `value` as an int. Raises `InvalidArgument` for a bool, a float, a text, or a number out of bounds."""
+    """Raises `InvalidArgument` for a bool, a float, a text, or a number out of bounds."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -29,7 +29,7 @@ def integer(name: str, value: SupportsIndex, minimum: int = -LONG_MAX - 1, maxim
 
 
 def seconds(name: str, value: float) -> float:
-    """Return a time or a time span as a float. Raises `InvalidArgument` for no number, or beyond the year 9999."""
+    """Return a time or a time span. Raises `InvalidArgument` for no number, or beyond the year 9999."""
     try:
         number = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -40,7 +40,7 @@ def seconds(name: str, value: float) -> float:
 
 
 def span(name: str, value: float) -> float:
-    """Return a time span in seconds. Raises `InvalidArgument` as `seconds`, and below 0."""
+    """Return a time span in seconds. Raises as `seconds`, and below 0."""
     number = seconds(name, value)
     if number < 0:
         raise InvalidArgument(f"{name}={value}: give seconds, 0 or more")
@@ -48,7 +48,7 @@ def span(name: str, value: float) -> float:
 
 
 def iso_time(milliseconds: int) -> str:
-    """Return a time (ms since 1970) as errors show it, such as 2026-01-31T12:00:00.000Z."""
+    """Return a time (ms since 1970) such as 2026-01-31T12:00:00.000Z."""
     try:
         moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (ValueError, OverflowError, OSError):  # beyond the year 9999
@@ -57,12 +57,12 @@ def iso_time(milliseconds: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number of things, such as "1 topic" or "1,000 topics"."""
+    """Return text such as "1 topic" or "1,000 topics"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def text(name: str, value: object) -> str:
-    """Return `value`. Raises `InvalidArgument` if it is no text."""
+    """Raises `InvalidArgument` if `value` is no text."""
     if not isinstance(value, str):
         raise InvalidArgument(f"{name}={value!r:.40}: a {type(value).__name__}; give a text")
     return value

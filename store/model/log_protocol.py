@@ -23,14 +23,14 @@ Unreadable = Literal["error", "null", "raw"]
 NameFilter = Callable[[str], bool]
 
 BATCH_ROWS = 1 << 14
-BATCH_BYTES = 12 << 20  # Spark reads rows of 1,000 bytes 6 % faster than with 8 MiB, with half the system time
+BATCH_BYTES = 12 << 20  # Spark reads rows of 1,000 bytes 6 % faster than with 8 MiB
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Queue:
-    """One queue of one topic. broker: its broker in a cluster, which numbers its own queues; "" in a directory.
+    """One queue of one topic. broker: its broker in a cluster; "" in a directory.
 
-    Queues sort as RocketMQ sorts them: by topic, broker and number.
+    Queues sort as in RocketMQ: by topic, broker and number.
     """
 
     topic: str
@@ -39,18 +39,18 @@ class Queue:
 
     @property
     def name(self) -> str:
-        """The name of the queue in its topic: "0", or "broker-a:0" in a cluster."""
+        """ "0", or "broker-a:0" in a cluster."""
         return f"{self.broker}:{self.queue_id}" if self.broker else str(self.queue_id)
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.name}"
 
 
-Positions = dict[Queue, int]  # a queue offset for each queue
+Positions = dict[Queue, int]  # queue offsets
 
 
 class QueueRange(NamedTuple):
-    """Messages [start, end) of one queue, queue offsets: `end` is one past the last."""
+    """Messages [start, end) of one queue, as queue offsets."""
 
     queue: Queue
     start: int
@@ -71,7 +71,7 @@ class Bounds(NamedTuple):
     max_offset: int
 
     def unread(self, offset: int | None) -> int:
-        """Return the lag of a group with the committed offset `offset`; None: it has committed none."""
+        """Return the lag of a group with this committed offset; None: it has committed none."""
         return max(0, self.max_offset - max(offset or 0, self.min_offset))
 
 
@@ -88,17 +88,14 @@ class MissingBroker(NamedTuple):
 
 
 class LogLook(NamedTuple):
-    """bounds: of the queues of all brokers that answered. missing: the other brokers, by name."""
+    """bounds: of queues on brokers that answered. missing: the other brokers, by name."""
 
     bounds: dict[Queue, Bounds]
     missing: dict[str, MissingBroker]
 
 
 class Fingerprint(NamedTuple):
-    """Identifies the message at a queue offset.
-
-    physical_offset: commit log offset (bytes) of its record. store_timestamp: ms since 1970.
-    """
+    """Identifies a message. physical_offset: commit log offset (bytes) of its record. store_timestamp: ms."""
 
     physical_offset: int
     store_timestamp: int
@@ -116,7 +113,7 @@ class Boundary(Enum):
 
 @runtime_checkable
 class MessageFilter(Protocol):
-    """Which messages to read. Frozen, hashable and picklable."""
+    """Selects messages. Frozen, hashable and picklable."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -124,13 +121,13 @@ class MessageFilter(Protocol):
 
     @property
     def tags_codes(self) -> frozenset[int] | None:
-        """The tags codes (Java hashes) that matching messages can have; None if that is not known."""
+        """The tags codes (Java hashes) of matching messages; None if unknown."""
 
     def match_codes(self, tags_codes: Int64s) -> Bools:
-        """Return whether a queue entry with each tags code may match, in the shape of `tags_codes`."""
+        """Return whether an entry with each tags code may match, in the shape of `tags_codes`."""
 
     def match_batch(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Return whether the message of each row matches, never null. batch: exactly the columns `columns`."""
+        """Return whether each row matches, never null. batch: exactly the columns `columns`."""
 
     def match(self, tag: str | None, properties: Mapping[str, str]) -> bool:
         """Return whether one message matches."""
@@ -142,10 +139,10 @@ class ReadSpec:
 
     columns: names of `store.COLUMNS`, in the order of the batches. check_crc: compare bodies with their checksums.
     max_rows, max_bytes: limits of one batch, which has at least one row; bytes of records, and of decompressed bodies.
-    max_body_bytes: limit of one decompressed body, None for the log's own limit.
-    unreadable: what to do with a body that does not decompress or exceeds the limit. "error" raises `UnreadableBody`
-    after the messages before it; "null" reads it as null; "raw" returns the stored bytes and keeps the compression bit
-    of `sysFlag`. With "null" and "raw", column `bodyError` has the reason.
+    max_body_bytes: limit of one decompressed body, None for the log's own.
+    unreadable: how to treat a body that does not decompress or exceeds the limit. "error" raises `UnreadableBody` after
+    the messages before it; "null" reads it as null; "raw" returns the stored bytes and keeps the compression bit of
+    `sysFlag`. With "null" and "raw", column `bodyError` has the reason.
     """
 
     columns: tuple[str, ...]
@@ -158,26 +155,25 @@ class ReadSpec:
 
 
 class Held(Protocol):
-    """Queues that are held until a deadline: an iterator over ranges, and a context manager, for one thread.
+    """Queues that are held until a deadline: an iterator over ranges, for one thread.
 
     A range has the messages after a position, at least one of which may match. An empty range at another offset tells
     the reader to continue there. None means that no message arrived for a while, or that another thread called `wake`.
 
-    A queue is no longer held after it gave a range, until `again` holds it from a position on. After the deadline no
-    queue is held again and the iterator ends. However late, each queue with messages after its begin gives one range
-    first, unless its broker is missing.
+    A queue is no longer held after it gave a range, until `again` holds it. After the deadline the iterator ends.
+    However late, each queue with messages after its begin first gives one range, unless its broker is missing.
     """
 
     def again(self, queue: Queue, position: int) -> None:
-        """Hold a queue from `position` on, which replaces any earlier position. The queue may be new."""
+        """Hold a queue, which may be new, from `position` on."""
 
     def wake(self) -> None:
-        """Make the iterator give None at once, or at its next step. Thread-safe."""
+        """Make the iterator give None at its current or next step. Thread-safe."""
 
     def __iter__(self) -> Iterator[QueueRange | None]: ...
 
     def __next__(self) -> QueueRange | None:
-        """Return an empty range for a queue that was deleted, whose reader then raises an error.
+        """Return an empty range for a deleted queue, whose reader then raises an error.
 
         Raises `UnknownTopic` if the whole topic was deleted, and `StoreNotOpen` if the log was closed concurrently.
         """
@@ -190,16 +186,16 @@ class Held(Protocol):
 
 
 class Log(Protocol):
-    """A log that is open for reading in one process. A context manager that closes it. Thread-safe."""
+    """A log that is open for reading in one process. Thread-safe."""
 
     @property
     def is_ordered(self) -> bool:
         """Whether `physicalOffset` orders messages of different queues by their appends."""
 
     def topics(self, wanted: NameFilter | None = None, oldest: float = 0.0) -> Mapping[str, tuple[Queue, ...]]:
-        """Return the topics and their queues, in order. They may be up to `oldest` seconds old.
+        """Return the topics and their queues, in order, up to `oldest` seconds old.
 
-        wanted: which topics to list, by name.
+        wanted: selects topics by name.
         """
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
@@ -209,7 +205,7 @@ class Log(Protocol):
         """
 
     def look(self, queues: Iterable[Queue]) -> LogLook:
-        """Return the bounds of the queues on brokers that answer, without waiting for other brokers."""
+        """Return the bounds on brokers that answer, without waiting for other brokers."""
 
     def offsets_by_time(self, queues: Iterable[Queue], timestamp: int, boundary: Boundary) -> Positions:
         """Return the offset that a time (ms since 1970) selects in each of the `queues` that exist.
@@ -224,7 +220,7 @@ class Log(Protocol):
         """
 
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
-        """Return a consumer group's committed offsets in `queues`; queues without one are absent."""
+        """Return a consumer group's committed offsets; queues without one are absent."""
 
     def groups(self) -> Mapping[str, Positions]:
         """Return the committed offsets of all consumer groups."""
@@ -258,7 +254,7 @@ class Log(Protocol):
     def wait(self, seen: Positions, timeout: float) -> None:
         """Sleep until the `max_offset` of a queue differs from `seen`, at most `timeout` seconds.
 
-        May return early, for example after a message in another queue.
+        May return early.
         """
 
     def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> Held:
@@ -283,10 +279,10 @@ class LogAppend(Protocol):
     """
 
     def add(self, topic: str, table: Any) -> None:
-        """Add a table of messages, or a stream of batches, which `publish` reads.
+        """Add a table of messages, or a stream of batches, which `publish` reads. `MessageStore.append_table` documents
+        the columns.
 
-        `MessageStore.append_table` documents the columns. Raises `UnknownTopic`, and `InvalidColumns` for names and
-        types of columns.
+        Raises `UnknownTopic`, and `InvalidColumns` for names and types of columns.
         """
 
     def publish(self, *, flush: bool = False, unless: Callable[[], bool] | None = None) -> Any:
@@ -302,8 +298,6 @@ class LogAppend(Protocol):
 
 
 class LogWriter(Log, Protocol):
-    """A log that is open for reading and writing."""
-
     def create_topic(self, topic: str, queues: int) -> int:
         """Create a topic, or add queues to one; return its number of queues. Raises `InvalidTopic`, `StoreFull`."""
 
@@ -318,14 +312,14 @@ class LogWriter(Log, Protocol):
 
 @runtime_checkable
 class LogAddress(Protocol):
-    """The address of a log, from which any process can open it. Frozen, hashable, picklable; errors show its `str`."""
+    """From which any process can open a log. Frozen, hashable, picklable; errors show its `str`."""
 
     @property
     def directory(self) -> str | None:
         """A directory for files beside the log that all its readers can access; None without one."""
 
     def open(self) -> Log:
-        """Open the log for reading. Raises `StoreError`."""
+        """Raises `StoreError`."""
 
     def open_writer(self) -> LogWriter:
-        """Open the log for writing. Raises `StoreError`, such as `ReadOnlyStore` for a read-only kind of log."""
+        """Raises `StoreError`, such as `ReadOnlyStore` for a read-only kind of log."""

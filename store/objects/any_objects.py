@@ -1,4 +1,4 @@
-"""`Objects`: files in a directory or on an object store. Writes are atomic."""
+"""`Objects`: files in a directory or on an object store."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LocalObjects:
     def delete(self, path: str) -> None:
         with self._translated(path) as file:
             file.unlink(missing_ok=True)
-            with suppress(OSError):  # the folder is not empty
+            with suppress(OSError):  # not empty
                 for folder in file.parents[: len(Path(path).parents) - 1]:
                     folder.rmdir()
 
@@ -121,7 +121,7 @@ class LocalObjects:
 
 
 class ByteReader(Protocol):
-    """Reads bytes of objects. url: for error messages. ahead: number of reads to send in advance."""
+    """url: for error messages. ahead: number of reads to send in advance."""
 
     url: str
     ahead: int
@@ -140,13 +140,13 @@ class Objects(ByteReader, Protocol):
     """
 
     def read_all(self, path: str) -> bytes:
-        """Return an object's content. Raises `FileNotFoundError`."""
+        """Raises `FileNotFoundError`."""
 
     def size(self, path: str) -> int:
         """Return the length in bytes. Raises `FileNotFoundError`."""
 
     def mark(self, path: str) -> Hashable:
-        """Return a value that changes when the object is written, such as an ETag.
+        """Return a value that changes with the object, such as an ETag.
 
         None if the object is missing, or if the file system has no such value.
         """
@@ -158,13 +158,13 @@ class Objects(ByteReader, Protocol):
         """
 
     def write(self, path: str, data: bytes | memoryview) -> None:
-        """Create or replace an object, atomically and durably. Readers see the old content or the new one."""
+        """Create or replace an object, durably. Readers see the old content or the new one."""
 
     def create(self, path: str, data: bytes) -> bool:
         """Create an object unless it exists, durably. Return whether this call created it."""
 
     def delete(self, path: str) -> None:
-        """Delete an object. Do nothing if it is missing."""
+        """Do nothing if the object is missing."""
 
     def delete_all(self, path: str) -> None:
         """Delete a folder with its content. Do nothing if it is missing."""
@@ -188,7 +188,7 @@ def objects_at(url: str, options: Mapping[str, Any]) -> Objects:
     if local is not None:
         return LocalObjects(Path(local))
     must_be_plain(url)
-    from store.objects.remote import remote_at  # imports tenacity and fsspec: 100 ms, for remote objects only
+    from store.objects.remote import remote_at  # imports tenacity and fsspec, which takes 100 ms
 
     return remote_at(url, options)
 
@@ -201,7 +201,7 @@ _GIVE_CREDENTIALS = "give the credentials in the environment, or as storage opti
 def translated(where: object, secrets: Sequence[str] = ()) -> Iterator[None]:
     """Turn errors into `ObjectsUnavailable`, except `FileNotFoundError`.
 
-    where: path or URL for error messages. secrets: an error that contains one is replaced, and its cause dropped.
+    where: path or URL for messages. secrets: an error that contains one is replaced, and its cause dropped.
     """
     try:
         yield
@@ -227,32 +227,31 @@ def _reason(error: Exception, is_secret: bool) -> str:
     if isinstance(error, OSError) and error.errno:
         return error.strerror or os.strerror(error.errno)
     said = f"{kind}: {error}" if str(error) else kind
-    return f"{said}; {_GIVE_CREDENTIALS}" if "Credentials" in kind else said  # as botocore and Google name them
+    return f"{said}; {_GIVE_CREDENTIALS}" if "Credentials" in kind else said  # botocore's and Google's names
 
 
 def _texts(error: BaseException | None) -> Iterator[str]:
-    """Yield the texts of an error and its causes, as a traceback would show them."""
+    """As in a traceback."""
     while error is not None:
         yield f"{error} {error!r}"
         error = error.__cause__ or error.__context__
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Return whether an error is a timeout or a lost connection. botocore's timeouts are recognized by name."""
+    """Include lost connections. botocore's timeouts have only the name in common."""
     return isinstance(error, TimeoutError | ConnectionError) or (
         isinstance(error, OSError) and "Timeout" in type(error).__name__
     )
 
 
 def _regular(file: Path) -> FileIO:
-    """Open a regular file for reading. Raises `OSError` for a pipe or a device, which would block."""
+    """Raises `OSError` for a pipe or a device, which would block."""
     fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     _must_be_regular(fd)
     return FileIO(fd)
 
 
 def _must_be_regular(fd: int) -> None:
-    """Close the descriptor and raise `OSError` unless it is a regular file."""
     mode = os.fstat(fd).st_mode
     if not stat.S_ISREG(mode):
         os.close(fd)

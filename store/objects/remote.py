@@ -24,9 +24,9 @@ from store.objects.urls import CREATES_ONCE, scheme_of, secrets_of, without_secr
 
 _MEMORY = "memory"
 _ATOMIC = {"s3", "gs", "gcs", "abfs", "az", _MEMORY}  # protocols with atomic puts
-_NO_LISTINGS_CACHE = {"sftp", "ssh"}  # they have no listings cache, and would pass its option on to ssh
+_NO_LISTINGS_CACHE = {"sftp", "ssh"}  # which would pass the option on to ssh
 _MODIFIED = ("LastModified", "mtime", "last_modified", "created")  # file systems differ
-_PART, _NEW = ".part", ".new"  # suffixes of an object that is being written, and of one ready to replace the old one
+_PART, _NEW = ".part", ".new"  # suffixes: being written, and ready to replace the old object
 _LOOKS = 3
 _retrying = Retrying(
     retry=retry_if_exception(is_timeout),
@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 
 def remote_at(url: str, options: Mapping[str, Any]) -> Remote:
-    """Return the objects below a URL. Raises `ObjectsUnavailable`."""
+    """Raises `ObjectsUnavailable`."""
     files, root = _connected(url, options)
     if not _renames(files):
         return Remote(url, files, root)
@@ -53,7 +53,7 @@ class Remote:
     ahead = 6
 
     def __init__(self, url: str, files: Any, root: str) -> None:
-        """files: fsspec's file system. root: path of the objects in it."""
+        """files: fsspec's file system. root: path in it."""
         self.url = without_secrets(url).rstrip("/")
         self._files = files
         self._root = root
@@ -147,7 +147,6 @@ class Remote:
             raise ObjectsUnavailable(f"{self.url}: it does not exist; create the bucket") from error
 
     def _try(self, path: str, verb: Callable[[str], Result]) -> Result:
-        """Call `verb` with the path on the file system and return its result. Timeouts are retried."""
         with translated(f"{self.url}/{path}".rstrip("/"), self._secrets):
             return _retrying(verb, f"{self._root}/{path}" if path else self._root)
 
@@ -155,9 +154,9 @@ class Remote:
 class Renaming(Remote):
     """`Objects` on file systems without atomic puts, such as sftp, ftp, smb and hdfs.
 
-    There, readers see a file while it is written, and a killed writer leaves it incomplete. So a write takes these
-    steps: write `NAME.part`, rename it to `NAME.new`, delete `NAME`, rename `NAME.new` to `NAME`. The delete is needed
-    because some file systems cannot rename to an existing name. If `NAME` is missing, readers read `NAME.new`.
+    Readers see a file while it is written, and a killed writer leaves it incomplete. So a write takes these steps:
+    write `NAME.part`, rename it to `NAME.new`, delete `NAME` (some file systems cannot rename to an existing name),
+    rename `NAME.new` to `NAME`. If `NAME` is missing, readers read `NAME.new`.
 
     Requests are sent one at a time, because some connections do not support more.
     """
@@ -213,14 +212,14 @@ class Renaming(Remote):
         return False
 
     def _remove(self, path: str) -> None:
-        if self._exists(path):  # check first: ftp does not tell a missing file from other errors
+        if self._exists(path):  # ftp does not tell a missing file from other errors
             super().delete(path)
 
     def _try(self, path: str, verb: Callable[[str], Result]) -> Result:
         with self._turn:
             try:
                 return super()._try(path, verb)
-            except ObjectsUnavailable:  # the server may have closed the connection: reconnect once
+            except ObjectsUnavailable:  # maybe the server closed the connection
                 self._files = self._connected()
                 return super()._try(path, verb)
 
@@ -254,10 +253,7 @@ def _connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _renames(files: Any) -> bool:
-    """Return whether a file system needs `Renaming`.
-
-    A file system without its own rename is usually an object store, whose puts are atomic.
-    """
+    """A file system without its own rename is usually an object store, whose puts are atomic."""
     return not _protocols(files) & _ATOMIC and type(_innermost(files)).mv is not AbstractFileSystem.mv
 
 
@@ -273,6 +269,6 @@ def _innermost(files: Any) -> Any:
 
 
 def _modified(entry: Mapping[str, Any]) -> float:
-    """Return the modification time, s since 1970. Infinity if unknown, so that the object never counts as old."""
+    """Return s since 1970. Infinity if unknown, so that the object never counts as old."""
     time = next((entry[name] for name in _MODIFIED if entry.get(name) is not None), float("inf"))
     return time.timestamp() if isinstance(time, datetime) else float(time)

@@ -1,4 +1,4 @@
-"""URLs of directories and object stores, and the storage options that go with them."""
+"""URLs of directories and object stores, and their storage options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from store.model.errors import ConfigError
 
-# Protocols of object stores with an atomic create-if-missing, and the package for each.
+# Protocols with an atomic create-if-missing, and the package for each.
 CREATES_ONCE = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 
 _LOCAL = ("file", "local")
@@ -23,7 +23,7 @@ def local_path(url: str) -> str | None:
     found = _URL.fullmatch(url)
     if found is None:
         path = url.removeprefix("file:")
-        if slashed := _ONE_SLASH.match(path):  # otherwise taken for a folder in the working directory
+        if slashed := _ONE_SLASH.match(path):  # otherwise a folder in the working directory
             raise ConfigError(
                 f"{slashed[0]}...: a URL has two slashes there; a folder of that name is ./{slashed[0]}..."
             )
@@ -52,10 +52,10 @@ def scheme_of(url: str) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """Return the URL without users, keys, passwords and queries.
+    """Remove users, keys, passwords and queries.
 
-    A URL may be a chain, such as `dir::s3://key:password@bucket`. If the end of a password is ambiguous, because it is
-    not percent-encoded, only the scheme is returned.
+    A URL may be a chain, such as `dir::s3://key:password@bucket`. Returns only the scheme if the end of a password is
+    ambiguous, because it is not percent-encoded.
     """
     return "::".join(link.shown for link in _links(url))
 
@@ -66,7 +66,7 @@ def secrets_of(url: str) -> list[str]:
 
 
 def must_be_plain(url: str) -> None:
-    """Raise `ConfigError` if a URL has a query, or if the end of its password is ambiguous."""
+    """Raises `ConfigError` for a query, or if the end of its password is ambiguous."""
     for link in _links(url):
         if link.is_hidden:
             raise ConfigError(
