@@ -1,1 +1,1 @@
-"""`MessageStore`, an open store directory, built from the packages below."""
+"""`MessageStore`, an open store directory."""

@@ -1,8 +1,8 @@
 """`Group` and `Member`: the interface of a consumer group.
 
 A group reads each message of its topics once. Its members share the queues: each queue has one owner at a time. The
-group's offsets are the progress in each queue. `store.directory.directory_group` keeps groups in files of a store;
-`store.cluster.group` uses RocketMQ brokers.
+group's offsets are the progress in each queue. `store.directory.directory_group` keeps groups in files of a store,
+`store.cluster.group` in RocketMQ brokers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Subscriptions = Mapping[str, Subscription]  # by topic
 
 
 class MemberInfo(NamedTuple):
-    """A member as other members see it. queues: owned ones, sorted. silent_seconds: since its last heartbeat."""
+    """A member as others see it. queues: owned ones, sorted. silent_seconds: since its last heartbeat."""
 
     id: str
     subscriptions: Subscriptions
@@ -58,10 +58,10 @@ class MemberInfo(NamedTuple):
 
 
 class Member(Protocol):
-    """One consumer in its group, until it leaves. It is a context manager, and threads may share it.
+    """One consumer in its group. Threads may share it.
 
-    Every method except `leave` raises `StoreClosed` after `leave`, `StoreForked` in a forked process, and
-    `StoreLocked` while a RocketMQ broker runs on the directory.
+    Every method except `leave` raises `StoreClosed` after `leave`, `StoreForked` in a forked process, and `StoreLocked`
+    while a RocketMQ broker runs on the directory.
     """
 
     @property
@@ -69,26 +69,25 @@ class Member(Protocol):
         """RocketMQ's client id: host@instance."""
 
     def members(self) -> list[str]:
-        """Return the sorted ids of the members to allocate the queues to, including this one.
+        """Return the sorted ids of the members to allocate queues to, including this one.
 
-        These are the members with a heartbeat within 120 s that have not left or died. Other members that are exclusive
-        are left out. In a broadcasting group, it is this member alone.
+        A member counts if its last heartbeat is less than 120 s ago, and it has not left or died. Other exclusive
+        members do not count, nor any other member of a broadcasting group.
         """
 
     def wait(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for a change of the group since the last call that returned True.
+        """Wait up to `timeout` seconds, or until `leave`, for a change since the last call that returned True.
 
         Return True if members joined or left, another member acquired or released a queue, or offsets were reset.
-        `leave` in another thread ends the wait.
         """
 
     def lock(self, queues: Iterable[Queue], *, ask: bool = False) -> set[Queue]:
-        """Acquire or renew the locks of `queues` for 60 s, and return the queues that succeeded (LOCK_BATCH_MQ).
+        """Acquire or renew the locks of `queues` for 60 s, and return the locked ones (LOCK_BATCH_MQ).
 
-        A queue succeeds if it is free or expired, or if this member has it. A queue whose lock this member let expire
-        fails at first, because its reader has to restart. Commits in newly acquired queues are discarded.
-
-        Call it every 20 s, even without queues, because it is also the heartbeat.
+        Locking succeeds if a queue is free, expired, or this member's. After this member let a lock expire, the next
+        try fails, because its reader has to restart. Commits in newly acquired queues are discarded. Call this every 20
+        s, even without
+        queues: it is also the heartbeat.
 
         ask: request the other queues from their owners, until the next call without `ask`.
         """
@@ -100,21 +99,21 @@ class Member(Protocol):
         """Persist the committed offsets of queues, and release their locks."""
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """Return the offset to read next, for queues that have one: committed by this member, or else persisted."""
+        """Return the offsets to read next, of queues that have one: committed by this member, or else persisted."""
 
     def begin(self, positions: Positions) -> None:
-        """Set and persist the offsets of queues in which the group has none; see
-        `store.broker.group_files.first_offsets`.
+        """Set and persist the first offsets of queues; see `store.broker.group_files.first_offsets`.
 
-        Queues that have an offset, or were reset or deleted concurrently, are left out. Call `committed` for the
-        offsets to use.
+        Skips queues that have an offset, or were reset or deleted concurrently. Call `committed` for the offsets to
+        use.
         """
 
     def commit(self, positions: Positions) -> None:
         """Commit offsets: all messages before `positions` are done.
 
-        Offsets that are smaller than before, or in queues that this member does not own, are ignored. The commit is
-        not synced to the device, but survives a kill of this process: the next owner of a queue starts there.
+        Ignores lower offsets than before, and queues of other members. Not synced to the device, but it survives a kill
+        of this
+        process: the next owner of a queue starts there.
         """
 
     def persist(self) -> None:
@@ -126,8 +125,8 @@ class Member(Protocol):
     def resets(self) -> Positions:
         """Return the new offsets of queues that were reset since the last call, or since this member joined.
 
-        Commits in a reset queue are discarded, and ignored until this returns the queue. After that, the caller must
-        not commit offsets of messages that it read before the call.
+        Commits in a reset queue are ignored until this returns the queue. After that, the caller must not commit
+        offsets of messages that it read before.
         """
 
     def reset(self, positions: Positions) -> None:
@@ -142,8 +141,8 @@ class Member(Protocol):
     ) -> None:
         """Send messages back to the group, to be delivered again or become dead letters (CONSUMER_SEND_MSG_BACK).
 
-        delay_level: 0 for RocketMQ's default, which is 3 plus the number of retries; negative to make them dead letters
-        at once. max_reconsume_times: retries before a message becomes a dead letter; default: the group's setting, 16.
+        delay_level: 0 for RocketMQ's default, 3 plus the number of retries; negative for dead letters at once.
+        max_reconsume_times: retries before a message becomes a dead letter; default: the group's setting, 16.
         """
 
     def leave(self) -> None:
@@ -157,8 +156,6 @@ class Member(Protocol):
 
 
 class Group(Protocol):
-    """A consumer group, with or without members."""
-
     @property
     def name(self) -> str: ...
 
@@ -175,9 +172,9 @@ class Group(Protocol):
 
         exclusive: this member takes all queues or none, so others leave it out when they allocate queues.
         instance: RocketMQ's instanceName, unique among the current members. A broadcasting member finds its offsets by
-        it after a restart. Default: a new name each time; DEFAULT for broadcasting.
+        it after a restart. Default: a new name; DEFAULT for broadcasting.
 
-        Raises `InvalidGroup`, and `GroupConflict` if members have other subscriptions, models or order, or one has this
+        Raises `InvalidGroup`, and `GroupConflict` if members have other subscriptions, models or order, or this
         instance.
         """
 
@@ -199,7 +196,7 @@ class Group(Protocol):
 
 @runtime_checkable
 class HasGroups(Protocol):
-    """An address of a log (`LogAddress`) that keeps consumer groups."""
+    """The address of a log (`LogAddress`) with consumer groups."""
 
     def group(self, name: str) -> Group:
         """Raises `InvalidGroup`."""

@@ -1,4 +1,4 @@
-"""`Joining`: joins a new writer to a directory's writers, after a recovery if the last writer died."""
+"""`Joining`: joins a new writer to a directory's writers, after a recovery if necessary."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Joining:
         self._queues = queues
 
     def join(self, lock: StoreLock) -> tuple[PublishedEnd, NotedEnds]:
-        """Join, and recover the directory if necessary. The queues learn how many entries they have.
+        """Join, and recover the directory if necessary. Sets the expected lengths of the queues.
 
         Call it with `lock` held. Raises `StoreFull`, `ConfigError`, `CorruptStore`, and `StoreLocked` if the directory
         needs a recovery and has other writers.
@@ -47,7 +47,7 @@ class Joining:
         self._directory.check_sizes(self._config)
         alone = lock.join()
         finish_deletion(root)
-        if alone:  # while there are other writers, no broker can have run here
+        if alone:  # otherwise no broker can have run here
             remove_what_came_back(root)
         found = QueueEnds.read(root)
         recover = self._decide(found, alone=alone)
@@ -57,7 +57,7 @@ class Joining:
         if recover is not None:
             recover()
         published = PublishedEnd(root, writable=True)
-        # A broker that died left an unfinished record. Announce it, so that it is undone like an append of a writer.
+        # A dead broker left an unfinished record. Announce it, so that it is undone like a dead writer's append.
         if alone and is_left(self._log, published.written_end):
             published.announce(self._log.next_segment(published.written_end), published.store_timestamp)
         ends = self._expect(published, found if recover is None else None, alone=alone)
@@ -69,9 +69,9 @@ class Joining:
         return published, NotedEnds(ends, root, self._log, self._index)
 
     def _expect(self, published: PublishedEnd, found: QueueEnds | None, *, alone: bool) -> QueueEnds | None:
-        """Let the queues expect their recorded lengths, and return the file of these.
+        """Set the expected lengths of the queues, and return the recorded ones.
 
-        found: the file before joining, if no recovery was necessary: it may include later appends.
+        found: the recorded lengths before joining if no recovery was necessary; may include later appends.
         """
         root = self._directory.root
         # While there are other writers, a length may have been recorded after a queue lost a file.
@@ -87,9 +87,10 @@ class Joining:
         return ends
 
     def _decide(self, ends: QueueEnds | None, *, alone: bool) -> Callable[[], None] | None:
-        """Return a function that carries out the recovery, None if there is nothing to recover.
+        """Return a function that carries out the recovery, None if none is necessary. If this raises, nothing was
+        changed.
 
-        Adds to `ends` the appends after its offset. If this raises, the directory is unchanged.
+        ends: appends after its offset are added.
         """
         size = self._config.mappedFileSizeConsumeQueue
         evidence = self._directory.evidence(self._log, self._index, size, ends, alone=alone)
@@ -111,10 +112,12 @@ class Joining:
 
 
 class NotedEnds:
-    """The recorded lengths of the queues, updated after each flush and periodically written to a file."""
+    """The recorded lengths of the queues, updated after each flush and written periodically."""
 
     def __init__(self, ends: QueueEnds | None, root: Path, log: CommitLog, index: Index) -> None:
-        """ends: None if the file was missing when the writer joined other ones; `note` then does nothing."""
+        """ends: None if the file was missing when the writer joined others: it was deleted on purpose, so `note` does
+        nothing.
+        """
         self._ends = ends
         self._root = root
         self._topics = Topics(root)
@@ -123,10 +126,7 @@ class NotedEnds:
         self._threads = threading.RLock()
 
     def note(self, begin: int, end: int, ranges: Ranges, *, at_once: bool = False) -> None:
-        """Update the lengths from the flushed log [begin, end). at_once: write the file even if it is not due.
-
-        A missing file was deleted on purpose, and is not written again.
-        """
+        """Add the flushed log [begin, end). at_once: write the file even if it is not due."""
         ends = self._ends
         if ends is None:
             return
@@ -134,6 +134,6 @@ class NotedEnds:
             deleted = self._topics.deletions()
             ends.follow(begin, end, ranges, deleted)
             written = QueueEnds.read(self._root) if at_once or ends.is_due(self._index) else None
-            # A file with a later offset includes these appends. Its lengths must not be written with this offset.
+            # A newer file includes these appends. An older offset must not be written with its lengths.
             if written is not None and written.at <= ends.at and ends.complete(self._log, written, deleted):
                 ends.write(self._root, self._index)

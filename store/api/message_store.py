@@ -1,4 +1,4 @@
-"""`MessageStore`: the methods that a user needs. They delegate to other modules, which read and write the files."""
+"""`MessageStore`: the methods for users. They delegate to other modules."""
 
 from __future__ import annotations
 
@@ -44,10 +44,9 @@ class MessageStore(StoreFinder):
     """An open store directory. Use `MessageStore.open`, best in a `with` statement.
 
     Any number of stores, in any processes of one host, may be open on one directory, for writing and for reading.
-    Threads may share a store. Methods raise `StoreClosed` after `close`, and `StoreForked` in a forked process. A
-    method or an iterator of batches that another thread runs during `close` completes or raises `StoreClosed`.
-    A store that is dropped without `close` emits a `ResourceWarning`, and leaves its directory as a killed process
-    does.
+    Threads may share a store. Methods raise `StoreClosed` after `close`, and `StoreForked` in a forked process. During
+    `close`, a method or an iterator of batches in another thread completes or raises `StoreClosed`. A store that is
+    dropped without `close` emits a `ResourceWarning`, and leaves its directory as a killed process does.
     """
 
     def __init__(self, directory: StoreDirectory, config: StoreConfig, *, read_only: bool) -> None:
@@ -57,7 +56,7 @@ class MessageStore(StoreFinder):
         self.config = config
         self._topics = Topics(directory.root)
         self._groups = ConsumerOffsets(directory.root)
-        # Without a configuration, a reader learns the file sizes from the files, which a broker may create later.
+        # Without a configuration, a reader learns file sizes from the files, which a broker may create later.
         learns = read_only and not directory.has_configuration
         queue_file_size = None if learns else config.mappedFileSizeConsumeQueue
         log_file_size = None if learns else config.mappedFileSizeCommitLog
@@ -75,7 +74,6 @@ class MessageStore(StoreFinder):
                 is_brokers=partial(_is_brokers, self._published_end),
                 noted_ends=partial(_noted_ends, directory.root, self._published_end),
             )
-            # If a topic was recreated, the cached state of its queues is stale.
             self._topics = Topics(directory.root, changed=queues.forget)
         else:
             queues = ConsumeQueues(directory.root, queue_file_size, writable=True)
@@ -91,7 +89,7 @@ class MessageStore(StoreFinder):
             self._watches = Watches(self._published_end)
             if self._writer is not None:
                 self._writer.start()
-        except BaseException:  # on an interrupt, no caller has the store to close it
+        except BaseException:  # after an interrupt, no caller has the store to close it
             if self._writer is not None:
                 self._writer.close()
             raise
@@ -107,8 +105,8 @@ class MessageStore(StoreFinder):
 
         create: create a store in a missing or empty directory (not with `read_only`).
         read_only: acquire no lock and write nothing; also for the directory of a RocketMQ broker.
-        config: a `StoreConfig` or the path of a `store.conf`; default: the directory's own
-        `config/store.conf`, else RocketMQ's defaults. The file sizes of an existing store do not change.
+        config: a `StoreConfig` or the path of a `store.conf`; default: the directory's own `config/store.conf`, else
+        RocketMQ's defaults. The file sizes of an existing store do not change.
 
         Raises `NotAStore`, `UnsupportedStore`, `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptSegment`,
         `CorruptStore`. Like every method, raises `StoreUnavailable` for an error of the operating system. Emits
@@ -130,9 +128,9 @@ class MessageStore(StoreFinder):
     # --- topics ----------------------------------------------------------------------------------------
 
     def create_topic(self, topic: str, queues: int = 4) -> int:
-        """Create a topic, or add queues to an existing one. Return its number of queues.
+        """Create a topic, or add queues to it. Return its number of queues.
 
-        Raises `StoreFull`, and `InvalidTopic` for a name that RocketMQ refuses, or to remove queues.
+        Raises `StoreFull`, and `InvalidTopic` for fewer queues or a name that RocketMQ refuses.
         """
         self.must_be_open()
         writer = self._writing()
@@ -142,9 +140,8 @@ class MessageStore(StoreFinder):
     def delete_topic(self, topic: str) -> None:
         """Delete a topic, with its queues and settings.
 
-        From then on, every process that has the store open gets `UnknownTopic`, also for a running append. If this
-        raises, nothing is deleted. Raises `UnknownTopic`, `FlushFailed`, `StoreBusy`, and `InvalidTopic` for a topic
-        that RocketMQ brokers use themselves.
+        From then on, `UnknownTopic` is raised in every process, also by a running append. If this raises, nothing is
+        deleted. Raises `UnknownTopic`, `FlushFailed`, `StoreBusy`, and `InvalidTopic` for a broker's own topic.
         """
         self.must_be_open()
         if topic in NOT_FOR_PUTTING:
@@ -162,7 +159,7 @@ class MessageStore(StoreFinder):
         return self._put([message])[0]
 
     def put_many(self, messages: Iterable[Message]) -> list[PutResult]:
-        """Append messages of any topics at once: readers see all of them or none. Raises as `put`."""
+        """Append messages of any topics. Readers see all of them or none. Raises as `put`."""
         self.must_be_open()
         return self._put(messages)
 
@@ -175,29 +172,26 @@ class MessageStore(StoreFinder):
         return self._records.results(messages, went)  # works even if the store was closed concurrently
 
     def append_table(self, topic: str, table: Any) -> AppendResult:
-        """Append a table of messages to one topic, vectorised. Readers see all of it or nothing.
+        """Append a table of messages to one topic. Readers see all of it or nothing.
 
-        table: a pyarrow Table or RecordBatch, a pandas frame, or any other Arrow stream.
-        Columns: body (binary or string); optionally tags, keys (string, or list of strings), properties
-        (map<string, string>), queueId, shardingKey, flag, bornTimestamp (timestamp, or integer ms). Rows without a
-        queue go to all queues in turn, 16 to each.
+        table: a pyarrow Table or RecordBatch, a pandas frame, or any other Arrow stream. Columns: body (binary or
+        string); optionally tags, keys (string, or list of strings), properties (map<string, string>), queueId,
+        shardingKey, flag, bornTimestamp (timestamp, or integer ms). Rows without a queue go to all queues in turn, 16
+        to each.
 
-        Rows beyond about 32 MiB are encoded while this holds the append lock. A table of gigabytes blocks other appends
-        for seconds. Raises `InvalidColumns`, and as `put`.
+        Rows beyond about 32 MiB are encoded under the append lock, so a table of gigabytes blocks other appends for
+        seconds. Raises `InvalidColumns`, and as `put`.
         """
         self.must_be_open()
         return self._writing().append(self._records.of_table(topic, table))
 
     def begin(self) -> Append:
-        """Begin an append of several tables and messages, to any topics. Readers see all of them or none.
-
-        Raises `ReadOnlyStore`.
-        """
+        """Begin an append of several tables and messages, to any topics. Raises `ReadOnlyStore`."""
         self.must_be_open()
         return Append(self.path, self._records, self._writing())
 
     def flush(self) -> None:
-        """Write everything published so far to the device. Raises `FlushFailed`, then and at all later calls."""
+        """Sync everything published so far. Raises `FlushFailed`, then and at all later calls."""
         self.must_be_open()
         self._writing().flush()
 
@@ -214,17 +208,20 @@ class MessageStore(StoreFinder):
     ) -> Cleaned:
         """Delete old messages, as RocketMQ's broker does: one step, to be called periodically.
 
-        now: seconds since 1970. asked: delete at any hour, not only at `deleteWhen`. forced: delete messages of any
-        age. dry_run: delete nothing, and return what would be deleted. config: settings to use instead of the store's.
+        now: seconds since 1970.
+        asked: delete at any hour, not only at `deleteWhen`.
+        forced: delete messages of any age.
+        dry_run: only return the files that would be deleted.
+        config: settings to use instead of the store's.
 
-        Keeps all messages from the first one on that is still to be archived, or waits for its delivery. Raises
-        `ReadOnlyStore`, and `ObjectsUnavailable` or `CorruptStore` if that first message cannot be determined.
+        Messages that are not archived yet, or wait for delivery, are kept with all later ones. Raises `ReadOnlyStore`,
+        and `ObjectsUnavailable` or `CorruptStore` if they cannot be determined.
         """
         self.must_be_open()
         settings, now = config or self.config, now if now is None else seconds("now", now)
         retention = Retention(self.path, settings, self._log, self._index, self._queues)
         archive = StoreArchive.remembered(self.path, self.config)
-        confirm = self.confirm_offset  # `kept` does not consider later appends, so none of them may be deleted
+        confirm = self.confirm_offset  # `kept` ignores later appends
         is_brokers = self._writer is None
         kept = (
             archive.kept_from(confirm, self._published, self._topics, is_brokers=is_brokers),
@@ -236,7 +233,7 @@ class MessageStore(StoreFinder):
         writer = self._writing()
         with writer.held():
             decision, used, held = retention.decide(confirm, now, kept_from, asked=asked, forced=forced)
-        if decision.starts:  # a crash of the machine must not undo queue entries whose records were deleted
+        if decision.starts:  # a crash of the machine must not undo queue entries whose records are deleted
             writer.settle()
         return retention.clean(decision, used, held, writer.held)
 
@@ -255,9 +252,9 @@ class MessageStore(StoreFinder):
     ) -> Archived:
         """Copy messages that are not archived yet to an archive; see docs/archive.md. Also with `read_only`.
 
-        url: a directory or an fsspec URL; default: the URL in the store's settings. The first URL is written to the
-        settings. From then on `clean` keeps messages that are not archived there, and readers read older messages from
-        there. An archive at another URL is a mere copy.
+        url: a directory or an fsspec URL; default: the one in the store's settings. The first URL is written there.
+        From then on `clean` keeps messages that are not archived, and readers read older messages from the archive. An
+        archive at another URL is a mere copy.
         older_than: archive messages stored at least so many seconds ago.
         topics: the topics to archive, () for all except system topics; default: as at the last run, at first ().
         reserved_hours: delete archived messages stored longer ago, in whole pieces of a queue; default: none.
@@ -265,9 +262,9 @@ class MessageStore(StoreFinder):
         storage_options: fsspec's. They are not written to the settings.
         progress: called with the number of messages archived so far, and their total.
 
-        The call may be killed at any moment, and repeated. Raises `ObjectsUnavailable`, `UnknownTopic`,
-        `ArchiveOfAnother` (nothing is archived), `QueuesPassedOver` (all other queues are archived), `StoreLocked` if
-        another process archives, and `NoArchive` if the archive in the settings is missing.
+        The call may be killed and repeated. Raises `ObjectsUnavailable`, `UnknownTopic`, `ArchiveOfAnother` (nothing is
+        archived), `QueuesPassedOver` (all other queues are archived), `StoreLocked` if another process archives, and
+        `NoArchive` if the archive in the settings is missing.
         """
         self.must_be_open()
         known = StoreArchive.remembered(self.path, self.config, storage_options)
@@ -287,7 +284,7 @@ class MessageStore(StoreFinder):
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is in the middle of an append, so that `close` would raise."""
+        """Whether this thread is inside an append, so that `close` would raise."""
         return self._writer is not None and self._writer.is_inside
 
     def close(self) -> None:
@@ -296,7 +293,7 @@ class MessageStore(StoreFinder):
         A mapped file that a batch still uses is closed when the batch is freed. Does nothing the second time, nor in a
         forked process.
 
-        Raises `FlushFailed`, `StoreBusy` or `StoreReplaced` after closing, but without marking the directory. Raises
+        Raises `FlushFailed`, `StoreBusy` or `StoreReplaced` after closing; the directory is then not marked. Raises
         `StoreLocked`, without closing, in a signal handler or a callback during an append in the same thread.
         """
         if self._is_over:
@@ -345,22 +342,20 @@ def _is_brokers(end: LogEnd) -> bool:
 def _noted_ends(root: Path, end: LogEnd) -> Ends:
     """Return the recorded ends of the queues.
 
-    They are useless, and {} is returned, if a broker has written since, or if a queue lost a file: the queue is longer
-    by now, and has a hole.
+    None are valid if a broker has written since, or if a queue lost a file: it may have grown again since, with a hole.
     """
     noted = None if end.by_log or end.has_lost else QueueEnds.read(root)
     return {} if noted is None or noted.at > end.confirm_offset else noted.of
 
 
 def _nothing() -> None:
-    """Do nothing about delayed messages, in a store that is only read."""
+    """Ignore delayed messages in a store that is only read."""
 
 
 def delete_topic(path: str | os.PathLike[str], topic: str) -> None:
-    """Delete a topic of the store in directory `path`, which other processes may have open; see
-    `MessageStore.delete_topic`.
+    """As `MessageStore.delete_topic`, for the store in directory `path`. Other processes may have it open.
 
-    Raises as that, and as `MessageStore.open`: `StoreLocked` while a RocketMQ broker runs on the directory.
+    Raises as that and as `MessageStore.open`: `StoreLocked` while a RocketMQ broker runs on the directory.
     """
     with MessageStore.open(path, create=False) as store:
         store.delete_topic(topic)

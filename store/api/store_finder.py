@@ -1,4 +1,4 @@
-"""`StoreFinder`: the methods of a store that find messages by key, by id, by time or by offset in the log."""
+"""`StoreFinder`: the methods of a store that find messages, and tables of topics and groups."""
 
 from __future__ import annotations
 
@@ -25,19 +25,17 @@ TopicPart = Iterable[int] | Mapping[int, tuple[int, int]] | None
 
 
 class StoreFinder(StoreReader):
-    """The methods of a `MessageStore` that find messages, narrow ranges, and summarize topics and groups."""
-
     def query(
         self, topic: str, key: str, max_messages: int = 64, begin: int = 0, end: int = END_OF_TIME
     ) -> list[StoredMessage]:
         """Return the newest messages of a topic that have a key, stored in [begin, end] (ms); oldest first.
 
         A key is one of `Message.keys`, or a client's message id. Messages appended with messageIndexEnable=false are
-        not found. If the store has fewer than `max_messages`, older ones come from its archive, if it has one.
-        An unreadable body is left as it is stored, and property `BODY_ERROR` has the reason.
+        not found. If the store has too few, older ones come from its archive, if it has one. An unreadable body is left
+        as it is stored, and property `BODY_ERROR` has the reason.
 
         Raises `UnknownTopic`, `CorruptRecord`, `ConfigError` if the index has other sizes than configured,
-        `ArchiveError`, and `ObjectsUnavailable`.
+        `ArchiveError`, `ObjectsUnavailable`.
         """
         self.must_be_open()
         limits = integer("max_messages", max_messages, 1), integer("begin", begin), integer("end", end)
@@ -56,8 +54,8 @@ class StoreFinder(StoreReader):
     def message_by_id(self, offset_msg_id: str) -> StoredMessage:
         """Return the message with this offsetMsgId. To find a message by its client's id, use `query`.
 
-        As in RocketMQ, it may be a message from before its topic was recreated. Raises `InvalidMessageId`,
-        `OffsetLost`, `OffsetNotYet`, `CorruptRecord`, `UnreadableBody`.
+        As in RocketMQ, the message may be from before its topic was recreated. Raises `InvalidMessageId`, `OffsetLost`,
+        `OffsetNotYet`, `CorruptRecord`, `UnreadableBody`.
         """
         self.must_be_open()
         message = message_at(self._log, offset_of_id(offset_msg_id), self.confirm_offset)
@@ -73,7 +71,7 @@ class StoreFinder(StoreReader):
         return record_at(self._log, integer("physical_offset", physical_offset), self.confirm_offset)[1]
 
     def first_message(self) -> StoredMessage | None:
-        """Return the first message of the log, of any topic, with its body as it is stored; None if there is none.
+        """Return the first message of the log, of any topic, with its body as it is stored; None without one.
 
         Raises `CorruptRecord`, and `OffsetLost` if retention deletes it concurrently.
         """
@@ -96,9 +94,8 @@ class StoreFinder(StoreReader):
     def with_keys(self, ranges: Iterable[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
         """Return the parts of published `ranges` that can contain messages with one of `keys` as key or `msgId`.
 
-        The parts contain all such messages, and others. Messages that the index may lack are never ruled out: messages
-        of a RocketMQ broker, messages appended with messageIndexEnable=false, and all messages before these. Raises
-        `UnknownTopic`, `UnknownQueue`.
+        The parts contain all such messages, and others. They include messages that the index may lack: a broker's,
+        those appended with messageIndexEnable=false, and all before these. Raises `UnknownTopic`, `UnknownQueue`.
         """
         self.must_be_open()
         return self._narrowing().with_keys(ranges, [text("key", key) for key in keys])
@@ -133,10 +130,10 @@ class StoreFinder(StoreReader):
         """Return a table of the current topics.
 
         Columns: topic (string), queues (int32), messages (int64), bytes of their records in the log (int64), and
-        newest, when the last message was stored (timestamp[us, UTC], null if there is none).
+        newest, when the last message was stored (timestamp[us, UTC], null without one).
 
-        It reads the queue entry of each message, 20 bytes. Raises `CorruptSegment`, `CorruptRecord`, and `OffsetLost`
-        if a file is missing.
+        Reads the queue entry of each message, 20 bytes. Raises `CorruptSegment`, `CorruptRecord`, and `OffsetLost` if a
+        file is missing.
         """
         self.must_be_open()
         return topics_table(self)
@@ -145,9 +142,8 @@ class StoreFinder(StoreReader):
         """Return a table of the current consumer groups, with a row for each queue of each topic that a group reads.
 
         Columns: group, topic (string), queueId (int32), offset that the group reads next (int64, null if it never
-        committed one), maxOffset of the queue (int64), and lag, the number of unread messages (int64).
-
-        A group without offsets has one row, in which all other columns are null. Raises `CorruptStore`.
+        committed one), maxOffset of the queue (int64), and lag, the number of unread messages (int64). A group without
+        offsets has one row, with nulls. Raises `CorruptStore`.
         """
         self.must_be_open()
         return groups_table(self, self._groups.all_positions())
@@ -163,7 +159,7 @@ class StoreFinder(StoreReader):
         if isinstance(part, Mapping):
             found = {queue: (start, stop) for queue, (start, stop) in part.items()}
         else:
-            # For an unknown topic, ask for queue 0, which raises `UnknownTopic`.
+            # queue 0 of an unknown topic raises `UnknownTopic` below
             queues = range(self.topics().get(topic, 1)) if part is None else part
             found = {queue: self.offsets(topic, queue) for queue in queues}
             of_one_moment = self.bounds(Queue(topic, queue) for queue in found)

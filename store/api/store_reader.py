@@ -48,10 +48,7 @@ from store.read.published import PublishedQueues
 
 
 class StoreReader(Opened):
-    """The methods of a `MessageStore` that read, and the ones for consumer groups.
-
-    `MessageStore` creates and closes the objects below.
-    """
+    """`MessageStore` creates and closes the objects below."""
 
     path: Path
     config: StoreConfig
@@ -80,9 +77,8 @@ class StoreReader(Opened):
 
     @property
     def dispatched_offset(self) -> int:
-        """Commit log offset (bytes) up to which the queues have entries.
-
-        It is below `confirm_offset` if a broker has not dispatched all records yet.
+        """Commit log offset (bytes) up to which queues have entries: below `confirm_offset` while a broker's dispatch
+        lags.
         """
         self.must_be_open()
         return self._published.dispatched_offset()
@@ -93,10 +89,7 @@ class StoreReader(Opened):
         return self.offsets(topic, queue_id)[0]
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Return the queue offset after the newest message.
-
-        Raises `UnknownTopic`, `UnknownQueue`, `CorruptSegment`.
-        """
+        """Return the queue offset after the newest message. Raises as `min_offset`."""
         self.must_be_open()
         return self._published.max_offset(topic, queue_id)
 
@@ -106,15 +99,15 @@ class StoreReader(Opened):
         return self._published.offsets(topic, queue_id)
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        """Return the `offsets` of all given queues that exist, in the given order."""
+        """Return the `offsets` of those queues that exist, in the given order."""
         self.must_be_open()
         return self._published.bounds(queues)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary = Boundary.LOWER) -> int:
         """Return the queue offset of the first message stored at or after `timestamp` (ms).
 
-        With Boundary.UPPER, return the offset of the last message stored at or before it. Raises `UnknownTopic`, also
-        if the topic is deleted concurrently, `UnknownQueue`, and `OffsetLost` if a file is missing.
+        With Boundary.UPPER, return the offset of the last message stored at or before it. Raises `UnknownTopic`,
+        `UnknownQueue`, and `OffsetLost` if a file is missing.
         """
         self.must_be_open()
         timestamp = integer("timestamp", timestamp)
@@ -135,11 +128,11 @@ class StoreReader(Opened):
         """Return a few messages, a status, and the offset to read next, as RocketMQ's `getMessage`.
 
         group: ignored; it is RocketMQ's first argument.
-        as_records: return the records of the log, mapped and not decoded, instead of messages. Tags are then compared
-        by their hashes only, so the caller has to check for collisions.
+        as_records: return mapped records of the log instead of decoded messages. Only hashes of tags are compared, so
+        the caller must check for collisions.
 
-        An unknown topic or queue gives NO_MESSAGE_IN_QUEUE, as in RocketMQ. Messages that are older than the store are
-        read from its archive, if it has one, but not as records.
+        An unknown topic or queue gives NO_MESSAGE_IN_QUEUE, as in RocketMQ. Messages older than the store are read from
+        its archive, if it has one, but not as records.
 
         Raises `CorruptRecord`, `CorruptSegment`, and `OffsetLost` if a file is lost. Raises `UnreadableBody` if the
         body of the first message does not decompress or exceeds `maxDecompressedMessageSize`; read on at `offset + 1`.
@@ -163,7 +156,7 @@ class StoreReader(Opened):
                 now = self.offsets(topic, queue_id)
                 if now[0] <= own.min_offset and now[1] >= own.max_offset:
                     raise
-        # Retention deleted some of the messages concurrently, or the topic was deleted.
+        # Retention or a topic deletion deleted messages concurrently.
         return self.get_message(group, topic, queue_id, offset, max_messages, message_filter, as_records=as_records)
 
     def sizes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
@@ -174,9 +167,9 @@ class StoreReader(Opened):
         return queue.entries(start, end)["size"].astype(np.int64)
 
     def tags_codes(self, topic: str, queue_id: int, start: int, end: int) -> Int64s:
-        """Return the tags codes of messages [start, end) in their queue, int64, shape (end - start,).
+        """Return the tags codes of published messages [start, end) in their queue, int64, shape (end - start,).
 
-        The range must be published. Raises `OffsetLost` if retention deleted some of it.
+        Raises `OffsetLost` if retention deleted some of them.
         """
         self.must_be_open()
         start, end = integer("start", start, 0), integer("end", end, 0)
@@ -202,15 +195,15 @@ class StoreReader(Opened):
         tags: an expression such as "paid || shipped", or any filter, see `store.message_filter`.
         check_crc: compare bodies with their checksums. Without it, the header of each record is still checked, but the
         part behind its body only if a column or a filter needs it.
-        max_rows, max_bytes: limits of a batch, which has at least one row. `max_bytes` limits both the records and the
+        max_rows, max_bytes: limits of a batch, which has at least one row. `max_bytes` limits the records, and the
         decompressed bodies.
         max_body_bytes: limit of one decompressed body; default: `maxDecompressedMessageSize`.
         unreadable: what to do with a body over that limit, or one that does not decompress. "error" raises after the
-        messages before it. "null" reads it as null, and "raw" as it is stored; column `bodyError` has the reason.
+        messages before it. "null" reads it as null, "raw" as it is stored; column `bodyError` has the reason.
 
         Raises at once `OffsetLost` (start < min), `OffsetNotYet` (end > max), `UnknownTopic`, `InvalidColumns`,
-        `FilterError`, and `InvalidArgument` (a limit below 1). While iterating, raises `CorruptRecord`,
-        `UnreadableBody`, and `OffsetLost` if retention overtakes the reader or the topic is deleted.
+        `FilterError`, `InvalidArgument` (a limit below 1). While iterating, raises `CorruptRecord`, `UnreadableBody`,
+        and `OffsetLost` if retention overtakes the reader or the topic is deleted.
         """
         self.must_be_open()
         check_columns(columns)
@@ -227,10 +220,9 @@ class StoreReader(Opened):
         return self.read(QueueRange(Queue(topic, queue_id), integer("start", start), integer("end", end)), spec)
 
     def read(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        """Return the messages of a range as record batches; see `scan`. The filter of `spec` may be of any kind.
+        """As `scan`, for a range. Messages older than the store are read from its archive, if it has one.
 
-        Messages that are older than the store are read from its archive, if it has one. Raises as `scan`, and with an
-        archive `ArchiveError` and `ObjectsUnavailable` as well.
+        Raises as `scan`; with an archive, `ArchiveError` and `ObjectsUnavailable` as well.
         """
         self.must_be_open()
         try:
@@ -246,12 +238,11 @@ class StoreReader(Opened):
         return TieredLog(self._published, self.config, archive, keeps_blocks=keeps_blocks)
 
     def _tiered(self) -> TieredLog | None:
-        """Return `tiered` with the archive in the store's settings, None if they have none."""
         archive = StoreArchive.remembered(self.path, self.config)
         return self.tiered(archive) if archive.url else None
 
     def read_own(self, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-        """Return messages as `read`, but without the archive."""
+        """As `read`, without the archive."""
         self.must_be_open()
         return self._published.scan(wanted, spec, self.config.maxDecompressedMessageSize)
 
@@ -264,7 +255,7 @@ class StoreReader(Opened):
         return self._published.fingerprint(topic, queue_id, integer("offset", offset, 0))
 
     def fingerprints(self, offsets: Mapping[Queue, int]) -> dict[Queue, Fingerprint]:
-        """Return the `fingerprint` in each of many queues. Missing queues and deleted messages are left out."""
+        """Return the `fingerprint` in each queue. Missing queues and deleted messages are left out."""
         self.must_be_open()
         found = {}
         for queue, it in self._published.there(offsets):
@@ -273,7 +264,7 @@ class StoreReader(Opened):
         return found
 
     def can_have(self, topic: str, queue_id: int, offset: int, was: Fingerprint) -> bool:
-        """Return whether the message at `offset` has fingerprint `was`; if it is deleted, whether it can have had it.
+        """Return whether the message at `offset` has fingerprint `was`; if it is deleted, whether it may have had it.
 
         If not, the store was restored from a backup, or a RocketMQ broker restarted the queue. Raises as `fingerprint`.
         """
@@ -304,10 +295,7 @@ class StoreReader(Opened):
         return arrivals(self._log, integer("begin", begin, 0), integer("end", end, 0))
 
     def watch(self) -> Watch:
-        """Return a `Watch`, which wakes one waiting thread at each publication.
-
-        It polls if a RocketMQ broker owns the directory.
-        """
+        """Return a `Watch`, which wakes one waiting thread at each publication. With a broker's directory, it polls."""
         self.must_be_open()
         return self._watches.new()
 
@@ -321,9 +309,8 @@ class StoreReader(Opened):
     def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         """Set the next offsets (queue id to queue offset) of a consumer group. They are on the device on return.
 
-        This works with `read_only`, too, because readers commit offsets. It does not block appends. Raises
-        `InvalidGroup`, `UnknownTopic`, `UnknownQueue`, `OffsetOutOfRange` (below 0), `StoreBusy`, and `StoreLocked`
-        while a RocketMQ broker runs on the directory.
+        Works with `read_only`, too. Does not block appends. Raises `InvalidGroup`, `UnknownTopic`, `UnknownQueue`,
+        `OffsetOutOfRange` (below 0), `StoreBusy`, and `StoreLocked` while a RocketMQ broker runs on the directory.
         """
         self.must_be_open()
         groups, place, topics = self._groups, self._place, self._topics

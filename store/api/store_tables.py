@@ -1,5 +1,3 @@
-"""Arrow tables of the topics and the consumer groups of a store."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,7 +38,7 @@ _SIZED_MESSAGES = 1_000_000
 
 
 class TopicRow(NamedTuple):
-    """A snapshot of a topic. size: bytes of its records, None if unknown. newest: last store time, ms since 1970."""
+    """size: bytes of its records, None if unknown. newest: last store time, ms since 1970."""
 
     topic: str
     queues: int
@@ -62,7 +60,7 @@ def _table(rows: Sequence[Sequence[object]], schema: pa.Schema) -> pa.Table:
 
 
 def topic_rows(store: StoreReader, topics: Iterable[str], sized: int | None = None) -> Iterator[TopicRow]:
-    """Yield a row for each existing topic of `topics`. sized: omit the size of topics with more messages than this."""
+    """Yield a row for each of `topics` that exists. sized: omit the size of topics with more messages than this."""
     counts = store.topics()
     for topic in topics:
         with suppress(UnknownTopic):  # deleted concurrently
@@ -80,7 +78,7 @@ def _topic_row(store: StoreReader, topic: str, queues: int, sized: int | None) -
         now = store.bounds(bounds)
         if all(queue in now and now[queue].min_offset == first for queue, (first, _) in bounds.items()):
             raise
-        return _topic_row(store, topic, queues, sized)  # deleted concurrently
+        return _topic_row(store, topic, queues, sized)  # some were deleted concurrently
     return TopicRow(topic, len(bounds), messages, size, _newest(store, bounds))
 
 
@@ -114,7 +112,7 @@ def topics_html(store: StoreReader) -> str:
 
 
 def groups_table(store: StoreReader, committed: Mapping[str, Positions]) -> pa.Table:
-    """Return a row for each group and queue. committed: the offsets of each group."""
+    """Return a row for each group and queue."""
     rows = [row for group, positions in sorted(committed.items()) for row in _group_rows(store, group, positions)]
     return _table(rows, GROUPS_SCHEMA)
 

@@ -42,11 +42,11 @@ from store.upkeep.store_directory import StoreDirectory
 
 _logger = logging.getLogger("store")
 _DELETED_SECONDS = 10.0  # between two checks for open files that were deleted
-_SPACE_SECONDS = 1.0  # between two checks of the space on the device, if only a few messages are appended
+_SPACE_SECONDS = 1.0  # between two checks of the space on the device
 
 
 class Writer:
-    """One of the writers of a directory, from its construction until `close`. Methods then raise `StoreClosed`."""
+    """One of the writers of a directory. Methods raise `StoreClosed` after `close`."""
 
     def __init__(
         self,
@@ -56,10 +56,9 @@ class Writer:
         index: Index,
         queues: ConsumeQueues,
     ) -> None:
-        """Join the writers of the directory, and recover the store if necessary. The caller then has to `start` it.
+        """Join the writers of the directory, and recover the store if necessary. Call `start` then.
 
-        `queues` learn how many entries each has at least. Raises `StoreLocked`, `StoreFull`, `ConfigError`,
-        `CorruptStore`.
+        Sets the expected lengths of `queues`. Raises `StoreLocked`, `StoreFull`, `ConfigError`, `CorruptStore`.
         """
         self._directory = directory
         self._config = config
@@ -67,7 +66,7 @@ class Writer:
         self._index = index
         self._queues = queues
         self._space_is_known_until = 0.0  # time.perf_counter()
-        self._next_look = 0.0  # when to check for deleted files, likewise
+        self._next_look = 0.0  # likewise
         self._lock = lock = StoreLock(directory.root, config.lockTimeoutMillis / 1000)
         self.place = lock.place
         try:
@@ -93,14 +92,11 @@ class Writer:
         self.figures = Figures(directory.root)
 
     def start(self) -> None:
-        """Start the threads. Call it when the owner can close this writer even after an interrupt."""
+        """Start the threads. After an interrupt, the caller must be able to close this writer."""
         self._flusher.start(self._config.flushIntervalCommitLog / 1000, self._attend)
 
     def _attend(self) -> None:
-        """Start to deliver once there are delayed messages, close deleted files, and write the figures.
-
-        The flusher's thread calls it periodically.
-        """
+        """Start the deliverer once there are delayed messages, close deleted files, write the figures."""
         if not self._deliverer.is_started and any(has_queues(self._directory.root, topic) for topic in WAITING_TOPICS):
             self._deliverer.start()
         if self._deliverer.is_started:
@@ -122,10 +118,7 @@ class Writer:
     def append(
         self, pieces: Iterable[Piece], *, flush: bool = False, unless: Condition | None = None
     ) -> AppendResult | None:
-        """Call `Appender.append`, and let the flusher write the records to the device soon.
-
-        Raises `StoreFull` if the device has little space.
-        """
+        """As `Appender.append`. Raises `StoreFull`, too, if the device has little space."""
         topics: set[str] = set()
         since = time.perf_counter()
         try:
@@ -161,7 +154,7 @@ class Writer:
         return went
 
     def _took(self, name: str, since: float, topics: Iterable[str]) -> None:
-        """Count an append for each of its topics. since: `time.perf_counter()`."""
+        """since: `time.perf_counter()`."""
         milliseconds = (time.perf_counter() - since) * 1000
         for topic in set(topics):
             self.figures.of(name, topic).add(milliseconds)
@@ -182,7 +175,7 @@ class Writer:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the append lock, after undoing the append of a writer that died: the files end at the published end."""
+        """Hold the append lock. The append of a dead writer is undone first, so the files end at the published end."""
         with self._lock.held():
             self._appender.repair()
             yield
@@ -198,27 +191,27 @@ class Writer:
 
     @property
     def is_inside(self) -> bool:
-        """Whether this thread is in the middle of an append, or of another call that holds the lock."""
+        """Whether this thread is inside an append or another call that holds the lock."""
         return self._lock.is_inside
 
     def must_not_reenter(self) -> None:
-        """Raises `StoreLocked` if this thread is in the middle of an append, or of another call that holds the lock."""
+        """Raises `StoreLocked` if `is_inside`."""
         self._lock.must_not_reenter()
 
     def flush(self) -> None:
-        """Write everything published so far to the device. Raises `FlushFailed`."""
+        """Sync everything published so far. Raises `FlushFailed`."""
         self._flusher.flush()
 
     def settle(self) -> None:
-        """Flush, and record the lengths of the queues before retention deletes the log that they are rebuilt from."""
+        """Flush, and record the lengths of the queues, before retention deletes log that they are rebuilt from."""
         with self.held():
             self._flusher.flush()
             self._ends.note(self.published.confirm_offset, self.published.confirm_offset, {}, at_once=True)
 
     def close(self) -> None:
-        """Flush and leave, after the running append. The last writer marks the directory as closed cleanly.
+        """Flush and leave, after the running append. The last writer marks the directory as closed.
 
-        Raises `FlushFailed`, `StoreBusy` or `StoreReplaced` after leaving, but without removing the file `abort`.
+        Raises `FlushFailed`, `StoreBusy` or `StoreReplaced` after leaving; the file `abort` then stays.
         """
         try:
             self._deliverer.stop()
@@ -237,7 +230,7 @@ class Writer:
     def _leave(self) -> None:
         try:
             self._appender.repair()
-            self._flusher.flush()  # another thread may have appended after the flusher was stopped
+            self._flusher.flush()  # another thread may have appended after the flusher stopped
             if self._lock.is_last():
                 with self.published.recording_failure():
                     self._index.flush()
@@ -262,10 +255,10 @@ def _while_there_is_space(root: Path, config: StoreConfig, pieces: Iterable[Piec
 
 
 class Append:
-    """Collects messages of any topics for one append to a store. Readers see all of them or none.
+    """Collects messages of any topics for one append. Readers see all of them or none.
 
-    Created by `MessageStore.begin`. Not thread-safe. It ends with `publish`, even if that raises, and with `abandon`.
-    After that, and after the store was closed, methods raise `StoreClosed`.
+    Created by `MessageStore.begin`. Not thread-safe. After `publish`, even if that raises, and after `abandon`, methods
+    raise `StoreClosed`.
     """
 
     def __init__(self, path: Path, records: RecordMaker, writer: Writer) -> None:
@@ -275,45 +268,36 @@ class Append:
         self._parts: list[Iterable[Piece]] | None = []
 
     def add(self, topic: str, table: Any) -> None:
-        """Add a table of messages behind those added before. table: see `MessageStore.append_table`.
+        """Add a table, see `MessageStore.append_table`.
 
-        The table is not copied. `publish` reads it, about 16 MiB at a time, so a memory-mapped table or a stream of
-        batches (`pyarrow.RecordBatchReader`) takes no memory.
-
-        Raises `UnknownTopic`, `InvalidTopic`, and `InvalidColumns` for wrong names or types of columns.
+        The table is not copied: `publish` reads about 16 MiB at a time, so a memory-mapped table or a
+        `pyarrow.RecordBatchReader` takes no memory. Raises `UnknownTopic`, `InvalidTopic`, and `InvalidColumns` for
+        wrong names or types of columns.
         """
         self._open_parts().append(self._records.of_table(topic, table))
 
     def add_messages(self, messages: Iterable[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> None:
-        """Add messages of any topics behind those added before. Raises as `put` if one is refused.
+        """Add messages of any topics. Raises as `put` if one is refused.
 
-        fields: values for the records' headers from a remote producer: a name of a field of RECORD_HEADER to one value
-        per message.
+        fields: fields of RECORD_HEADER from a remote producer, by name: one value for each message.
         """
         parts, listed = self._open_parts(), sendable(messages)
         if listed:
             parts.append([_saying(fields, self._records.of_messages(listed))])
 
     def choose(self, messages: Sequence[Message]) -> list[int]:
-        """Return the queue id that `add_messages` would choose for each message.
-
-        Raises as `add_messages`, except for messages that cannot be encoded.
-        """
+        """Return the queue id that `add_messages` would choose for each message. Raises as that, before encoding."""
         self._open_parts()
         return self._records.choose(sendable(messages))
 
     def add_own(self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> None:
-        """Add messages to any topics, even a broker's own, with any properties. Each names its queue.
-
-        fields: see `add_messages`.
-        """
+        """As `add_messages`, to any topics, even a broker's own, with any properties. Each message names its queue."""
         self._open_parts().append([_saying(fields, self._records.of_own(messages))])
 
     def add_copies(self, copies: RecordCopies, places: Places) -> None:
-        """Add copies of stored messages (see `MessageStore.copies`) as a broker does.
+        """Add copies of stored messages (see `MessageStore.copies`), to any topics and with any properties.
 
-        They may go to topics of a broker itself, and have properties that `add_messages` refuses. Raises
-        `MessageRefused` if the properties become too large.
+        Raises `MessageRefused` if the properties become too large.
         """
         self._open_parts().append(list(self._records.of_copies(copies, places)))
 
@@ -327,20 +311,19 @@ class Append:
         """Append all added messages in order. When this returns, every reader sees them. Return their places.
 
         flush: wait until the messages are on the device. After a crash of the machine, all of them exist or none.
-        unless: called without arguments while this holds the append lock and has written nothing, so that no other
-        append can happen after the check. It may call the reading methods of the store. If it returns true, nothing is
-        appended, and this returns None.
+        unless: called before the first write, under the append lock, so that no append happens after it. It may read
+        the store. If it returns true, nothing is appended, and this returns None.
 
-        Other appends wait for this one, some seconds for gigabytes. Takes about 40 bytes of memory per message.
+        Other appends wait for this one, some seconds for gigabytes. Takes about 40 bytes of memory for each message.
 
-        Raises as `put`, `InvalidColumns` for values of a table, and the errors of a stream or of `unless`. If this
-        raises, readers see none of the messages.
+        Raises as `put`, `InvalidColumns` for values of a table, and any error of a stream or of `unless`. Readers then
+        see none of the messages.
         """
         parts, self._parts = self._open_parts(), None
         return self._writer.append(chain.from_iterable(parts), flush=flush, unless=unless)
 
     def abandon(self) -> None:
-        """Discard the added messages. Does nothing the second time, nor after `publish`."""
+        """Discard the added messages. Does nothing after `publish`, or the second time."""
         self._parts = None
 
     def _open_parts(self) -> list[Iterable[Piece]]:
