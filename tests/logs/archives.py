@@ -1,4 +1,4 @@
-"""An archive of a store that archives after each change, for `conformance`."""
+"""An archive of a store, updated after each change, for `conformance`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ class ArchivedStore:
         self.archive()
 
     def archive(self) -> Archived:
-        """In small chunks."""
         store = self.store
         with self._turn:
             queues, end_of = self.place.queues(store._topics), ends(store._published, 0, store.offset_by_time)

@@ -1,6 +1,6 @@
 """Tests that every kind of log must pass.
 
-Subclasses inherit them and provide the fixture `making`: an empty log with ways to change it from outside.
+Subclasses provide the fixture `making`: an empty log, and ways to change it from outside.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from tests.logs.reading import ReadingTests
 from tests.logs.writing import WritingTests
 
 
-class LogTests(ReadingTests, HoldingTests):
-    """Tests for every kind of log."""
+class LogTests(ReadingTests, HoldingTests): ...
 
 
 class WriterTests(LogTests, WritingTests):
-    """Tests for logs that can also be written."""
+    """Tests for logs that can be written."""

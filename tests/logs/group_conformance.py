@@ -1,6 +1,6 @@
 """Tests that every kind of consumer group must pass.
 
-Subclasses inherit them and provide the fixture `making`: a group of a log with topic "t" of four queues.
+Subclasses provide the fixture `making`: a group of a log with topic "t" of four queues.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ BROADCASTING = MessageModel.BROADCASTING
 
 
 class Making(Protocol):
-    """group: a group without members."""
-
     group: Group
 
     def another(self, name: str) -> Group:
         """Return another group of the same log."""
 
     def in_process(self, subscriptions: Subscriptions, **options: Any) -> AbstractContextManager[RemoteMember]:
-        """Run a member in its own process, which is killed at the end of the block."""
+        """Run a member in its own process, killed at the end of the block."""
 
 
 class GroupTests:
@@ -51,9 +49,7 @@ class GroupTests:
         with ExitStack() as stack:
             yield stack
 
-    # --- members -----------------------------------------------------------------------------------------
-
-    def test_members_see_each_other_come_and_go(self, group: Group) -> None:
+    def test_members_see_others_join_and_leave(self, group: Group) -> None:
         with group.join(EVERYTHING) as one:
             assert one.members() == [one.id]
             assert not one.wait(0)
@@ -64,7 +60,7 @@ class GroupTests:
             assert one.members() == [one.id]
         assert group.members() == []
 
-    def test_groups_do_not_see_each_other(self, making: Making) -> None:
+    def test_groups_do_not_affect_each_other(self, making: Making) -> None:
         with making.group.join(EVERYTHING) as one, making.another("h").join(EVERYTHING) as other:
             assert (one.members(), other.members()) == ([one.id], [other.id])
             assert one.lock(self.ALL) == other.lock(self.ALL) == set(self.ALL)
@@ -73,7 +69,7 @@ class GroupTests:
             assert other.committed(self.ALL) == {}
             assert not one.wait(0)
 
-    def test_what_a_group_tells_of_its_members(self, group: Group) -> None:
+    def test_group_describes_its_members(self, group: Group) -> None:
         wanted = {"t": Subscription("a > 1", "SQL92"), "u": Subscription("A || B")}
         with group.join(wanted, orderly=True, instance="x.1") as one:
             one.lock([self.Q3, self.Q1])
@@ -84,7 +80,7 @@ class GroupTests:
             assert one.id.endswith("@x.1")
             assert 0 <= info.silent_seconds < PATIENCE
 
-    def test_one_that_is_killed_is_missed(self, making: Making, group: Group) -> None:
+    def test_killed_member_loses_its_place_and_queues(self, making: Making, group: Group) -> None:
         with group.join(EVERYTHING) as one, making.in_process(EVERYTHING) as other:
             assert one.wait(PATIENCE)
             assert one.members() == sorted([one.id, other.id])
@@ -96,14 +92,14 @@ class GroupTests:
             assert one.members() == [one.id]
             assert one.lock(self.ALL) == set(self.ALL)
 
-    def test_a_group_is_there_when_all_were_killed(self, making: Making, group: Group) -> None:
+    def test_group_survives_when_all_members_are_killed(self, making: Making, group: Group) -> None:
         with making.in_process(EVERYTHING, instance="x") as other:
             assert len(group.members()) == 1
         assert group.members() == []
         with group.join({"t": Subscription("A")}, instance="x") as one:
             assert one.id == other.id
 
-    def test_leaving_ends_all(self, group: Group) -> None:
+    def test_calls_fail_after_leaving(self, group: Group) -> None:
         member = group.join(EVERYTHING)
         member.leave()
         member.leave()
@@ -119,8 +115,6 @@ class GroupTests:
         with pytest.raises(StoreClosed):
             member.wait(PATIENCE)
 
-    # --- mismatches --------------------------------------------------------------------------------------
-
     @pytest.mark.parametrize(
         ("one", "other", "says"),
         [
@@ -130,7 +124,9 @@ class GroupTests:
             (EVERYTHING, EVERYTHING | {"u": Subscription("x")}, "this one t by TAG '\\*', u by TAG 'x'"),
         ],
     )
-    def test_two_subscriptions(self, group: Group, one: Subscriptions, other: Subscriptions, says: str) -> None:
+    def test_members_with_different_subscriptions_conflict(
+        self, group: Group, one: Subscriptions, other: Subscriptions, says: str
+    ) -> None:
         with group.join(one) as first:
             with pytest.raises(
                 GroupConflict, match=f"group {group.name}: member {first.id} .* {says}: .* end the others"
@@ -147,24 +143,24 @@ class GroupTests:
             (EVERYTHING, EVERYTHING | {"%RETRY%g": Subscription()}),
         ],
     )
-    def test_two_ways_to_say_the_same(self, group: Group, one: Subscriptions, other: Subscriptions) -> None:
+    def test_equivalent_subscriptions_do_not_conflict(
+        self, group: Group, one: Subscriptions, other: Subscriptions
+    ) -> None:
         with group.join(one), group.join(other):
             assert len(group.members()) == 2
 
-    def test_two_ways_to_consume(self, group: Group) -> None:
+    def test_members_with_different_models_conflict(self, group: Group) -> None:
         with group.join(EVERYTHING, orderly=True):
             with pytest.raises(GroupConflict, match="consumes orderly, this one concurrently"):
                 group.join(EVERYTHING)
             with pytest.raises(GroupConflict, match="consumes by clustering, this one by broadcasting"):
                 group.join(EVERYTHING, orderly=True, model=BROADCASTING)
 
-    def test_two_of_one_name(self, group: Group) -> None:
+    def test_instance_names_are_unique(self, group: Group) -> None:
         with group.join(EVERYTHING, instance="x") as one, pytest.raises(GroupConflict, match=f"{one.id} .* this name"):
             group.join(EVERYTHING, instance="x")
 
-    # --- queues ------------------------------------------------------------------------------------------
-
-    def test_a_queue_is_one_members(self, group: Group, joined: ExitStack) -> None:
+    def test_queue_has_one_owner(self, group: Group, joined: ExitStack) -> None:
         one, other = (joined.enter_context(group.join(EVERYTHING)) for _ in range(2))
         one.wait(0)
         assert one.lock([self.Q0, self.Q1]) == {self.Q0, self.Q1}
@@ -181,7 +177,7 @@ class GroupTests:
         assert other.wait(PATIENCE)
         assert other.lock(self.ALL) == set(self.ALL)
 
-    def test_one_that_asks_is_heard(self, group: Group, joined: ExitStack) -> None:
+    def test_owner_is_asked_to_release_a_queue(self, group: Group, joined: ExitStack) -> None:
         one, other = (joined.enter_context(group.join(EVERYTHING)) for _ in range(2))
         one.lock([self.Q0, self.Q1])
         one.wait(0)
@@ -195,7 +191,7 @@ class GroupTests:
         other.lock([])
         assert one.asked() == set()
 
-    def test_one_that_has_all_or_nothing_gets_no_share(self, group: Group, joined: ExitStack) -> None:
+    def test_exclusive_member_gets_all_queues_or_none(self, group: Group, joined: ExitStack) -> None:
         one = joined.enter_context(group.join(EVERYTHING))
         all_or_nothing = joined.enter_context(group.join(EVERYTHING, exclusive=True))
         assert one.members() == [one.id]
@@ -203,7 +199,7 @@ class GroupTests:
         assert all_or_nothing.lock(self.ALL) == set(self.ALL)
         assert one.lock(self.ALL) == set()
 
-    def test_one_that_is_stopped_loses_its_queues(
+    def test_stopped_member_loses_its_queues(
         self, making: Making, group: Group, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("store.broker.allocation.LOCK_SECONDS", 0.2)
@@ -222,9 +218,7 @@ class GroupTests:
             assert other.call("lock", [self.Q0]) == {self.Q0}
             assert other.call("committed", [self.Q0]) == {self.Q0: 9}
 
-    def test_one_that_is_not_heard_of_has_no_share(
-        self, making: Making, group: Group, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_silent_member_gets_no_share(self, making: Making, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
         with making.in_process(EVERYTHING) as other, group.join(EVERYTHING) as one:
             monkeypatch.setattr("store.broker.entries.SILENT_SECONDS", 0.2)
             assert one.wait(PATIENCE)
@@ -234,9 +228,7 @@ class GroupTests:
             assert one.wait(PATIENCE)
             assert one.members() == sorted([one.id, other.id])
 
-    # --- offsets -----------------------------------------------------------------------------------------
-
-    def test_what_is_persisted_and_when(self, group: Group, joined: ExitStack) -> None:
+    def test_commits_are_visible_once_persisted(self, group: Group, joined: ExitStack) -> None:
         one, other = (joined.enter_context(group.join(EVERYTHING)) for _ in range(2))
         one.lock([self.Q0, self.Q1])
         one.commit({self.Q0: 5, self.Q1: 7})
@@ -256,7 +248,7 @@ class GroupTests:
         one.leave()
         assert group.committed(self.ALL) == {self.Q0: 6, self.Q1: 8}
 
-    def test_commits_in_anothers_queue_do_not_count(self, group: Group, joined: ExitStack) -> None:
+    def test_commits_to_unowned_queues_are_ignored(self, group: Group, joined: ExitStack) -> None:
         one, other = (joined.enter_context(group.join(EVERYTHING)) for _ in range(2))
         one.lock([self.Q0])
         one.commit({self.Q0: 5})
@@ -270,7 +262,7 @@ class GroupTests:
         one.lock([self.Q0])
         assert one.committed([self.Q0]) == {self.Q0: 6}
 
-    def test_what_one_that_is_killed_has_done_is_done(self, making: Making, group: Group) -> None:
+    def test_commits_of_a_killed_member_count(self, making: Making, group: Group) -> None:
         with group.join(EVERYTHING) as one:
             with making.in_process(EVERYTHING) as other:
                 other.call("lock", [self.Q1, self.Q2, self.Q3])
@@ -280,7 +272,7 @@ class GroupTests:
             assert one.lock([self.Q0, self.Q1, self.Q2]) == {self.Q0, self.Q1, self.Q2}
             assert one.committed(self.ALL) == {self.Q1: 7, self.Q2: 6, self.Q3: 8}
 
-    def test_a_group_begins_where_the_first_says(self, group: Group, joined: ExitStack) -> None:
+    def test_group_starts_at_the_first_members_offsets(self, group: Group, joined: ExitStack) -> None:
         one, other = (joined.enter_context(group.join(EVERYTHING)) for _ in range(2))
         one.begin({self.Q0: 10, self.Q1: 0})
         other.begin({self.Q0: 4, self.Q1: 5, self.Q2: 6})
@@ -291,9 +283,7 @@ class GroupTests:
             == {self.Q0: 10, self.Q1: 0, self.Q2: 6}
         )
 
-    # --- resets ------------------------------------------------------------------------------------------
-
-    def test_a_reset_reaches_who_consumes(self, group: Group) -> None:
+    def test_reset_reaches_the_owner_of_a_queue(self, group: Group) -> None:
         with group.join(EVERYTHING) as one:
             one.lock(self.ALL)
             one.commit({self.Q0: 50, self.Q1: 60})
@@ -311,7 +301,7 @@ class GroupTests:
         assert group.committed(self.ALL) == {self.Q0: 11, self.Q1: 0, self.Q2: 3}
 
     @pytest.mark.parametrize("killed", [False, True])
-    def test_a_reset_counts_though_nobody_took_notice(self, making: Making, group: Group, killed: bool) -> None:
+    def test_reset_counts_although_no_member_fetched_it(self, making: Making, group: Group, killed: bool) -> None:
         with making.in_process(EVERYTHING) as other:
             other.call("lock", self.ALL)
             other.call("commit", {self.Q0: 50, self.Q1: 60})
@@ -322,7 +312,7 @@ class GroupTests:
             assert one.resets() == {}
             assert one.committed(self.ALL) == {self.Q0: 10, self.Q1: 60}
 
-    def test_resets_of_what_is_not_there(self, making: Making, group: Group) -> None:
+    def test_resets_of_missing_groups_and_queues_are_refused(self, making: Making, group: Group) -> None:
         with pytest.raises(UnknownGroup, match=f"no group '{group.name}'"):
             group.reset({self.Q0: 0})
         making.another("orders-eu").join(EVERYTHING).leave()
@@ -335,9 +325,7 @@ class GroupTests:
             group.reset({self.Q0: -1})
         assert group.committed(self.ALL) == {}
 
-    # --- broadcasting ------------------------------------------------------------------------------------
-
-    def test_each_gets_everything_and_keeps_its_own_offsets(self, making: Making, group: Group) -> None:
+    def test_broadcasting_member_reads_all_at_its_own_offsets(self, making: Making, group: Group) -> None:
         with making.in_process(EVERYTHING, model=BROADCASTING, instance="x") as x:
             with group.join(EVERYTHING, model=BROADCASTING, instance="y") as y:
                 assert x.call("lock", self.ALL) == y.lock(self.ALL) == set(self.ALL)

@@ -19,14 +19,12 @@ from tests.logs.made import A0, A1, B0, LONG, LogKind, Making, messages, numbers
 
 
 class HoldingTests(LogKind):
-    # --- waiting ---------------------------------------------------------------------------------------
-
-    def test_waiting_ends_at_once_where_the_log_went_on(self, log: Log) -> None:
+    def test_wait_returns_at_once_if_messages_exist(self, log: Log) -> None:
         begin = time.monotonic()
         log.wait({A0: 9, B0: 3}, LONG)
         assert time.monotonic() - begin < LONG / 2
 
-    def test_waiting_ends_with_an_arrival(self, making: Making, log: Log) -> None:
+    def test_wait_returns_when_a_message_arrives(self, making: Making, log: Log) -> None:
         arrival = threading.Timer(0.1, making.append, (messages(A1, range(1)),))
         arrival.start()
         begin = time.monotonic()
@@ -35,19 +33,17 @@ class HoldingTests(LogKind):
         assert time.monotonic() - begin < LONG / 2
         arrival.join()
 
-    def test_waiting_ends_in_time(self, log: Log) -> None:
+    def test_wait_returns_at_its_timeout(self, log: Log) -> None:
         log.wait({A0: 10, self.queue("nowhere", 0): 0}, 0.05)
         log.wait({}, 0.05)
 
-    # --- holding ---------------------------------------------------------------------------------------
-
     @pytest.mark.parametrize("seconds", [-1.0, 0.3])
-    def test_held_queues_give_what_is_there_however_late(self, log: Log, seconds: float) -> None:
+    def test_hold_gives_existing_messages_even_after_the_deadline(self, log: Log, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         with log.hold({A0: 4, A1: 0, B0: 3}, deadline, EVERYTHING, LONG) as held:
             assert list(held) == [QueueRange(A0, 4, 10)]
 
-    def test_held_queues_give_what_arrives_until_they_are_over(self, making: Making, log: Log) -> None:
+    def test_hold_gives_arrivals_until_its_deadline(self, making: Making, log: Log) -> None:
         reached = {A0: 8, A1: 0}
         seen = {A0: [], A1: []}
 
@@ -69,31 +65,31 @@ class HoldingTests(LogKind):
         arrival.join()
         assert seen == {A0: [8, 9], A1: [0, 1, 2]}
 
-    def test_a_queue_is_held_from_one_position_only(self, making: Making, log: Log) -> None:
+    def test_again_replaces_the_position_of_a_held_queue(self, making: Making, log: Log) -> None:
         with log.hold({A0: 10}, time.monotonic() + LONG, EVERYTHING, LONG) as held:
             held.again(A0, 4)
             assert next(held) == QueueRange(A0, 4, 10)
             making.append(messages(A0, range(10, 12)))
             assert list(held) == []
 
-    def test_a_queue_that_was_given_is_held_no_longer(self, making: Making, log: Log) -> None:
+    def test_returned_queue_is_no_longer_held(self, making: Making, log: Log) -> None:
         with log.hold({A0: 9}, time.monotonic() + LONG, EVERYTHING, LONG) as held:
             assert next(held) == QueueRange(A0, 9, 10)
             making.append(messages(A0, range(10, 12)))
             assert list(held) == []
 
-    def test_nothing_is_held_again_after_the_deadline(self, making: Making, log: Log) -> None:
+    def test_no_queue_is_held_again_after_the_deadline(self, making: Making, log: Log) -> None:
         with log.hold({A0: 9}, time.monotonic() - 1, EVERYTHING, LONG) as held:
             assert next(held) == QueueRange(A0, 9, 10)
             making.append(messages(A0, range(10, 12)))
             held.again(A0, 10)
             assert list(held) == []
 
-    def test_where_nothing_comes_for_a_while_that_is_told(self, log: Log) -> None:
+    def test_hold_gives_none_after_a_quiet_period(self, log: Log) -> None:
         with log.hold({A0: 10}, time.monotonic() + LONG, EVERYTHING, 0.05) as held:
             assert [next(held), next(held)] == [None, None]
 
-    def test_another_thread_ends_the_waiting(self, log: Log) -> None:
+    def test_another_thread_wakes_a_hold(self, log: Log) -> None:
         with log.hold({A0: 10}, math.inf, EVERYTHING, LONG) as held:
             waker = threading.Timer(0.1, held.wake)
             waker.start()
@@ -104,7 +100,7 @@ class HoldingTests(LogKind):
             assert time.monotonic() - begin < LONG / 2
             waker.join()
 
-    def test_a_queue_may_be_held_that_was_not_before(self, making: Making, log: Log) -> None:
+    def test_new_queue_can_be_held(self, making: Making, log: Log) -> None:
         with log.hold({}, math.inf, EVERYTHING, LONG) as held:
             held.again(A0, 9)
             held.again(A1, 0)
@@ -113,7 +109,7 @@ class HoldingTests(LogKind):
             assert next(held) == QueueRange(A1, 0, 1)
 
     @pytest.mark.parametrize("only_b", [TagFilter.parse("B"), message_filter("TAGS = 'B'", "SQL92")])
-    def test_a_held_queue_gives_what_matches(self, making: Making, log: Log, only_b: MessageFilter) -> None:
+    def test_held_queue_gives_matching_messages(self, making: Making, log: Log, only_b: MessageFilter) -> None:
         with log.hold({A0: 10}, time.monotonic() + LONG, only_b, LONG) as held:
             making.append(messages(A0, range(10, 11)))
             making.append(messages(A0, range(11, 12)))

@@ -1,4 +1,4 @@
-"""A log with messages, shared by the tests of every kind of log."""
+"""A log with messages, for the tests of every kind of log."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from store.model.log_protocol import (
 )
 from store.read.filters import EVERYTHING
 
-LONG = 60.0  # seconds: for waits that must end early
+LONG = 60.0  # seconds, for waits that must end early
 A0, A1, B0 = Queue("a", 0), Queue("a", 1), Queue("b", 0)
 
 ALL_A0 = QueueRange(A0, 0, 10)
-# Modules whose queues are renamed as the kind of log names them.
+# modules whose queues are renamed as the kind of log names them
 TOLD = {__name__, *(f"tests.logs.{subject}" for subject in ("reading", "holding", "writing"))}
 
 
@@ -96,8 +96,6 @@ def scan(
 
 
 class LogKind:
-    """A kind of log as all its tests use it."""
-
     queue: Callable[[str, int], Queue] = staticmethod(Queue)
     """How this kind of log names a queue."""
 

@@ -22,9 +22,7 @@ from tests.waiting import another_millisecond
 
 
 class ReadingTests(LogKind):
-    # --- contents ----------------------------------------------------------------------------------------
-
-    def test_an_address_goes_to_other_processes(self, making: Making, log: Log) -> None:
+    def test_address_can_be_pickled(self, making: Making, log: Log) -> None:
         other = pickle.loads(pickle.dumps(making.address))
         assert other == making.address
         assert hash(other) == hash(making.address)
@@ -32,13 +30,13 @@ class ReadingTests(LogKind):
         with other.open() as again:
             assert numbers(again, QueueRange(A0, 0, 10)) == numbers(log, QueueRange(A0, 0, 10)) == [*range(10)]
 
-    def test_topics_as_they_stand_now(self, making: Making, log: Log) -> None:
+    def test_topics_are_current(self, making: Making, log: Log) -> None:
         assert dict(log.topics()) == {"a": (A0, A1), "b": (B0,)}
         making.create_topic("b", 2)
         making.create_topic("c", 1)
         assert dict(log.topics()) == {"a": (A0, A1), "b": (B0, self.queue("b", 1)), "c": (self.queue("c", 0),)}
 
-    def test_bounds_as_they_stand_now(self, making: Making, log: Log) -> None:
+    def test_bounds_are_current(self, making: Making, log: Log) -> None:
         missing = [self.queue("a", 2), self.queue("nowhere", 0)]
         assert list(log.bounds([B0, *missing, A1, A0]).items()) == [(B0, (0, 3)), (A1, (0, 0)), (A0, (0, 10))]
         assert isinstance(log.bounds([A0])[A0], Bounds)
@@ -46,15 +44,13 @@ class ReadingTests(LogKind):
         making.append(messages(A1, range(2)))
         assert log.bounds([A1]) == {A1: (0, 2)}
 
-    # --- reading ---------------------------------------------------------------------------------------
-
-    def test_all_columns_as_they_are_declared(self, log: Log) -> None:
+    def test_columns_have_their_declared_types(self, log: Log) -> None:
         for names in (tuple(COLUMNS), tuple(reversed(COLUMNS)), ("tags",), ("body", "properties")):
             batches = scan(log, QueueRange(A0, 0, 10), names)
             assert {batch.schema for batch in batches} == {pa.schema([(name, COLUMNS[name]) for name in names])}
             assert sum(map(len, batches)) == 10
 
-    def test_a_message_as_it_was_put(self, log: Log) -> None:
+    def test_message_is_read_as_put(self, log: Log) -> None:
         (batch,) = scan(log, QueueRange(A0, 4, 5), tuple(COLUMNS))
         (row,) = batch.to_pylist()
         assert (row["topic"], row["queueId"], row["queueOffset"], row["body"]) == ("a", 0, 4, b"4")
@@ -62,10 +58,10 @@ class ReadingTests(LogKind):
         assert abs(row["storeTimestamp"].timestamp() - time.time()) < 600
 
     @pytest.mark.parametrize(("start", "end"), [(0, 10), (3, 7), (9, 10), (0, 0), (5, 5), (10, 10)])
-    def test_a_range_is_a_range(self, log: Log, start: int, end: int) -> None:
+    def test_scan_returns_exactly_the_range(self, log: Log, start: int, end: int) -> None:
         assert numbers(log, QueueRange(A0, start, end)) == list(range(start, end))
 
-    def test_batches_of_at_most_so_many_rows(self, log: Log) -> None:
+    def test_batches_have_at_most_max_rows(self, log: Log) -> None:
         batches = scan(log, QueueRange(A0, 0, 10), max_rows=3)
         assert max(map(len, batches)) <= 3
         assert [int(body) for batch in batches for body in batch["body"].to_pylist()] == list(range(10))
@@ -83,12 +79,12 @@ class ReadingTests(LogKind):
             (message_filter("1 > 2", "SQL92"), []),
         ],
     )
-    def test_filters(self, log: Log, message_filter: MessageFilter, matching: list[int]) -> None:
+    def test_filters_select_messages(self, log: Log, message_filter: MessageFilter, matching: list[int]) -> None:
         wanted = QueueRange(A0, 1, 9)
         assert numbers(log, wanted, message_filter=message_filter) == matching
         assert numbers(log, wanted, columns=("tags", "body"), message_filter=message_filter, max_rows=2) == matching
 
-    def test_what_cannot_be_read(self, making: Making, log: Log) -> None:
+    def test_reads_outside_the_log_are_refused(self, making: Making, log: Log) -> None:
         for wanted, error in (
             (QueueRange(A0, 0, 11), OffsetNotYet),
             (QueueRange(A1, 0, 1), OffsetNotYet),
@@ -106,13 +102,11 @@ class ReadingTests(LogKind):
         assert sum(map(len, scan(log, QueueRange(A1, first, end)))) == end - first
 
     @pytest.mark.parametrize("columns", [("body", "body"), ("queueOffset", "tags", "queueOffset"), ("value",), ()])
-    def test_columns_that_there_are_not_or_twice(self, log: Log, columns: tuple[str, ...]) -> None:
+    def test_unknown_and_repeated_columns_are_refused(self, log: Log, columns: tuple[str, ...]) -> None:
         with pytest.raises(InvalidColumns):
             scan(log, ALL_A0, columns=columns)
 
-    # --- unknown answers ---------------------------------------------------------------------------------
-
-    def test_sizes_or_none(self, making: Making, log: Log) -> None:
+    def test_sizes_are_given_or_unknown(self, making: Making, log: Log) -> None:
         making.append(messages(A1, range(250), size=1000))
         before = log.sizes(QueueRange(A1, 10, 250))
         making.delete_oldest(A1)
@@ -125,7 +119,7 @@ class ReadingTests(LogKind):
         first = log.bounds([A1])[A1].min_offset
         assert after.tolist() == [0] * first + before[first - 10 :].tolist()
 
-    def test_fingerprints_tell_one_message_from_another_if_anything(self, making: Making, log: Log) -> None:
+    def test_fingerprints_detect_replaced_messages_if_supported(self, making: Making, log: Log) -> None:
         making.append(messages(A1, range(250), size=1000))
         positions = {A0: 10, A1: 1, B0: 3}
         found = log.fingerprints({**positions, B0: 0})
@@ -137,14 +131,14 @@ class ReadingTests(LogKind):
             assert A1 not in log.fingerprints(positions)
         assert log.replaced(positions, found) == []
 
-    def test_a_group(self, making: Making, log: Log) -> None:
+    def test_committed_offsets_are_read(self, making: Making, log: Log) -> None:
         assert log.committed("readers", [A0, A1, B0]) == {}
         told = making.commit("readers", {A0: 4, B0: 0})
         assert log.committed("readers", [A1, A0]) == {queue: at for queue, at in told.items() if queue != B0}
         assert log.committed("others", [A0]) == {}
         assert log.groups() == ({"readers": told} if told else {})
 
-    def test_times(self, making: Making, log: Log) -> None:
+    def test_offsets_are_found_by_time(self, making: Making, log: Log) -> None:
         another_millisecond()
         making.append(messages(A0, range(10, 20)))
         table = pa.Table.from_batches(scan(log, QueueRange(A0, 0, 20), ("storeTimestamp",)))
@@ -155,7 +149,7 @@ class ReadingTests(LogKind):
             assert lower == {A0: older, A1: 0}
             assert log.offsets_by_time([A0], at, Boundary.UPPER) == {A0: max(0, not_newer - 1)}
 
-    def test_ranges_are_narrowed_to_no_less_than_has_a_key(self, log: Log) -> None:
+    def test_ranges_narrowed_by_key_keep_all_matches(self, log: Log) -> None:
         found = log.with_keys([QueueRange(A0, 2, 9), QueueRange(B0, 0, 3)], ["k3", "k1"])
         there = {(r.queue, offset) for r in found for offset in range(r.start, r.end)}
         assert {(A0, 3), (B0, 1)} <= there <= {(A0, offset) for offset in range(2, 9)} | {(B0, n) for n in range(3)}

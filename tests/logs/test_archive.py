@@ -16,7 +16,7 @@ class TestInDirectory(LogTests):
         with archived(tmp_path, str(tmp_path / "archive")) as it:
             yield it
 
-    def test_it_is_read_only(self, making: ArchivedStore) -> None:
+    def test_archive_is_read_only(self, making: ArchivedStore) -> None:
         with pytest.raises(ReadOnlyStore):
             making.address.open_writer()
         making.create_topic("a", 1)

@@ -22,7 +22,6 @@ from tests.s3 import SECRET
 
 @pytest.fixture
 def options(s3_endpoint: str) -> dict[str, Any]:
-    """Return options of fsspec."""
     return {"key": "somebody", "secret": SECRET, "endpoint_url": s3_endpoint}
 
 
@@ -42,7 +41,7 @@ class TestOnS3(LogTests):
             yield it
 
 
-def test_what_is_not_there(filled: Filled, bucket: str, options: dict[str, Any]) -> None:
+def test_missing_archive_and_bucket_are_named(filled: Filled, bucket: str, options: dict[str, Any]) -> None:
     address = ArchiveAddress(f"s3://{bucket}/mq", json.dumps(options))
     with pytest.raises(NoArchive, match=f"s3://{bucket}/mq: no archive; archive a store there"):
         address.open()
@@ -50,7 +49,7 @@ def test_what_is_not_there(filled: Filled, bucket: str, options: dict[str, Any])
         filled.store.archive("s3://no-such-bucket/mq", storage_options=options)
 
 
-def test_an_object_that_was_cut(filled: Filled, bucket: str, options: dict[str, Any]) -> None:
+def test_truncated_object_is_named(filled: Filled, bucket: str, options: dict[str, Any]) -> None:
     import s3fs
 
     filled.put("orders", 0, 50, 1000)
@@ -65,13 +64,13 @@ def test_an_object_that_was_cut(filled: Filled, bucket: str, options: dict[str, 
                 list(log.messages(QueueRange(Queue("orders", 0), 50, 53)))
 
 
-def test_no_server(filled: Filled, options: dict[str, Any]) -> None:
+def test_unreachable_server_is_named(filled: Filled, options: dict[str, Any]) -> None:
     nobody = {**options, "endpoint_url": "http://127.0.0.1:1", "config_kwargs": {"retries": {"max_attempts": 1}}}
     with pytest.raises(ObjectsUnavailable, match="s3://bucket/mq"):
         filled.store.archive("s3://bucket/mq", storage_options=nobody)
 
 
-def test_secrets_are_shown_nowhere(options: dict[str, Any]) -> None:
+def test_errors_show_no_secrets(options: dict[str, Any]) -> None:
     address = ArchiveAddress("s3://me:hidden@bucket/mq", json.dumps(options))
     for text in (str(address), repr(address)):
         assert SECRET not in text
@@ -79,7 +78,7 @@ def test_secrets_are_shown_nowhere(options: dict[str, Any]) -> None:
         assert "s3://bucket/mq" in text
 
 
-def test_a_secret_in_a_url_is_not_told_by_what_a_library_says_of_it(options: dict[str, Any]) -> None:
+def test_library_error_does_not_show_a_secret_of_the_url(options: dict[str, Any]) -> None:
     with pytest.raises(ObjectsUnavailable, match="s3://bucket/mq") as raised:
         ArchiveAddress(f"s3://me:{SECRET}@bucket/mq", json.dumps(options)).open()
     assert SECRET not in "".join(traceback.format_exception(raised.value, chain=True))

@@ -1,4 +1,4 @@
-"""A served store as a log; readers know only the address of the name server."""
+"""A served store as a log; readers know only the name server's address."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def of_broker(topic: str, number: int) -> Queue:
 
 
 class ClusterTests(WriterTests):
-    """Differences between a cluster and other kinds of logs."""
-
-    def test_a_condition_is_asked_when_nobody_else_can_append(self, log: Log, writer: LogWriter) -> None:
+    def test_condition_is_checked_while_others_cannot_append(self, log: Log, writer: LogWriter) -> None:
         append = writer.begin()
         append.add("a", pa.table({"body": ["10"]}))
         with pytest.raises(UnsupportedStore, match="without a condition"):
@@ -42,7 +40,7 @@ class ClusterTests(WriterTests):
         queue = self.queue("a", 0)
         assert log.bounds([queue]) == {queue: (0, 10)}
 
-    def test_what_batches_cannot_say_goes_alone(self, log: Log, writer: LogWriter) -> None:
+    def test_rows_with_own_times_and_flags_are_kept(self, log: Log, writer: LogWriter) -> None:
         append = writer.begin()
         born = [1_700_000_000_000, 1_700_000_000_001]
         append.add("b", pa.table({"body": ["3", "4"], "bornTimestamp": born, "flag": [7, 8], "tags": ["x", None]}))
@@ -61,7 +59,7 @@ class TestServedLog(ClusterTests):
         with MessageStore.open(tmp_path / "mq", config=config) as store, serve(store, "127.0.0.1:0") as serving:
             yield Served(store, serving.address)
 
-    def test_many_rows_make_many_batches(self, log: Log, writer: LogWriter) -> None:
+    def test_many_rows_are_sent_in_several_batches(self, log: Log, writer: LogWriter) -> None:
         append = writer.begin()
         bodies = [b"%d" % n + bytes(30_000) for n in range(100)]
         append.add("b", pa.table({"body": bodies, "keys": [f"k{n}" for n in range(100)]}))

@@ -1,4 +1,4 @@
-"""Groups of a served store: the shared tests as far as brokers can pass them, and their differences."""
+"""Groups of a served store: the shared tests as far as brokers can pass them, and the differences."""
 
 from __future__ import annotations
 
@@ -73,23 +73,23 @@ class TestClusterGroup(GroupTests):
     ALL = Q0, Q1, Q2, Q3 = ALL
 
     # Concurrent consumers lock no queues, and other members do not see offsets kept in memory.
-    test_one_that_is_killed_is_missed = NOT_OF_A_CLUSTER
-    test_a_queue_is_one_members = NOT_OF_A_CLUSTER
-    test_one_that_is_stopped_loses_its_queues = NOT_OF_A_CLUSTER
-    test_commits_in_anothers_queue_do_not_count = NOT_OF_A_CLUSTER
-    test_what_one_that_is_killed_has_done_is_done = NOT_OF_A_CLUSTER
+    test_killed_member_loses_its_place_and_queues = NOT_OF_A_CLUSTER
+    test_queue_has_one_owner = NOT_OF_A_CLUSTER
+    test_stopped_member_loses_its_queues = NOT_OF_A_CLUSTER
+    test_commits_to_unowned_queues_are_ignored = NOT_OF_A_CLUSTER
+    test_commits_of_a_killed_member_count = NOT_OF_A_CLUSTER
     # The broker protocol has no request for these.
-    test_what_a_group_tells_of_its_members = NOT_OF_A_CLUSTER
-    test_two_ways_to_consume = NOT_OF_A_CLUSTER
-    test_one_that_asks_is_heard = NOT_OF_A_CLUSTER
-    test_one_that_has_all_or_nothing_gets_no_share = NOT_OF_A_CLUSTER
-    test_one_that_is_not_heard_of_has_no_share = NOT_OF_A_CLUSTER
-    test_a_reset_reaches_who_consumes = NOT_OF_A_CLUSTER
-    test_a_reset_counts_though_nobody_took_notice = NOT_OF_A_CLUSTER
-    test_resets_of_what_is_not_there = NOT_OF_A_CLUSTER
-    test_each_gets_everything_and_keeps_its_own_offsets = NOT_OF_A_CLUSTER
+    test_group_describes_its_members = NOT_OF_A_CLUSTER
+    test_members_with_different_models_conflict = NOT_OF_A_CLUSTER
+    test_owner_is_asked_to_release_a_queue = NOT_OF_A_CLUSTER
+    test_exclusive_member_gets_all_queues_or_none = NOT_OF_A_CLUSTER
+    test_silent_member_gets_no_share = NOT_OF_A_CLUSTER
+    test_reset_reaches_the_owner_of_a_queue = NOT_OF_A_CLUSTER
+    test_reset_counts_although_no_member_fetched_it = NOT_OF_A_CLUSTER
+    test_resets_of_missing_groups_and_queues_are_refused = NOT_OF_A_CLUSTER
+    test_broadcasting_member_reads_all_at_its_own_offsets = NOT_OF_A_CLUSTER
 
-    def test_what_brokers_tell_of_members(self, group: Group) -> None:
+    def test_brokers_describe_their_members(self, group: Group) -> None:
         wanted = {"t": Subscription("a > 1", "SQL92"), "u": Subscription("A || B")}
         with group.join(wanted, instance="x.1") as one, group.join(wanted) as other:
             one.lock(ALL)
@@ -98,7 +98,7 @@ class TestClusterGroup(GroupTests):
             assert one.id.endswith("@x.1")
 
     @pytest.mark.parametrize("orderly", [False, True])
-    def test_one_that_is_killed_leaves_its_queues(
+    def test_queues_of_a_killed_member_stay_locked_for_orderly(
         self, making: Making, group: Group, orderly: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with group.join(EVERYTHING, orderly=orderly) as one, making.in_process(EVERYTHING, orderly=orderly) as other:
@@ -113,7 +113,7 @@ class TestClusterGroup(GroupTests):
             monkeypatch.setattr("store.broker.allocation.LOCK_SECONDS", 0.0)
             until(lambda: one.lock(ALL) == set(ALL))
 
-    def test_orderly_a_queue_is_one_members(self, group: Group, joined: ExitStack) -> None:
+    def test_orderly_queue_has_one_owner(self, group: Group, joined: ExitStack) -> None:
         one, other = (joined.enter_context(group.join(EVERYTHING, orderly=True)) for _ in range(2))
         assert one.lock([Q0, Q1]) == {Q0, Q1}
         assert other.lock(ALL) == {Q2, Q3}
@@ -127,7 +127,7 @@ class TestClusterGroup(GroupTests):
         assert other.committed(ALL) == {Q0: 5, Q1: 8}
         assert group.committed(ALL) == {Q0: 5, Q1: 6}
 
-    def test_a_lock_that_expired_is_refused_once(self, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_expired_lock_is_refused_once(self, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
         with group.join(EVERYTHING, orderly=True) as one:
             one.lock([Q0, Q1])
             one.commit({Q0: 5})
@@ -137,7 +137,7 @@ class TestClusterGroup(GroupTests):
             assert one.lock([Q0]) == {Q0}
             assert one.committed([Q0]) == {}
 
-    def test_a_reset_by_an_admin_tool(self, making: Making, group: Group) -> None:
+    def test_reset_by_an_admin_tool_reaches_members(self, making: Making, group: Group) -> None:
         making.store.put_many([Message("t", "x", queue_id=0)] * 60)
         with group.join(EVERYTHING) as one, group.join(EVERYTHING) as other:
             one.lock([Q0])
@@ -159,7 +159,7 @@ class TestClusterGroup(GroupTests):
             assert other.wait(PATIENCE)
             assert other.resets() == {Q0: 10}
 
-    def test_what_brokers_do_not_keep_is_refused(self, group: Group) -> None:
+    def test_unsupported_options_of_brokers_are_refused(self, group: Group) -> None:
         for options, says in (({"model": MessageModel.BROADCASTING}, "another name"), ({"exclusive": True}, "share")):
             with pytest.raises(UnsupportedStore, match=f"cluster at .*: group g: .* {says}"):
                 group.join(EVERYTHING, **options)
@@ -167,7 +167,7 @@ class TestClusterGroup(GroupTests):
             group.reset({Q0: 0})
         assert group.members() == []
 
-    def test_what_is_not_there(self, making: Making, group: Group) -> None:
+    def test_missing_topics_and_servers_are_refused(self, making: Making, group: Group) -> None:
         with pytest.raises(UnknownTopic, match="no master has topic v"):
             group.join({"v": Subscription()})
         with pytest.raises(InvalidGroup):
@@ -178,7 +178,7 @@ class TestClusterGroup(GroupTests):
         with pytest.raises(Unreachable, match="no name server answers"):
             ClusterGroup(nobody, "g").join(EVERYTHING)
 
-    def test_one_beside_the_server_and_one_of_it(self, making: Making, group: Group) -> None:
+    def test_members_beside_and_through_a_server_conflict(self, making: Making, group: Group) -> None:
         with (
             DirectoryGroup(making.store.path, "g").join(EVERYTHING),
             pytest.raises(RequestRefused, match=r"HEART_BEAT: .* cannot share"),
@@ -187,11 +187,11 @@ class TestClusterGroup(GroupTests):
         with group.join(EVERYTHING), pytest.raises(GroupConflict, match="through a server"):
             DirectoryGroup(making.store.path, "g").join(EVERYTHING)
 
-    def test_the_group_is_made(self, making: Making, group: Group) -> None:
+    def test_create_writes_the_groups_settings(self, making: Making, group: Group) -> None:
         group.create()
         assert '"g": {' in (Path(making.store.path) / "config/subscriptionGroup.json").read_text()
 
-    def test_what_it_subscribes_to_as_brokers_choose_by_it(self, making: Making, group: Group) -> None:
+    def test_broker_knows_the_subscribed_tags(self, making: Making, group: Group) -> None:
         """For members that send no subscription with their pulls."""
         with group.join({"t": Subscription("A || B")}), Client() as client:
             (server,) = making.address.name_servers
@@ -205,9 +205,7 @@ class TestClusterGroup(GroupTests):
         assert reads["%RETRY%g"]["subString"] == "*"
         assert told["consumeType"] == "CONSUME_PASSIVELY"
 
-    def test_a_server_that_was_started_anew_hears_of_its_members(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_restarted_server_learns_its_members(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("store.cluster.member._LOOK_SECONDS", 0.1)
         with MessageStore.open(tmp_path / "again") as store, ExitStack() as members:
             store.create_topic("t", 4)
@@ -225,7 +223,7 @@ class TestClusterGroup(GroupTests):
 
                 until(are_heard)
 
-    def test_in_a_forked_process(self, making: Making, group: Group) -> None:
+    def test_forked_child_is_no_member(self, making: Making, group: Group) -> None:
         with group.join(EVERYTHING) as one:
             child = os.fork()
             if not child:
@@ -240,7 +238,7 @@ class TestClusterGroup(GroupTests):
             assert group.members() != []
 
 
-def test_a_forked_child_leaves_at_once_what_another_thread_is_amid(making: Making) -> None:
+def test_forked_child_leaves_despite_a_lock_of_another_thread(making: Making) -> None:
     """The thread does not exist in the child, so it would never release its locks."""
     holds, end = threading.Event(), threading.Event()
 

@@ -41,10 +41,10 @@ class TestLocalLog(WriterTests):
         with MessageStore.open(tmp_path / "mq", config=config) as store:
             yield Directory(store)
 
-    def test_its_directory_is_the_place_for_what_lies_beside(self, making: Directory) -> None:
+    def test_address_has_the_directory(self, making: Directory) -> None:
         assert making.address.directory == str(making.store.path)
 
-    def test_a_few_that_retention_overtakes_are_no_others(
+    def test_fingerprints_ignore_messages_deleted_by_retention(
         self, making: Directory, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         making.store.create_topic("t", 1)
@@ -68,7 +68,7 @@ class TestLocalLog(WriterTests):
                 assert [each.queue_offset for each in messages] == list(range(start, 12))
 
 
-def test_who_waits_is_told_that_the_directory_is_another_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_hold_raises_if_the_directory_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, queue = tmp_path / "mq", Queue("t", 0)
     with MessageStore.open(path, config=StoreConfig(mappedFileSizeCommitLog=4096)) as store:
         store.create_topic("t", 1)

@@ -1,4 +1,4 @@
-"""Groups beside a store directory: the shared tests, and those that need a directory."""
+"""Groups of a store directory: the shared tests, and those that need a directory."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class TestLocalGroup(GroupTests):
     pass
 
 
-def test_a_group_of_no_store(tmp_path: Path) -> None:
+def test_group_without_a_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotAStore):
         DirectoryGroup(tmp_path / "x", "g")
 
 
-def test_names(making: LocalMaking) -> None:
+def test_wrong_names_are_refused(making: LocalMaking) -> None:
     with pytest.raises(InvalidGroup):
         making.another("../g")
     for instance in ("", "..", "a/b", "x" * 101):
@@ -75,13 +75,13 @@ def test_names(making: LocalMaking) -> None:
             making.group.join(EVERYTHING, instance=instance)
 
 
-def test_a_group_has_rocketmqs_settings_once_it_was_joined(making: LocalMaking) -> None:
+def test_joining_writes_the_groups_settings(making: LocalMaking) -> None:
     making.group.join(EVERYTHING).leave()
     assert '"g": {' in (making.path / "config/subscriptionGroup.json").read_text()
 
 
-def test_a_kill_and_a_leave_are_noticed(making: LocalMaking, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A leave is announced; a kill is found by a periodic check."""
+def test_other_members_notice_a_kill_and_a_leave(making: LocalMaking, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leave is announced; a periodic check finds a kill."""
     for how in ("kill", "leave"):
         with making.group.join(EVERYTHING) as one, making.in_process(EVERYTHING) as other:
             one.wait(PATIENCE)
@@ -94,7 +94,7 @@ def test_a_kill_and_a_leave_are_noticed(making: LocalMaking, monkeypatch: pytest
             assert one.members() == [one.id]
 
 
-def test_a_forked_process_is_no_member(making: LocalMaking) -> None:
+def test_forked_process_is_no_member(making: LocalMaking) -> None:
     with making.group.join(EVERYTHING) as one:
         one.lock(ALL)
         child = os.fork()
@@ -113,7 +113,7 @@ def test_a_forked_process_is_no_member(making: LocalMaking) -> None:
         assert one.lock([Q0]) == {Q0}
 
 
-def test_a_child_that_outlives_a_member_does_not_keep_its_place(making: LocalMaking, tmp_path: Path) -> None:
+def test_orphaned_child_does_not_keep_its_parents_membership(making: LocalMaking, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     parent = os.fork()
     if parent == 0:
@@ -136,7 +136,7 @@ def test_a_child_that_outlives_a_member_does_not_keep_its_place(making: LocalMak
         os.kill(int(grandchild_id), signal.SIGKILL)
 
 
-def test_what_was_done_before_a_crash_of_the_machine_does_not_count(
+def test_unpersisted_commits_are_void_after_a_machine_crash(
     making: LocalMaking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with making.in_process(EVERYTHING) as other:
@@ -147,7 +147,7 @@ def test_what_was_done_before_a_crash_of_the_machine_does_not_count(
         assert one.committed(ALL) == {}
 
 
-def test_a_member_whose_file_was_removed_is_told(making: LocalMaking) -> None:
+def test_member_raises_if_its_file_was_removed(making: LocalMaking) -> None:
     one = making.group.join(EVERYTHING)
     (file,) = (making.path / "consumers/g").glob("*.member")
     file.unlink()
@@ -157,10 +157,10 @@ def test_a_member_whose_file_was_removed_is_told(making: LocalMaking) -> None:
 
 
 @pytest.mark.parametrize("verb", ["leave", "lock", "persist", "send_back", "unlock"])
-def test_a_member_does_nothing_in_a_directory_that_was_put_in_the_place_of_its_own(
+def test_member_does_not_write_to_a_replaced_directory(
     making: LocalMaking, tmp_path_factory: pytest.TempPathFactory, verb: str
 ) -> None:
-    """As with a restored backup: old offsets written there would skip its next messages."""
+    """In a restored backup, old offsets written there would skip its next messages."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     with MessageStore.open(making.path) as store:
         store.put(Message("t", b"x", queue_id=0))
@@ -186,7 +186,7 @@ def test_a_member_does_nothing_in_a_directory_that_was_put_in_the_place_of_its_o
 
 
 @pytest.mark.parametrize("model", MessageModel)
-def test_an_instance_is_one_also_where_containers_with_names_of_their_own_share_the_directory(
+def test_instance_names_are_unique_over_all_hosts(
     making: LocalMaking, model: MessageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise broadcasting members would share one instance's offsets, and the slower one would skip messages."""
@@ -196,7 +196,7 @@ def test_an_instance_is_one_also_where_containers_with_names_of_their_own_share_
             making.group.join(EVERYTHING, model=model, instance="x")
 
 
-def test_an_offset_that_somebody_else_moved_on_does_not_go_back(making: LocalMaking) -> None:
+def test_persist_does_not_lower_an_offset_set_by_others(making: LocalMaking) -> None:
     with making.group.join(EVERYTHING) as one, MessageStore.open(making.path, read_only=True) as store:
         one.lock([Q0])
         one.commit({Q0: 5})
@@ -205,7 +205,7 @@ def test_an_offset_that_somebody_else_moved_on_does_not_go_back(making: LocalMak
         assert making.group.committed([Q0]) == {Q0: 50}
 
 
-def test_a_deleted_topic_gets_no_offsets_again(making: LocalMaking) -> None:
+def test_deleted_topic_gets_no_offsets(making: LocalMaking) -> None:
     with MessageStore.open(making.path) as store:
         store.create_topic("u", 1)
     with making.group.join(EVERYTHING) as one:
@@ -215,7 +215,7 @@ def test_a_deleted_topic_gets_no_offsets_again(making: LocalMaking) -> None:
     assert making.group.committed([Q0, Queue("u", 0)]) == {Q0: 1}
 
 
-def test_messages_sent_back_come_again_and_then_no_more(making: LocalMaking) -> None:
+def test_sent_back_message_is_delayed_or_a_dead_letter(making: LocalMaking) -> None:
     with MessageStore.open(making.path) as store, making.group.join(EVERYTHING) as one:
         store.put(Message("t", b"x", queue_id=0))
         (message,) = store.get_message("g", "t", 0, 0).messages
@@ -232,7 +232,7 @@ def made_anew(making: LocalMaking, topic: str) -> None:
         store.create_topic(topic, 4)
 
 
-def test_what_a_dead_member_had_done_says_nothing_of_a_topic_that_is_made_anew(making: LocalMaking) -> None:
+def test_dead_members_commits_are_void_for_a_recreated_topic(making: LocalMaking) -> None:
     with making.in_process(EVERYTHING) as other:
         other.call("lock", [Q0])
         other.call("begin", {Q0: 3})
@@ -245,9 +245,7 @@ def test_what_a_dead_member_had_done_says_nothing_of_a_topic_that_is_made_anew(m
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_a_reset_reaches_who_consumes_where_the_note_of_those_before_is_lost(
-    making: LocalMaking, is_lost: bool
-) -> None:
+def test_reset_reaches_members_although_earlier_resets_are_lost(making: LocalMaking, is_lost: bool) -> None:
     """The file of resets is missing, or an older one was restored."""
     note = making.path / "consumers/g/resets.json"
     with making.group.join(EVERYTHING) as one:
@@ -265,7 +263,7 @@ def test_a_reset_reaches_who_consumes_where_the_note_of_those_before_is_lost(
     assert making.group.committed([Q0]) == {Q0: 0}
 
 
-def test_offsets_of_broadcasting_members_go_with_their_group(making: LocalMaking) -> None:
+def test_broadcasting_offsets_are_deleted_with_their_group(making: LocalMaking) -> None:
     for committed in ({}, {}):
         with making.group.join(EVERYTHING, model=MessageModel.BROADCASTING) as one:
             one.lock([Q0])
@@ -274,7 +272,7 @@ def test_offsets_of_broadcasting_members_go_with_their_group(making: LocalMaking
         making.group.delete(with_offsets=True)
 
 
-def test_offsets_of_a_broadcasting_member_go_with_a_topic(making: LocalMaking) -> None:
+def test_broadcasting_offsets_are_deleted_with_their_topic(making: LocalMaking) -> None:
     for done in (9, None):
         with making.group.join(EVERYTHING, model=MessageModel.BROADCASTING) as one:
             one.lock([Q0])
@@ -284,7 +282,7 @@ def test_offsets_of_a_broadcasting_member_go_with_a_topic(making: LocalMaking) -
         made_anew(making, "t")
 
 
-def test_what_was_sent_back_is_on_the_device_before_an_offset_says_that_it_is_done(making: LocalMaking) -> None:
+def test_sent_back_message_is_flushed_before_its_offset(making: LocalMaking) -> None:
     (making.path / "config/store.conf").write_text("flushIntervalCommitLog=3600000\n")
     with MessageStore.open(making.path) as store, making.group.join(EVERYTHING) as one:
         one.lock([Q0])
@@ -298,7 +296,7 @@ def test_what_was_sent_back_is_on_the_device_before_an_offset_says_that_it_is_do
             assert published.flushed_offset == store.confirm_offset
 
 
-def test_a_forked_child_leaves_at_once_what_another_thread_is_amid(making: LocalMaking) -> None:
+def test_forked_child_leaves_despite_a_lock_of_another_thread(making: LocalMaking) -> None:
     """The thread does not exist in the child, so it would never release its locks."""
     with MessageStore.open(making.path) as store, making.group.join(EVERYTHING) as member:
         store.put(Message("t", b"0", queue_id=0))

@@ -46,7 +46,7 @@ class Groups(RuleBasedStateMachine):
             store.create_topic("t", len(ALL))
         self.group = DirectoryGroup(path, "g")
         self.there: dict[str, tuple[DirectoryMember, Model]] = {}
-        self.offsets: Positions = {}  # where a new owner begins
+        self.offsets: Positions = {}  # start offsets for a new owner
 
     def teardown(self) -> None:
         for member, _ in self.there.values():
@@ -54,7 +54,7 @@ class Groups(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def give_up(self, model: Model, queues: set[Queue]) -> None:
-        """The offsets committed for these queues count, unless a reset followed."""
+        """Count the offsets committed for these queues, unless a reset followed."""
         for queue in queues & model.has:
             done = model.done.pop(queue, -1)
             if queue not in model.unseen and done > self.offsets.get(queue, -1):

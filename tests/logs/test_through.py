@@ -1,4 +1,4 @@
-"""A store read through to its archive, as a log: each append is archived and then cleaned from the store."""
+"""A store that reads through to its archive, as a log: each append is archived and cleaned from the store."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TestThroughLog(LogTests):
         with MessageStore.open(tmp_path / "mq", config=config) as store:
             yield Shortened(store, str(tmp_path / "archive"))
 
-    def test_the_store_has_less_than_the_log(self, making: Shortened) -> None:
+    def test_log_starts_before_the_store(self, making: Shortened) -> None:
         making.create_topic("a", 1)
         making.append([Message("a", bytes(300))] * 30)
         assert making.store.min_offset("a", 0) > 0

@@ -25,7 +25,7 @@ class WritingTests(LogKind):
         with making.address.open_writer() as it:
             yield it
 
-    def test_a_writer_reads_what_it_writes(self, log: Log, writer: LogWriter) -> None:
+    def test_writer_reads_its_own_messages(self, log: Log, writer: LogWriter) -> None:
         append = writer.begin()
         append.add("a", pa.table({"body": ["10", "11"], "queueId": [0, 0]}))
         placed = append.publish()
@@ -35,7 +35,7 @@ class WritingTests(LogKind):
             assert numbers(it, QueueRange(A0, 0, 12)) == [*range(12)]
             assert dict(it.topics()) == {"a": (A0, A1), "b": (B0,)}
 
-    def test_a_message_as_it_was_written(self, log: Log, writer: LogWriter) -> None:
+    def test_message_is_read_as_written(self, log: Log, writer: LogWriter) -> None:
         columns = {"body": [b"x"], "tags": ["paid"], "queueId": [1], "keys": ["k l"]}
         properties = pa.array([[("region", "eu")]], pa.map_(pa.string(), pa.string()))
         append = writer.begin()
@@ -55,7 +55,7 @@ class WritingTests(LogKind):
             numbers(log, QueueRange(A1, 0, 1), columns=("tags", "body"), message_filter=TagFilter.parse("open")) == []
         )
 
-    def test_rows_that_name_no_queue_go_to_all(self, log: Log, writer: LogWriter) -> None:
+    def test_rows_without_a_queue_are_spread(self, log: Log, writer: LogWriter) -> None:
         before = log.bounds([A0, A1])
         append = writer.begin()
         append.add("a", pa.table({"body": [str(n) for n in range(100)]}))
@@ -64,7 +64,7 @@ class WritingTests(LogKind):
         assert sum(added.values()) == 100
         assert min(added.values()) > 20
 
-    def test_all_that_was_added_is_seen_at_once(self, log: Log, writer: LogWriter) -> None:
+    def test_all_added_rows_become_visible_at_once(self, log: Log, writer: LogWriter) -> None:
         append = writer.begin()
         append.add("b", pa.table({"body": ["3"]}))
         append.add("a", pa.table({"body": ["0"], "queueId": [1]}))
@@ -74,7 +74,7 @@ class WritingTests(LogKind):
         assert log.bounds([B0, A1]) == {B0: (0, 5), A1: (0, 1)}
         assert numbers(log, QueueRange(B0, 0, 5)) == [*range(5)]
 
-    def test_of_what_is_abandoned_nothing_is_seen(self, log: Log, writer: LogWriter) -> None:
+    def test_abandoned_append_stays_invisible(self, log: Log, writer: LogWriter) -> None:
         append = writer.begin()
         append.add("b", pa.table({"body": ["3"]}))
         append.abandon()
@@ -83,7 +83,7 @@ class WritingTests(LogKind):
             append.publish()
         assert log.bounds([B0]) == {B0: (0, 3)}
 
-    def test_an_append_is_over_once_it_is_published(self, log: Log, writer: LogWriter) -> None:
+    def test_published_append_cannot_be_used_again(self, log: Log, writer: LogWriter) -> None:
         append = writer.begin()
         append.add("b", pa.table({"body": ["3"]}))
         append.publish()
@@ -92,8 +92,8 @@ class WritingTests(LogKind):
                 verb()
         assert log.bounds([B0]) == {B0: (0, 4)}
 
-    def test_a_condition_is_asked_when_nobody_else_can_append(self, log: Log, writer: LogWriter) -> None:
-        """So if several writers append only to an empty queue, exactly one succeeds."""
+    def test_condition_is_checked_while_others_cannot_append(self, log: Log, writer: LogWriter) -> None:
+        """If several writers append only to an empty queue, exactly one succeeds."""
 
         def append_if_empty() -> None:
             append = writer.begin()
@@ -109,7 +109,7 @@ class WritingTests(LogKind):
         assert log.bounds([A1]) == {A1: (0, 1)}
         assert sum(answer is None for answer in answers) == 3
 
-    def test_what_cannot_be_added(self, log: Log, writer: LogWriter) -> None:
+    def test_wrong_tables_are_refused(self, log: Log, writer: LogWriter) -> None:
         append = writer.begin()
         with pytest.raises(UnknownTopic):
             append.add("nowhere", pa.table({"body": ["x"]}))
@@ -119,7 +119,7 @@ class WritingTests(LogKind):
         append.publish()
         assert numbers(log, QueueRange(B0, 3, 4)) == [3]
 
-    def test_topics_are_made_and_get_more_queues(self, log: Log, writer: LogWriter) -> None:
+    def test_topics_are_created_and_get_more_queues(self, log: Log, writer: LogWriter) -> None:
         assert writer.create_topic("c", 2) == 2
         assert writer.create_topic("b", 3) == 3
         assert [len(log.topics()[topic]) for topic in "abc"] == [2, 3, 2]
@@ -128,14 +128,14 @@ class WritingTests(LogKind):
         append.publish()
         assert numbers(log, QueueRange(self.queue("b", 2), 0, 1)) == [0]
 
-    def test_what_is_flushed(self, writer: LogWriter) -> None:
+    def test_writer_can_flush(self, writer: LogWriter) -> None:
         append = writer.begin()
         append.add("b", pa.table({"body": ["3"]}))
         append.publish()
         writer.flush()
         assert writer.bounds([B0]) == {B0: (0, 4)}
 
-    def test_who_waits_learns_of_it(self, log: Log, writer: LogWriter) -> None:
+    def test_append_wakes_a_waiting_reader(self, log: Log, writer: LogWriter) -> None:
         def write() -> None:
             append = writer.begin()
             append.add("b", pa.table({"body": ["3"]}))

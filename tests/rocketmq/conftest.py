@@ -1,4 +1,4 @@
-"""Tests in this folder are marked `rocketmq` and skipped, with the reason, if Java or Maven is missing."""
+"""Mark the tests of this folder `rocketmq`; skip them if Java or Maven is missing."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def compare(record_property: Callable[[str, object], None]) -> Callable[[seen.Qu
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print one line for each directory that was compared with RocketMQ's reading of it."""
+    """Print a line for each directory that was compared."""
     compared = [
         f"{report.nodeid.partition('::')[2].partition('@')[0]}: {value}"
         for report in terminalreporter.stats.get("passed", [])

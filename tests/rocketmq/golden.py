@@ -1,6 +1,6 @@
 """Create the small directories of tests/golden: `python -m tests.rocketmq.golden [NAME ...]`.
 
-Without names, existing directories stay and only RocketMQ's reading of each is printed again. `remoting` alone makes
+Without names, directories are kept and only RocketMQ's reading of each is written again. `remoting` alone makes
 protocol frames, `tiered` directories of the tiered store.
 """
 
@@ -44,18 +44,16 @@ MADE = {
     "queue-extension-5.3": ("5.3", "queue-extension"),
 }
 MESSAGES = 36
-INDEX_SLOTS = 8  # of an archive's index: fewer than keys
+INDEX_SLOTS = 8  # fewer than keys in an archive's index
 
 
 def config_of(name: str) -> dict[str, object]:
-    """Return the MessageStoreConfig of tests/golden/NAME."""
     mixes = MADE.get(name, ("5.3",))[1:]
     own = {key: value for mix in MIXES if mix.name in mixes for key, value in mix.config.items()}
     return {**own, **SIZES, **(SMALL_INDEX if name.startswith("index-") else {})}
 
 
 def make(name: str) -> None:
-    """Rewrite tests/golden/NAME."""
     line, *mixes = MADE[name]
     chosen = [mix for mix in MIXES if mix.name in mixes]
     puts = [one for mix in chosen for one in mix.puts(MESSAGES // len(chosen), line)]
@@ -109,7 +107,7 @@ def tiered_index(line: str = "5.5") -> None:
 
 
 def records_of(directory: Path) -> Iterator[Json]:
-    """Yield all queued messages of a store, as `RocketMQ.tiered` takes them."""
+    """Yield all queued messages of a store, for `RocketMQ.tiered`."""
     with MessageStore.open(directory, create=False, read_only=True) as store:
         for topic, count in store.topics().items():
             for queue_id in range(count):

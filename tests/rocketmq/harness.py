@@ -1,7 +1,7 @@
 """RocketMQ as the reference: its own store, broker and client (src/, built by Maven) on test directories.
 
-`read` and `write` start one short-lived JVM each, which prints JSON lines. They change the given directory, as RocketMQ
-does on opening one; pass a copy if that matters. `broker` runs until its block ends.
+`read` and `write` start a short-lived JVM each, which prints JSON lines. They change the directory as RocketMQ does on
+opening it: pass a copy if that matters. `broker` runs until its block ends.
 """
 
 from __future__ import annotations
@@ -57,10 +57,7 @@ def unavailable() -> str | None:
 
 
 def put(topic: str, body: bytes = b"", queue_id: int = 0, **fields: Any) -> Json:
-    """Return one message for `write`.
-
-    `fields` are those of Put in Spec.java; a batch is `put(topic, batch=[put(...), ...])`.
-    """
+    """Return a message for `write`. `fields` are Put's in Spec.java; a batch is `put(topic, batch=[put(...), ...])`."""
     return {"topic": topic, "queueId": queue_id, "body": base64.b64encode(body).decode(), **fields}
 
 
@@ -87,7 +84,7 @@ class Running:
         self._is_left = False
 
     def ask(self, verb: str, **fields: Any) -> None:
-        """Send a request; its fields are those of the Java class that answers."""
+        """Send a request with the fields of the Java class that answers."""
         print(json.dumps({"verb": verb, **fields}), file=self._requests, flush=True)
 
     def __iter__(self) -> Iterator[Json]:
@@ -130,9 +127,9 @@ class Running:
 class Broker(Running):
     """A running broker. Requests have the fields of Request in Spec.java.
 
-    Answers by request: send: "sent" for each acknowledged message, then "done", in the background. clean: "cleaned".
-    tidy: "tidied". consume: "consumed" for each message, then "done". describe: "described". persist: "persisted".
-    produce: "done". look: lines as of `RocketMQ.read` and the admin tool's answers, then "done". stop: "stopped".
+    send answers "sent" for each acknowledged message, then "done", in the background; consume "consumed" for each
+    message, then "done"; look lines as of `RocketMQ.read` and the admin tool's answers, then "done". clean, tidy,
+    describe, persist and stop answer "cleaned", "tidied", "described", "persisted" and "stopped"; produce "done".
     """
 
 
@@ -162,7 +159,7 @@ def free_ports() -> dict[str, int]:
 
 
 def free_port(*also: int) -> int:
-    """Return a port that is unused, as are those at the distances `also`.
+    """Return an unused port, as are those at the distances `also`.
 
     It is never an ephemeral port, a port in the range of another test process, or one returned before.
     """
@@ -179,7 +176,7 @@ def free_port(*also: int) -> int:
 
 
 class RocketMQ:
-    """One release line of RocketMQ, built on first use and again when pom.xml or src/ changed."""
+    """A release line of RocketMQ, built on first use and again when pom.xml or src/ changed."""
 
     def __init__(self, line: str) -> None:
         self.line = line
@@ -213,13 +210,11 @@ class RocketMQ:
         shutdown: bool = False,
         batch_topics: Sequence[str] = (),
     ) -> list[Json]:
-        """Return what RocketMQ's own reader sees: lines of kind log, queue, message, then one for each query.
+        """Return the lines of RocketMQ's own reader: of kind log, queue, message, then one for each query.
 
         File sizes of log and queues are taken from the directory. Index files do not record theirs: pass maxHashSlotNum
         and maxIndexNum in `config`. A query asks by key ({"topic", "key"[, "max", "begin", "end"]}), by id ({"id"}: the
-        broker's offsetMsgId) or by time ({"topic", "queueId", "time"[, "boundary": "LOWER"
-
-        "UPPER"]}).
+        broker's offsetMsgId) or by time ({"topic", "queueId", "time"[, "boundary": "LOWER" "UPPER"]}).
         """
         spec = {
             "config": _strings(config),

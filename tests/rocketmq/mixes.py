@@ -1,6 +1,6 @@
-"""Message mixes: every kind of message that a RocketMQ broker puts into a log, each kind alone and all together.
+"""Message mixes: every kind of message that a RocketMQ broker writes, each kind alone and all together.
 
-A mix is a function of a random generator and a number of messages; equal seeds make equal mixes.
+A mix is a function of a random generator and a number of messages.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def transactions(rng: random.Random, number: int) -> Json:
 
 
 def delayed(rng: random.Random, number: int) -> Json:
-    """As a broker's hook writes them. No short levels: RocketMQ 4.9's store would deliver those during the test."""
+    """As a broker's hook writes them. No short levels: RocketMQ 4.9's store would deliver them during the test."""
     level = rng.randrange(9, 21)  # 18 is the longest, higher ones count as 18
     properties = {"TAGS": "T", "DELAY": str(level), "REAL_TOPIC": "orders", "REAL_QID": "1"}
     return {

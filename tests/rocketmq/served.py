@@ -13,8 +13,6 @@ SECONDS = 120.0  # limit on a busy machine
 
 
 class Served(NamedTuple):
-    """A served store and RocketMQ's clients of it."""
-
     store: MessageStore
     clients: Clients
 
@@ -32,7 +30,6 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def consumed(clients: Clients, count: int) -> list[Json]:
-    """Return the next `count` messages that consumers receive."""
     found: list[Json] = []
     while len(found) < count:
         line = next(clients)
@@ -58,7 +55,6 @@ def left(clients: Clients, name: str) -> None:
 
 
 def mqadmin(clients: Clients, *words: str) -> str:
-    """Return the output of an mqadmin command."""
     clients.ask("mqadmin", words=words)
     for line in clients:
         if line["kind"] == "failed":

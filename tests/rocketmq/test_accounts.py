@@ -49,8 +49,6 @@ SINCE_5_3 = {
 
 
 class Guarded(NamedTuple):
-    """A broker's address and certificate."""
-
     name_server: str
     broker: str
     certificate: Certificate
@@ -93,7 +91,7 @@ def guarded(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Ite
                 writer.create_topic(topic, 1)
         if rocketmq.line >= "5.3":
             account = KEEPER.access_key, KEEPER.secret_key
-            # Otherwise it may not ask for the ends of queues.
+            # Without it the account may not ask for the ends of queues.
             with rocketmq.clients(it.name_server, account, tls=True) as admin:
                 for topic, actions in {"orders": "Pub,Sub,Get", "bills": "Sub,Get"}.items():
                     words = ["-b", it.broker, "-s", "User:bookkeeper", "-r", f"Topic:{topic}", "-a", actions]
@@ -106,7 +104,7 @@ def queue(topic: str) -> Queue:
 
 
 def write(asked: ClusterAddress, topic: str) -> None:
-    """Send one message that is not a batch: brokers of RocketMQ 4 do not check permissions for batches."""
+    """Send a message outside of a batch: brokers of RocketMQ 4 do not check permissions for batches."""
     with asked.open_writer() as writer:
         append = writer.begin()
         append.add(topic, pa.table({"body": ["x"], "bornTimestamp": [1_700_000_000_000]}))
@@ -124,7 +122,7 @@ def read(asked: ClusterAddress, topic: str) -> list[bytes]:
     return bodies
 
 
-def test_who_may_reads_writes_and_commits(guarded: Guarded) -> None:
+def test_account_with_permission_reads_writes_and_commits(guarded: Guarded) -> None:
     write(guarded.asked(BOOKS), "orders")
     assert set(read(guarded.asked(BOOKS), "orders")) == {b"x"}
     write(guarded.asked(KEEPER), "bills")
@@ -144,7 +142,9 @@ def test_who_may_reads_writes_and_commits(guarded: Guarded) -> None:
         pytest.param(BOOKS, TOOLS_GROUP, "orders", id="a group that may not read"),
     ],
 )
-def test_who_may_not_read(guarded: Guarded, who: Credentials | None, group: str, topic: str) -> None:
+def test_account_without_permission_cannot_read(
+    guarded: Guarded, who: Credentials | None, group: str, topic: str
+) -> None:
     write(guarded.asked(KEEPER), topic)
     told = (
         rf"broker harness at {guarded.broker}, \w+ of {topic}(/harness:0)?: .*; see accessKey and secretKey, consumerG"
@@ -160,13 +160,13 @@ def test_who_may_not_read(guarded: Guarded, who: Credentials | None, group: str,
         pytest.param(BOOKS, "bills", id="a topic that may not be written"),
     ],
 )
-def test_who_may_not_write(guarded: Guarded, who: Credentials, topic: str) -> None:
+def test_account_without_permission_cannot_write(guarded: Guarded, who: Credentials, topic: str) -> None:
     told = rf"broker harness at {guarded.broker}, SEND_MESSAGE_V2 of {topic}/harness:0: .*; see accessKey and secretKey"
     with pytest.raises(RequestRefused, match=told):
         write(guarded.asked(who), topic)
 
 
-def test_tls_of_theirs(guarded: Guarded, tmp_path: Path) -> None:
+def test_untrusted_certificate_is_refused(guarded: Guarded, tmp_path: Path) -> None:
     wrong = Tls.trusting(str(certificate(tmp_path).path))
     for tls, error, told in ((wrong, Untrusted, "its certificate is not trusted"), (None, Unreachable, "useTls")):
         asked = replace(guarded.asked(BOOKS), tls=tls, patience=0.0, broker_timeout=0.0)
@@ -174,7 +174,7 @@ def test_tls_of_theirs(guarded: Guarded, tmp_path: Path) -> None:
             log.topics()["orders"]
 
 
-def test_spark(guarded: Guarded, spark: SparkSession) -> None:
+def test_spark_uses_an_account_over_tls(guarded: Guarded, spark: SparkSession) -> None:
     write(guarded.asked(KEEPER), "orders")
     books = {**guarded.options(BOOKS), "consumerGroup": "readers"}
     rows = spark.read.format("mq").options(**books, subscribe="orders").load().collect()

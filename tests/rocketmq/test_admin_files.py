@@ -27,7 +27,7 @@ DELAYED_TO = 1  # the queue
 
 
 def fill(path: Path) -> dict[tuple[int, int], bytes]:
-    """Return the messages that a group at `COMMITTED` must read, including two of three delayed messages at the end."""
+    """Return the messages that a group at `COMMITTED` must read, with two of three delayed messages at the end."""
     with MessageStore.open(path, config=SMALL) as store:
         store.create_topic("orders", queues=3)
         store.create_topic(SCHEDULE_TOPIC, queues=len(SCHEDULE_DELAYS_MS))
@@ -54,7 +54,7 @@ def described(broker: Broker, topic: str = "orders") -> Json:
     return next(broker)
 
 
-def test_a_broker_goes_on_from_our_files_and_we_from_its(rocketmq: RocketMQ, tmp_path: Path) -> None:
+def test_broker_and_store_continue_from_each_others_files(rocketmq: RocketMQ, tmp_path: Path) -> None:
     path = tmp_path / "mq"
     expected = fill(path)
     groups = ConsumerOffsets(path)

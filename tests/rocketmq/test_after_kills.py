@@ -37,7 +37,6 @@ def new_store(path: Path) -> None:
 
 
 def seen_by(rocketmq: RocketMQ, path: Path) -> dict[tuple[int, int], bytes]:
-    """Map (queue, offset) to the body that RocketMQ's reader sees."""
     lines = rocketmq.read(path, INDEX)
     assert not [line for line in lines if line["kind"] == "gap"]
     return {
@@ -47,8 +46,8 @@ def seen_by(rocketmq: RocketMQ, path: Path) -> dict[tuple[int, int], bytes]:
     }
 
 
-def test_killed_writers_leave_what_rocketmq_recovers(rocketmq: RocketMQ, tmp_path: Path) -> None:
-    """RocketMQ ignores the watermark, so it may also find unacknowledged messages, but none is missing or torn."""
+def test_rocketmq_recovers_a_directory_of_killed_writers(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    """RocketMQ ignores the watermark, so it may also find unacknowledged messages; none is missing or torn."""
     for first in range(0, ROUNDS, ROUNDS_A_STORE):
         path, acks = tmp_path / f"mq-{first}", tmp_path / f"mq-{first}.acks"
         acks.mkdir()
@@ -63,16 +62,14 @@ def test_killed_writers_leave_what_rocketmq_recovers(rocketmq: RocketMQ, tmp_pat
             assert published.items() <= recovered.items()
             assert max(Counter(recovered.values()).values()) == 1
             assert all(WHOLE.fullmatch(body) for body in recovered.values())
-            with MessageStore.open(path) as store:  # our recovery keeps what RocketMQ recovered
+            with MessageStore.open(path) as store:  # our recovery keeps the messages that RocketMQ recovered
                 assert published.items() <= bodies(store).items() <= recovered.items()
         shutil.rmtree(path)
 
 
-def test_killed_in_the_repair_of_an_append_that_began_queue_files(rocketmq: RocketMQ, tmp_path: Path) -> None:
-    """RocketMQ counts the first entry of an empty last file when the log ends before it.
-
-    An append never leaves one; a repair does for a moment, while the log has the records.
-    """
+def test_rocketmq_recovers_an_interrupted_repair_of_queue_files(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    """RocketMQ counts the first entry of an empty last file when the log ends before it. Only a repair leaves such a
+    file, for a moment, while the log has the records."""
     base, sizes = tmp_path / "base", {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 200}
     with MessageStore.open(base, config=StoreConfig(**sizes, **INDEX)) as store:
         store.create_topic(TOPIC, 2)
@@ -93,9 +90,7 @@ def test_killed_in_the_repair_of_an_append_that_began_queue_files(rocketmq: Rock
 
 
 @pytest.mark.parametrize(("ending", "messages"), [("clean", 4), ("halt", 4), ("clean", 0)])
-def test_what_rocketmq_appends_where_a_writer_had_died(
-    rocketmq: RocketMQ, tmp_path: Path, ending: str, messages: int
-) -> None:
+def test_rocketmq_appends_after_a_dead_append(rocketmq: RocketMQ, tmp_path: Path, ending: str, messages: int) -> None:
     """RocketMQ continues after the dead append's last whole record, before the announced end."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=SMALL) as store:
@@ -118,7 +113,7 @@ def has_empty_queue_file(path: Path) -> bool:
     return any(not any(file.read_bytes()) for file in (path / "consumequeue").glob("*/*/*"))
 
 
-def test_what_rocketmq_appends_after_us_is_found(rocketmq: RocketMQ, tmp_path: Path) -> None:
+def test_messages_that_rocketmq_appends_after_us_are_found(rocketmq: RocketMQ, tmp_path: Path) -> None:
     path = tmp_path / "mq"
     new_store(path)
     sizes = {"mappedFileSizeCommitLog": 64 << 10, "mappedFileSizeConsumeQueue": 2000, **INDEX}

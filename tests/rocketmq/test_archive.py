@@ -50,7 +50,7 @@ def ours(address: ArchiveAddress) -> list[tuple[Any, ...]]:
     return sorted(found)
 
 
-def test_it_reads_what_we_archived(tmp_path: Path, rocketmq5: RocketMQ) -> None:
+def test_rocketmq_reads_our_archive(tmp_path: Path, rocketmq5: RocketMQ) -> None:
     url = tmp_path / "archive"
     with archived(tmp_path, str(url)) as it:
         it.create_topic("orders", 2)
@@ -70,7 +70,7 @@ def test_it_reads_what_we_archived(tmp_path: Path, rocketmq5: RocketMQ) -> None:
     assert all(line["byTime"] <= line["queueOffset"] for line in times)
 
 
-def test_we_read_what_it_archived(tmp_path: Path, rocketmq5: RocketMQ) -> None:
+def test_we_read_rocketmqs_archive(tmp_path: Path, rocketmq5: RocketMQ) -> None:
     url = tmp_path / "archive"
     with MessageStore.open(tmp_path / "mq", config=StoreConfig(enabledAppendPropCRC=False)) as store:
         store.create_topic("orders", 2)
@@ -110,7 +110,7 @@ QUESTIONS = [
 ]
 
 
-def test_it_finds_by_key_what_we_archived(tmp_path: Path, rocketmq5: RocketMQ) -> None:
+def test_rocketmq_finds_keys_in_our_archive(tmp_path: Path, rocketmq5: RocketMQ) -> None:
     url = tmp_path / "archive"
     with archived(tmp_path, str(url)) as it:
         it.create_topic("orders", 2)
@@ -124,7 +124,7 @@ def test_it_finds_by_key_what_we_archived(tmp_path: Path, rocketmq5: RocketMQ) -
     assert len(lines) > 100
 
 
-def test_it_reads_what_we_archived_of_a_restarted_topic(tmp_path: Path, rocketmq5: RocketMQ) -> None:
+def test_rocketmq_reads_our_archive_of_a_restarted_topic(tmp_path: Path, rocketmq5: RocketMQ) -> None:
     """It no longer finds the forgotten messages of the first topic, by queue or by key."""
     url = tmp_path / "archive"
     with archived(tmp_path, str(url)) as it:
@@ -149,7 +149,7 @@ def test_it_reads_what_we_archived_of_a_restarted_topic(tmp_path: Path, rocketmq
     assert len(lines) > 40
 
 
-def test_we_find_by_key_what_it_archived(tmp_path: Path, rocketmq5: RocketMQ) -> None:
+def test_we_find_keys_in_rocketmqs_archive(tmp_path: Path, rocketmq5: RocketMQ) -> None:
     url = tmp_path / "archive"
     with MessageStore.open(tmp_path / "mq", config=StoreConfig(enabledAppendPropCRC=False)) as store:
         store.create_topic("orders", 2)

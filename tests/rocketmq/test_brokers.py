@@ -1,5 +1,3 @@
-"""Spark reads a topic of two RocketMQ brokers."""
-
 from __future__ import annotations
 
 import json
@@ -40,7 +38,7 @@ def write(name_server: str, numbers: range) -> None:
         append.publish()
 
 
-def test_spark_on_two_brokers(rocketmq5: RocketMQ, spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_reads_a_topic_of_two_brokers(rocketmq5: RocketMQ, spark: SparkSession, tmp_path: Path) -> None:
     with (
         running(rocketmq5, tmp_path / "a", "broker-a") as name_server,
         running(rocketmq5, tmp_path / "b", "broker-b", name_server),

@@ -1,4 +1,4 @@
-"""A RocketMQ cluster as a log, and behaviour that only a real broker shows."""
+"""A RocketMQ cluster as a log."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def theirs(rocketmq: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 OTHERWISE_BEFORE_5 = {
-    "test_times": "brokers of RocketMQ 4 know no boundary: they mean the message whose time is nearest",
-    "test_a_group": "they say 0 of a group that has committed nothing, where no message was deleted yet",
+    "test_offsets_are_found_by_time": "brokers of RocketMQ 4 return the message with the nearest time",
+    "test_committed_offsets_are_read": "they return 0 for a group without commits if no message was deleted yet",
 }
 
 

@@ -46,7 +46,7 @@ def put(theirs: Theirs, topic: str, numbers: range) -> None:
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_two_share_the_queues(theirs: Theirs, topic: str, orderly: bool) -> None:
+def test_two_consumers_share_the_queues(theirs: Theirs, topic: str, orderly: bool) -> None:
     put(theirs, topic, range(20))
     one, other = Seen(), Seen()
     with Consumer(theirs.address, topic, topic, one, orderly=orderly, config=config()) as first:
@@ -65,7 +65,7 @@ def test_two_share_the_queues(theirs: Theirs, topic: str, orderly: bool) -> None
     assert theirs.address.group(topic).committed(queues(topic)) == dict.fromkeys(queues(topic), 20)
 
 
-def test_beside_a_java_consumer_of_the_group(theirs: Theirs, topic: str) -> None:
+def test_consumer_shares_its_group_with_a_java_consumer(theirs: Theirs, topic: str) -> None:
     """The Java consumer takes 20 messages of its queues, and leaves."""
     put(theirs, topic, range(20))
     with Consumer(theirs.address, topic, topic, seen := Seen(), config=config()) as consumer:
@@ -85,7 +85,7 @@ def test_beside_a_java_consumer_of_the_group(theirs: Theirs, topic: str) -> None
         until(lambda: sorted([*seen.numbers, *numbers]) == [*range(80)])
 
 
-def test_what_fails_comes_again_and_is_a_dead_letter_at_last(theirs: Theirs, topic: str) -> None:
+def test_failing_message_is_retried_and_becomes_a_dead_letter(theirs: Theirs, topic: str) -> None:
     def fail(message: ReceivedMessage) -> None:
         if message.body == b"7":
             raise ReconsumeLater(delay_level=1)
@@ -105,11 +105,9 @@ def test_what_fails_comes_again_and_is_a_dead_letter_at_last(theirs: Theirs, top
 
 
 @pytest.mark.parametrize("in_its_name", [False, True])
-def test_a_reset_by_an_admin_tool(theirs: Theirs, topic: str, in_its_name: bool) -> None:
-    """A broker announces a reset to committing clients.
-
-    Once a client pulls in the group's name, the broker announces it only to that client.
-    """
+def test_reset_by_an_admin_tool_reaches_the_consumer(theirs: Theirs, topic: str, in_its_name: bool) -> None:
+    """A broker announces a reset to committing clients; once a client pulls in the group's name, only to that
+    client."""
     put(theirs, topic, range(20))
     address = replace(theirs.address, consumer_group=topic) if in_its_name else theirs.address
     with Consumer(address, topic, topic, seen := Seen(), config=config()):

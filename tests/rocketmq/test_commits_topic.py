@@ -1,4 +1,4 @@
-"""The sink's topic of written batches after a broker owned the directory: the broker keeps the topic."""
+"""The sink's topic of written batches after a broker owned the directory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ def batch_of(number: int) -> Batch:
 
 
 def write(store: MessageStore, number: int) -> None:
-    """Write a batch as the sink does."""
     commits, batch = commits_of(store), batch_of(number)
     with commits.file.locked():
         assert not commits.has(batch)
@@ -41,7 +40,7 @@ def write(store: MessageStore, number: int) -> None:
         commits.end(batch)
 
 
-def test_a_broker_keeps_it(rocketmq5: RocketMQ, tmp_path: Path) -> None:
+def test_broker_keeps_the_commits_topic(rocketmq5: RocketMQ, tmp_path: Path) -> None:
     path = tmp_path / "mq"
     with MessageStore.open(path, config=StoreConfig(**SIZES)) as store:
         store.create_topic("t", 1)

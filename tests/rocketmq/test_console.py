@@ -1,4 +1,4 @@
-"""The console on the directory of a running broker: messages appear as they are sent."""
+"""The console on the directory of a running broker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.rocketmq
 
 
-def test_console_reads_along(rocketmq: RocketMQ, tmp_path: Path) -> None:
+def test_console_shows_messages_of_a_running_broker(rocketmq: RocketMQ, tmp_path: Path) -> None:
     directory, keys = tmp_path / "theirs", ConsoleKeys()
     with rocketmq.broker(directory, SMALL, topic="live", queues=4, bodyBytes=150) as lines:
         lines.ask("send", messages=10, perSecond=1000)

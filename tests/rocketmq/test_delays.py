@@ -1,4 +1,4 @@
-"""A broker continues with delayed messages where this store stopped, and the reverse: each is delivered once."""
+"""A broker continues with delayed messages where this store stopped, and the reverse."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def in_ms(seconds: float) -> int:
     return int((time.time() + seconds) * 1000)
 
 
-def test_delivered_by_whoever_has_the_directory(rocketmq: RocketMQ, tmp_path: Path) -> None:
+def test_delayed_messages_are_delivered_once_by_each_owner(rocketmq: RocketMQ, tmp_path: Path) -> None:
     path, has_timers = tmp_path / "mq", rocketmq.line >= "5"
     with MessageStore.open(path, config=StoreConfig(**SIZES)) as store:
         store.create_topic(TOPIC, 2)

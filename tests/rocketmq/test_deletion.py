@@ -1,4 +1,4 @@
-"""A broker opens a directory with topics that this store deleted, as if the broker had deleted them."""
+"""A broker opens a directory with topics that this store deleted."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def topics_of(store: MessageStore) -> set[str]:
     return {topic for topic in store.topics() if not is_internal_topic(topic)} - named
 
 
-def test_a_broker_passes_over_what_our_deletion_left(rocketmq: RocketMQ, tmp_path: Path) -> None:
-    """It shows neither topic and restarts a recreated one at 0, since it drops our key; this store continues."""
+def test_broker_does_not_show_topics_that_we_deleted(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    """The broker restarts a recreated topic at 0, since it drops our key; this store continues."""
     path = filled(tmp_path / "mq")
     for topic in (DELETED, ANEW):
         delete_topic(path, topic)
@@ -77,11 +77,9 @@ def test_a_broker_passes_over_what_our_deletion_left(rocketmq: RocketMQ, tmp_pat
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_our_deletion_and_that_of_a_broker(rocketmq: RocketMQ, tmp_path: Path, killed: bool) -> None:
-    """After either: the same topics and messages here, and the other topics' messages in RocketMQ's reader.
-
-    That reader may also show messages of a deleted topic again, whether the broker or this store deleted it.
-    """
+def test_deletion_by_us_equals_deletion_by_a_broker(rocketmq: RocketMQ, tmp_path: Path, killed: bool) -> None:
+    """After either: the same topics and messages here, and the other topics' messages in RocketMQ's reader. That reader
+    may show a deleted topic's messages again, whoever deleted it."""
     path = filled(tmp_path / "theirs")
     ours = shutil.copytree(path, tmp_path / "ours")
     with rocketmq.broker(path, INDEX, topic="kept") as broker:
@@ -105,7 +103,7 @@ def test_our_deletion_and_that_of_a_broker(rocketmq: RocketMQ, tmp_path: Path, k
     seen.assert_same(*kept)
 
 
-def test_the_end_of_the_log_is_of_a_deleted_topic(rocketmq: RocketMQ, tmp_path: Path) -> None:
+def test_log_may_end_with_records_of_a_deleted_topic(rocketmq: RocketMQ, tmp_path: Path) -> None:
     """RocketMQ rebuilds the deleted queues from these records, as after its own deletion; it lists no topic."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=StoreConfig(**SIZES)) as store:

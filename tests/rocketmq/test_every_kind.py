@@ -1,4 +1,4 @@
-"""Every kind of message on every RocketMQ line, compared with what its client and admin tool saw before it ended.
+"""Every kind of message on every RocketMQ line, compared with its client's and admin tool's view.
 
 A cell is a kind on a line, after a kill or a clean stop, in the directory as left or after this store opened it for
 writing. `known` lists the cells that differ, and why.
@@ -84,7 +84,6 @@ def known(test: str, line: str, ending: str, state: str, kind: str) -> str | Non
 
 
 def cells(test: str) -> list[ParameterSet]:
-    """Return (line, ending, state, kind) of all cells of a test."""
     found = []
     for line, kind, ending, state in product(chosen_lines(), KINDS, ENDINGS, STATES):
         if line >= kind.since:
@@ -135,7 +134,7 @@ class Ended:
 
 
 class Run:
-    """One line's directories by ending and state, either of the kinds about deletion or of the others."""
+    """A line's directories by ending and state, either of the kinds about deletion or of the others."""
 
     def __init__(self, line: str, is_about_deleting: bool, folder: Path) -> None:
         self._line, self._folder = line, folder
@@ -214,12 +213,11 @@ CELL = ("line", "ending", "state", "kind")
 
 
 def directories(test: str) -> list[ParameterSet]:
-    """Return the cells of one kind for each directory."""
     return [cell for cell in cells(test) if str(cell.id).split("-")[1] in ("single", "deleted")]
 
 
 @pytest.mark.parametrize(CELL, cells("messages"))
-def test_messages(kind: Kind, ended: Ended, store: MessageStore) -> None:
+def test_messages_equal_rocketmqs(kind: Kind, ended: Ended, store: MessageStore) -> None:
     """Compare every bound of every queue, and every field of every message."""
     bounds = {name: bound for name, bound in ended.bounds.items() if kind.has(name[0])}
     assert kind.name == "deleted" or any(maximum for _, maximum in bounds.values())
@@ -231,7 +229,7 @@ def test_messages(kind: Kind, ended: Ended, store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize(CELL, cells("entries"))
-def test_entries(kind: Kind, ended: Ended, as_left: Ended, store: MessageStore) -> None:
+def test_queue_entries_equal_rocketmqs(kind: Kind, ended: Ended, as_left: Ended, store: MessageStore) -> None:
     """Compare the tags codes of queue entries, which no client shows, with those that the broker left."""
     with MessageStore.open(as_left.directory, read_only=True, config=StoreConfig(**INDEX)) as before:
         for name in filter(lambda name: kind.has(name[0]), seen.queues_of(before)):
@@ -240,12 +238,9 @@ def test_entries(kind: Kind, ended: Ended, as_left: Ended, store: MessageStore) 
 
 
 @pytest.mark.parametrize(CELL, cells("keys"))
-def test_keys(kind: Kind, ended: Ended, state: str, store: MessageStore) -> None:
-    """Compare lookups by every key of this kind.
-
-    Two exceptions. For a recreated topic RocketMQ also finds the deleted topic's messages. Opening for writing adds
-    keys that RocketMQ's index lacks, those from before its kill.
-    """
+def test_lookups_by_key_equal_rocketmqs(kind: Kind, ended: Ended, state: str, store: MessageStore) -> None:
+    """Two exceptions: RocketMQ also finds a recreated topic's deleted messages, and opening for writing adds keys from
+    before a kill that RocketMQ's index lacks."""
     answers = [line for line in ended.answers("query") if kind.has(line["topic"])]
     ours, theirs = {}, {}
     for line in answers:
@@ -260,8 +255,8 @@ def test_keys(kind: Kind, ended: Ended, state: str, store: MessageStore) -> None
 
 
 @pytest.mark.parametrize(CELL, cells("ids"))
-def test_ids(kind: Kind, ended: Ended, store: MessageStore) -> None:
-    """Compare lookups by every id: the producer's, which may have copies, and the broker's."""
+def test_lookups_by_id_equal_rocketmqs(kind: Kind, ended: Ended, store: MessageStore) -> None:
+    """By every id: the producer's, which may have copies, and the broker's."""
     by_broker = {line["offsetMsgId"] for line in ended.answers("message")}
     for line in ended.answers("id"):
         if not kind.has(line["asked"]):
@@ -274,8 +269,8 @@ def test_ids(kind: Kind, ended: Ended, store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize(CELL, cells("times"))
-def test_times(kind: Kind, ended: Ended, store: MessageStore) -> None:
-    """Compare lookups by the stored times and the times next to them."""
+def test_lookups_by_time_equal_rocketmqs(kind: Kind, ended: Ended, store: MessageStore) -> None:
+    """By the stored times and the times next to them."""
     for line in ended.answers("time"):
         name = line["topic"], line["queueId"]
         if not kind.has(line["topic"]):
@@ -293,18 +288,15 @@ def test_times(kind: Kind, ended: Ended, store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize(CELL, cells("verify"))
-def test_verify(kind: Kind, ended: Ended) -> None:
-    """Queues of this kind in an intact directory have no findings.
-
-    Exception: a busy broker may leave some queues of a deleted topic, so that the others are reported as missing.
-    """
+def test_verify_finds_no_damage_in_a_queue(kind: Kind, ended: Ended) -> None:
+    """Exception: a busy broker may leave some queues of a deleted topic, so that the others are reported as missing."""
     is_left_in_part = kind.name == "deleted" and any(ended.directory.glob("consumequeue/deleted/*/*"))
     found = [finding for finding in ended.findings if kind.has(topic_of(finding))]
     assert [finding for finding in found if not (is_left_in_part and "have no entry" in finding.what)] == []
 
 
 @pytest.mark.parametrize(CELL, directories("whole"))
-def test_verify_finds_nothing_else(kind: Kind, ended: Ended) -> None:
+def test_verify_finds_no_other_damage(kind: Kind, ended: Ended) -> None:
     """Neither in the log, nor in the index, nor in a queue of another kind."""
     assert [finding for finding in ended.findings if not any(one.has(topic_of(finding)) for one in KINDS)] == []
 
@@ -314,11 +306,9 @@ def topic_of(finding: Finding) -> str:
 
 
 @pytest.mark.parametrize(CELL, directories("topics"))
-def test_topics(kind: Kind, ended: Ended, as_left: Ended, store: MessageStore) -> None:
-    """Compare all topics that the broker shows; other topics have no messages.
-
-    Exceptions: removed queues, and deleted topics whose queues the broker rebuilt after a kill.
-    """
+def test_topics_equal_rocketmqs(kind: Kind, ended: Ended, as_left: Ended, store: MessageStore) -> None:
+    """Other topics have no messages. Exceptions: removed queues, and deleted topics whose queues the broker rebuilt
+    after a kill."""
     (told,) = ended.answers("topics")
     ours = store.topics()
     assert told["topics"].get("shrunk", 2) == 2

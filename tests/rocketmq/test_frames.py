@@ -1,4 +1,4 @@
-"""RocketMQ's own code still encodes frames as stored in tests/golden/remoting."""
+"""RocketMQ's code still encodes frames as stored in tests/golden/remoting."""
 
 from __future__ import annotations
 

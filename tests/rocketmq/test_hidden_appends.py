@@ -1,7 +1,4 @@
-"""Kill appends that write the head of their first record last.
-
-RocketMQ keeps the published messages and continues there. It also ignores empty segments of a dead append.
-"""
+"""Kill appends that write the head of their first record last."""
 
 from __future__ import annotations
 
@@ -62,8 +59,10 @@ def killed(tmp_path: Path, verb: str, flush: str) -> tuple[list[Path], list[Path
 
 
 @pytest.mark.parametrize(("verb", "flush"), [("append", "SYNC_FLUSH"), ("publish", "ASYNC_FLUSH")])
-def test_killed_in_a_hidden_append(rocketmq: RocketMQ, tmp_path: Path, verb: str, flush: str) -> None:
-    """RocketMQ sees nothing of it while its head is missing, even with whole records after it; then it sees all."""
+def test_rocketmq_ignores_a_dead_append_without_its_head(
+    rocketmq: RocketMQ, tmp_path: Path, verb: str, flush: str
+) -> None:
+    """Although complete records follow the missing head. With the head, it sees all of them."""
     hidden, shown = killed(tmp_path, verb, flush)
     last = hidden[-1]
     assert len(segments(last)) - len(segments(tmp_path / "base")) >= 3, "all is written but the head"
@@ -78,8 +77,8 @@ def test_killed_in_a_hidden_append(rocketmq: RocketMQ, tmp_path: Path, verb: str
     assert seen_by(rocketmq, last) == OLD | THEIRS
 
 
-def test_empty_segments_behind_the_end(rocketmq: RocketMQ, tmp_path: Path) -> None:
-    """A dead append of many segments is undone: RocketMQ, which looks at the last three, appends at our end."""
+def test_rocketmq_ignores_empty_segments_of_a_dead_append(rocketmq: RocketMQ, tmp_path: Path) -> None:
+    """RocketMQ looks at the last three segments, and appends at our end."""
     hidden, _ = killed(tmp_path, "publish", "ASYNC_FLUSH")
     path = hidden[-1]
     assert len(segments(path)) - len(segments(tmp_path / "base")) >= 3

@@ -33,7 +33,7 @@ def classpath(tmp_path: Path) -> str:
 
 
 def count_what_is_sent(tmp_path: Path, classpath: str, *where: str, name_server: str) -> None:
-    """The query starts before the producer."""
+    """Count with a query that starts before the producer."""
     count = [sys.executable, str(EXAMPLES / "count_orders.py"), *where, "--orders", str(ORDERS)]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
     with subprocess.Popen(count, stdout=subprocess.PIPE, text=True, env=environment) as counting:
@@ -54,13 +54,13 @@ def count_what_is_sent(tmp_path: Path, classpath: str, *where: str, name_server:
     assert last == "open: 10 orders, 135, paid: 10 orders, 145, shipped: 10 orders, 155"
 
 
-def test_spark_counts_what_java_sends(tmp_path: Path, classpath: str) -> None:
+def test_spark_counts_orders_of_a_java_producer(tmp_path: Path, classpath: str) -> None:
     path = tmp_path / "orders"
     with MessageStore.open(path) as store, serve(store, "127.0.0.1:0") as serving:
         count_what_is_sent(tmp_path, classpath, "--path", str(path), name_server=serving.address)
 
 
-def test_and_on_a_cluster_of_two_brokers(rocketmq5: RocketMQ, tmp_path: Path, classpath: str) -> None:
+def test_spark_counts_orders_on_two_brokers(rocketmq5: RocketMQ, tmp_path: Path, classpath: str) -> None:
     with (
         running(rocketmq5, tmp_path / "a", "broker-a") as name_server,
         running(rocketmq5, tmp_path / "b", "broker-b", name_server),

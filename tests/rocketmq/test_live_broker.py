@@ -1,4 +1,4 @@
-"""Read the directory of a running broker: messages are visible as soon as its client gets the acknowledgement."""
+"""Read the directory of a running broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MESSAGES = 2000
 SMALL = {"mappedFileSizeCommitLog": 1 << 16, "mappedFileSizeConsumeQueue": 2000}
 
 
-def test_reads_along(rocketmq: RocketMQ, tmp_path: Path) -> None:
+def test_acknowledged_messages_of_a_broker_are_visible(rocketmq: RocketMQ, tmp_path: Path) -> None:
     directory, read = tmp_path / "theirs", {}
     with rocketmq.broker(directory, SMALL, topic="live", queues=4, bodyBytes=150) as lines:
         lines.ask("send", messages=MESSAGES, perSecond=1000)
@@ -45,7 +45,7 @@ def test_reads_along(rocketmq: RocketMQ, tmp_path: Path) -> None:
 
 
 def check(store: MessageStore, queue_id: int, start: int, sent: dict[tuple[int, int], dict[str, object]]) -> int:
-    """Check that the new messages of a queue are those that were sent, each once; return the new end."""
+    """Check that a queue's new messages are the sent ones, each once; return the new end."""
     end = store.max_offset("live", queue_id)
     offset = start
     for batch in store.scan("live", queue_id, start, end, columns=("queueOffset", "msgId", "tags", "body")):

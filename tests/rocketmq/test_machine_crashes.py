@@ -44,7 +44,7 @@ def places(messages: list[Sent]) -> set[Place]:
 
 
 @pytest.mark.parametrize("number", range(CRASHES))
-def test_rocketmq_sees_what_was_promised_and_what_we_recovered(rocketmq: RocketMQ, tmp_path: Path, number: int) -> None:
+def test_rocketmq_sees_flushed_and_recovered_messages(rocketmq: RocketMQ, tmp_path: Path, number: int) -> None:
     chance = random.Random(f"{rocketmq.line} {number}")
     flush = chance.choice(("ASYNC_FLUSH", "SYNC_FLUSH"))
     changes, history = lived(tmp_path / "live", {}, chance, flush, History(), None)

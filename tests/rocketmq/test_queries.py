@@ -1,5 +1,3 @@
-"""Compare queries by time and by id with RocketMQ."""
-
 from __future__ import annotations
 
 import shutil
@@ -27,7 +25,7 @@ def answers(rocketmq: RocketMQ, name: str, queries: list[Json], folder: Path) ->
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_offset_by_time(name: str, rocketmq5: RocketMQ, tmp_path: Path) -> None:
+def test_lookups_by_time_equal_rocketmqs(name: str, rocketmq5: RocketMQ, tmp_path: Path) -> None:
     """RocketMQ 4 has no boundary parameter and returns the nearest message."""
     queues = seen.golden(GOLDEN / f"{name}.jsonl")
     queries = [
@@ -44,7 +42,7 @@ def test_offset_by_time(name: str, rocketmq5: RocketMQ, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_message_by_id(name: str, rocketmq: RocketMQ, tmp_path: Path) -> None:
+def test_lookups_by_id_equal_rocketmqs(name: str, rocketmq: RocketMQ, tmp_path: Path) -> None:
     if rocketmq.line < "5" and name == "clean":
         pytest.skip(f"RocketMQ {rocketmq.line} knows no V2 records and ends the log at the first")
     if rocketmq.line == "4.3" and name == "hosts-5.3":

@@ -1,4 +1,4 @@
-"""Read directories that RocketMQ writes: every field of every message equals RocketMQ's own reading."""
+"""Read directories that RocketMQ writes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def written(
 
 
 @pytest.mark.parametrize("mix", MIXES, ids=lambda mix: mix.name)
-def test_equal_field_by_field(
+def test_messages_equal_rocketmqs_in_every_field(
     mix: Mix, rocketmq: RocketMQ, written: Callable[[RocketMQ, Mix], Written], compare: Compare
 ) -> None:
     if rocketmq.line < mix.since:
@@ -72,7 +72,7 @@ def test_equal_field_by_field(
 
 
 @pytest.mark.parametrize("deleted", [1, 3])
-def test_a_log_whose_head_retention_cut(deleted: int, rocketmq5: RocketMQ, tmp_path: Path) -> None:
+def test_log_shortened_by_retention_is_read_as_rocketmq_does(deleted: int, rocketmq5: RocketMQ, tmp_path: Path) -> None:
     """Not for RocketMQ 4: it does not advance the first offset of a queue without records."""
     directory = tmp_path / "theirs"
     rocketmq5.write(directory, EVERYTHING.puts(2000, rocketmq5.line), EVERYTHING.full_config)

@@ -1,4 +1,4 @@
-"""Damaged directories: every queue has the same content after our recovery as after RocketMQ's."""
+"""Every queue of a damaged directory has the same content after our recovery as after RocketMQ's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def without_an_index(directory: Path) -> None:
 
 
 def queues_cut_short(directory: Path) -> None:
-    """The last files lack their last entries, as if these had not reached the device."""
+    """The last files lack their last entries, which did not reach the device."""
     for queue in (directory / "consumequeue").glob("*/*"):
         overwrite(sorted(queue.iterdir())[-1], lambda data: data[: len(data) // 3 // 20 * 20])
 
@@ -96,7 +96,7 @@ DAMAGES = (
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_recovers_what_rocketmq_recovers(damage: Callable[[Path], None], rocketmq: RocketMQ, tmp_path: Path) -> None:
+def test_recovery_equals_rocketmqs(damage: Callable[[Path], None], rocketmq: RocketMQ, tmp_path: Path) -> None:
     directory = tmp_path / "ours"
     rocketmq.write(directory, HALTED.puts(MESSAGES, rocketmq.line), HALTED.full_config, exit="halt")
     drop_empty_segments(directory)

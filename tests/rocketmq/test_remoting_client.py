@@ -1,4 +1,4 @@
-"""This project's client with a RocketMQ name server and broker: routes, sends, pulls, refusals."""
+"""This project's client with a RocketMQ name server and broker."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def theirs(rocketmq5: RocketMQ, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield Theirs(f"127.0.0.1:{ports['namesrvPort']}", f"127.0.0.1:{ports['brokerPort']}", client)
 
 
-def test_routes_sends_and_pulls(theirs: Theirs) -> None:
+def test_client_gets_routes_sends_and_pulls(theirs: Theirs) -> None:
     name_server, broker, client = theirs
     answer = client.request(name_server, RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("orders", True).texts())
     route = json.loads(bytes(answer.body))
@@ -76,7 +76,7 @@ def test_routes_sends_and_pulls(theirs: Theirs) -> None:
     assert Offset.of(answer.fields).offset == 103
 
 
-def test_a_pull_that_is_held(theirs: Theirs) -> None:
+def test_held_pull_is_answered_by_a_new_message(theirs: Theirs) -> None:
     _, broker, client = theirs
     header = SendMessageV2("producers", "orders", "TBW102", 4, 0, 0, 1_700_000_000_000, 0)
     held = client.ask(broker, RequestCode.PULL_MESSAGE, pull(0, queue_id=0, seconds=60).texts(), timeout=120)
@@ -87,7 +87,7 @@ def test_a_pull_that_is_held(theirs: Theirs) -> None:
     assert messages(bytes(held.result().body))[0].body == b"wake"
 
 
-def test_what_it_refuses(theirs: Theirs) -> None:
+def test_refusals_of_the_broker_are_raised(theirs: Theirs) -> None:
     name_server, broker, client = theirs
     with pytest.raises(RequestRefused, match=f"{name_server}, request 105: .*nowhere") as refused:
         client.request(name_server, RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute("nowhere").texts())

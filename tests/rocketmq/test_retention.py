@@ -1,5 +1,3 @@
-"""After this store's retention RocketMQ reads the remaining messages, at the same offsets."""
-
 from __future__ import annotations
 
 import os
@@ -20,7 +18,9 @@ Compare = Callable[[seen.Queues, seen.Queues], None]
 
 
 @pytest.mark.parametrize("part", ["half", "all but the last"])
-def test_a_cleaned_store(part: str, rocketmq: RocketMQ, tmp_path: Path, compare: Compare) -> None:
+def test_rocketmq_reads_a_store_after_retention(
+    part: str, rocketmq: RocketMQ, tmp_path: Path, compare: Compare
+) -> None:
     directory = tmp_path / "ours"
     with filled(directory, by_all_of_them, SMALL) as store:
         segments = sorted((directory / "commitlog").iterdir())

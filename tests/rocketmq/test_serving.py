@@ -23,7 +23,7 @@ pytestmark = pytest.mark.rocketmq
 
 
 @pytest.mark.parametrize("how", ["sync", "async", "batch"])
-def test_sends(served: Served, topic: str, how: str) -> None:
+def test_producer_sends_in_every_mode(served: Served, topic: str, how: str) -> None:
     before = {row["msgId"] for row in rows(served.store, topic)}
     sent = served.clients.answers("send", how=how, topic=topic, messages=20)
     new = [row for row in rows(served.store, topic) if row["msgId"] not in before]
@@ -40,40 +40,40 @@ def test_sends(served: Served, topic: str, how: str) -> None:
     assert {served.store.message_by_id(id).body for id in ids} == {row["body"] for row in new}
 
 
-def test_a_batch_stays_together(served: Served, topic: str) -> None:
+def test_batch_stays_in_one_queue(served: Served, topic: str) -> None:
     served.clients.answers("send", how="batch", topic=topic, messages=50)
     assert len({row["queueId"] for row in rows(served.store, topic)}) == 1
 
 
-def test_sends_that_nobody_answers(served: Served, topic: str) -> None:
+def test_oneway_sends_are_stored(served: Served, topic: str) -> None:
     assert served.clients.answers("send", how="oneway", topic=topic, messages=20) == []
     until(lambda: len(rows(served.store, topic)) == 20)
 
 
-def test_a_queue_that_is_named(served: Served, topic: str) -> None:
+def test_message_goes_to_the_chosen_queue(served: Served, topic: str) -> None:
     (sent,) = served.clients.answers("send", topic=topic, queue=3)
     assert (sent["queueId"], sent["broker"]) == (3, "broker-a")
 
 
-def test_a_compressed_body_and_a_tag(served: Served, topic: str) -> None:
+def test_compressed_body_and_tag_are_stored(served: Served, topic: str) -> None:
     served.clients.answers("send", topic=topic, bodyBytes=100_000, tags=["paid"])
     (row,) = rows(served.store, topic)
     assert (len(row["body"]), row["tags"]) == (100_000, "paid")
     assert sum(served.store.sizes(topic, row["queueId"], 0, 1)) < 2_000
 
 
-def test_a_topic_is_made_by_its_first_message(served: Served) -> None:
+def test_first_message_creates_its_topic(served: Served) -> None:
     (sent,) = served.clients.answers("send", topic="made_by_a_message")
     assert sent["status"] == "SEND_OK"
     assert served.store.topics()["made_by_a_message"] == 4
 
 
-def test_a_message_that_is_refused_is_refused_in_words(served: Served, topic: str) -> None:
+def test_refusal_names_its_reason(served: Served, topic: str) -> None:
     with pytest.raises(HarnessError, match=r"CODE: 13 .*no subscription could name it"):
         served.clients.answers("send", topic=topic, tags=["a|b"])
 
 
-def test_a_push_consumer_gets_what_is_there_and_what_comes(served: Served, topic: str) -> None:
+def test_push_consumer_gets_old_and_new_messages(served: Served, topic: str) -> None:
     store, clients = served
     clients.answers("send", topic=topic, messages=40)
     clients.ask("subscribe", id="push", group="pushed", topic=topic)
@@ -90,7 +90,7 @@ def test_a_push_consumer_gets_what_is_there_and_what_comes(served: Served, topic
     until(lambda: committed(store, "pushed", topic) == ends(store, topic))
 
 
-def test_a_group_goes_on_where_it_was(served: Served, topic: str) -> None:
+def test_group_continues_at_its_offset(served: Served, topic: str) -> None:
     store, clients = served
     for _ in range(2):
         clients.answers("send", topic=topic, messages=12)
@@ -103,7 +103,7 @@ def test_a_group_goes_on_where_it_was(served: Served, topic: str) -> None:
 
 
 @pytest.mark.parametrize("how", [{"expression": "paid || shipped"}, {"sql": "number >= 0 AND TAGS <> 'open'"}])
-def test_a_filter(served: Served, topic: str, how: Json) -> None:
+def test_filters_select_messages(served: Served, topic: str, how: Json) -> None:
     clients = served.clients
     if not rows(served.store, topic):
         clients.answers("send", topic=topic, messages=30, tags=["paid", "open", "shipped"])
@@ -132,7 +132,7 @@ def test_two_members_share_the_queues_until_one_leaves(served: Served, topic: st
     left(clients, "second")
 
 
-def test_messages_that_fail_come_again(served: Served, topic: str) -> None:
+def test_failed_messages_are_redelivered(served: Served, topic: str) -> None:
     clients = served.clients
     clients.ask("subscribe", id="failing", group="failing", topic=topic, failures=2, level=1)
     assert next(clients)["kind"] == "subscribed"
@@ -145,7 +145,7 @@ def test_messages_that_fail_come_again(served: Served, topic: str) -> None:
     left(clients, "failing")
 
 
-def test_a_message_that_always_fails_is_dead(served: Served, topic: str) -> None:
+def test_repeatedly_failing_message_becomes_a_dead_letter(served: Served, topic: str) -> None:
     store, clients = served
     clients.ask("subscribe", id="hopeless", group="hopeless", topic=topic, failures=99, level=-1)
     assert next(clients)["kind"] == "subscribed"
@@ -154,8 +154,7 @@ def test_a_message_that_always_fails_is_dead(served: Served, topic: str) -> None
     left(clients, "hopeless")
 
 
-def test_in_order(served: Served, topic: str) -> None:
-    """A failing message blocks its own queue only."""
+def test_failing_message_blocks_its_own_queue_only(served: Served, topic: str) -> None:
     clients = served.clients
     clients.answers("send", topic=topic, messages=20)
     clients.ask("subscribe", id="orderly", group="orderly", topic=topic, orderly=True, failures=1)
@@ -167,7 +166,7 @@ def test_in_order(served: Served, topic: str) -> None:
     left(clients, "orderly")
 
 
-def test_a_message_that_always_fails_in_order_is_dead(served: Served, topic: str) -> None:
+def test_repeatedly_failing_orderly_message_is_a_dead_letter(served: Served, topic: str) -> None:
     """An orderly consumer does not send it back, but sends it as a new message for its group."""
     store, clients = served
     clients.answers("send", topic=topic, messages=1)
@@ -178,7 +177,7 @@ def test_a_message_that_always_fails_in_order_is_dead(served: Served, topic: str
     left(clients, "gives-up")
 
 
-def test_messages_that_are_delivered_later(served: Served, topic: str) -> None:
+def test_delayed_messages_are_delivered_later(served: Served, topic: str) -> None:
     store, clients = served
     clients.answers("send", topic=topic, messages=2, level=1)
     assert ends(store, topic) == [0, 0, 0, 0]
@@ -188,7 +187,7 @@ def test_messages_that_are_delivered_later(served: Served, topic: str) -> None:
     left(clients, "later")
 
 
-def test_messages_that_are_delivered_at_a_time(served: Served, topic: str) -> None:
+def test_timed_messages_are_delivered_at_their_time(served: Served, topic: str) -> None:
     store, clients = served
     now = int(time.time() * 1000)
     for own in ({"TIMER_DELIVER_MS": now + 2000}, {"TIMER_DELAY_SEC": 2}, {"TIMER_DELAY_MS": 2000}):
@@ -200,7 +199,7 @@ def test_messages_that_are_delivered_at_a_time(served: Served, topic: str) -> No
     left(clients, "timed")
 
 
-def test_transactions_that_are_ended_at_once(served: Served, topic: str) -> None:
+def test_transactions_are_committed_or_rolled_back(served: Served, topic: str) -> None:
     store, clients = served
     sent = clients.answers("transaction", topic=topic, messages=3, tags=["paid"], bodyBytes=50_000)
     clients.answers("transaction", topic=topic, outcome="ROLLBACK_MESSAGE")
@@ -211,7 +210,7 @@ def test_transactions_that_are_ended_at_once(served: Served, topic: str) -> None
     assert {row["bornHost"].split(":")[0] for row in found} == {"127.0.0.1"}
 
 
-def test_transactions_that_are_asked_for(served: Served, topic: str) -> None:
+def test_undecided_transactions_are_checked_with_the_producer(served: Served, topic: str) -> None:
     """The producer is shown each message as it would be committed, and then decides."""
     store, clients = served
     shown: dict[str, Json] = {}
@@ -226,7 +225,7 @@ def test_transactions_that_are_asked_for(served: Served, topic: str) -> None:
     assert row["keys"] == shown["COMMIT_MESSAGE"]["keys"]
 
 
-def test_a_transaction_that_nobody_knows_of_is_given_up(served: Served, topic: str) -> None:
+def test_transaction_that_stays_undecided_is_given_up(served: Served, topic: str) -> None:
     store, clients = served
     clients.answers("transaction", topic=topic, outcome="UNKNOW")
     assert [next(clients)["kind"] for _ in range(2)] == ["checked", "checked"]
@@ -234,7 +233,7 @@ def test_a_transaction_that_nobody_knows_of_is_given_up(served: Served, topic: s
     assert rows(store, topic) == []
 
 
-def test_who_broadcast_all_get_everything(served: Served, topic: str) -> None:
+def test_broadcasting_consumers_all_get_everything(served: Served, topic: str) -> None:
     clients = served.clients
     clients.answers("send", topic=topic, messages=8)
     for name in ("here", "there"):
@@ -249,8 +248,8 @@ def test_who_broadcast_all_get_everything(served: Served, topic: str) -> None:
         left(clients, name)
 
 
-def test_a_pull_consumer(served: Served, topic: str) -> None:
-    """RocketMQ's DefaultLitePullConsumer gets all messages, commits, and continues from its offset."""
+def test_pull_consumer_gets_all_and_continues(served: Served, topic: str) -> None:
+    """RocketMQ's DefaultLitePullConsumer commits, and continues from its offset."""
     clients = served.clients
     for _ in range(2):
         clients.answers("send", topic=topic, messages=12, tags=["paid", "open"])
@@ -259,8 +258,8 @@ def test_a_pull_consumer(served: Served, topic: str) -> None:
         assert next(clients)["kind"] == "done"
 
 
-def test_a_group_that_consumers_beside_the_server_are_in(served: Served, topic: str) -> None:
-    """The client gets nothing until the other members have left; then its next heartbeat (every 30 s) joins."""
+def test_client_waits_until_members_beside_the_server_left(served: Served, topic: str) -> None:
+    """The client joins with its next heartbeat (every 30 s)."""
     store, clients = served
     with DirectoryGroup(store.path, "beside").join({topic: Subscription()}):
         clients.ask("subscribe", id="second", group="beside", topic=topic)
@@ -273,16 +272,13 @@ def test_a_group_that_consumers_beside_the_server_are_in(served: Served, topic: 
 
 
 def held(store: MessageStore, topic: str) -> int:
-    """Return the number of held pulls."""
     return sum(each.counts[0] for _, each in figures_in(Path(store.path)) if (each.name, each.topic) == (HELD, topic))
 
 
 @pytest.mark.parametrize("is_told", [False, True])
-def test_a_topic_is_deleted_and_made_anew(rocketmq: RocketMQ, served: Served, topic: str, is_told: bool) -> None:
-    """Its clients continue with the first message of the new topic. is_told: they got a notification of the deletion.
-
-    Unlike RocketMQ's broker, the server continues at the old offsets, so the clients do not go back.
-    """
+def test_clients_continue_in_a_recreated_topic(rocketmq: RocketMQ, served: Served, topic: str, is_told: bool) -> None:
+    """is_told: the clients got a notification of the deletion. Unlike RocketMQ's broker, the server continues at the
+    old offsets, so the clients do not go back."""
     if rocketmq.line < "5":
         pytest.skip("it waits 10 seconds before it goes back")
     store, clients = served

@@ -27,7 +27,7 @@ accounts:
 """
 
 
-def test_accounts_and_tls(rocketmq: RocketMQ, tmp_path: Path) -> None:
+def test_clients_use_an_account_over_tls(rocketmq: RocketMQ, tmp_path: Path) -> None:
     path = tmp_path / "plain_acl.yml"
     path.write_text(ACCOUNTS)
     with (

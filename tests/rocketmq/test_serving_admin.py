@@ -14,7 +14,7 @@ from tests.rocketmq.served import Served, committed, consumed, ends, left, mqadm
 pytestmark = pytest.mark.rocketmq
 
 
-def test_the_admin_tool_sees_how_far_a_group_is(served: Served, topic: str) -> None:
+def test_admin_tool_shows_the_progress_of_a_group(served: Served, topic: str) -> None:
     clients = served.clients
     clients.answers("send", topic=topic, messages=8)
     clients.ask("subscribe", id="watched", group="watched", topic=topic)
@@ -36,7 +36,7 @@ def test_the_admin_tool_sees_how_far_a_group_is(served: Served, topic: str) -> N
     left(clients, "watched")
 
 
-def test_the_admin_tool_makes_topics_and_lists_them(served: Served) -> None:
+def test_admin_tool_creates_and_lists_topics(served: Served) -> None:
     store, clients = served
     clients.answers("createTopic", topic="made_by_admin", queues=6)
     assert store.topics()["made_by_admin"] == 6
@@ -46,7 +46,7 @@ def test_the_admin_tool_makes_topics_and_lists_them(served: Served) -> None:
     assert next(clients)["brokers"] == ["broker-a"]
 
 
-def test_the_admin_tool_sees_offsets(served: Served, topic: str) -> None:
+def test_admin_tool_shows_offsets(served: Served, topic: str) -> None:
     store, clients = served
     clients.answers("send", topic=topic, messages=10)
     found = {line["queueId"]: line for line in clients.answers("offsets", topic=topic)}
@@ -59,7 +59,7 @@ def test_the_admin_tool_sees_offsets(served: Served, topic: str) -> None:
     assert all(line["time"] > 0 for line in stats.values() if line["max"])
 
 
-def test_the_admin_tool_finds_messages(served: Served, topic: str) -> None:
+def test_admin_tool_finds_messages(served: Served, topic: str) -> None:
     clients = served.clients
     sent = clients.answers("send", topic=topic, messages=5)
     where = [(line["queueId"], line["queueOffset"]) for line in sent]
@@ -72,7 +72,7 @@ def test_the_admin_tool_finds_messages(served: Served, topic: str) -> None:
         assert (found["queueId"], found["queueOffset"], found["keys"]) == (*at, key)
 
 
-def test_mqadmin_looks_at_broker_topics_and_clients(served: Served, topic: str) -> None:
+def test_mqadmin_shows_brokers_topics_and_clients(served: Served, topic: str) -> None:
     store, clients = served
     clients.answers("send", topic=topic, messages=4)
     clients.ask("subscribe", id="seen", group="seen", topic=topic)
@@ -131,7 +131,7 @@ def test_mqadmin_finds_sends_and_reads_messages(rocketmq: RocketMQ, served: Serv
     assert "BODY: by mqadmin" in mqadmin(clients, "printMsg", "-t", topic)
 
 
-def test_mqadmin_resets_a_group_that_is_away(served: Served, topic: str) -> None:
+def test_mqadmin_resets_an_inactive_group(served: Served, topic: str) -> None:
     store, clients = served
     clients.answers("send", topic=topic, messages=8)
     store.commit_offsets("away", topic, dict.fromkeys(range(4), 2))
@@ -142,7 +142,7 @@ def test_mqadmin_resets_a_group_that_is_away(served: Served, topic: str) -> None
     assert committed(store, "away", topic) == [2, 2, 2, 2]
 
 
-def test_mqadmin_resets_a_group_that_reads(served: Served, topic: str) -> None:
+def test_mqadmin_resets_an_active_group(served: Served, topic: str) -> None:
     """Its members are notified, and get the messages again."""
     clients = served.clients
     clients.answers("send", topic=topic, messages=8)
@@ -157,7 +157,7 @@ def test_mqadmin_resets_a_group_that_reads(served: Served, topic: str) -> None:
     left(clients, "reset")
 
 
-def test_mqadmin_deletes_a_topic_that_is_in_use(served: Served, topic: str) -> None:
+def test_mqadmin_deletes_a_topic_in_use(served: Served, topic: str) -> None:
     """Readers no longer see its messages; the next message recreates it, after the old end."""
     store, clients = served
     clients.answers("send", topic=topic, messages=8)
@@ -176,7 +176,7 @@ def test_mqadmin_deletes_a_topic_that_is_in_use(served: Served, topic: str) -> N
         mqadmin(clients, "deleteTopic", "-c", "DefaultCluster", "-t", "no_such_topic")
 
 
-def test_mqadmin_looks_at_queues_and_groups_one_by_one(served: Served, topic: str) -> None:
+def test_mqadmin_shows_single_queues_and_groups(served: Served, topic: str) -> None:
     store, clients = served
     clients.answers("send", topic=topic, messages=8)
     clients.ask("subscribe", id="original", group="original", topic=topic)

@@ -1,4 +1,4 @@
-"""RocketMQ's unchanged consumer and admin tool with a served store whose older messages are only in its archive."""
+"""RocketMQ's unchanged clients with a served store whose older messages are only in its archive."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def served(rocketmq: RocketMQ, tmp_path: Path) -> Iterator[Served]:
         yield Served(store, clients)
 
 
-def test_what_is_archived_is_consumed_and_comes_again(rocketmq: RocketMQ, served: Served) -> None:
-    """Messages of producers, which have their own ids, and others, which have only an id made of their log offset."""
+def test_archived_messages_are_consumed_and_redelivered(rocketmq: RocketMQ, served: Served) -> None:
+    """Producers' messages have their own ids; others only an id made of their log offset."""
     store, clients = served
     clients.answers("send", topic=TOPIC, messages=20, bodyBytes=6000)
     store.put_many([Message(TOPIC, bytes(1000), keys=(f"ours-{n}",), queue_id=n % 4) for n in range(100)])

@@ -55,7 +55,7 @@ def running(program: Path, *arguments: str) -> Iterator[Iterator[Json]]:
 
 
 @pytest.mark.parametrize("account", [(), ("gopher", "secret")])
-def test_it_sends_and_consumes(program: Path, tmp_path: Path, account: tuple[str, ...]) -> None:
+def test_go_client_sends_and_consumes(program: Path, tmp_path: Path, account: tuple[str, ...]) -> None:
     path = tmp_path / "plain_acl.yml"
     path.write_text(
         "accounts:\n  - {accessKey: gopher, secretKey: secret, defaultGroupPerm: SUB, topicPerms: [orders=PUB|SUB]}"

@@ -48,7 +48,7 @@ class Pair(NamedTuple):
                 with MessageStore.open(self.slave_path, read_only=True) as store:
                     return "orders" in store.topics() and store.max_offset("orders", 0) == count
             except StoreError:
-                return False  # it has just started
+                return False  # the slave has just started
 
         until(has_all)
 
@@ -69,7 +69,7 @@ def pair(rocketmq: RocketMQ, tmp_path: Path) -> Iterator[Pair]:
             yield Pair(master, tmp_path / "slave", ClusterAddress(tuple(servers)))
 
 
-def test_a_query_and_a_log_go_on(pair: Pair, spark: SparkSession, tmp_path: Path) -> None:
+def test_query_and_log_continue_on_the_slave(pair: Pair, spark: SparkSession, tmp_path: Path) -> None:
     sink = Sink()
     pair.write(range(COUNT))
     pair.wait_for_copies(COUNT)

@@ -32,8 +32,6 @@ Place = tuple[int, int]  # queue id, queue offset
 
 
 class Sent(NamedTuple):
-    """A message that the broker acknowledged."""
-
     number: int
     physical_offset: int
 
@@ -130,7 +128,9 @@ def bodies(sink: Sink) -> dict[Place, bytes]:
     return {(row[1], row[2]): row[3] for row in sink.rows}
 
 
-def test_reads_what_a_broker_writes_while_it_deletes(rocketmq5: RocketMQ, spark: SparkSession, tmp_path: Path) -> None:
+def test_query_reads_each_message_once_despite_retention(
+    rocketmq5: RocketMQ, spark: SparkSession, tmp_path: Path
+) -> None:
     sink, path = Sink(), tmp_path / "mq"
     with client(rocketmq5, path) as it:
         it.send(2000, per_second=400)
@@ -158,7 +158,7 @@ def test_reads_what_a_broker_writes_while_it_deletes(rocketmq5: RocketMQ, spark:
         assert bodies(sink) == left
 
 
-def test_reads_in_real_time_what_a_broker_writes_while_it_deletes(rocketmq5: RocketMQ, tmp_path: Path) -> None:
+def test_real_time_query_reads_messages_once_despite_retention(rocketmq5: RocketMQ, tmp_path: Path) -> None:
     query = Query(tmp_path)
     with client(rocketmq5, tmp_path / "mq") as it:
         with query.running(batchDuration="1 second", ledgerPath=str(tmp_path / "ledger")):

@@ -1,4 +1,4 @@
-"""A broker takes over our directory, and we take it back: open readers raise StoreReplaced, and new ones continue."""
+"""A broker takes over our directory, and we take it back."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ def put(path: Path, what: str) -> None:
         store.put_many([Message(TOPIC, f"{what} {n}".encode(), queue_id=n % QUEUES) for n in range(20)])
 
 
-def test_readers_are_told_of_a_broker_and_of_a_writer_after_it(
-    rocketmq5: RocketMQ, spark: SparkSession, tmp_path: Path
-) -> None:
-    """The second time the broker continues where our writer died, before the end that the writer had announced."""
+def test_readers_raise_at_each_change_of_the_owner(rocketmq5: RocketMQ, spark: SparkSession, tmp_path: Path) -> None:
+    """Open readers raise StoreReplaced, and new ones continue. The second time, the broker continues where our writer
+    died, before the end that the writer had announced."""
     path, sink = tmp_path / "mq", Sink()
     put(path, "ours")
 

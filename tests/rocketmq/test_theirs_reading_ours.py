@@ -27,7 +27,7 @@ SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16, mappedFileSizeConsumeQueue=
 TOPICS = {"orders": 4, "payments": 1, "a-%_|topic": 3}
 
 
-# Names that RocketMQ uses elsewhere, and that have no effect in a message of an ordinary topic.
+# RocketMQ uses these names elsewhere; they have no effect in a message of an ordinary topic.
 HARMLESS = (
     *("WAIT", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "PGROUP", "DUP_INFO", "INSTANCE_ID", "TRACE_ON", "MSG_REGION"),
     *("TIMER_OUT_MS", "CLUSTER", "MAX_RECONSUME_TIMES", "ORIGIN_MESSAGE_ID", "__transactionId__", "1ST_POP_TIME"),
@@ -98,7 +98,7 @@ def filled(directory: Path, way: Callable[[MessageStore, random.Random], None], 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("config", [SMALL, StoreConfig()], ids=["small files", "default files"])
-def test_a_closed_store(
+def test_rocketmq_reads_a_closed_store(
     way: Callable[[MessageStore, random.Random], None],
     config: StoreConfig,
     rocketmq: RocketMQ,
@@ -121,7 +121,7 @@ def test_a_closed_store(
     assert any(ours_by_key.values())
 
 
-def test_a_store_whose_writer_was_killed(rocketmq: RocketMQ, tmp_path: Path, compare: Compare) -> None:
+def test_rocketmq_reads_a_store_of_a_killed_writer(rocketmq: RocketMQ, tmp_path: Path, compare: Compare) -> None:
     """Copying an open store's directory is like a kill: `abort` exists, and the last flush is missing."""
     with filled(tmp_path / "ours", by_all_of_them, SMALL) as store:
         copy = shutil.copytree(tmp_path / "ours", tmp_path / "copy")
@@ -129,7 +129,9 @@ def test_a_store_whose_writer_was_killed(rocketmq: RocketMQ, tmp_path: Path, com
 
 
 @pytest.mark.parametrize("verify", [False, True])
-def test_records_with_property_crcs(rocketmq: RocketMQ, tmp_path: Path, compare: Compare, verify: bool) -> None:
+def test_rocketmq_reads_records_with_property_crcs(
+    rocketmq: RocketMQ, tmp_path: Path, compare: Compare, verify: bool
+) -> None:
     """After a kill RocketMQ 5 can check them in its recovery; 4.9 reads them as a property."""
     with filled(tmp_path / "ours", by_all_of_them, replace(SMALL, enabledAppendPropCRC=True)) as store:
         copy = shutil.copytree(tmp_path / "ours", tmp_path / "copy")
@@ -137,8 +139,7 @@ def test_records_with_property_crcs(rocketmq: RocketMQ, tmp_path: Path, compare:
         compare(seen.by_scan(store), seen.by_rocketmq(rocketmq.read(copy, {**INDEX, **told})))
 
 
-def test_taking_turns(rocketmq: RocketMQ, tmp_path: Path, compare: Compare) -> None:
-    """We write, RocketMQ opens and closes the directory, we write more, and RocketMQ reads everything."""
+def test_rocketmq_and_store_append_in_turns(rocketmq: RocketMQ, tmp_path: Path, compare: Compare) -> None:
     directory = tmp_path / "ours"
     filled(directory, by_put_many, SMALL).close()
     rocketmq.read(directory, INDEX, shutdown=True)

@@ -1,4 +1,4 @@
-"""A broker's open transactions are ended here, and the broker reads transactions that were committed here."""
+"""A broker's open transactions are ended here, and the broker reads transactions committed here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.rocketmq
 SIZES = {"mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 2000, **INDEX}
 
 
-def test_what_a_broker_left_open(rocketmq: RocketMQ, tmp_path: Path) -> None:
+def test_open_transactions_of_a_broker_are_ended(rocketmq: RocketMQ, tmp_path: Path) -> None:
     """Of 30 it committed ten and rolled back ten (see LiveKinds.java)."""
     path = tmp_path / "mq"
     with rocketmq.broker(path, SIZES, topic="other", bodyBytes=10) as broker:

@@ -35,7 +35,7 @@ def succeed(*arguments: object, stdin: bytes | None = None) -> str:
 
 @contextmanager
 def started(*arguments: object, stdin: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command with pipes in the background; it ends with the block."""
+    """Run a command with pipes until the block ends."""
     words = list(map(str, arguments))
     with subprocess.Popen([SCRIPT, *words], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
@@ -54,7 +54,6 @@ def signal_another_thread(process: subprocess.Popen[bytes], which: signal.Signal
 
 @contextmanager
 def tailing(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Run `pyspark-mq tail` until the block ends."""
     with subprocess.Popen(
         [SCRIPT, "tail", *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -16,7 +16,7 @@ from tests.filled import Filled
 from tests.pyspark_mq.cli.process import run, succeed
 
 
-def test_archive_and_archive_again(filled: Filled, tmp_path: Path) -> None:
+def test_archive_adds_only_new_messages(filled: Filled, tmp_path: Path) -> None:
     assert "name the URL to archive to" in run("archive", filled.path).stderr
     assert succeed("archive", filled.path, "--to", tmp_path / "archive", "--older-than", "1h").startswith("archived 0 ")
     assert succeed("archive", filled.path).startswith("archived 8 messages, ")
@@ -28,9 +28,7 @@ def test_archive_and_archive_again(filled: Filled, tmp_path: Path) -> None:
         assert log.bounds([Queue("orders", 0)]) == {Queue("orders", 0): (0, 4)}
 
 
-def test_watching_outlives_an_archive_that_is_away_for_a_while(
-    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watch_survives_a_missing_archive(filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds, wait = iter(range(3)), time.sleep
 
     def sleep(seconds: float) -> None:
@@ -57,9 +55,7 @@ def test_watching_outlives_an_archive_that_is_away_for_a_while(
     assert "the next 'archive' goes on" in done.stderr
 
 
-def test_watching_waits_for_somebody_else_who_archives(
-    filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_watch_waits_for_another_archiver(filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds, wait, other = iter(range(3)), time.sleep, ExitStack()
 
     def sleep(seconds: float) -> None:
@@ -82,7 +78,7 @@ def test_watching_waits_for_somebody_else_who_archives(
     assert done.returncode == 130
 
 
-def test_queue_with_a_hole_is_forgotten_when_asked(filled: Filled, tmp_path: Path) -> None:
+def test_queue_with_a_hole_is_forgotten_on_request(filled: Filled, tmp_path: Path) -> None:
     succeed("archive", filled.path, "--to", tmp_path / "archive")
     filled.put("orders", 0, 4)
     filled.store.delete_topic("orders")
@@ -115,7 +111,7 @@ def test_forget_asks_at_a_terminal(
         assert sum(end - first for first, end in log.bounds([Queue("orders", 0)]).values()) == left
 
 
-def test_watching_goes_on_while_a_queue_is_passed_over(
+def test_watch_continues_although_a_queue_is_skipped(
     filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     succeed("archive", filled.path, "--to", tmp_path / "archive")
@@ -140,7 +136,7 @@ def test_watching_goes_on_while_a_queue_is_passed_over(
         assert log.bounds([Queue("more", 0)]) == {Queue("more", 0): (0, 2)}
 
 
-def test_topics_that_are_named_are_those_of_the_next_time_too(filled: Filled, tmp_path: Path) -> None:
+def test_named_topics_are_remembered(filled: Filled, tmp_path: Path) -> None:
     filled.store.create_topic("more", 1)
     succeed("archive", filled.path, "--to", tmp_path / "archive")
     done = run("archive", filled.path, "--topic", "orders")
@@ -153,7 +149,7 @@ def test_topics_that_are_named_are_those_of_the_next_time_too(filled: Filled, tm
     assert "give one of them" in run("archive", filled.path, "--all-topics", "--topic", "more").stderr
 
 
-def test_a_copy_beside_the_archive_that_is_remembered(filled: Filled, tmp_path: Path) -> None:
+def test_copy_to_another_place_is_not_remembered(filled: Filled, tmp_path: Path) -> None:
     succeed("archive", filled.path, "--to", tmp_path / "archive")
     filled.put("orders", 0, 2)
     done = run("archive", filled.path, "--to", tmp_path / "copy", "--topic", "orders")
@@ -163,11 +159,11 @@ def test_a_copy_beside_the_archive_that_is_remembered(filled: Filled, tmp_path: 
     assert succeed("archive", filled.path).startswith("archived 2 messages")
 
 
-def test_what_is_no_age(filled: Filled) -> None:
+def test_wrong_age_is_refused(filled: Filled) -> None:
     assert "'soon' is no age: give 90s, 10m, 2h or 3d" in run("archive", filled.path, "--older-than", "soon").stderr
 
 
-def test_restore(filled: Filled, tmp_path: Path) -> None:
+def test_restore_creates_a_store(filled: Filled, tmp_path: Path) -> None:
     succeed("archive", filled.path, "--to", tmp_path / "archive")
     assert succeed("restore", tmp_path / "archive", tmp_path / "new") == "restored 8 messages\n"
     assert "is there; name a directory that is not" in run("restore", tmp_path / "archive", tmp_path / "new").stderr
@@ -175,7 +171,7 @@ def test_restore(filled: Filled, tmp_path: Path) -> None:
         assert store.offsets("orders", 1) == (0, 5)
 
 
-def test_what_an_interrupted_restore_says_that_there_is(
+def test_interrupted_restore_says_how_much_exists(
     filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     succeed("archive", filled.path, "--to", tmp_path / "archive")
@@ -193,7 +189,7 @@ def test_what_an_interrupted_restore_says_that_there_is(
         assert new.exists() == is_done
 
 
-def test_restore_a_range_of_times(filled: Filled, tmp_path: Path) -> None:
+def test_restore_takes_a_range_of_times(filled: Filled, tmp_path: Path) -> None:
     succeed("archive", filled.path, "--to", tmp_path / "archive")
     assert succeed("restore", tmp_path / "archive", tmp_path / "new", "--from", "1h", "--to", "0s") == (
         "restored 8 messages\n"
@@ -203,7 +199,7 @@ def test_restore_a_range_of_times(filled: Filled, tmp_path: Path) -> None:
     assert "'17' is neither an age (10m, 2h, 3d) nor a time" in said
 
 
-def test_an_archive_is_printed_as_a_store_is(filled: Filled, tmp_path: Path) -> None:
+def test_archive_is_printed_like_a_store(filled: Filled, tmp_path: Path) -> None:
     shown = succeed("tail", filled.path, "orders", "--from", "earliest", "--until-end")
     assert len(shown.splitlines()) == 8
     succeed("archive", filled.path, "--to", tmp_path / "archive")
@@ -217,7 +213,7 @@ def test_an_archive_is_printed_as_a_store_is(filled: Filled, tmp_path: Path) -> 
         assert printed.startswith(shown.partition("\n")[0])
 
 
-def test_an_archive_alone_is_no_store_and_has_no_groups(filled: Filled, tmp_path: Path) -> None:
+def test_commands_on_groups_refuse_an_archive(filled: Filled, tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     succeed("archive", filled.path, "--to", archive)
     for command in (
@@ -232,7 +228,7 @@ def test_an_archive_alone_is_no_store_and_has_no_groups(filled: Filled, tmp_path
         assert done.stderr.startswith(f"Error: {archive}: a store's directory is needed here; an archive is only read")
 
 
-def test_messages_are_found_in_an_archive_and_through_the_store(filled: Filled, tmp_path: Path) -> None:
+def test_query_finds_archived_messages(filled: Filled, tmp_path: Path) -> None:
     filled.put("orders", 0, 300, 1000)
     filled.store.put(Message("orders", b"by its id", queue_id=0, properties={"UNIQ_KEY": "0A0B0C"}))
     filled.store.put(Message("orders", b"of a place", queue_id=0))

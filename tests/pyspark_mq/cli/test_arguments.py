@@ -30,19 +30,19 @@ def offered(arguments: list[str], incomplete: str) -> list[str]:
         (["tail", "{path}", "orders", "--unt"], "--unt", ["--until-end"]),
     ],
 )
-def test_what_is_offered(path: Path, arguments: list[str], incomplete: str, expected: list[str]) -> None:
+def test_completions_are_offered(path: Path, arguments: list[str], incomplete: str, expected: list[str]) -> None:
     with MessageStore.open(path) as store:
         store.create_topic("other")
         store.commit_offsets("billing", "orders", {0: 0})
     assert offered([argument.format(path=path) for argument in arguments], incomplete) == expected
 
 
-def test_stores_are_folders() -> None:
+def test_stores_complete_to_folders() -> None:
     complete = ShellComplete(main, {}, "pyspark-mq", "_PYSPARK_MQ_COMPLETE")
     assert [item.type for item in complete.get_completions(["tail"], "")] == ["dir"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_a_shell(shell: str) -> None:
+def test_completion_script_is_printed(shell: str) -> None:
     assert "_PYSPARK_MQ_COMPLETE" in succeed("completion", shell)
     assert run("completion", "cmd").returncode == 2

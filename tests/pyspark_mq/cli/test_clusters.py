@@ -1,5 +1,3 @@
-"""Results and errors of commands on a cluster."""
-
 from __future__ import annotations
 
 import json
@@ -43,7 +41,7 @@ def serving(store: MessageStore) -> Iterator[Serving]:
         yield it
 
 
-def test_what_is_there_is_read(serving: Serving, store: MessageStore, tmp_path: Path) -> None:
+def test_commands_read_a_cluster(serving: Serving, store: MessageStore, tmp_path: Path) -> None:
     cluster = f"rocketmq://{serving.address}"
     assert sorted(succeed("tail", cluster, "orders", "--until-end").split()) == [*"012345"]
     assert succeed("tail", cluster, "orders", "--until-end", "--queue", 1).split() == [*"135"]
@@ -63,7 +61,9 @@ def test_what_is_there_is_read(serving: Serving, store: MessageStore, tmp_path: 
         assert tail.stdout.read() == "came\n"
 
 
-def test_with_an_account_by_tls(store: MessageStore, own: Certificate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_use_an_account_over_tls(
+    store: MessageStore, own: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     accounts = own.path.with_name("plain_acl.yml")
     accounts.write_text(ACCOUNTS)
     with serve(store, "127.0.0.1:0", access=Access.load(accounts), tls=own.server()) as serving:
@@ -78,7 +78,7 @@ def test_with_an_account_by_tls(store: MessageStore, own: Certificate, monkeypat
         assert f"{accounts}: no file of certificates" in run(*words).stderr
 
 
-def test_what_is_wrong_is_told_in_one_line(serving: Serving) -> None:
+def test_errors_are_one_line(serving: Serving) -> None:
     cluster = f"rocketmq://{serving.address}"
     for words, said in (
         ((cluster, "nowhere"), "no topic 'nowhere'. There are: orders"),
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_told_in_one_line(serving: Serving) -> None:
 
 
 @pytest.mark.parametrize("place", [None, PointInTime(0)])
-def test_a_broker_that_goes_while_a_command_looks_where_to_begin(
+def test_broker_lost_while_a_command_finds_its_start_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Place | None
 ) -> None:
     """The result would lack the broker's queues, and tail would start at their end once the broker is back."""

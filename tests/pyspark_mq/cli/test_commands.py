@@ -1,5 +1,3 @@
-"""Results, one-line errors and exit codes of commands."""
-
 import os
 import subprocess
 import sys
@@ -35,9 +33,7 @@ from tests.pyspark_mq.cli.process import SCRIPT, TIMEOUT_SECONDS, run, succeed
         (("stats", "rocketmq://127.0.0.1:1"), "of a cluster there are tail, export, query --time, groups list"),
     ],
 )
-def test_an_error_is_one_line_and_exit_code_1(
-    path: Path, tmp_path: Path, arguments: tuple[str, ...], named: str
-) -> None:
+def test_error_is_one_line_and_exit_code_1(path: Path, tmp_path: Path, arguments: tuple[str, ...], named: str) -> None:
     names = {"path": str(path), "other": str(tmp_path / "other")}
     done = run(*(argument.format(**names) for argument in arguments))
     assert done.returncode == 1
@@ -47,7 +43,7 @@ def test_an_error_is_one_line_and_exit_code_1(
     assert not (tmp_path / "other").exists()
 
 
-def test_a_file_of_another_kind_is_refused_by_every_command(tmp_path: Path) -> None:
+def test_every_command_refuses_a_directory_with_other_files(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not a store")
     for arguments in (
         ("topic", "create", tmp_path, "orders"),
@@ -59,7 +55,7 @@ def test_a_file_of_another_kind_is_refused_by_every_command(tmp_path: Path) -> N
     assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_wrong_usage_is_told_apart_by_exit_code_2(path: Path) -> None:
+def test_wrong_usage_has_exit_code_2(path: Path) -> None:
     assert run("send", path, "orders", "x", "--file", __file__).returncode == 2
     assert run("tail", path, "orders", "--from", "yesterday").returncode == 2
     for option, value in (("--sql", "a = "), ("--tags", "paid |")):
@@ -69,7 +65,7 @@ def test_wrong_usage_is_told_apart_by_exit_code_2(path: Path) -> None:
 
 
 @pytest.mark.parametrize("group", [(), ("topic",), ("groups",)])
-def test_what_a_command_does_is_said_whole_in_the_list_of_them(group: tuple[str, ...]) -> None:
+def test_summaries_of_commands_are_not_cut_off(group: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(main, [*group, "--help"], prog_name="pyspark-mq", terminal_width=80).stdout
     assert [line for line in shown.partition("Commands:")[2].splitlines() if line.endswith("...")] == []
 
@@ -123,7 +119,7 @@ main()
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, b"loaded"), done.stderr
 
 
-def test_a_brokers_settings_and_a_slip_in_them(tmp_path: Path) -> None:
+def test_broker_settings_are_read_and_misspelled_ones_refused(tmp_path: Path) -> None:
     config = tmp_path / "broker.conf"
     config.write_text("brokerId=1\nmappedFileSizeCommitLog=1048576\n")
     done = run("topic", "create", tmp_path / "mq", "orders", "--config", config)
@@ -135,7 +131,7 @@ def test_a_brokers_settings_and_a_slip_in_them(tmp_path: Path) -> None:
     assert done.stderr == f"Error: {config}, line 1: unknown key 'maxMesageSize'; did you mean 'maxMessageSize'?\n"
 
 
-def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
+def test_system_error_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     for path in (tmp_path / "loop", tmp_path / ("x" * 300)):
         with pytest.raises(StoreError) as refused:
@@ -147,7 +143,7 @@ def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("command", ["query", "tail", "export"])
-def test_what_cannot_be_printed_whole_is_an_error(path: Path, tmp_path: Path, command: str, unbuffered: str) -> None:
+def test_incomplete_output_is_an_error(path: Path, tmp_path: Path, command: str, unbuffered: str) -> None:
     more = {"query": ["--key", "k"], "tail": ["--until-end"], "export": ["--to", "jsonl", "-o", "-"]}[command]
     succeed("send", path, "orders", "x" * 5000, "--keys", "k")
     limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "-", SCRIPT, command, path, "orders", *more]
@@ -158,7 +154,7 @@ def test_what_cannot_be_printed_whole_is_an_error(path: Path, tmp_path: Path, co
     assert (done.returncode, done.stderr) == (1, b"Error: [Errno 27] File too large\n")
 
 
-def test_an_output_that_is_closed_is_none(path: Path) -> None:
+def test_closed_output_is_no_error(path: Path) -> None:
     for command in (["tail", path, "orders", "--until-end"], ["send", path, "orders", "x"], ["stats", path]):
         closed = ["bash", "-c", 'exec "$@" >&-', "-", SCRIPT, *command]
         done = subprocess.run(closed, stderr=subprocess.PIPE, timeout=TIMEOUT_SECONDS)

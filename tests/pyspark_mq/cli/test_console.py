@@ -28,7 +28,7 @@ def test_console_serves_until_interrupted(path: Path) -> None:
     assert (out, error.decode().splitlines()) == (b"", [f"Interrupted: no more console of {path}"])
 
 
-def test_console_of_nothing_says_so(path: Path) -> None:
+def test_wrong_store_or_address_is_one_line(path: Path) -> None:
     for store, words in ((path / "nowhere", "nowhere"), ("rocketmq://nonsense", "host:port")):
         done = run("console", store, "--listen", "127.0.0.1:0")
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)

@@ -1,5 +1,3 @@
-"""The demo as a user runs it, and its data."""
-
 import json
 import os
 import re
@@ -55,7 +53,7 @@ def test_demo_streams_all_flights_while_they_are_appended(tmp_path: Path) -> Non
     assert "already has a topic" in again.stderr
 
 
-def test_what_spark_fails_with_is_one_line() -> None:
+def test_error_of_a_query_is_one_line() -> None:
     with pytest.raises(DemoFailed, match=r"^Spark failed: No space left\.$"), told_in_one_line():
         raise StreamingQueryException("No space left.\n=== Streaming Query ===\n...")
     late = "Query terminated.\n=== Streaming Query ===\nPython worker failed to connect back."
@@ -63,7 +61,7 @@ def test_what_spark_fails_with_is_one_line() -> None:
         raise StreamingQueryException(late)
 
 
-def test_so_is_what_spark_has_no_exception_for(spark: SparkSession) -> None:
+def test_java_error_is_one_line(spark: SparkSession) -> None:
     with (
         pytest.raises(DemoFailed, match=r"^Spark failed: java.lang.IndexOutOfBoundsException: .*$"),
         told_in_one_line(),
@@ -79,7 +77,7 @@ def test_demo_without_java_says_what_to_install(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
-def test_an_old_java_and_a_broken_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_or_broken_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))

@@ -1,5 +1,3 @@
-"""`pyspark-mq doctor` in working and broken environments."""
-
 from __future__ import annotations
 
 import os
@@ -43,7 +41,7 @@ def test_python_without_the_package_fails(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("working")
-def test_driver_python_that_is_no_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_driver_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "false")
     (check,) = failed()
     assert check.what == "Spark's Python (PYSPARK_DRIVER_PYTHON)"

@@ -31,7 +31,7 @@ def read(file: Path) -> pa.Table:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
-def test_all_of_a_topic(filled_path: Path, tmp_path: Path, kind: str) -> None:
+def test_export_writes_a_whole_topic(filled_path: Path, tmp_path: Path, kind: str) -> None:
     file = tmp_path / f"all.{kind}"
     assert succeed("export", filled_path, "orders", "--to", kind, "-o", file) == f"9 messages of orders in {file}\n"
     table = read(file)
@@ -42,7 +42,7 @@ def test_all_of_a_topic(filled_path: Path, tmp_path: Path, kind: str) -> None:
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".")] == []
 
 
-def test_a_part_of_it(filled_path: Path, tmp_path: Path) -> None:
+def test_export_writes_the_selected_part(filled_path: Path, tmp_path: Path) -> None:
     file = tmp_path / "part.parquet"
     where = ("--from", 1, "--until", 4, "--tags", "A", "--columns", "queueOffset,body")
     succeed("export", filled_path, "orders", "--to", "parquet", "-o", file, *where)
@@ -54,7 +54,7 @@ def test_a_part_of_it(filled_path: Path, tmp_path: Path) -> None:
     assert read(file).num_rows == 0
 
 
-def test_what_retention_took_is_missed(tmp_path: Path) -> None:
+def test_messages_deleted_by_retention_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     with MessageStore.open(path, config=StoreConfig(mappedFileSizeCommitLog=4096)) as store:
         store.create_topic("orders", 1)
@@ -73,14 +73,14 @@ def test_what_retention_took_is_missed(tmp_path: Path) -> None:
     assert read(file).num_rows == 40 - first
 
 
-def test_lines_of_json_are_those_of_tail(filled_path: Path, tmp_path: Path) -> None:
+def test_json_lines_equal_tails(filled_path: Path, tmp_path: Path) -> None:
     file = tmp_path / "all.jsonl"
     succeed("export", filled_path, "orders", "--to", "jsonl", "-o", file)
     tailed = succeed("tail", filled_path, "orders", "--until-end", "--json")
     assert sorted(file.read_text().splitlines()) == sorted(tailed.splitlines())
 
 
-def test_arrow_through_a_pipe(filled_path: Path) -> None:
+def test_export_writes_arrow_into_a_pipe(filled_path: Path) -> None:
     done = subprocess.run(
         [SCRIPT, "export", filled_path, "orders", "--to", "arrow", "-o", "-"],
         capture_output=True,
@@ -90,7 +90,7 @@ def test_arrow_through_a_pipe(filled_path: Path) -> None:
     assert done.stderr == b""
 
 
-def test_a_pipe_by_its_name_stays_one(filled_path: Path, tmp_path: Path) -> None:
+def test_named_pipe_is_not_replaced(filled_path: Path, tmp_path: Path) -> None:
     """The same holds for a device: replacing it would remove it from /dev."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -115,7 +115,9 @@ def test_a_pipe_by_its_name_stays_one(filled_path: Path, tmp_path: Path) -> None
         (["orders", "--to", "parquet", "-o", "{missing}/x"], 1, "missing/x: there is no folder {missing}; make it"),
     ],
 )
-def test_what_cannot_be(filled_path: Path, tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
+def test_wrong_arguments_are_refused(
+    filled_path: Path, tmp_path: Path, arguments: list[str], code: int, words: str
+) -> None:
     (tmp_path / "there").write_text("mine")
     names = {name: str(tmp_path / name) for name in ("there", "new", "missing")}
     done = run("export", filled_path, *(argument.format(**names) for argument in arguments))
@@ -126,7 +128,7 @@ def test_what_cannot_be(filled_path: Path, tmp_path: Path, arguments: list[str],
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_file_that_comes_meanwhile_is_somebodys_own(tmp_path: Path, *, force: bool) -> None:
+def test_file_created_concurrently_is_not_replaced_without_force(tmp_path: Path, *, force: bool) -> None:
     target = tmp_path / "there"
 
     def write() -> None:
@@ -143,9 +145,7 @@ def test_a_file_that_comes_meanwhile_is_somebodys_own(tmp_path: Path, *, force: 
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_its_name_is_on_the_device_when_it_is_said_to_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_and_its_name_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, flushed, fsync = tmp_path / "all.jsonl", list[tuple[Path, bool]](), os.fsync
 
     def noted(fd: int) -> None:
@@ -158,14 +158,14 @@ def test_its_name_is_on_the_device_when_it_is_said_to_be_written(
     assert flushed[-1] == (tmp_path, True)
 
 
-def test_what_the_system_refuses_is_said_of_the_file_that_was_named(tmp_path: Path) -> None:
+def test_system_error_names_the_requested_file(tmp_path: Path) -> None:
     target = tmp_path / "all.jsonl"
     with pytest.raises(OSError, match=f"No space left on device: '{target}'"), file(str(target), target, force=False):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_lives_of_an_archived_topic_are_not_joined(path: Path, tmp_path: Path) -> None:
+def test_export_does_not_mix_a_topic_with_its_recreation(path: Path, tmp_path: Path) -> None:
     """Queues are exported one after the other; in between another topic is archived under that name."""
     archive = str(tmp_path / "archive")
 
@@ -189,7 +189,7 @@ def test_two_lives_of_an_archived_topic_are_not_joined(path: Path, tmp_path: Pat
     assert b'"body": "new' not in b"".join(lines)
 
 
-def test_ctrl_c_leaves_no_part_of_a_file(path: Path, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_partial_file(path: Path, tmp_path: Path) -> None:
     with MessageStore.open(path) as store:
         store.append_table("orders", pa.table({"body": ["x"] * 400_000}))
     folder = tmp_path / "out"
@@ -202,7 +202,7 @@ def test_ctrl_c_leaves_no_part_of_a_file(path: Path, tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_a_body_that_does_not_decompress(path: Path, tmp_path: Path) -> None:
+def test_corrupt_body_is_an_error_or_null(path: Path, tmp_path: Path) -> None:
     with MessageStore.open(path) as store:
         results = store.put_many([Message("orders", body, queue_id=0) for body in (b"good", b"poison", b"more")])
         mark(store, results[1].physical_offset, 0x301)

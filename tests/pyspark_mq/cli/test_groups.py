@@ -28,7 +28,7 @@ def offsets(path: Path) -> list[int | None]:
         return [store.consumer_offset("billing", "orders", queue) for queue in range(2)]
 
 
-def test_groups_and_their_lag(read: Path) -> None:
+def test_groups_are_shown_with_their_lag(read: Path) -> None:
     assert [line.split() for line in succeed("groups", "list", read).splitlines()] == [
         ["group", "topic", "lag"],
         ["billing", "orders", "5"],
@@ -55,7 +55,7 @@ def test_groups_and_their_lag(read: Path) -> None:
     }
 
 
-def test_groups_of_a_cluster(read: Path) -> None:
+def test_groups_of_a_cluster_are_shown(read: Path) -> None:
     with (
         MessageStore.open(read) as store,
         serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="broker-a")) as serving,
@@ -90,7 +90,7 @@ def test_groups_of_a_cluster(read: Path) -> None:
     ("place", "expected"),
     [("earliest", [0, 0]), ("latest", [4, 2]), ("3", [3, 2]), ("10m", [0, 0]), ("2100-01-01", [4, 2])],
 )
-def test_a_reset_is_said_first_and_then_done(read: Path, place: str, expected: list[int]) -> None:
+def test_reset_is_shown_first_and_then_done(read: Path, place: str, expected: list[int]) -> None:
     command = "groups", "reset", read, "billing", "orders", "--to", place
     said = succeed(*command, "--dry-run").splitlines()
     assert offsets(read) == [1, None]
@@ -101,7 +101,7 @@ def test_a_reset_is_said_first_and_then_done(read: Path, place: str, expected: l
     assert [line.split()[1:3] for line in said[1:3]] == [["1", str(expected[0])], ["-", str(expected[1])]]
 
 
-def test_a_reset_while_the_group_consumes(read: Path) -> None:
+def test_reset_reaches_an_active_group(read: Path) -> None:
     group = DirectoryGroup(read, "billing")
     with group.join({"orders": Subscription("a || b")}, instance="x") as one:
         one.lock([Queue("orders", 0)])
@@ -126,7 +126,7 @@ def test_a_reset_while_the_group_consumes(read: Path) -> None:
     assert succeed("groups", "members", read, "billing") == "nobody is in billing\n"
 
 
-def test_a_group_is_made_when_that_is_asked_for(read: Path) -> None:
+def test_reset_creates_a_group_on_request(read: Path) -> None:
     command = "groups", "reset", read, "biling", "orders", "--to", "1"
     assert "no group 'biling'; there are: billing" in run(*command).stderr
     succeed(*command, "--create", "--dry-run")
@@ -135,7 +135,7 @@ def test_a_group_is_made_when_that_is_asked_for(read: Path) -> None:
     assert [line.split()[1] for line in succeed("groups", "list", read).splitlines()[1:]] == ["orders", "orders", "-"]
 
 
-def test_of_one_queue(read: Path) -> None:
+def test_reset_of_one_queue(read: Path) -> None:
     succeed("groups", "reset", read, "billing", "orders", "--to", "latest", "--queue", 1)
     assert offsets(read) == [1, 2]
 
@@ -152,7 +152,7 @@ def test_of_one_queue(read: Path) -> None:
         (["reset", "billing", "orders"], 2, "--to"),
     ],
 )
-def test_what_cannot_be(read: Path, arguments: list[str], code: int, words: str) -> None:
+def test_wrong_arguments_are_refused(read: Path, arguments: list[str], code: int, words: str) -> None:
     verb, *others = arguments
     done = run("groups", verb, read, *others)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)

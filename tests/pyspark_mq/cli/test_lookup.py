@@ -8,7 +8,7 @@ from tests.pyspark_mq.cli.process import run, succeed
 from tests.store.format.test_inflating import mark
 
 
-def test_query(path: Path) -> None:
+def test_query_finds_messages(path: Path) -> None:
     with MessageStore.open(path) as store:
         results = [store.put(Message("orders", f"body {n}".encode(), "paid", (f"k{n}", "all"))) for n in range(6)]
         store.put(Message("orders", b"own id", properties={"UNIQ_KEY": "7F000001ABCD"}))
@@ -26,7 +26,7 @@ def test_query(path: Path) -> None:
     assert json.loads(one) == {"queueId": 1, "queueOffset": 3}
 
 
-def test_a_message_with_the_id_of_another_as_a_key_is_not_that_one(path: Path) -> None:
+def test_query_by_id_ignores_messages_with_that_id_as_key(path: Path) -> None:
     with MessageStore.open(path) as store:
         placed = store.put(Message("orders", b"placed")).msg_id
         store.put(Message("orders", b"own id", properties={"UNIQ_KEY": "7F000001ABCD"}))
@@ -66,7 +66,7 @@ def test_query_prints_why_a_body_cannot_be_read(path: Path) -> None:
         (["orders", "--time", "1", "--queue", "7"], 1, "has queues 0 to 1, not 7"),
     ],
 )
-def test_query_for_what_is_not_there(path: Path, arguments: list[str], code: int, words: str) -> None:
+def test_query_without_a_match_is_an_error(path: Path, arguments: list[str], code: int, words: str) -> None:
     done = run("query", path, *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     assert words in done.stderr

@@ -55,7 +55,7 @@ def matches(shown: str, printed: str) -> bool:
     return re.fullmatch(r"\s*.*?\s*".join(parts), " ".join(printed.split()), re.DOTALL) is not None
 
 
-def test_the_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     path = os.pathsep.join((str(SCRIPT.parent), os.environ["PATH"]))
@@ -76,7 +76,7 @@ def test_the_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert matches(shown, printed), (command, printed)
 
 
-def test_every_verb_has_an_example() -> None:
+def test_every_command_has_an_example() -> None:
     shown = [command for command, _ in examples_on_page()]
     without = [words for words in commands(main) if not any(f"pyspark-mq {' '.join(words)}" in each for each in shown)]
     assert without == [("console",), ("demo",), ("serve",)]  # these run until interrupted
@@ -87,7 +87,7 @@ def every_option() -> str:
     return LAST + "".join(f"```\n{help_of(words).rstrip()}\n```\n" for words in commands(main))
 
 
-def test_every_option() -> None:
+def test_every_option_is_on_the_page() -> None:
     """This module writes that part of the page. Versions of click break lines differently."""
     said = PAGE.read_text().partition(LAST)[2]
     assert said.split() == every_option().removeprefix(LAST).split()

@@ -53,7 +53,7 @@ def test_lines_are_sent_while_the_input_is_still_open(path: Path) -> None:
     assert sorted(str(row["body"]) for row in bodies(path)) == ["b'first'", "b'second'"]
 
 
-def test_an_input_that_does_not_block_ends_where_it_is_closed(path: Path) -> None:
+def test_nonblocking_input_is_read_to_its_end(path: Path) -> None:
     read, write = os.pipe()
     os.set_blocking(read, False)
     with started("send", path, "orders", stdin=read) as send:
@@ -74,7 +74,7 @@ MESSAGES = [
 KEPT = ("body", "tags", "keys", "properties", "queueId", "flag", "bornTimestamp")
 
 
-def test_what_tail_prints_send_takes_and_the_messages_are_equal(path: Path, tmp_path: Path) -> None:
+def test_send_restores_messages_from_tails_output(path: Path, tmp_path: Path) -> None:
     with MessageStore.open(path) as store:
         store.put_many(MESSAGES)
     printed = succeed("tail", path, "orders", "--until-end", "--json")
@@ -95,7 +95,7 @@ def test_what_tail_prints_send_takes_and_the_messages_are_equal(path: Path, tmp_
     assert both[0] == both[1]
 
 
-def test_lines_need_not_have_the_same_fields(path: Path) -> None:
+def test_lines_may_have_different_fields(path: Path) -> None:
     lines = ['{"body": "bare"}', '{"body": "full", "flag": 7, "bornTimestamp": "2013-01-31T06:00+00:00"}']
     assert succeed("send", path, "orders", "--json", "--queue", 0, *lines) == "2 sent to orders\n"
     bare, full = bodies(path, ("flag", "bornTimestamp", "storeTimestamp"))
@@ -104,7 +104,7 @@ def test_lines_need_not_have_the_same_fields(path: Path) -> None:
     assert full["bornTimestamp"] < bare["bornTimestamp"] <= bare["storeTimestamp"]  # type: ignore[operator]
 
 
-def test_spread_chooses_queues_by_sharding_key_anew(path: Path, tmp_path: Path) -> None:
+def test_spread_chooses_queues_by_sharding_key(path: Path, tmp_path: Path) -> None:
     lines = [json.dumps({"body": f"{n}", "queueId": 7, "shardingKey": "always the same"}) for n in range(20)]
     refused = run("send", path, "orders", "--json", stdin="\n".join(lines).encode())
     assert re.search(r"line 1: .*topic .orders. has queues 0 to 1, not 7", refused.stderr)
@@ -112,7 +112,7 @@ def test_spread_chooses_queues_by_sharding_key_anew(path: Path, tmp_path: Path) 
     assert len({row["queueId"] for row in bodies(path, ("queueId",))}) == 1
 
 
-def test_keys_and_tag_stand_in_fields_of_the_lines(path: Path) -> None:
+def test_keys_and_tags_come_from_fields_of_the_lines(path: Path) -> None:
     lines = b'{"id": 17, "type": "paid", "also": ["x", "y"]}\n{"id": "b", "type": null}\n'
     fields = ("--key-field", "id", "--key-field", "also", "--tag-field", "type")
     succeed("send", path, "orders", "--queue", 0, "--keys", "all", *fields, stdin=lines)
@@ -122,7 +122,7 @@ def test_keys_and_tag_stand_in_fields_of_the_lines(path: Path) -> None:
     assert succeed("query", path, "orders", "--key", "y") == lines.decode().splitlines()[0] + "\n"
 
 
-def test_properties_of_all_messages(path: Path) -> None:
+def test_property_option_applies_to_all_messages(path: Path) -> None:
     succeed("send", path, "orders", "a", "b", "--queue", 0, "--property", "region=eu", "--property", "x=1=2")
     assert [row["properties"] for row in bodies(path, ("properties",))] == [[("region", "eu"), ("x", "1=2")]] * 2
     line = b'{"body": "c", "properties": {"own": "1", "region": "us"}}'
@@ -169,7 +169,7 @@ GOOD = '{"body": "x"}'
         (["--tag-field", "id"], '{"id": {}}', "line 2: field 'id' is {}; a tag or a key is a text or a number"),
     ],
 )
-def test_a_wrong_line_is_named_and_those_before_are_sent(
+def test_wrong_line_is_named_and_earlier_lines_are_sent(
     path: Path, arguments: list[str], line: str, words: str
 ) -> None:
     done = run("send", path, "orders", GOOD, line, *arguments)
@@ -179,7 +179,7 @@ def test_a_wrong_line_is_named_and_those_before_are_sent(
     assert len(bodies(path)) == 1
 
 
-def test_a_line_that_the_store_refuses_is_named(path: Path) -> None:
+def test_line_that_the_store_refuses_is_named(path: Path) -> None:
     lines = [json.dumps({"body": str(number), "queueId": 0}) for number in range(1000)]
     lines[700] = json.dumps({"body": "x", "queueId": 0, "tags": "a|b"})
     done = run("send", path, "orders", "--json", stdin="\n".join(lines).encode())
@@ -200,7 +200,7 @@ def test_a_line_that_the_store_refuses_is_named(path: Path) -> None:
         ["x", "--tags", "\udcff"],
     ],
 )
-def test_wrong_usage(path: Path, arguments: list[str]) -> None:
+def test_wrong_usage_is_refused(path: Path, arguments: list[str]) -> None:
     done = run("send", path, "orders", *arguments)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
@@ -220,7 +220,7 @@ def test_ctrl_c_says_how_many_were_sent(path: Path) -> None:
 @given(
     st.text(), st.binary(max_size=50), st.dictionaries(st.text(min_size=1), st.text()), st.integers(-(2**31), 2**31 - 1)
 )
-def test_a_message_as_a_line_and_back(text: str, body: bytes, properties: dict[str, str], flag: int) -> None:
+def test_message_survives_json_lines(text: str, body: bytes, properties: dict[str, str], flag: int) -> None:
     row = {"queueId": 1, "queueOffset": 5, "msgId": "m", "tags": text, "keys": None, "bornTimestamp": None}
     row |= {"storeTimestamp": None, "body": body, "flag": flag, "properties": list(properties.items())}
     line = json_line(row)

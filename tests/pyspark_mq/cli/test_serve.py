@@ -1,5 +1,3 @@
-"""`pyspark-mq serve` as a process: it serves until a signal, and shuts down cleanly."""
-
 import json
 import signal
 import socket
@@ -41,7 +39,7 @@ def send(client: Client, address: str) -> SendAnswer:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_it_answers_and_leaves_in_good_order(tmp_path: Path, how: signal.Signals) -> None:
+def test_signal_stops_the_server_cleanly(tmp_path: Path, how: signal.Signals) -> None:
     path = tmp_path / "new"
     with served(path) as (process, address), Client(60) as client:
         sent = send(client, address)
@@ -58,7 +56,7 @@ def test_it_answers_and_leaves_in_good_order(tmp_path: Path, how: signal.Signals
     assert message(path, sent).store_host == address
 
 
-def test_a_signal_that_another_thread_is_given(tmp_path: Path) -> None:
+def test_signal_to_another_thread_stops_the_server(tmp_path: Path) -> None:
     """As when the signal arrives just before the main thread begins to wait."""
     with served(tmp_path / "mq") as (process, _):
         signal_another_thread(process, signal.SIGTERM)
@@ -70,7 +68,7 @@ def message(path: Path, sent: SendAnswer) -> StoredMessage:
         return store.message_by_id(sent.msg_id)
 
 
-def test_what_was_acknowledged_is_there_after_a_kill(tmp_path: Path) -> None:
+def test_acknowledged_messages_survive_a_kill(tmp_path: Path) -> None:
     with served(tmp_path / "mq") as (process, address), Client(60) as client:
         sent = [send(client, address) for _ in range(20)]
         process.kill()
@@ -78,7 +76,7 @@ def test_what_was_acknowledged_is_there_after_a_kill(tmp_path: Path) -> None:
     assert {message(tmp_path / "mq", each).body for each in sent} == {b"body"}
 
 
-def test_where_it_cannot_listen(path: Path, tmp_path: Path) -> None:
+def test_address_in_use_is_an_error(path: Path, tmp_path: Path) -> None:
     with served(path) as (_, address):
         done = run("serve", tmp_path / "other", "--listen", address)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
@@ -90,7 +88,7 @@ def route(client: Client, address: str, topic: str) -> Command:
     return client.ask(address, RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRoute(topic).texts()).result()
 
 
-def test_settings_of_a_file(tmp_path: Path) -> None:
+def test_settings_are_read_from_a_file(tmp_path: Path) -> None:
     """RocketMQ's own keys; command line options override them."""
     conf = tmp_path / "broker.conf"
     conf.write_text("brokerName=of-the-file\nbrokerClusterName=old\nautoCreateTopicEnable=false\nmaxMessageSize=3\n")
@@ -107,7 +105,7 @@ NEW = CreateTopic("orders", "TBW102", 4, 4, 6, "SINGLE_TAG")
 
 
 @pytest.mark.parametrize("line", ["transactionCheckMax=0", "autoCreateTopicEnable=maybe", "brokerNam\xe9=a"])
-def test_settings_that_cannot_be(tmp_path: Path, line: str) -> None:
+def test_wrong_settings_are_refused(tmp_path: Path, line: str) -> None:
     conf = tmp_path / "broker.conf"
     conf.write_bytes(line.encode("latin-1") + b"\n")
     done = run("serve", tmp_path / "mq", "--config", conf)
@@ -115,13 +113,13 @@ def test_settings_that_cannot_be(tmp_path: Path, line: str) -> None:
     assert str(conf) in done.stderr
 
 
-def test_the_conf_that_comes_along_has_the_defaults() -> None:
+def test_example_configuration_has_the_defaults() -> None:
     path = ROOT / "conf" / "broker.conf"
     assert BrokerConfig.load(path) == BrokerConfig()
     assert StoreConfig.load(path, BROKER_SETTINGS) == StoreConfig()
 
 
-def test_with_accounts_who_does_not_sign_is_refused(tmp_path: Path) -> None:
+def test_unsigned_request_is_refused_if_accounts_are_set(tmp_path: Path) -> None:
     accounts = tmp_path / "plain_acl.yml"
     accounts.write_text("accounts: [{accessKey: a, secretKey: b}]")
     with served(tmp_path / "mq", "--accounts", accounts) as (_, address), Client(60) as client:
@@ -131,7 +129,7 @@ def test_with_accounts_who_does_not_sign_is_refused(tmp_path: Path) -> None:
     assert (done.returncode, "no accounts as in" in done.stderr) == (1, True)
 
 
-def test_a_certificate_that_is_none(tmp_path: Path) -> None:
+def test_wrong_certificate_is_refused(tmp_path: Path) -> None:
     cert = tmp_path / "cert.pem"
     cert.write_text("nothing")
     assert "no certificate" in run("serve", tmp_path / "mq", "--tls-cert", cert).stderr

@@ -31,7 +31,7 @@ def test_stats_counts_messages_and_bytes(path: Path) -> None:
     assert lines[-1][:4] == ["1", "segments", "of", "1,048,576"]
 
 
-def test_looks_fit_into_80_columns() -> None:
+def test_tables_fit_into_80_columns() -> None:
     many, queue = 9_999_999_999, Queue("a" * 20, 12)
     extents = {(queue.topic, 12): Extent(queue.topic, 12, 0, many, 1000 * many)}
     groups = {("g" * 20, queue): GroupLag("g" * 20, queue, 0, many, many)}
@@ -42,7 +42,7 @@ def test_looks_fit_into_80_columns() -> None:
     assert "1,111,111,111" in shown
 
 
-def test_as_json(path: Path) -> None:
+def test_stats_are_printed_as_json(path: Path) -> None:
     succeed("send", path, "orders", "a", "b", "c", "--queue", 1)
     found = json.loads(succeed("stats", path, "--json"))
     assert [queue["messages"] for queue in found["queues"]] == [0, 3]
@@ -57,7 +57,7 @@ def test_as_json(path: Path) -> None:
     assert found["log"]["dispatchLagBytes"] == 0
 
 
-def test_who_delivers_delayed_messages(path: Path) -> None:
+def test_stats_name_the_process_that_delivers(path: Path) -> None:
     assert json.loads(succeed("stats", path, "--json"))["deliverer"] is None
     code = (
         "import sys; from store import *; s = MessageStore.open(sys.argv[1]); "
@@ -87,7 +87,7 @@ def test_who_delivers_delayed_messages(path: Path) -> None:
     assert json.loads(succeed("stats", path, "--json"))["deliverer"] is None
 
 
-def test_again_and_again(path: Path) -> None:
+def test_watch_prints_repeatedly(path: Path) -> None:
     lines = succeed("stats", path, "--json", "--watch", 0.1, "--count", 3).splitlines()
     times = [json.loads(line)["timestamp"] for line in lines]
     assert len(times) == 3
@@ -95,7 +95,7 @@ def test_again_and_again(path: Path) -> None:
     assert run("stats", path, "--count", 3).returncode == 2
 
 
-def test_rates_between_looks(path: Path) -> None:
+def test_watch_prints_rates_as_json(path: Path) -> None:
     succeed("send", path, "orders", "a", "b", "--queue", 1)
     with MessageStore.open(path) as store:
         store.commit_offsets("readers", "orders", {1: 1})
@@ -120,7 +120,7 @@ def test_rates_between_looks(path: Path) -> None:
     assert seen[-1]["groups"][1]["lag"] == 501
 
 
-def test_rates_in_the_table(path: Path) -> None:
+def test_watch_prints_rates_in_the_table(path: Path) -> None:
     with MessageStore.open(path) as store:
         store.put_many([Message("orders", b"", queue_id=1)] * 3)
         store.commit_offsets("readers", "orders", {1: 1})
@@ -132,7 +132,7 @@ def test_rates_in_the_table(path: Path) -> None:
     assert ["readers", "orders", "1", "2", "0"] in lines
 
 
-def test_prometheus(path: Path) -> None:
+def test_prometheus_serves_metrics(path: Path) -> None:
     succeed("send", path, "orders", "a", "b", "--queue", 1)
     with started("stats", path, "--prometheus", 0) as stats:
         assert stats.stdout is not None
@@ -147,21 +147,21 @@ def test_prometheus(path: Path) -> None:
     assert err.decode().startswith("Interrupted: no more metrics of")
 
 
-def test_prometheus_goes_alone(path: Path) -> None:
+def test_prometheus_excludes_other_options(path: Path) -> None:
     for other in ("--json", "--watch=1"):
         done = run("stats", path, "--prometheus", 0, other)
         assert done.returncode == 2
         assert "--prometheus goes alone" in done.stderr
 
 
-def test_a_port_that_is_taken(path: Path) -> None:
+def test_used_port_is_an_error(path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = run("stats", path, "--prometheus", taken.getsockname()[1])
     assert done.returncode == 1
     assert "in use" in done.stderr
 
 
-def test_ctrl_c_ends_it(path: Path) -> None:
+def test_ctrl_c_ends_watch(path: Path) -> None:
     with started("stats", path, "--watch", 0.1, "--json") as stats:
         assert stats.stdout is not None
         stats.stdout.readline()
@@ -171,7 +171,7 @@ def test_ctrl_c_ends_it(path: Path) -> None:
     assert err.decode().startswith("Interrupted: ")
 
 
-def test_latencies_and_held_requests(path: Path) -> None:
+def test_stats_show_latencies_and_held_requests(path: Path) -> None:
     with Producer(path) as producer, Consumer(path, "readers", "orders", lambda messages: None) as consumer:
         until(lambda: len(consumer.assigned) == 2)
         with started("stats", path, "--watch", 0.2, "--json") as stats:
@@ -200,7 +200,7 @@ def test_latencies_and_held_requests(path: Path) -> None:
             assert ["held", "orders", "readers", "2"] in lines
 
 
-def test_connections_that_a_server_refused(path: Path) -> None:
+def test_stats_count_refused_connections(path: Path) -> None:
     registry = CollectorRegistry()
     with (
         MessageStore.open(path) as store,

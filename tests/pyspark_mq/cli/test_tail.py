@@ -15,7 +15,7 @@ from tests.takeover import broker
 from tests.waiting import another_millisecond
 
 
-def test_tail_prints_all_queues_in_the_order_of_appending(path: Path) -> None:
+def test_tail_prints_all_queues_in_log_order(path: Path) -> None:
     for number, body in enumerate("abcdef"):
         succeed("send", path, "orders", body, "--queue", number % 2)
     assert succeed("tail", path, "orders", "--from", "earliest", "--count", 6).split() == list("abcdef")
@@ -32,7 +32,7 @@ def test_tail_filters_by_tags_and_prints_json(path: Path) -> None:
     assert row["storeTimestamp"].endswith("+00:00")
 
 
-def test_tail_filters_by_a_condition_and_says_where_it_is_wrong(path: Path) -> None:
+def test_tail_filters_by_a_condition_and_locates_mistakes(path: Path) -> None:
     for body, tag in (("one", "paid"), ("two", "sent"), ("three", "paid")):
         succeed("send", path, "orders", body, "--tags", tag)
     where = ("tail", path, "orders", "--until-end", "--sql")
@@ -41,7 +41,7 @@ def test_tail_filters_by_a_condition_and_says_where_it_is_wrong(path: Path) -> N
     assert "give one of them" in run(*where, "TAGS = 'paid'", "--tags", "paid").stderr
 
 
-def test_tail_follows_arrivals_and_says_on_ctrl_c_what_was_printed(path: Path) -> None:
+def test_tail_follows_until_ctrl_c_and_counts_messages(path: Path) -> None:
     with tailing(path, "orders", "--from", "earliest") as tail:
         assert tail.stdout is not None
         assert tail.stderr is not None
@@ -70,7 +70,7 @@ def test_tail_ends_when_the_directory_changes_owner(path: Path) -> None:
                 assert again.stdout.readline() == "three\n"
 
 
-def test_tail_latest_leaves_out_what_was_there(path: Path) -> None:
+def test_tail_latest_skips_existing_messages(path: Path) -> None:
     succeed("send", path, "orders", "old")
     with tailing(path, "orders", "--count", 1) as tail:
         assert tail.stdout is not None
@@ -124,13 +124,13 @@ def numbers(path: Path, *arguments: object) -> list[int]:
         (["-n", 3, "-f", "--count", 2], range(9, 11)),
     ],
 )
-def test_what_lies_between_two_places(
+def test_tail_prints_the_selected_range(
     numbered: tuple[Path, list[int]], arguments: list[object], expected: Sequence[int]
 ) -> None:
     assert numbers(numbered[0], *arguments) == list(expected)
 
 
-def test_from_and_to_a_time(numbered: tuple[Path, list[int]]) -> None:
+def test_tail_prints_a_range_of_times(numbered: tuple[Path, list[int]]) -> None:
     path, times = numbered
     begin, end = (datetime.fromtimestamp(times[number] / 1000, UTC).isoformat() for number in (3, 8))
     assert numbers(path, "--from", begin, "--to", end) == [3, 4, 5, 6, 7]
@@ -153,7 +153,7 @@ def test_wrong_usage_is_one_line(path: Path, arguments: list[str], words: str) -
 
 
 @pytest.mark.parametrize("arguments", [["--until-end"], ["--from", "earliest"]])
-def test_head_ends_it(path: Path, arguments: list[str]) -> None:
+def test_closed_pipe_ends_tail(path: Path, arguments: list[str]) -> None:
     """Even while it waits for messages that never arrive."""
     succeed("send", path, "orders", *map(str, range(5)))
     with started("tail", path, "orders", *arguments) as tail:
@@ -165,7 +165,7 @@ def test_head_ends_it(path: Path, arguments: list[str]) -> None:
     assert len(head.stdout.split()) == 2
 
 
-def test_head_ends_it_in_the_middle_of_much(path: Path) -> None:
+def test_closed_pipe_ends_tail_during_output(path: Path) -> None:
     succeed("send", path, "orders", stdin=b"\n".join(b"x" * 100 for _ in range(20_000)))
     with started("tail", path, "orders", "--until-end", "--json") as tail:
         assert tail.stdout is not None
@@ -184,7 +184,7 @@ def unreadable(path: Path) -> Path:
     return path
 
 
-def test_a_body_that_does_not_decompress_is_passed(unreadable: Path) -> None:
+def test_corrupt_body_is_skipped(unreadable: Path) -> None:
     done = run("tail", unreadable, "orders", "--until-end")
     assert (done.returncode, done.stdout) == (0, "good\nmore\n")
     assert re.fullmatch(r"queue 0, offset 1: a zlib body of 6 bytes does not decompress: .*\n", done.stderr)
@@ -194,7 +194,7 @@ def test_a_body_that_does_not_decompress_is_passed(unreadable: Path) -> None:
     assert "bodyError" not in lines[0]
 
 
-def test_a_body_that_does_not_decompress_may_end_it(unreadable: Path) -> None:
+def test_corrupt_body_is_an_error_on_request(unreadable: Path) -> None:
     for as_json in ([], ["--json"]):
         done = run("tail", unreadable, "orders", "--until-end", "--unreadable", "error", *as_json)
         assert done.returncode == 1
@@ -202,7 +202,7 @@ def test_a_body_that_does_not_decompress_may_end_it(unreadable: Path) -> None:
         assert re.search(r"queue 0, offset 1 .*does not decompress.*", done.stderr)
 
 
-def test_a_line_without_a_body_is_not_sent(unreadable: Path) -> None:
+def test_send_refuses_a_line_without_a_body(unreadable: Path) -> None:
     lines = succeed("tail", unreadable, "orders", "--until-end", "--json").encode()
     done = run("send", unreadable, "orders", "--json", stdin=lines)
     assert "line 2: one of 'body' and 'bodyBase64' is needed; 1 sent to orders" in done.stderr

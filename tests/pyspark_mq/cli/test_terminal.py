@@ -1,4 +1,4 @@
-"""Control characters of messages and names, on a terminal."""
+"""Control characters of messages and names on a terminal."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ def hostile(path: Path) -> Path:
 
 
 def on_a_terminal(*arguments: object) -> str:
-    """Return what a terminal gets from the command."""
+    """Return the output of a command to a terminal."""
     ours, theirs = os.openpty()
     done = subprocess.run([SCRIPT, *map(str, arguments)], stdout=theirs, stderr=theirs, timeout=TIMEOUT_SECONDS)
     os.close(theirs)

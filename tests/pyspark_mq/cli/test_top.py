@@ -1,5 +1,3 @@
-"""`pyspark-mq top`, and the rates that it computes from two samples."""
-
 from pathlib import Path
 
 from pyspark_mq.cli.top import lags_by_topic, topic_lines
@@ -9,7 +7,7 @@ from tests.filled import Filled
 from tests.pyspark_mq.cli.process import succeed
 
 
-def test_rates_sizes_and_lag(filled: Filled) -> None:
+def test_top_shows_rates_sizes_and_lag(filled: Filled) -> None:
     store = filled.store
     store.commit_offsets("billing", "orders", {0: 1, 1: 5})
     before = look(store, None)
@@ -22,7 +20,7 @@ def test_rates_sizes_and_lag(filled: Filled) -> None:
     assert (lags_by_topic(before), lags_by_topic(now)) == ({("billing", "orders"): 2}, {("billing", "orders"): 12})
 
 
-def test_sizes_where_retention_took_the_beginning(tmp_path: Path) -> None:
+def test_sizes_shrink_with_retention(tmp_path: Path) -> None:
     filled = Filled(tmp_path / "mq", {"t": 1})
     with filled.store as store:
         filled.put("t", 0, 200, size=1000)
@@ -33,7 +31,7 @@ def test_sizes_where_retention_took_the_beginning(tmp_path: Path) -> None:
         assert 0 < now.queues["t", 0].size < before.queues["t", 0].size
 
 
-def test_where_there_is_no_terminal_looks_come_one_after_the_other(path: Path) -> None:
+def test_tables_follow_each_other_without_a_terminal(path: Path) -> None:
     with MessageStore.open(path) as store:
         store.put_many([Message("orders", b"x") for _ in range(1234)])
         store.commit_offsets("billing", "orders", {0: 0})

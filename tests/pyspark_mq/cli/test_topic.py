@@ -15,7 +15,7 @@ def test_topics_are_created_and_listed(path: Path) -> None:
     assert succeed("topic", "list", path) == "orders: 2 queues\npayments: 3 queues\n"
 
 
-def test_deleted_for_good(path: Path) -> None:
+def test_topic_is_deleted(path: Path) -> None:
     succeed("send", path, "orders", "a", "b", "c")
     assert succeed("topic", "delete", path, "orders", "--dry-run") == "would delete orders: 2 queues, 3 messages\n"
     assert succeed("topic", "delete", path, "orders") == "deleted orders: 2 queues, 3 messages\n"
@@ -25,7 +25,7 @@ def test_deleted_for_good(path: Path) -> None:
     assert "no findings" in succeed("verify", path)
 
 
-def test_while_another_process_writes(path: Path) -> None:
+def test_topic_is_deleted_while_another_process_writes(path: Path) -> None:
     with started("send", path, "orders", stdin=subprocess.PIPE) as send:
         assert send.stdin is not None
         send.stdin.write(b"one\n")

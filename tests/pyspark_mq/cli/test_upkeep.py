@@ -67,7 +67,7 @@ def test_verify_takes_the_index_sizes_of_a_broker(tmp_path: Path) -> None:
     assert succeed("verify", theirs, "--config", tmp_path / "broker.conf").endswith("no findings\n")
 
 
-def test_what_verify_cannot_repair(path: Path) -> None:
+def test_verify_names_damage_that_it_cannot_repair(path: Path) -> None:
     succeed("send", path, "orders", *"abcdef", "--queue", 1)
     (segment,) = (path / "commitlog").iterdir()
     with segment.open("r+b") as file:
