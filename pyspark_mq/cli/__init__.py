@@ -38,7 +38,6 @@ class LazyCommands(Commands):
         return list(_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command, or return None for an unknown name."""
         if cmd_name not in _MODULES:
             return None
         command = getattr(import_module(f"pyspark_mq.cli.{_MODULES[cmd_name]}"), cmd_name)
@@ -49,7 +48,7 @@ class LazyCommands(Commands):
 @click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="pyspark-mq")
 def main() -> None:
-    """An embedded log store in RocketMQ's file format that Spark streams from with format("mq").
+    """Keep messages in a local log in RocketMQ's file format, and stream them with Spark.
 
-    STORE is the store's directory, which 'topic create' makes. See 'pyspark-mq COMMAND --help' for each command.
+    STORE is the store's directory; 'topic create' creates it. Run 'pyspark-mq COMMAND --help' for each command.
     """

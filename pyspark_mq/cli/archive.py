@@ -20,23 +20,32 @@ _WATCH_SECONDS = 60.0
 
 @click.command()
 @STORE
-@click.option("--to", "url", help="A directory, or a URL such as s3://bucket/mq (default: where it archived before).")
-@click.option("--older-than", default="0s", callback=age, help="Only what was stored so long ago: 90s, 10m, 1h, 3d.")
+@click.option(
+    "--to",
+    "url",
+    help="The archive: a directory, or a URL such as s3://bucket/mq (default: the store's archive).",
+)
+@click.option(
+    "--older-than", default="0s", callback=age, help="Archive only messages that are older than this: 90s, 10m, 1h, 3d."
+)
 @click.option(
     "--topic",
     "topics",
     multiple=True,
-    help="Only this one, from now on; may be repeated (default: as before; all but the system's the first time).",
+    help="Archive only this topic, also in later runs; may be repeated "
+    "(default: as in the last run; at first, all but system topics).",
 )
-@click.option("--all-topics", is_flag=True, help="All but the system's again, from now on.")
+@click.option("--all-topics", is_flag=True, help="Archive all topics but system topics again, also in later runs.")
 @click.option(
     "--forget",
     multiple=True,
     metavar="TOPIC",
-    help="First take out of the archive what is there of a topic that cannot go on; may be repeated.",
+    help="Delete the archived messages of this topic first, if its archive cannot be continued; may be repeated.",
 )
-@click.option("--reserved-hours", type=click.IntRange(0), help="Delete from the archive what is older.")
-@click.option("--watch", is_flag=True, help="Go on, and archive once a minute.")
+@click.option(
+    "--reserved-hours", type=click.IntRange(0), help="Delete archived messages that are older than this many hours."
+)
+@click.option("--watch", is_flag=True, help="Archive once a minute, until Ctrl-C.")
 @YES
 def archive(
     store: str,
@@ -52,9 +61,9 @@ def archive(
 ) -> None:
     """Copy old messages of STORE to an archive.
 
-    It goes on where the archive ends. The archive is remembered: from then on 'clean' keeps what is not archived yet.
-    It may be interrupted, or killed, at any moment; the next one goes on. With another URL later a copy is made; the
-    first one is remembered still. --forget asks at a terminal.
+    The first run sets the store's archive; later runs continue at its end, also after a kill. From then on 'clean'
+    deletes only archived messages. With another URL in --to, a run makes an additional copy there. --forget asks at a
+    terminal.
     """
     if topics and all_topics:
         raise click.UsageError("--topic and --all-topics: give one of them")
@@ -120,14 +129,21 @@ def _archive(
 @click.command()
 @click.argument("archive")
 @click.argument("store", type=click.Path(file_okay=False))
-@click.option("--topic", "topics", multiple=True, help="Only this one; may be repeated (default: all).")
-@click.option("--from", "begin", callback=moment, help="Only what was stored then or after: 2013-01-31T06:00, or 3d.")
-@click.option("--to", "end", callback=moment, help="Only what was stored before: a time, or an age, likewise.")
+@click.option("--topic", "topics", multiple=True, help="Restore only this topic; may be repeated (default: all).")
+@click.option(
+    "--from",
+    "begin",
+    callback=moment,
+    help="Restore only messages stored at or after this time: 2013-01-31T06:00, or 3d ago.",
+)
+@click.option(
+    "--to", "end", callback=moment, help="Restore only messages stored before this time, given in the same way."
+)
 def restore(archive: str, store: str, topics: tuple[str, ...], begin: int | None, end: int | None) -> None:
-    """Make STORE, a directory that is not there yet, of ARCHIVE.
+    """Create the directory STORE from ARCHIVE.
 
     ARCHIVE is a directory, or a URL such as s3://bucket/mq. The new store has the same topics, queues, offsets and
-    times; of a range of times the messages keep their queue offsets. A RocketMQ broker may run on it, too.
+    times, also if only a part is restored. A RocketMQ broker can use it.
     """
     root = StoreDirectory.at(store).root
     with (

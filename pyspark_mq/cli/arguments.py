@@ -1,9 +1,4 @@
-"""Arguments and options that commands share, and their shell completion.
-
-    eval "$(pyspark-mq completion bash)"
-
-enables completion in this shell; in `~/.bashrc`, in all shells.
-"""
+"""Arguments and options that commands share, and their shell completion."""
 
 from __future__ import annotations
 
@@ -31,7 +26,6 @@ from store.upkeep.store_directory import StoreDirectory
 
 
 def topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete topics of the command's store."""
     store = ctx.params.get("store")
     with suppress(StoreError, OSError):  # the line is still being typed, so report no errors
         return _beginning_with(incomplete, Topics(Path(store)).queue_counts() if store else ())
@@ -39,7 +33,6 @@ def topics(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list
 
 
 def groups(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete consumer groups of the command's store."""
     store = ctx.params.get("store")
     with suppress(StoreError, OSError):
         return _beginning_with(incomplete, ConsumerOffsets(Path(store)).names() if store else ())
@@ -47,7 +40,6 @@ def groups(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list
 
 
 def words(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the words that name places."""
     return _beginning_with(incomplete, ENDS)
 
 
@@ -121,12 +113,12 @@ LOG = click.argument("store", type=_PLACE)  # a store, an archive or a cluster, 
 TOPIC = click.argument("topic", shell_complete=topics)
 GROUP = click.argument("group", shell_complete=groups)
 ALL = click.option(
-    "--all", "show_all", is_flag=True, help="Also RocketMQ's own topics: retries, dead letters, rmq_sys_..."
+    "--all", "show_all", is_flag=True, help="Include RocketMQ's own topics: retries, dead letters, rmq_sys_..."
 )
 QUEUE = click.option("--queue", type=click.IntRange(0), help="Only this queue.")
 TAGS = click.option("--tags", help='Only messages with these tags: "paid || shipped".')
 UNREADABLE = click.Choice(["error", "null"])
-SQL = click.option("--sql", help="Only messages of whose properties this is true: \"region = 'eu' AND amount > 10\".")
+SQL = click.option("--sql", help="Only messages whose properties match: \"region = 'eu' AND amount > 10\".")
 
 
 _ACCESS_KEY, _SECRET_KEY, _CA_FILE = "ROCKETMQ_ACCESS_KEY", "ROCKETMQ_SECRET_KEY", "ROCKETMQ_CA_FILE"
@@ -134,10 +126,9 @@ _PATIENCE_SECONDS = 5.0  # short, since a user waits at a terminal
 
 
 def log_at(store: str) -> LogAddress:
-    """Return the address of a store, an archive or a cluster.
+    """Return the address of a store, an archive or a cluster. Raises `InvalidArgument` or `ConfigError`.
 
-    A cluster's account and CA file come from environment variables, because other users can see command lines. Raises
-    `InvalidArgument` or `ConfigError`.
+    A cluster's account and CA file come from the environment, because other users can see command lines.
     """
     address = address_at(store)
     return _with_account(address) if isinstance(address, ClusterAddress) else address
@@ -173,11 +164,10 @@ PROGRAM = "pyspark-mq"
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print what makes SHELL complete words of commands.
+    """Print a script that lets SHELL complete commands.
 
-    It completes commands, options, stores, topics and groups. For bash: eval "$(pyspark-mq completion bash)", in
-    ~/.bashrc for good; zsh likewise in ~/.zshrc. For fish: pyspark-mq completion fish >
-    ~/.config/fish/completions/pyspark-mq.fish
+    It completes commands, options, stores, topics and groups. bash and zsh: eval "$(pyspark-mq completion bash)", in
+    ~/.bashrc or ~/.zshrc for all shells. fish: pyspark-mq completion fish > ~/.config/fish/completions/pyspark-mq.fish
     """
     kind = get_completion_class(shell)
     assert kind is not None

@@ -22,26 +22,28 @@ _HEAD: Cells = ("call", "messages", "messages/s", "MB/s", "ms p50", "ms p99", "m
 
 
 class Call(NamedTuple):
-    """One call that appended or read a batch, and its duration."""
-
     messages: int
     seconds: float
 
 
 @click.command()
 @STORE
-@click.option("--topic", default="bench", show_default=True, help="A new topic, which is deleted at the end.")
 @click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), default=5.0, show_default=True, help="Send so long."
+    "--topic", default="bench", show_default=True, help="The name of a new topic, which is deleted at the end."
 )
-@click.option("--size", type=click.IntRange(1), default=1000, show_default=True, help="Bytes of a body.")
-@click.option("--batch", type=click.IntRange(1), default=100, show_default=True, help="Messages of one append.")
-@click.option("--producers", type=click.IntRange(1), default=1, show_default=True, help="Threads that send.")
-@click.option("--keep", is_flag=True, help="Keep the topic with its messages.")
+@click.option(
+    "--seconds", type=click.FloatRange(0, min_open=True), default=5.0, show_default=True, help="How long to send."
+)
+@click.option("--size", type=click.IntRange(1), default=1000, show_default=True, help="Bytes in a message body.")
+@click.option("--batch", type=click.IntRange(1), default=100, show_default=True, help="Messages in one append.")
+@click.option(
+    "--producers", type=click.IntRange(1), default=1, show_default=True, help="The number of threads that send."
+)
+@click.option("--keep", is_flag=True, help="Keep the topic at the end.")
 def bench(store: str, topic: str, seconds: float, size: int, batch: int, producers: int, keep: bool) -> None:
-    """Measure how fast STORE takes messages and gives them back.
+    """Measure how fast STORE appends and reads messages.
 
-    STORE is created if there is none yet. The records take space in its log until 'clean' deletes their segments.
+    A missing STORE is created. The messages take disk space until 'clean' deletes their segments.
     """
     with (
         interruptible(lambda: f"not measured to the end; topic {topic} is {'kept' if keep else 'deleted'}"),

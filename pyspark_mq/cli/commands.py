@@ -26,13 +26,10 @@ class Interrupted(click.ClickException):
     exit_code = INTERRUPTED
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the message in one line."""
         click.echo(f"Interrupted: {visible(self.format_message())}", file=file, err=file is None)
 
 
 class WrongUsage(click.ClickException):
-    """An option or an argument that cannot be parsed."""
-
     exit_code = 2
 
 
@@ -81,7 +78,6 @@ def one_line() -> Iterator[None]:
 
 
 def show_warning(message: Warning | str, *_where: object, **_to: object) -> None:
-    """Print a warning in one line."""
     echo(f"Warning: {message}", err=True)
 
 
@@ -96,7 +92,7 @@ def write_whole() -> None:
 
 @contextmanager
 def interruptible(done: Callable[[], str]) -> Iterator[None]:
-    """Run a block in which Ctrl-C ends the command. `done` returns the message: what the command had done by then."""
+    """Run a block in which Ctrl-C ends the command. `done` returns what the command had done by then."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -104,17 +100,14 @@ def interruptible(done: Callable[[], str]) -> Iterator[None]:
 
 
 def sleep_until_interrupted() -> NoReturn:
-    """Sleep until a signal handler raises.
-
-    Sleeps in short steps, since a signal that another thread receives does not end a long sleep.
-    """
+    """Sleep in short steps, since a signal that another thread receives does not end a long sleep."""
     while True:
         time.sleep(1.0)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Run a short block during which Ctrl-C is deferred to its end. Main thread only."""
+    """Defer Ctrl-C to the end of a short block. Main thread only."""
     came = False
 
     def note(*_: object) -> None:

@@ -15,14 +15,20 @@ _DIRECTORY_SECONDS, _CLUSTER_SECONDS = 1.0, 5.0
 
 @click.command()
 @STORE_OR_CLUSTER
-@click.option("--listen", metavar="HOST:PORT", default=LISTEN_CONSOLE, show_default=True, help="Port 0 is any.")
-@click.option("--allow-changes", is_flag=True, help="Allow resets of groups, and sending dead letters again.")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default=LISTEN_CONSOLE,
+    show_default=True,
+    help="The address to listen on; port 0 chooses a free port.",
+)
+@click.option("--allow-changes", is_flag=True, help="Allow users to reset groups, and to send dead letters again.")
 def console(store: str, listen: str, allow_changes: bool) -> None:
-    """Show STORE in a browser, until Ctrl-C.
+    """Show STORE in a web browser, until Ctrl-C.
 
-    It shows topics with rates, messages, groups with their lag, dead letters and the health of the files. It prints an
-    address with a token, which every page needs. STORE is a directory, also one that a RocketMQ broker
-    writes; or a cluster, by its name servers: rocketmq://10.0.0.1:9876.
+    The pages show topics, messages, groups with their lag, dead letters and damaged files. The command prints their
+    address, with a token that every page needs. STORE is a directory, also a RocketMQ broker's; or a cluster, by its
+    name servers: rocketmq://10.0.0.1:9876.
     """
     try:
         from pyspark_mq.console.console_server import ConsoleServer

@@ -1,7 +1,4 @@
-"""`pyspark-mq demo`: append messages in one process and stream them with Spark in another.
-
-The messages are the 336,776 flights of 2013. The query's totals must equal the totals of the source data.
-"""
+"""`pyspark-mq demo`: append messages in one process and stream them with Spark in another."""
 
 from __future__ import annotations
 
@@ -44,12 +41,18 @@ STALLED_AFTER_SECONDS = 180
 
 
 @click.command()
-@click.option("--store", type=click.Path(file_okay=False), help="Keep the store here (default: a temporary one).")
-@click.option("--rate", type=click.IntRange(1), default=25_000, show_default=True, help="Messages a second to append.")
+@click.option(
+    "--store",
+    type=click.Path(file_okay=False),
+    help="The directory of the store, which is kept (default: a temporary one).",
+)
+@click.option(
+    "--rate", type=click.IntRange(1), default=25_000, show_default=True, help="Messages to append per second."
+)
 def demo(store: str | None, rate: int) -> None:
     """Stream the flights that left New York in 2013 through Spark.
 
-    One process appends them, 336,776 messages; meanwhile Spark reads them and sums them up.
+    One process appends 336,776 messages while Spark reads them. At the end, their totals are compared with the source.
     """
     try:
         require_pyspark()
@@ -61,8 +64,7 @@ def demo(store: str | None, rate: int) -> None:
 def run_demo(directory: str | None, rate: int) -> bool:
     """Run the demo and print its result. Return whether the query's totals equal the totals of the source data.
 
-    directory: a new or empty one for the store, which is kept; None for a temporary one. rate: messages appended per
-    second. Raises `DemoFailed` or `StoreError`.
+    directory: of the store, which is kept; None for a temporary one. Raises `DemoFailed` or `StoreError`.
     """
     require_java()
     flights = load_flights()
@@ -96,7 +98,6 @@ def told_in_one_line() -> Iterator[None]:
 
 
 def failed_in_spark(error: str) -> DemoFailed:
-    """Return the error for a message of Spark."""
     advice = ""
     if "failed to connect back" in error:
         advice = " Spark waits ten seconds for a Python process to start, and this machine took longer: run demo again"
@@ -106,8 +107,7 @@ def failed_in_spark(error: str) -> DemoFailed:
 def append_flights(path: str, rate: int, reading: Event) -> None:
     """Append all flights, in order of scheduled departure. Runs in the appending process.
 
-    Appends `ROWS_PER_APPEND` flights, waits until the query is `reading`, then appends the others at `rate` messages
-    per second. The wait is needed because Spark's first batch takes seconds.
+    Waits after `ROWS_PER_APPEND` flights until the query is `reading`, because Spark's first batch takes seconds.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     messages = as_messages(load_flights())
@@ -175,7 +175,7 @@ def standard_error_to(log: Path) -> Iterator[None]:
 
 
 def start_query(spark: SparkSession, path: str, checkpoint: str) -> StreamingQuery:
-    """Start a query that parses each message and keeps `CARRIER_TOTALS` in a memory table with the topic's name."""
+    """Start a query that keeps `CARRIER_TOTALS` in a memory table with the topic's name."""
     from pyspark.sql import functions as F
 
     messages = (
@@ -236,7 +236,7 @@ def progress_bar(total: int, name: str, position: int) -> tqdm[None]:
 
 
 def messages_read(query: StreamingQuery) -> int:
-    """Return the messages read in finished batches. The query starts at the earliest offset, which is 0."""
+    """Return the messages read in finished batches. The query starts at offset 0."""
     progress = query.lastProgress
     if progress is None or not progress.sources[0].endOffset:
         return 0
@@ -252,7 +252,7 @@ def check_running(appender: BaseProcess, progressed: float) -> None:
 
 
 def report(streamed: pa.Table, expected: pa.Table, read_early: int) -> bool:
-    """Print the totals and whether they equal the expected ones. Return the latter."""
+    """Print the totals. Return whether they equal the expected ones."""
     print("carrier  flights   landed  arrival delay, minutes   mean")
     for carrier, flights, landed, delay in zip(*(column.to_pylist() for column in streamed.columns), strict=True):
         print(f"{carrier:7} {flights:8,} {landed:8,} {delay:23,} {delay / landed:6.1f}")

@@ -19,7 +19,7 @@ from pyspark_mq.requirements import require_java, require_own_store, require_pys
 
 _TIMEOUT_SECONDS = 60.0
 _OLDEST_PYTHON = (3, 11)
-# Spark finds sources in the same way: by the folders of sys.path. It misses editable installs by import hook.
+# Spark finds sources in the same way. It misses editable installs by import hook.
 _FIND_SOURCE = """
 import pkgutil, sys
 found = any(module.name == "pyspark_mq" for module in pkgutil.iter_modules())
@@ -76,7 +76,7 @@ def _java() -> Check:
 
 
 def _python_variables() -> Iterator[tuple[str, str]]:
-    """Yield what selects the Python of Spark's driver and workers, and the command that it names."""
+    """Yield the name of each setting that selects a Python of Spark, and the command that it names."""
     workers = os.environ.get("PYSPARK_PYTHON")
     if driver := os.environ.get("PYSPARK_DRIVER_PYTHON"):
         yield "PYSPARK_DRIVER_PYTHON", driver
@@ -120,9 +120,9 @@ def _store(directory: str) -> Check:
 @click.command()
 @click.argument("store", type=click.Path(file_okay=False), required=False)
 def doctor(store: str | None) -> None:
-    """Check what Spark needs here, and STORE if given.
+    """Check Python, Java and PySpark, and STORE if given.
 
-    That is Python, Java, PySpark and the Python that Spark starts. The exit code is 1 if something needs to be changed.
+    A line that begins with FAIL is followed by what to do. The exit code is then 1.
     """
     failed = False
     for check in checks(store):

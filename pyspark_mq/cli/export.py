@@ -28,7 +28,6 @@ EXPORTED = (*tuple(COLUMNS)[:10], "flag")
 
 
 def json_lines(batches: Batches, out: BinaryIO, _schema: pa.Schema) -> None:
-    """Write the lines of `tail --json`."""
     for batch in batches:
         out.writelines(JSON.line(row) + b"\n" for row in batch.to_pylist())
 
@@ -41,7 +40,6 @@ def arrow(batches: Batches, out: BinaryIO, schema: pa.Schema) -> None:
 
 
 def parquet(batches: Batches, out: BinaryIO, schema: pa.Schema) -> None:
-    """Write Parquet with row groups of about `ROW_GROUP_BYTES`."""
     from pyarrow.parquet import ParquetWriter
 
     with ParquetWriter(out, schema, compression="zstd") as writer:
@@ -91,14 +89,14 @@ def columns_of(_ctx: click.Context, _option: click.Parameter, value: str | None)
 @click.command()
 @LOG
 @TOPIC
-@click.option("--to", "kind", type=click.Choice(list(WRITERS)), required=True, help="What kind of file.")
+@click.option("--to", "kind", type=click.Choice(list(WRITERS)), required=True, help="The format of the file.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, allow_dash=True),
-    help="The file; - for standard output. Default: TOPIC with the kind as its suffix.",
+    help="The file, or - for standard output (default: TOPIC with the format as suffix).",
 )
-@click.option("--force", is_flag=True, help="Replace the file if it is there.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option(
     "--from",
     "begin",
@@ -107,7 +105,7 @@ def columns_of(_ctx: click.Context, _option: click.Parameter, value: str | None)
     show_default=True,
     callback=place,
     shell_complete=words,
-    help=f"Begin here: {FORMS}.",
+    help=f"Where to begin: {FORMS}.",
 )
 @click.option(
     "--until",
@@ -117,7 +115,7 @@ def columns_of(_ctx: click.Context, _option: click.Parameter, value: str | None)
     show_default=True,
     callback=place,
     shell_complete=words,
-    help="End before this place.",
+    help="Where to end: before this place.",
 )
 @QUEUE
 @TAGS
@@ -128,7 +126,7 @@ def columns_of(_ctx: click.Context, _option: click.Parameter, value: str | None)
     type=UNREADABLE,
     default="error",
     show_default=True,
-    help="A body that does not decompress, or becomes too large: end, or leave it out, with the reason in bodyError.",
+    help="If a body does not decompress within the size limit: end, or write null, with the reason in bodyError.",
 )
 def export(
     store: str,
@@ -146,9 +144,8 @@ def export(
 ) -> None:
     """Write the messages of TOPIC to a Parquet, Arrow or JSON file.
 
-    They come queue after queue. The file is there when it is whole. Lines of JSON are those of 'tail --json', which
-    'send --json' takes. STORE is a directory; an archive, by its directory or URL; or a cluster, by its name servers:
-    rocketmq://10.0.0.1:9876.
+    They are in the order of queues. The file appears when it is complete. 'send --json' can send a JSON file. STORE is
+    a directory; an archive, by its directory or URL; or a cluster, by its name servers: rocketmq://10.0.0.1:9876.
     """
     if columns is not None and kind == "jsonl":
         raise click.UsageError("--columns goes with parquet and arrow; lines of JSON have all that 'send --json' takes")
@@ -194,7 +191,6 @@ def _must_be_free(target: Path) -> None:
 
 
 def _name(begun: Path, target: Path) -> None:
-    """Rename the finished file, but do not replace an existing one."""
     try:
         os.link(begun, target)  # unlike a rename, a link never replaces a file
     except FileExistsError:

@@ -21,17 +21,17 @@ from store.model.log_protocol import Log, LogAddress, Queue
 
 @click.group()
 def groups() -> None:
-    """Show and move the offsets of consumer groups."""
+    """Show, reset and delete the offsets of consumer groups."""
 
 
 @groups.command("list")
 @STORE_OR_CLUSTER
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each group and topic.")
 def list_groups(store: str, as_json: bool) -> None:
-    """List the groups of STORE, and how far each is behind.
+    """List the groups of STORE with their lag.
 
-    Each topic that a group reads has a line, with how many of its messages the group has not read yet. STORE is a
-    directory; or a cluster, by its name servers: rocketmq://10.0.0.1:9876;10.0.0.2:9876.
+    The lag is the number of messages of a topic that the group has not read. STORE is a directory; or a cluster, by its
+    name servers: rocketmq://10.0.0.1:9876;10.0.0.2:9876.
     """
     with log_at(store).open() as log:
         found = [
@@ -53,10 +53,10 @@ def list_groups(store: str, as_json: bool) -> None:
 @click.argument("topic", required=False, shell_complete=complete_topics)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each queue.")
 def show(store: str, group: str, topic: str | None, as_json: bool) -> None:
-    """Show where GROUP stands, and how far it is behind.
+    """Show the offset and the lag of GROUP in each queue.
 
-    Each queue of the topics it reads, or of TOPIC, has a line, with which of its members reads it. STORE is a
-    directory; or a cluster, by its name servers: rocketmq://10.0.0.1:9876. Members are not shown there.
+    A queue's line also has the member that owns it. STORE is a directory; or a cluster, by its name servers:
+    rocketmq://10.0.0.1:9876. Members of a cluster's group are not shown.
     """
     address = log_at(store)
     with address.open() as log:
@@ -92,9 +92,9 @@ def show(store: str, group: str, topic: str | None, as_json: bool) -> None:
 @GROUP
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each member.")
 def members(store: str, group: str, as_json: bool) -> None:
-    """Show who is in GROUP now.
+    """Show the members of GROUP.
 
-    These are the processes of this host that read for it, with how many queues each has.
+    Members are the processes on this host that read for the group.
     """
     it = DirectoryGroup(store, group)
     it.must_exist()
@@ -114,18 +114,26 @@ def members(store: str, group: str, as_json: bool) -> None:
 @STORE
 @GROUP
 @TOPIC
-@click.option("--to", "target", metavar="PLACE", required=True, callback=place, shell_complete=words, help=f"{FORMS}.")
+@click.option(
+    "--to",
+    "target",
+    metavar="PLACE",
+    required=True,
+    callback=place,
+    shell_complete=words,
+    help=f"Where to move it: {FORMS}.",
+)
 @QUEUE
-@click.option("--create", is_flag=True, help="Make GROUP if it is new.")
-@click.option("--dry-run", is_flag=True, help="Only say what would change.")
+@click.option("--create", is_flag=True, help="Create GROUP if it does not exist.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @YES
 def reset(
     store: str, group: str, topic: str, target: Place, queue: int | None, create: bool, dry_run: bool, yes: bool
 ) -> None:
-    """Let GROUP go on reading TOPIC from another place.
+    """Move GROUP to another place in TOPIC.
 
-    An offset counts in every queue, and an age before now. Members that read meanwhile go on from there at once; what
-    they have in hand is not committed. An offset outside of a queue becomes its first or its end.
+    Running members continue there at once, and do not commit the messages in hand. An offset applies to every queue;
+    one outside of a queue becomes its first or its end. An age is counted back from now.
     """
     it = DirectoryGroup(store, group)
     if not create:
@@ -154,9 +162,9 @@ def reset(
 @GROUP
 @YES
 def delete(store: str, group: str, yes: bool) -> None:
-    """Delete GROUP of STORE: its settings and its offsets. It must have no members.
+    """Delete GROUP from STORE, with its settings and offsets.
 
-    Its topics of retries and dead letters stay; 'topic delete' deletes them.
+    The group must have no members. Its topics of retries and dead letters stay; 'topic delete' deletes them.
     """
     it = DirectoryGroup(store, group)
     it.must_exist()
@@ -166,7 +174,6 @@ def delete(store: str, group: str, yes: bool) -> None:
 
 
 def total(found: list[GroupLag]) -> int:
-    """Return the number of unread messages in all queues."""
     return sum(each.messages for each in found)
 
 
@@ -191,13 +198,11 @@ def described(member: MemberInfo) -> dict[str, Any]:
 
 
 def mode(member: MemberInfo) -> str:
-    """Return the consume mode in one word."""
     broadcasting = member.model is MessageModel.BROADCASTING
     return "broadcasting" if broadcasting else "orderly" if member.orderly else "concurrently"
 
 
 def no_offsets(address: LogAddress, log: Log, group: str, topic: str | None) -> str:
-    """Return the error for a group without offsets."""
     if isinstance(address, DirectoryAddress):
         address.group(group).must_exist()
     if (groups := log.groups()) and group not in groups:

@@ -74,7 +74,6 @@ def _shown_body(row: Row) -> tuple[str, str]:
 
 
 def json_line(row: Row) -> bytes:
-    """Return the message as a JSON object, without a line end."""
     shown = dict(_shown_body(row) if name == _BODY else (name, row[name]) for name in _SHOWN)
     properties = dict(row["properties"] or ())
     shown[_SHARDING_KEY] = properties.get(PROPERTY_SHARDING_KEY)
@@ -89,7 +88,7 @@ JSON = Printed((*_SHOWN, _BODY_ERROR), json_line)
 
 
 def printed_as(as_json: bool) -> Printed:
-    """Return the format for messages. Bodies are printed unchanged, except for control characters on a terminal."""
+    """Return the format for messages. On a terminal, control characters in bodies are escaped."""
     if as_json:
         return JSON
     return VISIBLE_BODIES if sys.stdout.isatty() else BODIES
@@ -109,10 +108,7 @@ def json_object(line: bytes) -> dict[str, Any]:
 
 
 def message(line: bytes) -> Row:
-    """Parse a line to a row for `message_table`, without the fields that the store assigns.
-
-    Raises `ValueError` with the reason and a correction.
-    """
+    """Parse a line to a row for `message_table`, without the fields that the store assigns. Raises `ValueError`."""
     given = json_object(line)
     row = {name: value for name, value in given.items() if name in _SENT and value is not None}
     for name in given.keys() - _SENT.keys() - _GIVEN_BY_STORE - {_BODY, _BODY_BASE64}:

@@ -33,14 +33,23 @@ def time_given(_ctx: click.Context, _option: click.Parameter, value: str | None)
 @click.command()
 @LOG
 @TOPIC
-@click.option("--key", help="Messages with this key.")
-@click.option("--id", "msg_id", help="The message with this id.")
+@click.option("--key", help="Find messages with this key.")
+@click.option("--id", "msg_id", help="Find the message with this id.")
 @click.option(
-    "--time", "timestamp", callback=time_given, help="Offsets at this time: 2013-01-31T06:00:00, or milliseconds."
+    "--time",
+    "timestamp",
+    callback=time_given,
+    help="Find the first offset of each queue at or after this time: 2013-01-31T06:00:00, or milliseconds.",
 )
 @click.option("--queue", type=click.IntRange(0), help="With --time: only this queue.")
-@click.option("--count", type=click.IntRange(1), default=64, show_default=True, help="With --key: the newest so many.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON objects.")
+@click.option(
+    "--count",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="With --key: print at most this many messages, the newest.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each message or offset.")
 def query(
     store: str,
     topic: str,
@@ -53,9 +62,8 @@ def query(
 ) -> None:
     """Find messages of TOPIC by key or id, or offsets by time.
 
-    Exit code 1 when there is no such message. An offset is that of the first message stored at the time or after.
-    STORE is a directory; an archive, by its directory or URL; or, with --time, a cluster, by its name servers:
-    rocketmq://10.0.0.1:9876.
+    The exit code is 1 if no message is found. STORE is a directory; an archive, by its directory or URL; or, with
+    --time, a cluster, by its name servers: rocketmq://10.0.0.1:9876.
     """
     if [key, msg_id, timestamp].count(None) != 2:
         raise click.UsageError("give one of --key, --id and --time")
@@ -86,10 +94,9 @@ def query(
 
 
 def by_id(store: MessageStore, topic: str, msg_id: str) -> list[StoredMessage]:
-    """Return the messages with this id.
+    """Return the messages with this id. Raises `UnknownTopic` if another topic has it, and as `MessageStore.record_at`.
 
-    An id assigned by a producer is found through the index, as a key is. Other ids contain the offset in the log.
-    Raises `UnknownTopic` if another topic has the message, and as `MessageStore.record_at`.
+    The index has the ids that producers assign. Other ids contain the offset in the log.
     """
     most, having = 0, list[StoredMessage]()
     while len(having) == most:  # newer messages may have this id as a key, as replies do

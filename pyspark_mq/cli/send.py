@@ -27,10 +27,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class SentLines:
-    """Appends lines as messages. lines: the number appended so far.
-
-    The lines before an invalid one are appended. The error names the invalid line.
-    """
+    """Appends lines as messages, up to the first invalid one. lines: the number appended so far."""
 
     def __init__(self, topic: str) -> None:
         self.lines = 0
@@ -40,7 +37,7 @@ class SentLines:
         return f"{self.lines:,} sent to {self._topic}"
 
     def append(self, store: MessageStore, table: pa.Table) -> None:
-        """Append the messages of the next lines. Raises `ClickException`."""
+        """Raises `ClickException`, which names the invalid line."""
         try:
             with uninterrupted():
                 store.append_table(self._topic, table)
@@ -55,7 +52,6 @@ class SentLines:
             raise click.ClickException(f"{error}; {self}") from error
 
     def wrong_line(self, error: Exception) -> click.ClickException:
-        """Return the error for the next line."""
         return click.ClickException(f"line {self.lines + 1:,}: {error}; {self}")
 
 
@@ -100,21 +96,29 @@ def text_of(_ctx: click.Context, option: click.Parameter, value: str | None) -> 
 @click.option("--file", type=click.File("rb"), help="Send each line of this file.")
 @click.option("--tags", callback=text_of, help="The tag of every message.")
 @click.option("--keys", callback=text_of, help="The keys of every message, separated by spaces.")
-@click.option("--queue", type=click.IntRange(0, INT_MAX), help="The queue of every message (default: all in turn).")
+@click.option(
+    "--queue", type=click.IntRange(0, INT_MAX), help="The queue of every message (default: all queues in turn)."
+)
 @click.option(
     "--property",
     "properties",
     multiple=True,
     callback=properties_of,
     metavar="NAME=VALUE",
-    help="A property of every message.",
+    help="A property of every message; may be repeated.",
 )
-@click.option("--tag-field", metavar="FIELD", help="Lines are JSON: this field of each is its tag.")
+@click.option("--tag-field", metavar="FIELD", help="If lines are JSON objects: the field that has the tag.")
 @click.option(
-    "--key-field", "key_fields", multiple=True, metavar="FIELD", help="Lines are JSON: this field of each is a key."
+    "--key-field",
+    "key_fields",
+    multiple=True,
+    metavar="FIELD",
+    help="If lines are JSON objects: a field that has a key; may be repeated.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Lines are messages, as 'tail --json' prints them.")
-@click.option("--spread", is_flag=True, help="With --json: choose queues anew instead of those that the lines name.")
+@click.option("--json", "as_json", is_flag=True, help="Read lines as messages, as 'tail --json' prints them.")
+@click.option(
+    "--spread", is_flag=True, help="With --json: spread messages over all queues, and ignore the queues in the lines."
+)
 def send(
     store: str,
     topic: str,
@@ -129,11 +133,11 @@ def send(
     as_json: bool,
     spread: bool,
 ) -> None:
-    """Append messages to TOPIC: arguments, or the lines of a file.
+    """Append messages to TOPIC.
 
-    Each BODY is a message; without one, each line of the file, or of standard input. Lines are appended as they come,
-    so a program's output can be piped in while it runs. With --json all that a message is made of is kept: body, tag,
-    keys, properties, sharding key, queue, flag and time of birth.
+    Each BODY is a message; without one, each line of a file or of standard input. Lines are appended as they arrive, so
+    you can pipe in the output of a running program. A line of --json has the whole message: body, tag, keys,
+    properties, sharding key, queue, flag and born time.
     """
     if bodies and file:
         raise click.UsageError("give either BODY arguments or --file, not both")
@@ -185,7 +189,6 @@ def with_fields(line: bytes, constants: Row, tag_field: str | None, key_fields: 
 
 
 def plain_table(bodies: list[bytes], constants: Row) -> pa.Table:
-    """Return a table for `append_table` with a body column and one column with a single value for each constant."""
     table = pa.table({"body": blobs(bodies)})
     if constants:
         one = message_table([{"body": b"", **constants}]).drop_columns("body")

@@ -32,19 +32,23 @@ FILE = click.Path(exists=True, dir_okay=False)
 
 @click.command()
 @STORE
-@click.option("--listen", metavar="HOST:PORT", default=LISTEN, show_default=True, help="Where clients come.")
-@click.option("--config", type=FILE, help="Settings of store and broker: as RocketMQ's broker.conf.")
+@click.option("--listen", metavar="HOST:PORT", default=LISTEN, show_default=True, help="The address to listen on.")
+@click.option("--config", type=FILE, help="A file with settings of store and broker, as RocketMQ's broker.conf.")
 @click.option("--broker", help=f"The broker's name.  [default: brokerName, {BrokerConfig.brokerName}]")
-@click.option("--cluster", help=f"Its cluster's name.  [default: brokerClusterName, {BrokerConfig.brokerClusterName}]")
+@click.option("--cluster", help=f"The cluster's name.  [default: brokerClusterName, {BrokerConfig.brokerClusterName}]")
 @click.option(
     "--create-topics/--no-create-topics",
     default=None,
-    help="Whether clients create topics, by sending to them, or by joining a new group.  "
+    help="Whether a topic is created when a client sends to it, or joins a new group.  "
     "[default: autoCreateTopicEnable, true]",
 )
-@click.option("--accounts", type=FILE, help="Who may do what: as RocketMQ's plain_acl.yml. Requests are signed then.")
-@click.option("--tls-cert", type=FILE, help="A certificate (PEM) with which clients have to come by TLS.")
-@click.option("--tls-key", type=FILE, help="Its key, if that stands in a file of its own.")
+@click.option(
+    "--accounts",
+    type=FILE,
+    help="A file with accounts and permissions, as RocketMQ's plain_acl.yml. Clients must then sign requests.",
+)
+@click.option("--tls-cert", type=FILE, help="A file with the server's certificate (PEM). Clients must then use TLS.")
+@click.option("--tls-key", type=FILE, help="A file with the certificate's key, if --tls-cert does not have it.")
 def serve(
     store: str,
     listen: str,
@@ -56,10 +60,10 @@ def serve(
     tls_cert: str | None,
     tls_key: str | None,
 ) -> None:
-    """Serve STORE to RocketMQ's clients, as name server and broker.
+    """Serve STORE to RocketMQ's clients, until Ctrl-C.
 
-    It goes on until Ctrl-C or SIGTERM. Without --accounts whoever reaches the port may send, read and make topics. A
-    directory that is missing or empty becomes a store.
+    It is their name server and broker. Without --accounts, everyone who reaches the port can send, read and create
+    topics. A missing or empty directory becomes a store. SIGTERM ends the command, too.
     """
     access = None if accounts is None else Access.load(accounts)
     tls = _tls(tls_cert, tls_key)
@@ -88,10 +92,7 @@ def _tune_process() -> None:
 
 
 def _configuration(store: str, listen: str, path: str | None) -> StoreConfig:
-    """Return the configuration, with the listening address in it.
-
-    Message ids contain that address, and admin tools connect to it to look up a message.
-    """
+    """Return the configuration with the listening address: message ids contain it, and admin tools connect to it."""
     directory = StoreDirectory.at(store)
     directory.create()
     config = directory.configuration(None if path is None else StoreConfig.load(path, BROKER_SETTINGS))

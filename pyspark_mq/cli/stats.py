@@ -16,13 +16,19 @@ from store.disk.figures import HELD
 
 @click.command()
 @STORE
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object instead, in one line.")
-@click.option("--watch", type=click.FloatRange(0.1), metavar="SECONDS", help="Look again every so many seconds.")
-@click.option("--count", "looks", type=click.IntRange(1), help="With --watch: end after so many looks.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in one line.")
 @click.option(
-    "--prometheus", "port", type=click.IntRange(0, 65535), metavar="PORT", help="Serve metrics to Prometheus instead."
+    "--watch", type=click.FloatRange(0.1), metavar="SECONDS", help="Print again every SECONDS seconds, with rates."
 )
-@click.option("--address", default="127.0.0.1", show_default=True, help="With --prometheus: where to listen.")
+@click.option("--count", "looks", type=click.IntRange(1), help="With --watch: end after this many prints.")
+@click.option(
+    "--prometheus",
+    "port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Serve metrics to Prometheus on this port, and print nothing.",
+)
+@click.option("--address", default="127.0.0.1", show_default=True, help="With --prometheus: the address to listen on.")
 @ALL
 def stats(
     store: str,
@@ -34,13 +40,11 @@ def stats(
     *,
     show_all: bool,
 ) -> None:
-    """Show the queues of STORE, and what its log takes on disk.
+    """Show the queues of STORE, and the size of its log on disk.
 
-    With --watch also messages a second: what came into each queue, and what each group got through; how long it took to
-    send, to deliver and to process them, as producers and consumers tell, and how many requests of theirs wait.
-
-    The dispatch lag is that of a RocketMQ broker: what its log has and its queues do not have yet. Where messages were
-    ever delayed, it is said which process delivers them, and whether that is stopped. --json has all topics.
+    --watch adds messages per second, the waiting requests, and the times of sends, deliveries and processing as clients
+    measured them. The dispatch lag is RocketMQ's: bytes in the log without queue entries yet. If the store has delayed
+    messages, the process that delivers them is shown. --json shows all topics.
     """
     if looks is not None and watch is None:
         raise click.UsageError("--count goes with --watch")
@@ -83,10 +87,7 @@ def serve(store: str, address: str, port: int) -> None:
 
 
 def as_table(before: Look | None, now: Look) -> str:
-    """Return a table with a line for each queue, a line for each queue of each group, and two lines for the log.
-
-    With `before`, rates replace offsets, so that lines fit into 80 columns.
-    """
+    """With `before`, rates replace offsets, so that lines fit into 80 columns."""
     log = now.log
     rows: list[Cells] = [("topic", "queue", "min offset", "max offset", "messages", "bytes")]
     for each in now.queues.values():

@@ -26,7 +26,6 @@ class Printer:
         self._count = None if count is None else min(count, sys.maxsize)
 
     def write(self, rows: Iterable[Row]) -> None:
-        """Print messages and flush."""
         for row in islice(rows, self._left()):
             if row["body"] is None and self._kind is not JSON:
                 echo(f"queue {row['queueId']}, offset {row['queueOffset']}: {row['bodyError']}", err=True)
@@ -60,18 +59,25 @@ def _is_broken(out: BinaryIO) -> bool:
     metavar="PLACE",
     callback=place,
     shell_complete=words,
-    help=f"Begin here: {FORMS}. Default: latest; where the end is the end, earliest.",
+    help=f"Where to begin: {FORMS} (default: latest; with --until-end, --to or -n, earliest).",
 )
 @click.option(
-    "--to", "end", metavar="PLACE", callback=place, shell_complete=words, help="End before this place, or at the end."
+    "--to",
+    "end",
+    metavar="PLACE",
+    callback=place,
+    shell_complete=words,
+    help="End before this place, or at the end of the topic.",
 )
-@click.option("-n", "newest_only", type=click.IntRange(1), metavar="N", help="Only the newest N of these messages.")
+@click.option(
+    "-n", "newest_only", type=click.IntRange(1), metavar="N", help="Print only the newest N of these messages."
+)
 @click.option(
     "-f/",
     "--follow/--until-end",
     "waits",
     default=None,
-    help="Wait for more, or not. Default: wait, but not with --to or -n.",
+    help="Wait for new messages, or end (default: wait, except with --to or -n).",
 )
 @click.option("--count", type=click.IntRange(1), help="End after this many messages.")
 @QUEUE
@@ -83,7 +89,7 @@ def _is_broken(out: BinaryIO) -> bool:
     type=UNREADABLE,
     default="null",
     show_default=True,
-    help="A body that does not decompress, or becomes too large: end, or say why on standard error and go on.",
+    help="If a body does not decompress within the size limit: end, or print the reason to standard error and go on.",
 )
 def tail(
     store: str,
@@ -99,11 +105,11 @@ def tail(
     as_json: bool,
     unreadable: Unreadable,
 ) -> None:
-    """Print the messages of TOPIC, and each that arrives.
+    """Print the messages of TOPIC, and wait for new ones.
 
-    They come in the order of appending; without --until-end, --to or -n it goes on until Ctrl-C. An offset counts in
-    every queue. What --json prints, 'send --json' takes. STORE is a directory; an archive, by its directory or URL; or
-    a cluster, by its name servers: rocketmq://10.0.0.1:9876.
+    Ctrl-C, --until-end, --to or -n end the command. The order is that of appending. An offset applies to every queue.
+    'send --json' can send the lines of --json. STORE is a directory; an archive, by its directory or URL; or a cluster,
+    by its name servers: rocketmq://10.0.0.1:9876.
     """
     if waits and end is not None:
         raise click.UsageError("--to ends, --follow does not: give one of them")

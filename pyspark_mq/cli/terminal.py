@@ -6,12 +6,12 @@ import sys
 
 import click
 
-# All but line ends and tabs. The last ranges change the text direction, or are surrogates for bytes that are not UTF-8.
+# All but line ends and tabs. The last ranges change the text direction, or are surrogates for other bytes than UTF-8.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\udc80-\udcff]")
 _IN_A_LINE = {"\n": "^J", "\t": "^I"}
 
 Cells = tuple[str, ...]
-YES = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+YES = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 
 
 def visible(text: str) -> str:
@@ -36,30 +36,27 @@ def visible_body(body: bytes) -> bytes:
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
-    """Print a `visible` text. Commands print everything with this, except bodies."""
+    """Print a `visible` text. Commands print everything but bodies with this."""
     click.echo(visible(str(text)), err=err, nl=nl)
 
 
 class VisibleFormatter(logging.Formatter):
-    """Formats log records for a terminal."""
-
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
 
 
 def must_confirm(question: str, yes: bool) -> None:
-    """Ask at a terminal, and abort the command unless the answer is yes. Without a terminal, do not ask."""
+    """Ask at a terminal, and abort the command unless the answer is yes."""
     if not yes and at_a_terminal():
         click.confirm(visible(question), abort=True, err=True)
 
 
 def at_a_terminal() -> bool:
-    """Whether a user can answer questions."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def aligned(rows: list[Cells], left: int = 1) -> str:
-    """Align rows to columns: the first `left` columns to the left, the others to the right."""
+    """left: the number of columns that are aligned to the left."""
     shown = [tuple(map(cell, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     return "\n".join(

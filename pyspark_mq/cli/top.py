@@ -35,13 +35,12 @@ class TopicLine(NamedTuple):
 @click.command()
 @STORE
 @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between looks.")
-@click.option("--count", "looks", type=click.IntRange(1), help="End after so many looks.")
+@click.option("--count", "looks", type=click.IntRange(1), help="End after this many looks.")
 @ALL
 def top(store: str, interval: float, looks: int | None, *, show_all: bool) -> None:
-    """Show what goes on in STORE, until Ctrl-C.
+    """Show the rates, sizes and group lags of STORE, until Ctrl-C.
 
-    It shows messages and bytes a second, sizes, and the lag of each group: on a terminal as one screen, elsewhere one
-    look after the other.
+    A terminal shows one screen, which is redrawn. Otherwise each look is printed below the last.
     """
     from rich.console import Console
     from rich.live import Live
@@ -113,7 +112,7 @@ def _right(name: str) -> Column:
 
 
 def _read_rate(before: Look | None, now: Look, group: str, topic: str) -> float | None:
-    """Return messages read by a group per second: the rate of appends plus the decrease of its lag per second."""
+    """Return the rate of appends plus the decrease of the lag per second."""
     earlier = Counter[tuple[str, str]]() if before is None else lags_by_topic(before)
     if before is None or (group, topic) not in earlier:
         return None

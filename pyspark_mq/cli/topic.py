@@ -24,10 +24,14 @@ def topic() -> None:
 @topic.command()
 @STORE
 @click.argument("name")
-@click.option("--queues", type=click.IntRange(1), default=4, show_default=True, help="How many queues it has.")
-@click.option("--config", type=click.Path(exists=True, dir_okay=False), help="A store.conf, for a new store.")
+@click.option("--queues", type=click.IntRange(1), default=4, show_default=True, help="The number of queues.")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False),
+    help="A file with settings for a new store, as store.conf.",
+)
 def create(store: str, name: str, queues: int, config: str | None) -> None:
-    """Create the topic NAME, and STORE if there is none yet."""
+    """Create the topic NAME, and STORE if it does not exist."""
     if name in NOT_FOR_PUTTING:  # a topic with this name could not be deleted
         raise InvalidTopic(f"Topic {name!r} is a broker's own, created where it is needed; choose another name")
     with MessageStore.open(store, config=config) as opened:
@@ -42,13 +46,12 @@ def create(store: str, name: str, queues: int, config: str | None) -> None:
 @topic.command()
 @STORE
 @click.argument("name", shell_complete=complete_topics)
-@click.option("--queues", type=click.IntRange(1), required=True, help="How many queues it has then; never fewer.")
+@click.option("--queues", type=click.IntRange(1), required=True, help="The new number of queues, not less than now.")
 @YES
 def alter(store: str, name: str, queues: int, yes: bool) -> None:
     """Add queues to the topic NAME of STORE.
 
-    A sharding key chooses among all queues, so most keys go to another queue from then on: messages of one key that
-    are sent before and after are not in order. There is no retention by topic: see 'pyspark-mq clean --help'.
+    Most sharding keys then map to another queue, so messages of one key are not in order across this change.
     """
     with MessageStore.open(store, create=False) as opened:
         before = len(bounds_of(DirectoryLog(opened), name))
@@ -60,7 +63,7 @@ def alter(store: str, name: str, queues: int, yes: bool) -> None:
 @STORE
 @ALL
 def list_topics(store: str, show_all: bool) -> None:
-    """List the topics of STORE and how many queues each has."""
+    """List the topics of STORE with their numbers of queues."""
     with MessageStore.open(store, read_only=True) as opened:
         for name, queues in sorted(opened.topics().items()):
             if show_all or not is_internal_topic(name):
@@ -89,7 +92,6 @@ def describe(store: str, name: str) -> None:
 
 
 def _time(store: MessageStore, topic: str, queue_id: int, offset: int) -> str:
-    """Return when a message was stored, or "-" if retention has deleted it."""
     found = store.fingerprint(topic, queue_id, offset)
     return "-" if found is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(found.store_timestamp / 1000))
 
@@ -97,13 +99,13 @@ def _time(store: MessageStore, topic: str, queue_id: int, offset: int) -> str:
 @topic.command()
 @STORE
 @click.argument("name", shell_complete=complete_topics)
-@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and delete nothing.")
 @YES
 def delete(store: str, name: str, dry_run: bool, yes: bool) -> None:
-    """Delete the topic NAME of STORE, for good.
+    """Delete the topic NAME of STORE with all its messages.
 
-    Its messages go, and the offsets that groups have in it. Others may have STORE open, and put into NAME and read it:
-    they get an error. The log keeps the records until 'clean' takes their segments.
+    Other processes may have STORE open; their producers and readers of NAME get an error. The offsets of groups stay.
+    The disk space is free when 'clean' has deleted the segments.
     """
     with DirectoryAddress(store).open() as log:
         bounds = bounds_of(log, name).values()

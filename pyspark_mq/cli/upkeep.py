@@ -20,18 +20,21 @@ from store.upkeep.verify import verify as verify_store
 
 @click.command()
 @STORE
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@click.option("--reserved-hours", type=click.IntRange(0), help="Keep what is younger (default: fileReservedTime).")
-@click.option("--force", is_flag=True, help="Delete all but the last segment of the log, whatever its age.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and delete nothing.")
+@click.option(
+    "--reserved-hours",
+    type=click.IntRange(0),
+    help="Keep messages that are younger than this (default: fileReservedTime).",
+)
+@click.option("--force", is_flag=True, help="Delete all segments but the last, at any age.")
 def clean(store: str, dry_run: bool, reserved_hours: int | None, force: bool) -> None:
     """Delete old messages of STORE.
 
-    They go by whole segments of its log, with the queue files that pointed into them. A segment goes when it was last
-    written more than fileReservedTime hours ago (72 by default); the last one stays. When the disk is fuller than
-    diskSpaceCleanForciblyRatio the deleteFileBatchMax oldest go, whatever their age.
+    The log is deleted by whole segments, with their queue files. A segment is deleted if its last write is more than
+    fileReservedTime hours ago (72 by default). The last segment stays. If the disk is fuller than
+    diskSpaceCleanForciblyRatio, the deleteFileBatchMax oldest segments are deleted at any age.
 
-    Retention is per store, because all topics share the segments of one log. Give a topic with another retention a
-    store of its own.
+    All topics of a store share segments, so a topic with another retention needs a store of its own.
     """
     with (
         interruptible(lambda: "segments that went are gone, the rest stays; the next 'clean' goes on"),
@@ -55,15 +58,22 @@ def clean(store: str, dry_run: bool, reserved_hours: int | None, force: bool) ->
 
 @click.command()
 @STORE
-@click.option("--repair", "do_repair", is_flag=True, help="Make queues and index anew, cut what lies behind the log.")
 @click.option(
-    "--config", type=click.Path(exists=True, dir_okay=False), help="A broker's settings, for the sizes of its index."
+    "--repair",
+    "do_repair",
+    is_flag=True,
+    help="Rebuild queues and index from the log, and truncate damaged records at its end.",
+)
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False),
+    help="A file with the broker's settings, for the sizes of its index.",
 )
 def verify(store: str, do_repair: bool, config: str | None) -> None:
     """Check every record, queue entry and index entry of STORE.
 
-    Exit code 1 if the store is damaged. STORE may be in use. A repair needs it alone, does what the next recovery would
-    do, and checks again.
+    The exit code is 1 if the store is damaged. Other processes may use STORE during a check, but not during a repair. A
+    repair does what the next recovery would do, and checks again.
     """
     with interruptible(lambda: "not checked to the end; a repair that was begun ends with the next opening"):
         _verify(store, config, do_repair=do_repair)
@@ -85,7 +95,6 @@ def _verify(store: str, config: str | None, *, do_repair: bool) -> None:
 
 
 def verified(store: str, config: str | None) -> Report:
-    """Verify the store with a progress bar."""
     with tqdm(unit="B", unit_scale=True, desc="verified", delay=0.5, disable=None) as bar:
 
         def progress(done: int, total: int) -> None:
@@ -96,7 +105,6 @@ def verified(store: str, config: str | None) -> Report:
 
 
 def findings_table(report: Report) -> str:
-    """Return the findings, a row each, and the number of records, bytes and queues checked."""
     rows: list[tuple[str, ...]] = [("where", "what", "remedy"), *report.findings] if report.findings else []
     looked = f"{report.records:,} records, {report.log_bytes:,} bytes, {report.queues} queues"
     found = f"{len(report.findings)} findings" if report.findings else "no findings"
