@@ -1,1 +1,1 @@
-"""What a RocketMQ broker does with a log: holding and answering pulls, groups, retries, transactions."""
+"""The work of a RocketMQ broker beside its log: holding and answering pulls, groups, retries, transactions."""

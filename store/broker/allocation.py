@@ -1,9 +1,8 @@
-"""Which member of a group reads which queues: by its share, and by the locks of orderly groups.
+"""The queues of each member of a group: by its share, and by the locks of orderly groups.
 
-The share is RocketMQ's AllocateMessageQueueAveragely. Every member computes it from the same queues and members, so
-they agree. The locks are RocketMQ's RebalanceLockManager, as rules over what each member claims. A member claims
-queues for itself, with the time; the claims of one that left or died do not count. All functions are pure: the caller
-sees to it that claims change one at a time.
+The share is RocketMQ's AllocateMessageQueueAveragely, which all members compute from the same queues and members. The
+locks are RocketMQ's RebalanceLockManager, as rules over the members' claims: queues with the time of the request.
+Claims of members that left or died do not count. The caller ensures that claims change one at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from store.model.log_protocol import Queue
 
 
 def allocate(queues: Iterable[Queue], members: Sequence[str], member: str) -> list[Queue]:
-    """Return the queues of `member`, sorted: of each topic adjacent ones; the first members may have one more.
+    """Return the queues of `member`, sorted: adjacent ones of each topic; the first members may have one more.
 
     members: ids, sorted. A member that is not among them gets none.
     """
@@ -38,19 +37,18 @@ def _share(queues: list[Queue], members: int, index: int) -> list[Queue]:
 
 LOCK_SECONDS = 60.0  # rocketmq.broker.rebalance.lockMaxLiveTime
 
-Claims = Mapping[Queue, float]  # when a member last asked for each: time.monotonic(), which all processes share
+Claims = Mapping[Queue, float]  # by the last request, `time.monotonic()`, which all processes share
 
 
 def held(claims: Claims, now: float) -> set[Queue]:
-    """Return the queues that a member with these claims has."""
     return {queue for queue, asked in claims.items() if now - asked <= LOCK_SECONDS}
 
 
 def claim(wanted: Iterable[Queue], own: Claims, others: Set[Queue], now: float) -> dict[Queue, float]:
-    """Return a member's claims after it asked for the queues `wanted`: those that it got have the time `now`.
+    """Return a member's claims after it requested the queues `wanted`: granted ones have the time `now`.
 
-    own: its claims before. others: queues of other members. The first request after its claim expired does not get the
-    queue: another member may have had it since, so the reader has to notice and ask again.
+    own: its claims before. others: queues of other members. The first request after a claim expired is refused, because
+    another member may have had the queue since: the reader has to notice and ask again.
     """
     kept = {queue: own[queue] for queue in held(own, now) - others}
     lost = own.keys() - kept.keys()

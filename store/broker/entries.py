@@ -1,4 +1,4 @@
-"""What a member of a consumer group says of itself, and whether it fits the others."""
+"""`MemberEntry`: a member of a consumer group in its file, and whether it fits the others."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ from store.format.strict_json import Int, Long, decode, encode
 from store.model.errors import GroupConflict, InvalidArgument
 from store.model.log_protocol import Queue
 
-SILENT_SECONDS = 120.0  # after so long RocketMQ's broker misses a client
+SILENT_SECONDS = 120.0  # after which RocketMQ's broker drops a client
 _INSTANCE = r"[a-zA-Z0-9_%|#-][a-zA-Z0-9_%|#.-]{0,99}"
 _ONE_WAY = "All members of a group do the same; end the others first, or join a group of another name"
 
 
 @dataclass(frozen=True)
 class MemberEntry:
-    """One member. id: host@instance.
+    """A member. id: host@instance.
 
-    heard, claims: `time.monotonic()`, which all processes of a host share: when it wrote this, and when it asked for
-    each queue that it has. asks: those that it wants others to give up. slots: the queues, in the order in which it
-    writes its progress. resets: how many of the group's it knows of. boot: the kernel's id of the boot that
-    it runs in.
+    heard, claims: `time.monotonic()`, which all processes of a host share: of the last heart-beat, and of the last
+    request for each queue. asks: the queues that it requests from others. slots: its queues, in the order of its
+    offsets' file. resets: the number of resets it has seen. boot: the kernel's boot id.
     """
 
     id: str
@@ -52,11 +51,10 @@ class MemberEntry:
         return self.id.partition("@")[2]
 
     def is_well(self, now: float) -> bool:
-        """Whether it was heard of not long ago."""
+        """Whether its last heart-beat is recent."""
         return now - self.heard <= SILENT_SECONDS
 
     def info(self, now: float) -> MemberInfo:
-        """Return what the group tells of it."""
         queues = tuple(sorted(held(self.claims, now)))
         return MemberInfo(self.id, self.subscriptions, self.model, self.orderly, queues, max(0.0, now - self.heard))
 
@@ -66,7 +64,7 @@ class MemberEntry:
 
     @staticmethod
     def of_json(text: bytes) -> MemberEntry:
-        """Raises `ValueError` for anything that `to_json` did not write."""
+        """Raises `ValueError` if `to_json` did not write the text."""
         found = decode(text, _Written)
         claims = {Queue(topic, queue_id): asked for topic, queue_id, asked in found.claims}
         asks, slots = (tuple(starmap(Queue, each)) for each in (found.asks, found.slots))
@@ -74,7 +72,7 @@ class MemberEntry:
 
 
 class _Written(Struct):
-    """An entry in its file."""
+    """The JSON of an entry."""
 
     id: str
     subscriptions: dict[str, Subscription]
@@ -94,7 +92,7 @@ def _pairs(queues: Iterable[Queue]) -> list[tuple[str, int]]:
 
 
 def client_id(instance: str | None = None) -> str:
-    """RocketMQ's client id of a member in this process: host@instance. Raises `InvalidArgument`."""
+    """Return RocketMQ's client id of a member in this process: host@instance. Raises `InvalidArgument`."""
     if instance is None:
         instance = f"{os.getpid()}#{time.monotonic_ns()}"
     if not re.fullmatch(_INSTANCE, instance):
@@ -103,11 +101,11 @@ def client_id(instance: str | None = None) -> str:
 
 
 def check_fit(group: str, entry: MemberEntry, other: MemberEntry, processes: str) -> None:
-    """Raises `GroupConflict`, which names both, if two members cannot be in one group.
+    """Raise `GroupConflict` if two members cannot be in one group.
 
     processes: the process ids of the other.
     """
-    if entry.instance == other.instance:  # of containers with a name each, which share the directory, too
+    if entry.instance == other.instance:  # of containers that share the directory and host name
         found = "has this name already: give each member an instance of its own"
     elif entry.model is not other.model:
         found = f"consumes by {other.model.value}, this one by {entry.model.value}. {_ONE_WAY}"
@@ -132,7 +130,6 @@ def _said(subscriptions: Subscriptions) -> str:
 
 
 def _topics(subscriptions: Subscriptions) -> Iterable[tuple[str, Subscription]]:
-    """Without what the group sent back to itself."""
     return sorted(each for each in subscriptions.items() if not each[0].startswith(RETRY_TOPIC_PREFIX))
 
 
@@ -141,7 +138,7 @@ def _meaning(subscriptions: Subscriptions) -> dict[str, object]:
 
 
 def _wanted(subscription: Subscription) -> Iterator[str]:
-    """Yield the parts by which subscriptions are compared: an expression may name tags in any order."""
+    """Yield the parts to compare: an expression may name tags in any order."""
     if subscription.expression_type != "TAG":
         yield from subscription
     elif subscription.expression.strip() in ("", EVERYTHING):

@@ -1,7 +1,7 @@
-"""The files of one consumer group: its members' offsets, resets, and the lock under which they change.
+"""The files of one consumer group: offsets, resets, and the lock for changing them.
 
-A member commits in memory, and persists now and then. Offsets never go backwards, except by a reset. A reset leaves a
-note for the members that are consuming; their commits do not count until they have read it:
+A member commits in memory, and persists regularly. Offsets never decrease, except by a reset. A reset is recorded for
+the present members, whose commits do not count until they have read it:
 
     consumers/{group}/resets.json    {"count": of all resets, "queues": [[topic, queue id, number, offset, whose], ...]}
 """
@@ -31,14 +31,14 @@ from store.model.log_protocol import Boundary, Log, Positions, Queue
 from store.publish.flusher import flush_log
 from store.publish.locks import among_groups
 
-ALL = ""  # for every member
+ALL = ""  # members
 
 
 class GroupOffsets:
-    """The offsets of the queues that one member has. Threads may share it."""
+    """The offsets of one member's queues. Thread-safe."""
 
     def __init__(self, files: ConsumerOffsets, group: str, note: Callable[[Queue, int], None]) -> None:
-        """note: told at once of every offset that is committed; 0 for a queue that is forgotten."""
+        """note: called with every committed offset; 0 for a forgotten queue."""
         self._files = files
         self._group = group
         self._note = note
@@ -47,7 +47,7 @@ class GroupOffsets:
         self._persisted: Positions = {}  # of the queues in `_done`
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """Return offsets as committed here, or else in the files; queues without one are absent."""
+        """Return offsets as committed here, or else from the files; queues without one are absent."""
         queues = list(queues)
         with self._threads:
             done = dict(self._done)
@@ -56,7 +56,7 @@ class GroupOffsets:
         return {queue: found[queue] for queue in queues if queue in found}
 
     def commit(self, positions: Positions) -> None:
-        """All messages before `positions` are done; smaller ones than before do not count."""
+        """Smaller offsets than before do not count."""
         with self._threads:
             for queue, offset in positions.items():
                 if offset > self._done.get(queue, -1):
@@ -72,12 +72,11 @@ class GroupOffsets:
 
     @property
     def is_persisted(self) -> bool:
-        """Whether there is nothing new to persist."""
         with self._threads:
             return self._done == self._persisted
 
     def persist(self, queues: Set[Queue], before: Callable[[], None]) -> None:
-        """Write the commits in these queues that are ahead of the files. Call it in turn.
+        """Write the commits in these queues that are ahead of the files. Call it with the lock.
 
         before: called after the commits were collected, before a file changes.
         """
@@ -90,14 +89,14 @@ class GroupOffsets:
             self._persisted |= {queue: offset for queue, offset in news.items() if queue in self._done}
 
     def begin(self, positions: Positions) -> None:
-        """Set the offsets of queues that have none in the files. Call it in turn."""
+        """Set the offsets of queues that have none in the files. Call it with the lock."""
         there = self._files.positions(self._group, {queue.topic for queue in positions})
         missing = {queue: offset for queue, offset in positions.items() if queue not in there}
         if missing:
             self._files.commit_positions(self._group, missing)
 
     def forget(self, queues: Iterable[Queue]) -> None:
-        """Drop the commits in these queues: they are to be read from the files again."""
+        """Drop the commits in these queues, and read them from the files from now on."""
         with self._threads:
             for queue in queues:
                 if self._done.pop(queue, None) is not None:
@@ -106,7 +105,7 @@ class GroupOffsets:
 
 
 def advance(files: ConsumerOffsets, group: str, positions: Positions) -> None:
-    """Set the offsets that are ahead of a group's files. Call it in turn."""
+    """Set the offsets that are ahead of a group's files. Call it with the lock."""
     there = files.positions(group, {queue.topic for queue in positions})
     larger = {queue: offset for queue, offset in positions.items() if offset > there.get(queue, -1)}
     if larger:
@@ -114,14 +113,12 @@ def advance(files: ConsumerOffsets, group: str, positions: Positions) -> None:
 
 
 class _ResetsFile(msgspec.Struct):
-    """The file."""
-
     count: int
     queues: list[tuple[str, Int, int, Long, str]]
 
 
 class Reset(NamedTuple):
-    """number: which it was, of all of the group. offset: where to go on. whose: the instance that it is for alone."""
+    """number: counted in the group. offset: where to continue. whose: an instance, or ALL."""
 
     number: int
     offset: int
@@ -129,13 +126,13 @@ class Reset(NamedTuple):
 
 
 class Resets:
-    """The note of a group's resets, for the members that are there."""
+    """The record of a group's resets, for its present members."""
 
     def __init__(self, root: Path, group: str) -> None:
         self._path = root / CONSUMERS_DIR / group / "resets.json"
 
     def read(self) -> tuple[int, Mapping[tuple[Queue, str], Reset]]:
-        """How many there were, and the last one of each queue, for all and for each instance, in their order.
+        """Return their count, and the last one of each queue and instance, in order.
 
         Raises `CorruptStore`.
         """
@@ -153,7 +150,7 @@ class Resets:
         }
 
     def since(self, count: int, instance: str) -> tuple[int, Positions]:
-        """Return how many there are, and the offsets that those behind the first `count` set for an instance."""
+        """Return their count, and the offsets of an instance from those after the first `count`."""
         now, resets = self.read()
         return now, {
             queue: reset.offset
@@ -162,8 +159,9 @@ class Resets:
         }
 
     def add(self, positions: Positions, whose: str = ALL, by_all: int = 0, by_any: int = 0) -> None:
-        """Call it in turn. by_all: how many all members know of, which need not stay here. by_any: how many any member
-        knows of: the file may be lost, or an older one put back."""
+        """Call it with the lock. by_all: resets that all members have seen, which are dropped. by_any: the highest
+        number that a member has seen, in case the file was lost or replaced by an older one.
+        """
         count, resets = self.read()
         count = max(count, by_any)
         new = {(queue, whose): Reset(count + 1, offset, whose) for queue, offset in positions.items()}
@@ -173,7 +171,7 @@ class Resets:
         write_file(self._path, encode(_ResetsFile(count + 1, queues)))
 
     def forget(self) -> None:
-        """Remove the note, if no member has to read it. Call it in turn."""
+        """Call it with the lock, if the group has no members."""
         with system_errors(self._path):
             self._path.unlink(missing_ok=True)
 
@@ -185,11 +183,11 @@ def first_offsets(
     where: ConsumeFromWhere,
     timestamp: int = 0,
 ) -> Positions:
-    """Return the first offsets for the queues of a topic in which a group has none, for `Member.begin`.
+    """Return initial offsets, for `Member.begin`, of a topic's queues in which a group has none.
 
-    A group that has read some queue of the topic begins at the first message of the others: they were added since. So
-    it does in its retry topic. Otherwise as `where` says; timestamp: ms since 1970. RocketMQ's consumer uses `where`
-    for added queues, too, and skips messages that were put before it noticed the queue.
+    If the group has an offset in the topic, its other queues were added since, and begin at their first message. So
+    does its retry topic. Otherwise `where` decides. timestamp: ms since 1970. RocketMQ's consumer applies `where` to
+    added queues, too, and skips messages put before it noticed the queue.
     """
     queues = log.topics().get(topic, ())
     known = committed(queues)
@@ -205,10 +203,10 @@ _logger = logging.getLogger("store")
 
 
 class GroupFiles:
-    """Of a group with or without members. Raises `InvalidGroup`."""
+    """The files of a group. Raises `InvalidGroup`."""
 
     def __init__(self, root: Path, name: str, timeout: float) -> None:
-        """timeout: how long to wait for a turn, in seconds."""
+        """timeout: seconds to wait for the lock."""
         check_group_name(name)
         self.root = root
         self.name = name
@@ -220,7 +218,7 @@ class GroupFiles:
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Change groups of this store, after the dead were buried: one thread on this host does at a time.
+        """Lock all groups of this store, and remove dead members.
 
         Raises `StoreLocked` while a RocketMQ broker runs here, `StoreBusy`.
         """
@@ -229,16 +227,16 @@ class GroupFiles:
             yield
 
     def enter(self, entry: MemberEntry) -> Seat:
-        """Become a member; the group is made if it is new. In turn. Raises `GroupConflict`."""
+        """Become a member, and create the group if it is new. Call it with the lock. Raises `GroupConflict`."""
         self.offsets.settings.create(self.name)
         return self.roster.enter(entry)
 
     def reset(self, positions: Positions) -> None:
-        """Set offsets, for all, and let members know. In turn. Raises `UnknownTopic`, `OffsetOutOfRange`."""
+        """Set offsets for all, and notify members. Call it with the lock. Raises `UnknownTopic`, `OffsetOutOfRange`."""
         self._reset([self.offsets, *ConsumerOffsets.of_instances(self.root, self.name)], positions, ALL)
 
     def reset_by(self, entry: MemberEntry, positions: Positions) -> None:
-        """`reset` by a member. A broadcasting member has offsets of its own, so it resets only those."""
+        """Reset the offsets of a member: its own if it is broadcasting, else the group's."""
         if entry.model is MessageModel.CLUSTERING:
             self.reset(positions)
         else:
@@ -252,7 +250,7 @@ class GroupFiles:
         self._leave_note(positions, whose)
 
     def _leave_note(self, positions: Positions, whose: str) -> None:
-        """Tell the present members, even if the file of resets was lost or replaced by an older one."""
+        """Notify present members, even if the file of resets was lost or replaced by an older one."""
         if members := self.roster.present():
             known = [entry.resets for entry in members]
             self.resets.add(positions, whose, min(known), max(known))
@@ -260,24 +258,24 @@ class GroupFiles:
             self.resets.forget()
 
     def offsets_of(self, entry: MemberEntry) -> ConsumerOffsets:
-        """Return the file with a member's offsets: a broadcasting one has its own."""
+        """Return the file with a member's offsets; a broadcasting member has its own."""
         if entry.model is MessageModel.CLUSTERING:
             return self.offsets
         return ConsumerOffsets.of_instance(self.root, self.name, entry.instance)
 
     def existing(self, queues: Set[Queue]) -> set[Queue]:
-        """Return the queues whose topic still exists."""
+        """Return the queues that exist."""
         counts = self._topics.queue_counts()
         return {queue for queue in queues if queue.queue_id < counts.get(queue.topic, 0)}
 
     def _inherit(self, entry: MemberEntry, done: Positions) -> None:
-        """Take over the progress of a member that died, except in queues that were reset since."""
+        """Take over the offsets of a dead member, except in queues that were reset since."""
         _, reset = self.resets.since(entry.resets, entry.instance)
         counts = self.existing(done.keys() - reset.keys())
         if not counts:
             return
         try:
-            flush_log(self.root)  # first, what that one sent back and took for done
+            flush_log(self.root)  # first, the messages that it sent back, and counted as done
         except FlushFailed as failure:
             _logger.warning("group %s: what member %s had done is done again: %s", self.name, entry.id, failure)
         else:

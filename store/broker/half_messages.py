@@ -1,7 +1,7 @@
-"""Half messages: which of them are open in a directory, and up to where all are ended.
+"""`HalfMessages`: the open half messages of a store.
 
-An op message names those that it ends by their queue offsets. Messages before the offsets that
-a broker commits in both queues are ended.
+An op message names the half messages that it ends by their queue offsets. Messages before the offsets that a broker
+commits in both queues are ended.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def op_body(offsets: Iterable[int]) -> str:
 
 
 def offsets_ended(body: bytes) -> list[int]:
-    """Return the offsets of half messages in an op message. Skips any other text, because clients can send one."""
+    """Skip any other text, because clients can send op messages."""
     return [int(each) for each in body.split(OP_SEPARATOR.encode()) if _OFFSET.fullmatch(each)]
 
 
-QUEUE = 0  # of both topics, the only one
-_AT_ONCE = 32  # messages that are read
+QUEUE = 0  # the only queue of both topics
+_AT_ONCE = 32  # messages in one read
 _logger = logging.getLogger("store")
 
 
 class Half(NamedTuple):
-    """A half message: the id of its transaction, its queue offset, its commit log offset."""
+    """queue_offset, physical_offset: of the half message."""
 
     transaction_id: str
     queue_offset: int
@@ -56,21 +56,21 @@ class Half(NamedTuple):
 
 
 class HalfMessages:
-    """The half messages of a store. One thread at a time may use it."""
+    """The half messages of a store. Not thread-safe."""
 
     def __init__(self, store: MessageStore) -> None:
-        """Makes the topics. Raises `ReadOnlyStore`."""
+        """Create the topics. Raises `ReadOnlyStore`."""
         self._store = store
         for topic in (HALF_TOPIC, OP_TOPIC):
             made(store, topic)
-        self._ops_seen = self._done(OP_TOPIC)  # first, for others go on meanwhile: what these end is before `_begin`
+        self._ops_seen = self._done(OP_TOPIC)  # first, so that half messages of earlier ones are before `_begin`
         self._begin = self._done(HALF_TOPIC)  # half messages before it are ended
         self._ended: set[int] = set()  # queue offsets of half messages, from `_begin` on
-        self._last_half: dict[int, int] = {}  # of op messages that were seen: the last half message that they end
-        self._told: set[int] = set()  # queue offsets of half messages that cannot be read
+        self._last_half: dict[int, int] = {}  # by op message: the last half message that it ends
+        self._told: set[int] = set()  # queue offsets of unreadable half messages
 
     def look(self) -> None:
-        """Learn from the op messages that were put since."""
+        """Read the new op messages."""
         for at, op in self._messages(OP_TOPIC, self._ops_seen):
             if isinstance(op, StoreError):
                 raise op  # its half messages are unknown
@@ -80,14 +80,10 @@ class HalfMessages:
             self._ops_seen = at + 1
 
     def is_open(self, offset: int) -> bool:
-        """Return whether no op message that was read ends it."""
         return self._begin <= offset and offset not in self._ended
 
     def open(self) -> Iterator[tuple[Half, StoredMessage]]:
-        """Yield open half messages, each with its message as it would be committed.
-
-        One that cannot be read is logged once, and skipped.
-        """
+        """Yield open half messages, as they would be committed. Log and skip unreadable ones."""
         for offset, found in self._left_open():
             message = found if isinstance(found, StoreError) else _to_be_asked(found)
             if not isinstance(message, StoreError):
@@ -105,21 +101,20 @@ class HalfMessages:
         done = [op for op, last in self._last_half.items() if last >= begin]
         ops = min(done, default=self._ops_seen)
         if (begin, ops) != (self._done(HALF_TOPIC), self._done(OP_TOPIC)):
-            self._store.flush()  # or a crash would take what ended half messages that are said to be done
-            # Both at once, and none goes back: op messages that are done say nothing of half messages that are not.
+            self._store.flush()  # a crash must not lose op messages that the offsets skip
+            # Together and only forward, because skipped op messages may end half messages that are not skipped.
             path, offsets = self._store.path, {Queue(HALF_TOPIC, QUEUE): begin, Queue(OP_TOPIC, QUEUE): ops}
             with among_groups(path, self._store.config.lockTimeoutMillis / 1000):
                 advance(ConsumerOffsets(path), TRANSACTIONS_GROUP, offsets)
         self._go_on(begin, ops)
 
     def forget(self) -> None:
-        """Free the memory of everything before the committed offsets."""
+        """Free the memory of messages before the committed offsets."""
         self.look()
         # The committed offsets may be lost or replaced by older ones; never step back.
         self._go_on(max(self._begin, self._done(HALF_TOPIC)), self._done(OP_TOPIC))
 
     def _left_open(self) -> Iterator[tuple[int, StoredMessage | StoreError]]:
-        """Yield the open ones, as `_messages`."""
         self.look()
         return (each for each in self._messages(HALF_TOPIC, self._begin) if each[0] not in self._ended)
 
@@ -134,7 +129,7 @@ class HalfMessages:
                     yield offset, error
                     offset, count = offset + 1, _AT_ONCE
                 else:
-                    count = 1  # for it may be any of them
+                    count = 1  # find the damaged one
                 continue
             yield from ((message.queue_offset, message) for message in got.messages)
             if got.next_begin_offset <= offset:
@@ -142,7 +137,7 @@ class HalfMessages:
             offset, count = got.next_begin_offset, _AT_ONCE
 
     def _go_on(self, begin: int, ops: int) -> None:
-        """Forget half messages before `begin`, which are ended, and op messages before `ops`."""
+        """Forget half messages before `begin`, and op messages before `ops`."""
         self._begin = begin
         self._ended = {offset for offset in self._ended if offset >= begin}
         self._last_half = {op: last for op, last in self._last_half.items() if op >= ops}
@@ -153,7 +148,7 @@ class HalfMessages:
 
 
 def _to_be_asked(message: StoredMessage) -> StoredMessage | StoreError:
-    """Return the message, or an error if its properties are damaged: as a rule they have no checksum."""
+    """Return an error if the properties are damaged, because most have no checksum."""
     said = message.properties
     if PROPERTY_PRODUCER_GROUP in said and said.get(PROPERTY_TRANSACTION_ID, message.msg_id) == message.msg_id:
         return message
@@ -164,13 +159,13 @@ def _to_be_asked(message: StoredMessage) -> StoredMessage | StoreError:
 
 
 def number_in(message: StoredMessage, name: str) -> int:
-    """Return a property as a number, 0 if it is none."""
+    """Return a property as a number, or 0."""
     said = message.properties.get(name, "")
     return int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
 
 
 def made(store: MessageStore, topic: str) -> str:
-    """Return the topic, created with one queue if it is missing."""
+    """Return the topic, created with one queue if missing."""
     try:
         store.max_offset(topic, QUEUE)
     except UnknownTopic:

@@ -1,4 +1,4 @@
-"""Held requests: each waits for messages of one queue from an offset on. RocketMQ's long polling."""
+"""Held requests, RocketMQ's long polling: each waits for messages of one queue from an offset on."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ from store.read.arrivals import Arrival
 
 CHECK_SECONDS = 5.0
 _NEVER = float("inf")
-# Pauses between two looks in vain, twice as long each time: a busy stream of other messages must not keep a core busy,
-# and a message right behind another one must not wait.
+# Pauses after vain wake-ups, doubled each time: a busy stream of other messages must not keep a core busy, and a
+# message right after another must not wait.
 _REST_SECONDS = (0.00005, 0.001)
-_BYTES_A_QUEUE = 1 << 10  # of log; reading these costs about as much as a look at one queue
+_BYTES_A_QUEUE = 1 << 10  # reading this much log costs about as much as checking one queue
 
-# The queue or its beginning was deleted, or the system has no descriptor left at the moment: the request is woken, and
-# its reader gets the error. Any other error ends the service.
+# For these errors, the request is woken, and its reader gets the error. Any other error ends the service.
 _TOLD_TO_READERS = (UnknownTopic, OffsetOutOfRange, CorruptStore, StoreUnavailable)
 
 QueueName = tuple[str, int]  # topic, queue id
@@ -44,7 +43,7 @@ _logger = logging.getLogger("store")
 
 
 class Wake(Enum):
-    """Why a held request is answered now."""
+    """Why a held request is answered."""
 
     ARRIVED = "a message whose tag matches, or that cannot be told from one"
     CHECKED = "the periodic check found messages, matching or not"
@@ -54,11 +53,9 @@ class Wake(Enum):
 
 @dataclass(eq=False, slots=True)
 class HeldRequest:
-    """One waiting request.
-
-    offset: queue offset from which it reads. wake: called once, with this request and the reason, in the waiting
-    thread or inside `hold`; it must be quick and raise nothing. codes: tags codes that it accepts, None for all.
-    deadline: `time.monotonic()` seconds. noticed: messages before this queue offset do not match.
+    """offset: queue offset. wake: called once, with this request and the reason, in the waiting thread or inside
+    `hold`; it must be quick and raise nothing. codes: accepted tags codes, None for all. deadline: `time.monotonic()`.
+    noticed: queue offset before which no message matches.
     """
 
     topic: str
@@ -78,9 +75,9 @@ class HeldRequest:
 
 
 class HeldRequests:
-    """The requests that are held, by queue. Threads may share it.
+    """The held requests, by queue. Thread-safe.
 
-    changed: the lock; `with` it, several calls see one state.
+    changed: the lock. Hold it for a consistent view of several calls.
     """
 
     def __init__(self) -> None:
@@ -93,14 +90,13 @@ class HeldRequests:
 
     @property
     def queues(self) -> int:
-        """How many queues are waited for."""
+        """The number of queues with held requests."""
         return len(self._by_queue)
 
     def all(self) -> list[HeldRequest]:
         return [request for requests in self.by_queue() for request in requests]
 
     def by_queue(self) -> list[list[HeldRequest]]:
-        """Return the requests of each queue."""
         with self.changed:
             return list(map(list, self._by_queue.values()))
 
@@ -120,7 +116,7 @@ class HeldRequests:
             return True
 
     def behind(self) -> list[HeldRequest]:
-        """Return the requests that lie behind their queue's end, as RocketMQ's `checkHoldRequest` finds them."""
+        """Return the requests with messages after their offset, as RocketMQ's `checkHoldRequest`."""
         return [request for request in self.all() if request.noticed > request.offset]
 
     def expired(self, now: float) -> list[HeldRequest]:
@@ -131,7 +127,7 @@ class HeldRequests:
         return min((request.deadline for request in self.all()), default=_NEVER)
 
     def accepting(self, arrivals: list[Arrival]) -> list[HeldRequest]:
-        """Return the requests that accept one of `arrivals`; the others of its queue skip it from now on."""
+        """Return the requests that accept one of `arrivals`. Others of its queue skip it from now on."""
         due = []
         with self.changed:
             for arrival in arrivals:
@@ -139,25 +135,23 @@ class HeldRequests:
                     if request.offset <= arrival.queue_offset:
                         if request.codes is None or arrival.tags_code in request.codes:
                             due.append(request)
-                        elif request.noticed == arrival.queue_offset:  # else `hold` has still to look at earlier ones
+                        elif request.noticed == arrival.queue_offset:  # else `hold` has not checked earlier ones yet
                             request.noticed += 1
         return due
 
 
 class PullRequestHoldService(Opened):
-    """Holds requests until a message arrives that they may want, or their time is over.
+    """Holds requests until a message arrives that may match, or until their timeout.
 
-    One thread waits for all of them, on the kernel's notification of the store's published end; it is started by
-    the first request. Arrivals are noticed whichever process appends. An arrival with another tag wakes no request.
-    As in RocketMQ, every `CHECK_SECONDS` each request that lies behind its queue's end is woken whether its
-    filter matches or not, so that its reader gets on.
+    One thread waits for all of them, on the kernel's notification of the published end, which any process may advance.
+    The first request starts it. A message with another tag wakes no request. As in RocketMQ, every `CHECK_SECONDS` each
+    request with messages after its offset is woken even if none matches, so that its reader skips them.
 
-    The store stays the caller's; closing it stops this, and so does what keeps it from looking: see `failure`. Time is
-    monotonic: a clock that is set does not matter. As its store, it belongs to the process that made it: in one that is
-    forked from it every verb raises `StoreForked`, and `stop` does nothing.
+    Closing the store, which the caller does, or an error (`failure`) stops the service. In a forked process, methods
+    raise `StoreForked`, and `stop` does nothing.
     """
 
-    failure: StoreError | None = None  # the error that ended it, if any
+    failure: StoreError | None = None  # the error that ended it
 
     def __init__(self, store: MessageStore) -> None:
         super().__init__(f"a hold service of {store.path}", "PullRequestHoldService(store)")
@@ -169,7 +163,7 @@ class PullRequestHoldService(Opened):
         self._watch: Watch | None = None
         self._next_expiry = _NEVER
         self._seen = 0  # confirm offset
-        self._polled = False  # at the last look
+        self._polled = False  # at the last check
         self._rest_seconds = 0.0
 
     def hold(
@@ -181,10 +175,10 @@ class PullRequestHoldService(Opened):
         wake: Callable[[HeldRequest, Wake], None],
         message_filter: MessageFilter | None = None,
     ) -> HeldRequest:
-        """Hold a request for messages from `offset` on, at most `timeout` seconds.
+        """Hold a request for messages from `offset` on, up to `timeout` seconds.
 
-        If such a message exists already, `wake` is called before this returns; also if the queue cannot be looked at,
-        so that the reader gets the error. Raises `StoreNotOpen`.
+        If such a message exists already, or the queue cannot be read, `wake` is called before this returns. Raises
+        `StoreNotOpen`.
         """
         self.must_be_open()
         self._store.must_be_open()
@@ -194,7 +188,7 @@ class PullRequestHoldService(Opened):
         with self._lock:
             self._start()
             self._requests.add(request)
-        # From now on the thread notices arrivals; this call looks for earlier ones, whatever the timeout.
+        # The thread notices arrivals from now on; this call checks for earlier ones, whatever the timeout.
         if self._stopping:
             self._wake_all([request], Wake.STOPPED)
         elif self._due([request]):
@@ -208,20 +202,20 @@ class PullRequestHoldService(Opened):
         return request
 
     def cancel(self, request: HeldRequest) -> bool:
-        """Forget a request; return False if it was woken before."""
+        """Return False if the request was woken before."""
         self.must_be_open()
         return self._requests.remove(request)
 
     @property
     def held(self) -> int:
-        """How many requests are held."""
+        """The number of held requests."""
         self.must_be_open()
         return len(self._requests)
 
     def stop(self) -> None:
-        """Wake every request with STOPPED and end the thread, at once; later requests are not held.
+        """Wake all requests with STOPPED, and end the thread. Later requests are not held.
 
-        Raises `StoreLocked` in a signal handler amid another verb of the same thread.
+        Raises `StoreLocked` in a signal handler that interrupted another method.
         """
         if is_owned(self._lock):
             raise StoreLocked(f"{self._what}: a signal handler stopped it amid another call in the same thread")
@@ -250,10 +244,10 @@ class PullRequestHoldService(Opened):
             self._seen = self._store.confirm_offset
             thread = threading.Thread(target=self._run, args=(watch,), name=type(self).__name__, daemon=True)
             thread.start()
-            self._thread = thread  # not before: the system may have none, and the next request tries again
+            self._thread = thread  # if no thread can start, the next request tries again
 
     def _interrupt(self) -> None:
-        """End the thread's wait. Call with the lock."""
+        """Call it with the lock."""
         if self._watch is not None:
             self._watch.interrupt()
 
@@ -264,9 +258,7 @@ class PullRequestHoldService(Opened):
                 rest = _NEVER
                 try:
                     self._notice_arrivals(watch)
-                except (
-                    StoreUnavailable
-                ):  # if it lasts, each request is woken at its deadline, and its reader gets the error
+                except StoreUnavailable:  # if it lasts, each reader gets the error after its deadline
                     rest = POLL_SECONDS
                 now = time.monotonic()
                 if now >= next_check:
@@ -289,9 +281,8 @@ class PullRequestHoldService(Opened):
             watch.close()
 
     def _notice_arrivals(self, watch: Watch) -> None:
-        """Wake the requests whose message arrived since the last call."""
         confirm_offset = self._store.confirm_offset
-        # A broker's queues follow its log with a delay, so there the log does not tell; nor when they have caught up.
+        # A broker's queues lag its log, so check the queues themselves; once more when polling has ended.
         by_queues = watch.polls or self._polled
         self._polled = watch.polls
         if confirm_offset == self._seen and not by_queues:
@@ -307,20 +298,19 @@ class PullRequestHoldService(Opened):
             time.sleep(self._rest_seconds)
 
     def _arrived(self, confirm_offset: int) -> list[HeldRequest]:
-        """The requests that may have a message: by the log where little was appended, else by their queues."""
+        """Use the log if little was appended, else the ends of the queues."""
         if self._seen <= confirm_offset <= self._seen + _BYTES_A_QUEUE * self._requests.queues:
             try:
                 return self._requests.accepting(self._store.arrivals(self._seen, confirm_offset))
-            except _TOLD_TO_READERS:  # deleted since, or no records: look at the queues themselves
+            except _TOLD_TO_READERS:  # deleted concurrently, or not a record
                 pass
         return self._behind()
 
     def _behind(self) -> list[HeldRequest]:
-        """Return all requests that may have a message, by the ends of their queues."""
         return [request for requests in self._requests.by_queue() for request in self._due(requests)]
 
     def _due(self, requests: list[HeldRequest]) -> list[HeldRequest]:
-        """Return the requests, of `requests` of one queue, for which a message may exist."""
+        """Return the `requests`, all of one queue, for which a message may exist."""
         topic, queue_id = requests[0].queue
         try:
             end = self._store.max_offset(topic, queue_id)
@@ -349,6 +339,6 @@ class PullRequestHoldService(Opened):
 
 
 def _hashes(tags_codes: npt.NDArray[np.int64]) -> list[int] | None:
-    """The distinct hashes of tags; None where some are delivery times or addresses: there the tag itself decides."""
+    """Return the distinct hashes of tags; None if some are delivery times or addresses, so only the tag can decide."""
     codes = np.unique(tags_codes)
     return codes.tolist() if (codes == codes.astype(np.int32)).all() else None

@@ -1,13 +1,13 @@
-"""The members of a consumer group: a file for each, whose lock it holds while it lives; and the locks of servers.
+"""The members of a consumer group, each with a locked file; and the groups of servers.
 
     consumers/{group}/{member id}.member    JSON behind its CRC32, see `MemberEntry`
-    consumers/{group}/done/{member id}      how far it has got in each queue: one `DONE_OFFSET` for each of its slots
+    consumers/{group}/done/{member id}      its offset in each queue: one `DONE_OFFSET` for each of its slots
 
-The kernel releases the lock when the process ends, and notifies watchers of the folder that the file was closed. So the
-group notices a killed member at once, and keeps its commits. A member that hangs or is stopped counts as lost after two
-minutes without a heart-beat, as with RocketMQ's broker.
+When a process ends, the kernel releases the lock and notifies watchers of the folder, so the group notices a killed
+member at once, and keeps its commits. A member that hangs counts as lost after two minutes without a heart-beat, as
+with RocketMQ's broker.
 
-A server that has clients of a group holds a lock for it: one byte of `clients/served`, at a hash of the group's name.
+A server locks each group of its clients: one byte of `clients/served`, at a hash of the group's name.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from store.model.log_protocol import Positions, Queue
 from store.publish.locks import holders, is_held, set_lock
 from store.publish.published_end import current_boot_id
 
-_LOOK_SECONDS = 0.5  # a process that is killed closes its files a moment before its locks go
+_LOOK_SECONDS = 0.5  # the kernel closes a killed process's files shortly before it releases their locks
 _LOCK_BYTE = 0
-_TRIES = 100  # to read an entry while it is written
+_TRIES = 100  # to read an entry during a write
 
 
 class Roster:
-    """The members of one group. Answers may be stale at once; call `bury` and `enter` in turn with others.
+    """The members of one group. Answers may be stale at once; call `bury` and `enter` with the groups' lock.
 
-    path: the folder, for a `Watch`. rest_seconds: how long that may wait without a look.
+    path: the folder, for a `Watch`. rest_seconds: how long that may wait without a check.
     """
 
     rest_seconds = _LOOK_SECONDS
@@ -60,21 +60,21 @@ class Roster:
         self.path = root / CONSUMERS_DIR / group
 
     def present(self) -> list[MemberEntry]:
-        """The members, sorted by id. Raises `CorruptStore` for a file that no member wrote."""
+        """Return the members, sorted by id. Raises `CorruptStore` for a file that no member wrote."""
         found = (_entry(path) for path in self._files())
         return [entry for entry in found if entry is not None]
 
     def bury(self, inherit: Callable[[MemberEntry, Positions], None]) -> None:
-        """Forget who died. inherit: called with what each said of itself, and has done in the queues that it had."""
+        """Remove dead members. inherit: called with each one's entry and offsets."""
         for path in self._files():
             if not _is_alive(path):
                 entry = _last_entry(path)
-                if entry is not None and entry.boot == _boot():  # what a crash of the machine leaves may be anything
+                if entry is not None and entry.boot == _boot():  # else a crash may have damaged the files
                     inherit(entry, _done(path, entry))
                 _remove(path)
 
     def enter(self, entry: MemberEntry) -> Seat:
-        """Become a member; the dead are buried. Raises `GroupConflict` for one that does not fit the others."""
+        """Become a member. Raises `GroupConflict` if it does not fit the others."""
         make_folder(self.path / DONE_DIR)
         for other in self.present():
             check_fit(self.path.name, entry, other, _processes(self._file(other)))
@@ -88,16 +88,16 @@ class Roster:
 
 
 class Seat(Opened):
-    """A member's files and its lock: to be in the group until `leave` or `drop`."""
+    """A member's locked files, until `leave` or `drop`."""
 
-    _refusal: OSError | None = None  # of the system, for which it left
+    _refusal: OSError | None = None  # the error for which it left
 
     def __init__(self, path: Path, entry: MemberEntry) -> None:
         super().__init__(f"member {entry.id} of group {path.parent.name} in {path.parents[2]}", "join")
         self.entry = replace(entry, boot=_boot())
         self._path = path
         self._size = 0
-        self._threads = threading.RLock()  # a file opened later may get the descriptor
+        self._threads = threading.RLock()  # protects the descriptors, which the kernel may reuse
         self._file = Descriptor(path, lambda path: open_file(path, os.O_EXCL))
         self._done_path = done_path(path)
         self._done_file = Descriptor(self._done_path, lambda path: open_file(path, os.O_TRUNC))
@@ -106,11 +106,11 @@ class Seat(Opened):
         self.claim({})
 
     def claim(self, claims: dict[Queue, float], resets: int | None = None, asks: Iterable[Queue] | None = None) -> None:
-        """Write this member's queues, how many resets it knows, and the queues that it asks for; None keeps the old
-        ones.
+        """Write this member's queues, the number of resets it has seen, and the queues that it requests; None keeps the
+        old values.
 
-        It is also a heart-beat. Call it in turn with all others. Raises `StoreReplaced` if the file is missing. If a
-        member cannot write, it has left, and every later call raises that error.
+        It is also a heart-beat. Call it with the groups' lock. Raises `StoreReplaced` if the file is missing. If
+        writing fails, the member leaves, and later calls raise that error.
         """
         self.must_be_in_place()
         old, had = self.entry, set(self.entry.slots)
@@ -127,7 +127,7 @@ class Seat(Opened):
             with self._threads:
                 self.must_be_open()
                 with system_errors(self._path):
-                    write_at(self._file.fd, text.ljust(self._size), 0)  # over all of a longer one
+                    write_at(self._file.fd, text.ljust(self._size), 0)  # padded over a longer old text
         except BaseException as error:
             self._refusal = error if isinstance(error, OSError) else None
             self.drop()
@@ -138,26 +138,25 @@ class Seat(Opened):
 
     @property
     def is_taken(self) -> bool:
-        """Whether the member has not left yet, and is of this process."""
         return not self._is_over
 
     def must_be_open(self) -> None:
-        """Raises `StoreClosed`, `StoreForked`; or what kept it from writing."""
+        """Raises `StoreClosed`, `StoreForked`, or the error for which the member left."""
         if self._refusal is not None and not self.is_forked:
             raise copy.copy(self._refusal)  # raising adds to an error's traceback
         super().must_be_open()
 
     def must_be_in_place(self) -> None:
-        """Raises `StoreReplaced` where its file is gone, or the directory is another one now; and `StoreNotOpen`."""
+        """Raises `StoreReplaced` if the file is missing or the directory was replaced, and `StoreNotOpen`."""
         self.must_be_open()
         self._place.check()
 
     def note(self, queue: Queue, offset: int) -> None:
-        """Write this member's progress in a queue, for the member that inherits the queue; 0: none.
+        """Write this member's offset in a queue, for the member that inherits the queue; 0: none.
 
         Raises `StoreClosed`, `StoreForked`.
         """
-        self.must_be_open()  # before the lock of the threads: in a forked child its holder may be missing
+        self.must_be_open()  # before the lock, which a child process may never get
         slot = self._slots.get(queue)
         if slot is not None:
             with self._threads:
@@ -165,12 +164,14 @@ class Seat(Opened):
                 note_at(self._done_path, self._done_file.fd, slot, offset)
 
     def leave(self) -> None:
-        """Remove the member with its progress. Call it in turn, in place."""
+        """Remove the member with its offsets. Call it with the groups' lock, after `must_be_in_place`."""
         _remove(self._path)
         self.drop()
 
     def drop(self) -> None:
-        """Leave as if killed: the progress is inherited. After `leave`, and in a forked process, it does nothing."""
+        """Leave as if killed, so that other members inherit the offsets. Does nothing after `leave` and in a forked
+        process.
+        """
         if not self._is_over:
             self._is_over = True
             with self._threads:
@@ -191,21 +192,21 @@ def _is_alive(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Remove a member's files, the one that makes it a member last."""
+    """Remove the file that makes it a member last."""
     for each in (done_path(path), path):
         with system_errors(each):
             each.unlink(missing_ok=True)
 
 
 def _last_entry(path: Path) -> MemberEntry | None:
-    """The entry of a member that is dead; None if it was killed while it wrote, or if this is no member's."""
+    """Return a dead member's entry; None if it was killed during a write, or no member wrote the file."""
     with suppress(ValueError):
         return MemberEntry.of_json(entry_of(path))
     return None
 
 
 def _entry(path: Path) -> MemberEntry | None:
-    """Return a member's entry; None if it left, died, or has not written one yet."""
+    """Return a member's entry; None if it left, died, or has not written yet."""
     with system_errors(path):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -219,7 +220,7 @@ def _entry(path: Path) -> MemberEntry | None:
                 try:
                     return MemberEntry.of_json(unsealed(text)) if text else None
                 except ValueError:
-                    time.sleep(attempt / 1e5)  # it is being written
+                    time.sleep(attempt / 1e5)  # during a write
         finally:
             os.close(fd)
     raise CorruptStore(
@@ -228,7 +229,6 @@ def _entry(path: Path) -> MemberEntry | None:
 
 
 def _done(path: Path, entry: MemberEntry) -> Positions:
-    """Return the progress of a dead member in its queues."""
     return {
         queue: done for queue, done in zip(entry.slots, noted(path), strict=False) if done and queue in entry.claims
     }
@@ -243,7 +243,7 @@ def _boot() -> str:
 
 
 class ServerGroups:
-    """The groups that one server has members of. One thread at a time may use it."""
+    """The groups of one server's clients. Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
         """Raises `StoreUnavailable`."""
@@ -253,21 +253,19 @@ class ServerGroups:
             self._file = Descriptor(self._path, open_file)
 
     def enter(self, group: str) -> bool:
-        """Lock a group; return whether this server has it now, rather than another one. Raises `StoreUnavailable`."""
+        """Lock a group. Return False if another server has it. Raises `StoreUnavailable`."""
         with system_errors(self._path):
             return set_lock(self._file.fd, fcntl.F_WRLCK, _byte(group))
 
     def leave(self, group: str) -> None:
-        """Release a group."""
         set_lock(self._file.fd, fcntl.F_UNLCK, _byte(group))
 
     def close(self) -> None:
-        """Release all groups."""
         self._file.close()
 
 
 def is_served(root: Path, group: str) -> bool:
-    """Return whether a server, of this process or another one, has members of a group. Raises `StoreUnavailable`."""
+    """Return whether any server has clients in a group. Raises `StoreUnavailable`."""
     path = _path(root)
     with system_errors(path), suppress(FileNotFoundError):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -279,7 +277,7 @@ def is_served(root: Path, group: str) -> bool:
 
 
 def server_of(root: Path, group: str) -> str:
-    """Return the process of the server that has members of a group, for errors."""
+    """Return the process of a group's server, for errors."""
     return " and ".join(map(str, holders(_path(root), _byte(group)))) or "a process that this user may not look into"
 
 

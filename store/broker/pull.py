@@ -1,4 +1,4 @@
-"""One pull request answered as RocketMQ's broker does (PullMessageProcessor): code, corrected offset, messages."""
+"""Answers a pull as RocketMQ's broker does (PullMessageProcessor): code, corrected offset, messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CODES = {
 
 
 def response_code(status: GetStatus, offset: int) -> ResponseCode:
-    """What `status` becomes for a consumer that asked for `offset`: a queue without messages has only offset 0."""
+    """Offset 0 of an empty queue is its end."""
     if status is GetStatus.NO_MESSAGE_IN_QUEUE:
         return ResponseCode.PULL_OFFSET_MOVED if offset != 0 else ResponseCode.PULL_NOT_FOUND
     return _CODES[status]
@@ -29,8 +29,6 @@ def response_code(status: GetStatus, offset: int) -> ResponseCode:
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """Messages of one queue from `offset` on, at most `max_messages`."""
-
     group: str
     topic: str
     queue_id: int
@@ -41,9 +39,9 @@ class PullRequest:
 
 @dataclass(frozen=True, slots=True)
 class PullResponse:
-    """The answer. All offsets are queue offsets; the next pull begins at `next_begin_offset`.
+    """All offsets are queue offsets; the next pull begins at `next_begin_offset`.
 
-    remark: the store's status, or the error of the request. records: see `GetResult`.
+    remark: the store's status, or the error. records: see `GetResult`.
     """
 
     code: ResponseCode
@@ -56,7 +54,7 @@ class PullResponse:
 
 
 def answer(store: MessageStore, request: PullRequest, *, as_records: bool = False) -> PullResponse:
-    """Answer at once, from the store. as_records, and errors: as of `get_message`."""
+    """Answer without waiting. as_records, and errors: see `MessageStore.get_message`."""
     try:
         got = store.get_message(
             request.group,
@@ -68,7 +66,7 @@ def answer(store: MessageStore, request: PullRequest, *, as_records: bool = Fals
             as_records=as_records,
         )
         if got.status is GetStatus.NO_MESSAGE_IN_QUEUE:
-            store.max_offset(request.topic, request.queue_id)  # or there is no such topic
+            store.max_offset(request.topic, request.queue_id)  # raises if the topic does not exist
     except UnknownQueue as error:
         return PullResponse(ResponseCode.INVALID_PARAMETER, str(error), request.offset)
     except UnknownTopic as error:

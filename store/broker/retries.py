@@ -1,7 +1,7 @@
-"""Messages that a consumer group could not process come again later, and end among its dead letters.
+"""Messages that a consumer group could not process: delivered again later, and finally dead letters.
 
-As RocketMQ's broker does it (SendMessageProcessor.consumerSendMsgBack): a copy goes into the topic %RETRY%group, by way
-of a delay level that grows with the number of tries; or into %DLQ%group after the last one.
+As in RocketMQ's broker (SendMessageProcessor.consumerSendMsgBack), a copy goes to topic %RETRY%group, with a delay
+level that grows with the number of tries, or to %DLQ%group after the last one.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from store.model.errors import CorruptRecord, OffsetLost, OffsetNotYet, UnknownT
 from store.model.integers import integer
 from store.publish.placing import AppendResult
 
-_LEVEL_OF_FIRST = 3  # of a message that failed for the first time
+_LEVEL_OF_FIRST = 3  # after the first failure
 _TIMES = "reconsume_times"
 DEAD_LETTER_QUEUES = 1
-_SHOWN = 5  # message ids
+_SHOWN = 5  # message ids in a log line
 _logger = logging.getLogger("store")
 
 
@@ -47,20 +47,20 @@ def send_back(
     level: int = 0,
     max_reconsume_times: int | None = None,
 ) -> AppendResult:
-    """Put messages that failed back for their group, in one append; where their copies went, in their order.
+    """Put failed messages back for their group, in one append. Return the places of the copies, in order.
 
-    level: the delay level to wait for; 0: 3 at first, one more each time (at most 18); below 0: among the dead letters
-    at once. max_reconsume_times: how often a message comes again before it goes there; default: the group's setting
-    (`retryMaxTimes`), which is 16. The logger `store` names dead ones. Missing topics are made.
+    level: the delay level; 0: 3 at first, one more each time, up to 18; below 0: dead letters at once.
+    max_reconsume_times: retries before a message becomes a dead letter; default: the group's setting (`retryMaxTimes`),
+    16 if unset. Dead letters are logged. Missing topics are created.
 
-    The messages may come from the store's archive, or be deleted since. Raises `InvalidGroup`, `CorruptStore` for such
-    a setting that is no number, and what `MessageStore.put` raises.
+    The messages may be from the store's archive, or deleted. Raises `InvalidGroup`, `CorruptStore` for an invalid
+    setting, and the errors of `MessageStore.put`.
     """
     check_group_name(group)
     level, (most, retry_queues) = integer("level", level), GroupConfigs(store.path).retries(group)
     most = most if max_reconsume_times is None else max_reconsume_times
     dead = np.array([level < 0 or message.reconsume_times >= most for message in messages], np.bool_)
-    order = np.argsort(dead, kind="stable")  # the dead ones last
+    order = np.argsort(dead, kind="stable")  # dead letters last
     append = store.begin()
     for is_dead in (False, True):
         some = [messages[row] for row in order.tolist() if dead[row] == is_dead]
@@ -80,13 +80,12 @@ def send_back(
 
 
 def first_id(msg_id: str, properties: Mapping[str, str]) -> str:
-    """The id that a message had before it was sent back for the first time: its producer's own stays, another is that
-    of its place."""
+    """Return the message's id before it was first sent back. A producer's id stays; an offset id changes."""
     return msg_id if PROPERTY_UNIQ_KEY in properties else properties.get(PROPERTY_ORIGIN_ID, msg_id)
 
 
 def _made(store: MessageStore, topic: str, queues: int) -> str:
-    """Return the topic, created if it is missing."""
+    """Return the topic, created if missing."""
     try:
         store.max_offset(topic, queues - 1)
     except UnknownTopic:
@@ -95,25 +94,27 @@ def _made(store: MessageStore, topic: str, queues: int) -> str:
 
 
 def _copies(store: MessageStore, messages: Sequence[StoredMessage]) -> RecordCopies:
-    """Copy the store's own records, and rebuild those that it does not have at the message's place."""
+    """Copy the store's own records, and rebuild the others."""
     has = np.array([_has(store, message) for message in messages], np.bool_)
     at = np.array([message.physical_offset for message in messages], np.int64)
     try:
         own = [store.copies(at[has])] if has.any() else []
-    except OffsetLost:  # just now, to retention
+    except OffsetLost:  # retention deleted them concurrently
         return RecordCopies.of_messages(messages)
     read = [RecordCopies.of_messages([messages[row] for row in np.flatnonzero(~has).tolist()])] if not has.all() else []
     return RecordCopies.concatenate(own + read).take(np.argsort(np.argsort(~has, kind="stable")))
 
 
 def _has(store: MessageStore, message: StoredMessage) -> bool:
-    """Whether the store has the message at its place: in an archive it had another, where here another may stand."""
+    """Whether the message's offset is one in the store: as an offset in an archive, it may be of another
+    message here.
+    """
     try:
         record = store.record_at(message.physical_offset)
         found = decode_record(record, f"commit log offset {message.physical_offset}", check_crc=False)
     except (OffsetLost, OffsetNotYet, CorruptRecord):
         return False
-    topics = found.topic, found.properties.get(PROPERTY_RETRY_TOPIC)  # consumers see it under the one that it is of
+    topics = found.topic, found.properties.get(PROPERTY_RETRY_TOPIC)  # consumers see its original topic
     own, its = ((each.queue_id, each.queue_offset, each.body_crc) for each in (found, message))
     return message.topic in topics and own == its
 

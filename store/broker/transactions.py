@@ -1,8 +1,8 @@
 """Transactional messages, as RocketMQ's broker keeps them (TransactionalMessageServiceImpl).
 
-A *half message* waits in a topic of the broker's own until its producer commits it or rolls it back. Both write an *op
-message*, which names half messages by their queue offsets. A commit puts the message into its real topic in the same
-append, so it is delivered once. If a half message stays open for a while, a producer of its group is asked about it.
+A *half message* waits in an internal topic until its producer commits it or rolls it back. Both write an *op message*,
+which names half messages by their queue offsets. A commit puts the message into its real topic in the same append, so
+it is delivered once. If a half message stays open, a producer of its group is asked about it.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ from store.publish.putting import encoding_of, sendable
 
 IMMUNITY_SECONDS = 6.0  # transactionTimeOut
 MAX_CHECKS = 15  # transactionCheckMax
-_MOST = 1000  # that one step asks for
-_MOST_BYTES = 16 << 20  # likewise, of bodies: there are several copies of them
+_MOST = 1000  # in one step
+_MOST_BYTES = 16 << 20  # of bodies in one step, because there are several copies of them
 _logger = logging.getLogger("store")
 _KnownBy = tuple[str, str | None, int, int]
 Result = TypeVar("Result")
 
 
 class Outcome(Enum):
-    """What a producer's group says of a half message (LocalTransactionState)."""
+    """The state of a transaction (LocalTransactionState)."""
 
     COMMIT = "commit"
     ROLL_BACK = "roll back"
@@ -78,9 +78,9 @@ class Outcome(Enum):
 
 
 class Transactions:
-    """The transactions of one producer group in a store that is open for writing. Threads may share it.
+    """The transactions of one producer group in a store that is open for writing. Thread-safe.
 
-    Any number of them may exist, in any processes; the first to end a half message has ended it.
+    Several processes may have one for a group. A half message is ended once, by the first that ends it.
     """
 
     def __init__(self, store: MessageStore, group: str) -> None:
@@ -94,16 +94,15 @@ class Transactions:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the calling thread is amid another verb, as in a signal handler. Other threads wait for that verb."""
+        """Whether the calling thread is in a signal handler that interrupted another method."""
         return is_owned(self._turn) or self._store.is_inside
 
     # --- the producer's verbs ----------------------------------------------------------------------------
 
     def prepare(self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> list[Half]:
-        """Append half messages, all at once: readers see them once they are committed. fields: what their records
-        say of a producer elsewhere, see `Append.add_messages`.
+        """Append half messages atomically. Readers see them after a commit. fields: see `Append.add_messages`.
 
-        Raises as `MessageStore.put_many`; and `MessageRefused` for delayed ones, which RocketMQ does not have.
+        Raises as `MessageStore.put_many`, and `MessageRefused` for delayed messages, as in RocketMQ.
         """
         if any(message.delay_level or message.deliver_at is not None for message in messages):
             raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, "a delayed message in a transaction; leave out the delay")
@@ -119,10 +118,10 @@ class Transactions:
         return list(map(Half, ids, placed.queue_offsets.tolist(), placed.physical_offsets.tolist()))
 
     def commit(self, halves: Sequence[Half]) -> AppendResult:
-        """Put the messages into their topics, all at once, and return their places.
+        """Put the messages into their topics atomically, and return their places.
 
-        Raises `TransactionEnded`, with nothing done, if one of them was committed or rolled back before, or is among
-        the undecided; `UnknownTopic` if a topic was deleted since; `OffsetLost` if retention deleted a half message.
+        Raises `TransactionEnded` if one of them was committed, rolled back or given up before, `UnknownTopic` if a
+        topic was deleted, and `OffsetLost` if retention deleted a half message. Nothing is done then.
         """
         return self._end_at_current_places(halves, self._commit)
 
@@ -135,16 +134,16 @@ class Transactions:
         ending.add_committed(halves)
         with self._turn:
             placed = ending.publish(halves)
-        count = len(halves)  # behind them is the op message
+        count = len(halves)  # the op message is the last
         return AppendResult(placed.queue_ids[:count], placed.queue_offsets[:count], placed.physical_offsets[:count])
 
     def _roll_back(self, halves: Sequence[Half]) -> None:
-        ending = EndingAppend(self._store, self._halves)  # before the turn, which a forked child cannot take
+        ending = EndingAppend(self._store, self._halves)  # before the lock, which a child process may never get
         with self._turn:
             ending.publish(halves)
 
     def _end_at_current_places(self, halves: Sequence[Half], end: Callable[[Sequence[Half]], Result]) -> Result:
-        """Call `end`; again with the new places of half messages that a check moved."""
+        """Call `end`, and again with the new places of half messages that a check moved."""
         while True:
             try:
                 return end(halves)
@@ -167,8 +166,10 @@ class Transactions:
     # --- those left open ---------------------------------------------------------------------------------
 
     def open(self, immunity: float = IMMUNITY_SECONDS) -> list[tuple[Half, StoredMessage]]:
-        """The group's half messages that were not ended within `immunity` seconds, oldest first, 1,000 or 16 MiB at
-        most, and one at least; each with its message, as it would be committed.
+        """Return the half messages of the group that are older than `immunity` seconds, oldest first, as they would be
+        committed.
+
+        It returns up to 1,000 or 16 MiB, and at least one.
         """
         now, immunity = time.time(), seconds("immunity", immunity)
         with self._turn:
@@ -180,11 +181,11 @@ class Transactions:
         immunity: float = IMMUNITY_SECONDS,
         max_checks: int = MAX_CHECKS,
     ) -> int:
-        """Call `decide` for each half message that is `open`, and end them; return how many. Call it regularly;
-        RocketMQ does so every 30 s.
+        """Call `decide` for each half message that is `open`, and end it. Return their number. Call it regularly, as
+        RocketMQ does every 30 s.
 
-        An UNKNOWN one is asked for again later, at most `max_checks` times, then the message goes to UNDECIDED_TOPIC.
-        Outcomes count from when this returns; if a half message was ended before that, that end counts.
+        An UNKNOWN one is checked again later, up to `max_checks` times, then it goes to UNDECIDED_TOPIC. Outcomes take
+        effect when this returns, unless the half message was ended concurrently.
         """
         asked = self.open(immunity)
         outcomes = [(half, message, decide(message)) for half, message in asked]
@@ -194,24 +195,22 @@ class Transactions:
         return len(asked)
 
     def forget(self) -> None:
-        """Free memory of ended half messages: for producers that commit much, and let others `check`."""
+        """Free the memory of ended half messages, in a producer that does not `check`."""
         with self._turn:
             self._halves.forget()
 
     # --- steps -------------------------------------------------------------------------------------------
 
     def _is_due(self, message: StoredMessage, now: float, immunity: float) -> bool:
-        """Return whether it is the group's own, and old enough. One from the future is due, too: the clock was set
-        back, and its age is unknown.
-        """
+        """A message from the future is due, too, because the clock was set back, and its age is unknown."""
         asked = message.properties.get(PROPERTY_CHECK_IMMUNITY, "")
         least = float(asked) if asked.isdecimal() else immunity
         is_own = message.properties.get(PROPERTY_PRODUCER_GROUP) == self._group
-        born_ms = min(message.born_timestamp, message.store_timestamp)  # a producer elsewhere may be ahead
+        born_ms = min(message.born_timestamp, message.store_timestamp)  # a remote producer's clock may be ahead
         return is_own and abs(now - born_ms / 1000) > least
 
     def _end_all(self, outcomes: list[tuple[Half, StoredMessage, Outcome]], max_checks: int) -> None:
-        """End those that are still open. One that cannot be ended does not stop the others."""
+        """End the half messages that are still open. One that cannot be ended does not stop the others."""
         while outcomes:
             try:
                 ending = EndingAppend(self._store, self._halves)
@@ -234,22 +233,22 @@ class Transactions:
     def _leave_open(
         self, half: Half, message: StoredMessage, outcome: Outcome, max_checks: int, error: StoreError
     ) -> None:
-        """Ask again later for a half message that cannot be committed."""
+        """Check again later a half message that cannot be committed."""
         _logger.error("%s: transaction %s stays open: %s", self._store.path, half.transaction_id, error)
         if outcome is Outcome.COMMIT:
             self._end_all([(half, message, Outcome.UNKNOWN)], max_checks)
 
 
 class EndingAppend:
-    """One append that ends half messages: it commits some of them, lets some wait again, and names all that it ends."""
+    """An append that ends half messages: commits some, moves others to wait again, and names all of them."""
 
     def __init__(self, store: MessageStore, halves: HalfMessages) -> None:
-        """halves: used only with the lock of its owner, so by `publish` alone."""
+        """halves: used only by `publish`, because its owner's lock protects it."""
         self._store = store
         self._halves = halves
         self._append = store.begin()
         self._topics = Topics(Path(store.path))
-        self._needed: list[tuple[str, Half]] = []  # topics that must exist when this is published, and for what
+        self._needed: list[tuple[str, Half]] = []  # topics that must exist, and for which message
 
     def add_committed(self, halves: Sequence[Half]) -> None:
         """Put the messages into their topics. Raises `MessageRefused` for one that names no queue."""
@@ -268,9 +267,9 @@ class EndingAppend:
         self._needed += zip(topics.to_pylist(), halves, strict=True)
 
     def add_waiting(self, half: Half, message: StoredMessage, max_checks: int) -> None:
-        """Let a message wait on, as a new half message that was asked for once more.
+        """Append a message again as a half message, with one more check.
 
-        After `max_checks`, and if its topic is missing so that it can never be committed, it goes to UNDECIDED_TOPIC.
+        After `max_checks`, or if its topic is missing so that it can never be committed, it goes to UNDECIDED_TOPIC.
         """
         times = number_in(message, PROPERTY_CHECK_TIMES)
         waits = times < max_checks - 1 and self._topics.queue_count(message.topic) > 0
@@ -284,7 +283,7 @@ class EndingAppend:
     def publish(self, halves: Sequence[Half]) -> AppendResult:
         """Publish, with an op message for all `halves`.
 
-        Raises `TransactionEnded` if one of them was ended before, `UnknownTopic` if a topic was deleted since.
+        Raises `TransactionEnded` if one of them was ended before, `UnknownTopic` if a topic was deleted.
         """
         offsets = [half.queue_offset for half in halves]
         if len(set(offsets)) < len(offsets):
@@ -293,7 +292,7 @@ class EndingAppend:
         if offsets:
             own = {PROPERTY_UNIQ_KEY: uuid4().hex.upper()}
             self._append.add_own([Message(OP_TOPIC, op_body(offsets), OP_TAG, properties=own, queue_id=QUEUE)])
-        # Under the append lock, in which nothing else ends one, or deletes a topic and creates it again.
+        # Under the append lock, so that no half message is ended and no topic recreated concurrently.
         placed = self._append.publish(unless=lambda: not (self._are_open(offsets) and self._topics_exist()))
         if placed is None:
             over = ", ".join(half.transaction_id for half in halves if not self._halves.is_open(half.queue_offset))
@@ -305,7 +304,6 @@ class EndingAppend:
         return all(map(self._halves.is_open, offsets))
 
     def _topics_exist(self) -> bool:
-        """Return True, or raise `UnknownTopic`."""
         for topic, half in self._needed:
             if not self._topics.queue_count(topic):
                 raise UnknownTopic(
@@ -335,9 +333,9 @@ def _was(store: MessageStore, half: Half) -> _KnownBy | None:
 
 
 def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> bytes:
-    """The record of a half message, with the topic and queue that it would go to: what its producer is shown.
+    """Return the record of a half message as it would be committed, which its producer is shown.
 
-    message: as `Transactions.open` gives it. Raises `OffsetLost` where retention took it.
+    Raises `OffsetLost` if retention deleted it.
     """
     copies = store.copies(np.array([half.physical_offset], np.int64))
     places = Places(message.topic, np.array([message.queue_id], np.int64))
@@ -348,12 +346,11 @@ def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> byt
 
 
 def _known_by(message: StoredMessage) -> _KnownBy:
-    """Return the parts of a half message that stay if a check moves it; producers may use an id twice."""
+    """A check keeps these parts when it moves a half message. Producers may use an id twice."""
     return message.msg_id, message.properties.get(PROPERTY_PRODUCER_GROUP), message.born_timestamp, message.body_crc
 
 
 def _first(halves: Iterable[tuple[Half, StoredMessage]]) -> Iterator[tuple[Half, StoredMessage]]:
-    """As many as one step asks for."""
     size = 0
     for count, each in enumerate(islice(halves, _MOST)):
         size += len(each[1].body)

@@ -1,1 +1,1 @@
-"""A RocketMQ cluster as a log of any kind, see `log_protocol`: what name servers and brokers answer."""
+"""A RocketMQ cluster as a `Log`: what name servers and brokers answer."""

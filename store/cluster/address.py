@@ -1,4 +1,4 @@
-"""`ClusterAddress`: the name servers of a cluster, the account, and the group whose name pulls carry."""
+"""`ClusterAddress`: a cluster's name servers, the account, and the group that pulls."""
 
 from __future__ import annotations
 
@@ -18,32 +18,29 @@ if TYPE_CHECKING:
 
 SCHEME = "rocketmq://"  # tells a cluster's address from a path
 ACCESS_KEY, SIGNATURE = "AccessKey", "Signature"
-TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it from its start; it leaves no trace in statistics
+TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it, and leaves it out of statistics
 REQUEST_SECONDS = 10.0
-ANSWER_SECONDS = 3.0  # mqClientApiTimeout: for requests while which the queues of other brokers wait
-FIRST_PAUSE_SECONDS, PAUSE_SECONDS = 0.05, 1.0  # before another try
+ANSWER_SECONDS = 3.0  # mqClientApiTimeout; for requests that delay the queues of other brokers
+FIRST_PAUSE_SECONDS, PAUSE_SECONDS = 0.05, 1.0  # between two tries
 _PATIENCE_SECONDS = 30.0
 _BROKER_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """An account in RocketMQ's access control 1.0, which signs each request with a secret that the broker knows, too.
-
-    The secret is not shown.
-    """
+    """An account of RocketMQ's ACL 1.0, which signs each request with a shared secret."""
 
     access_key: str
     secret_key: str = field(repr=False)
 
     def signed(self, fields: Mapping[str, str], body: Bytes = b"") -> dict[str, str]:
-        """Return a request's fields with the account and its `signature`."""
+        """Return a request's fields with the account and its signature."""
         all_fields = {**fields, ACCESS_KEY: self.access_key}
         return {**all_fields, SIGNATURE: signature(Command(0, all_fields, body), self.secret_key.encode())}
 
 
 def broker_names(text: str) -> frozenset[str]:
-    """Return the names in "broker-a,broker-b"."""
+    """Parse "broker-a,broker-b"."""
     return frozenset(filter(None, (name.strip() for name in text.split(","))))
 
 
@@ -51,11 +48,14 @@ def broker_names(text: str) -> frozenset[str]:
 class ClusterAddress:
     """A `LogAddress`: the brokers that some name servers know.
 
-    name_servers: "host:port" of each. credentials: None if the cluster asks for none. consumer_group: the group that
-    pulls. tls: None for plain connections. patience: for how many seconds a request that fails is repeated.
-    broker_timeout: for how many seconds reads and sends wait for a broker that does not answer. brokers: the names of
-    all brokers; empty if only the name servers know them. fails_over: whether messages whose broker does not answer are
-    sent to another one.
+    name_servers: "host:port" of each.
+    credentials: None if the cluster needs none.
+    consumer_group: the group that pulls.
+    tls: None for plain connections.
+    patience: seconds in which a failed request is repeated.
+    broker_timeout: seconds that reads and sends wait for a broker that does not answer.
+    brokers: the names of all brokers; empty if only the name servers know them.
+    fails_over: whether messages go to another broker if theirs does not answer.
     """
 
     name_servers: tuple[str, ...]
@@ -66,7 +66,7 @@ class ClusterAddress:
     broker_timeout: float = _BROKER_SECONDS
     brokers: frozenset[str] = frozenset()
     fails_over: bool = False
-    directory = None  # a cluster has no directory for a ledger
+    directory = None
 
     @classmethod
     def parse(
@@ -76,7 +76,7 @@ class ClusterAddress:
         consumer_group: str = TOOLS_GROUP,
         tls: Tls | None = None,
     ) -> Self:
-        """Return the address of "host:port;host:port", as RocketMQ writes it; "?brokers=broker-a,broker-b" may follow.
+        """Parse "host:port;host:port", as RocketMQ writes it, and an optional "?brokers=broker-a,broker-b".
 
         Raises `InvalidArgument`.
         """
@@ -98,7 +98,7 @@ class ClusterAddress:
     def __str__(self) -> str:
         return f"cluster at {';'.join(self.name_servers)}"
 
-    # The imports below take long, and code that only parses options does not need them. Nothing connects yet.
+    # These imports are slow, and not needed to parse options.
 
     def open(self) -> ClusterLog:
         from store.cluster.cluster_log import ClusterLog

@@ -1,4 +1,4 @@
-"""Refusals of brokers and name servers: which of them may pass, and the remedy that an error names."""
+"""Refusals of brokers and name servers: which are temporary, and the remedies that errors name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RemotingError, RequestRefused, Unreachable
 from store.remoting.command import Command
 
-# RocketMQ's clients repeat a request after these (retryResponseCodes, without the codes of wrong requests), and after
-# flow control.
+# RocketMQ's clients retry after these (retryResponseCodes, without codes of wrong requests), and after flow control.
 _PASSING = frozenset(
     {
         ResponseCode.SYSTEM_BUSY,
@@ -37,14 +36,12 @@ _REMEDIES = {
 
 
 def may_pass(error: RemotingError) -> bool:
-    """Whether to ask again."""
+    """Whether a retry may succeed."""
     return isinstance(error, Unreachable) or (isinstance(error, RequestRefused) and error.code in _PASSING)
 
 
 def explained(answer: Command, who: str, code: int, what: object = None) -> RequestRefused:
-    """Return the error for a refusal: the server, the request, its remark and the remedy. what: the queue or topic that
-    was asked about, if there is one.
-    """
+    """Return the error for a refusal: the server, the request, its remark and the remedy. what: the queue or topic."""
     remark = (answer.remark or "no remark").strip().partition("\n")[0][:300].rstrip(".")
     means = ResponseCode(answer.code) if answer.code in _KNOWN else ResponseCode.SYSTEM_ERROR
     if means is ResponseCode.SYSTEM_ERROR and _OF_ACCOUNTS in remark:

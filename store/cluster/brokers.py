@@ -1,4 +1,4 @@
-"""`Brokers`: requests to the brokers of a cluster, repeated if that may help."""
+"""`Brokers`: requests to the brokers of a cluster, with retries."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ _NOT_THERE = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.QUERY_NOT_FOU
 
 
 class CopyAnswers:
-    """Corrects the answers of slaves by earlier answers. Threads may share it.
+    """Corrects answers of slaves by earlier answers. Thread-safe.
 
-    A slave may be behind its master, or have only messages since it was made, and does not tell how far it is."""
+    A slave may lag its master, or lack messages from before its creation, and does not report either.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Queue, RequestCode], int] = {}  # as a master told last, or a copy that was further
+        self._known: dict[tuple[Queue, RequestCode], int] = {}  # the master's last answer, or a slave's that is further
 
     def heard(self, broker: Broker, queue: Queue, code: RequestCode, answer: Command) -> Command:
-        """Return an answer: of a slave, no end before the last known one, and no begin behind it.
+        """Return an answer. A slave's is replaced so that no end is lower, and no begin higher, than the last known
+        one.
 
-        Raises `Unreachable` if a slave does not know the topic or the offset: only its master can tell.
+        Raises `Unreachable` if a slave lacks the topic or the offset, because only its master can decide.
         """
         if broker.is_copy and answer.code in _NOT_THERE:
             raise Unreachable(
@@ -47,7 +49,7 @@ class CopyAnswers:
         )
 
     def bounds(self, broker: Broker, queue: Queue, there: Bounds) -> Bounds:
-        """Return the bounds of a queue, as `broker` answered them, as they count; see `heard`."""
+        """Correct the bounds of a queue as `heard` does."""
         first = self._further(broker, queue, RequestCode.GET_MIN_OFFSET, there.min_offset)
         return Bounds(first, self._further(broker, queue, RequestCode.GET_MAX_OFFSET, there.max_offset))
 
@@ -62,7 +64,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Ask(NamedTuple):
-    """A request to the broker of a queue. answers: the codes that are one; all others are refusals."""
+    """A request to the broker of a queue. answers: accepted codes; all others are refusals."""
 
     queue: Queue
     code: RequestCode
@@ -72,14 +74,14 @@ class Ask(NamedTuple):
 
     @staticmethod
     def of_end(queue: Queue, code: RequestCode = RequestCode.GET_MAX_OFFSET) -> Ask:
-        """Ask for the end of a queue; by GET_MIN_OFFSET for its begin."""
+        """Ask for the end of a queue, or its begin with GET_MIN_OFFSET."""
         return Ask(queue, code, TopicQueue(queue.topic, queue.queue_id))
 
 
 class Brokers:
-    """A cluster's brokers, in one process, for any threads. routes: their addresses.
+    """A cluster's brokers. Thread-safe.
 
-    A request that a broker refuses for a while, or does not answer, is repeated for `ClusterAddress.patience` seconds,
+    A request that a broker refuses temporarily, or does not answer, is repeated for `ClusterAddress.patience` seconds,
     at the broker's address in a new route or at its slaves.
     """
 
@@ -92,8 +94,8 @@ class Brokers:
         self._copies = CopyAnswers()
 
     def ask(self, asks: Mapping[_Key, Ask], patience: float | None = None) -> dict[_Key, Command]:
-        """What brokers answer about those queues that are there, in order; all are asked at once. patience: seconds;
-        the address' own by default.
+        """Return the answers for the queues that exist. Requests run concurrently. patience: seconds; default: the
+        address's.
 
         Raises `Unreachable`, `RequestRefused`.
         """
@@ -123,11 +125,10 @@ class Brokers:
         return {key: found[key] for key in asks if key in found}
 
     def begin(self, broker: Broker, ask: Ask) -> Future[Command]:
-        """Ask a broker."""
         return self._begin(broker.readable, ask.code, ask.header.texts(), timeout=ask.timeout)
 
     def take(self, answer: Future[Command], broker: Broker, ask: Ask) -> Command | None:
-        """Return the answer, see `CopyAnswers`; None if there is no such topic.
+        """Return the answer, see `CopyAnswers`; None if the topic does not exist.
 
         Raises `Unreachable`, `Untrusted`, `RequestRefused`.
         """
@@ -136,11 +137,11 @@ class Brokers:
         return command if command.code in ask.answers else None
 
     def begin_stats(self, broker: Broker, topic: str, timeout: float) -> Future[Command]:
-        """Ask a broker where all of its queues of a topic begin and end."""
+        """Ask for the bounds of all of a broker's queues of a topic."""
         return self._begin(broker.readable, RequestCode.GET_TOPIC_STATS_INFO, Topic(topic).texts(), timeout=timeout)
 
     def take_stats(self, answer: Future[Command], broker: Broker, queues: Sequence[Queue]) -> dict[Queue, Bounds]:
-        """Return the bounds of those of `queues`, all of one topic, that the broker has. Raises as `take`."""
+        """Return the bounds of the `queues`, of one topic, that the broker has. Raises as `take`."""
         code = RequestCode.GET_TOPIC_STATS_INFO
         said = answered(answer, broker, code, queues[0].topic, (ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST))
         for queue in queues:
@@ -156,11 +157,11 @@ class Brokers:
         body: bytes = b"",
         timeout: float = REQUEST_SECONDS,
     ) -> Future[Command]:
-        """Ask a master."""
+        """Send a request to a master."""
         return self._begin(broker.writable[0], code, {} if header is None else header.texts(), body, timeout)
 
     def create_topic(self, topic: str, queues: int, template: str, perm: int) -> None:
-        """Ask all masters for it. Raises `Unreachable`, `RequestRefused`."""
+        """Create it on all masters. Raises `Unreachable`, `RequestRefused`."""
         header = CreateTopic(topic, template, queues, queues, perm, "SINGLE_TAG")
         masters = [broker for broker in self.routes.brokers() if broker.writable]
         asked = [(each, self.send(each, RequestCode.UPDATE_AND_CREATE_TOPIC, header)) for each in masters]
@@ -174,14 +175,14 @@ class Brokers:
         body: bytes = b"",
         answers: tuple[int, ...] = (ResponseCode.SUCCESS,),
     ) -> dict[str, Command]:
-        """What each broker of the cluster answers, by its name. Raises `Unreachable`, `RequestRefused`."""
+        """Return each broker's answer, by its name. Raises `Unreachable`, `RequestRefused`."""
         fields = {} if header is None else header.texts()
         asked = [(broker, self._begin(broker.readable, code, fields, body)) for broker in self.routes.brokers()]
         return {broker.name: answered(answer, broker, code, answers=answers) for broker, answer in asked}
 
     @staticmethod
     def wait(error: RemotingError, deadline: float, pause: float) -> None:
-        """Before another try. Raises `error` behind the deadline."""
+        """Sleep before another try, or raise `error` after the deadline."""
         if time.monotonic() >= deadline:
             raise error
         time.sleep(pause)
@@ -211,7 +212,7 @@ def answered(
     what: object = None,
     answers: tuple[int, ...] = (ResponseCode.SUCCESS,),
 ) -> Command:
-    """What a broker answered, about `what`. Raises `Unreachable`, `Untrusted`, `RequestRefused`."""
+    """Return a broker's answer. what: the subject, for errors. Raises `Unreachable`, `Untrusted`, `RequestRefused`."""
     try:
         command = answer.result()
     except (Unreachable, Untrusted) as error:

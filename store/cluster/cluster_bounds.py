@@ -1,4 +1,4 @@
-"""`ClusterBounds`: where queues begin and end, as their brokers answer, and which brokers are missing."""
+"""`ClusterBounds`: the bounds of queues, and the brokers that are missing."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from store.model.log_protocol import Bounds, LogLook, MissingBroker, Queue
 
 _logger = logging.getLogger("store")
 _AGAIN_SECONDS = 1.0
-_MISSING_SECONDS = 0.5  # for an answer of a broker that is missing: the others wait for it
+_MISSING_SECONDS = 0.5  # a missing broker delays the others
 _KNOWN_SECONDS = 60.0  # retention moves the begin of a queue
 
 
 class ClusterBounds:
-    """Asks each broker once for all queues of a topic. Threads may share it.
+    """Asks each broker once for all queues of a topic. Thread-safe.
 
-    A broker is missing from a look that it does not answer until one that it does. A queue at whose end a pull is held
-    still ends there, so brokers are not asked about it.
+    A broker is missing from its first request without an answer to the next one with an answer. Brokers are not asked
+    about a queue while a pull is held at its end, because the end has not changed.
     """
 
     def __init__(self, brokers: Brokers, tails: Tails) -> None:
         self._brokers = brokers
         self._tails = tails
-        self._known: dict[Queue, tuple[float, Bounds]] = {}  # with when it was asked for, time.monotonic()
+        self._known: dict[Queue, tuple[float, Bounds]] = {}  # with the `time.monotonic()` of the request
         self._missing: dict[str, MissingBroker] = {}
-        self._asked: dict[str, float] = {}  # missing brokers, time.monotonic()
+        self._asked: dict[str, float] = {}  # missing brokers, by the `time.monotonic()` of the last request
 
     def look(self, queues: Iterable[Queue]) -> LogLook:
-        """Return what the brokers that answer have. Raises `RequestRefused`."""
+        """Return the bounds from brokers that answer. Raises `RequestRefused`."""
         queues, now = list(queues), time.monotonic()
         found = {queue: known for queue in queues if (known := self._unchanged(queue, now)) is not None}
         where = self._brokers.routes.readable(queue for queue in queues if queue not in found)
@@ -61,7 +61,7 @@ class ClusterBounds:
         return LogLook({queue: found[queue] for queue in queues if queue in found}, missing)
 
     def complete(self, queues: Sequence[Queue]) -> dict[Queue, Bounds]:
-        """Return what all brokers have, when all have answered. Raises `BrokerMissing`, `RequestRefused`."""
+        """Wait until all brokers answer. Raises `BrokerMissing`, `RequestRefused`."""
         deadline = time.monotonic() + self._brokers.address.broker_timeout
         while (looked := self.look(queues)).missing:
             if time.monotonic() >= deadline:
@@ -75,7 +75,7 @@ class ClusterBounds:
         return bounds if is_fresh and self._tails.is_held(queue, bounds.max_offset) else None
 
     def _ask(self, where: Mapping[Queue, Broker], attempt: int) -> tuple[dict[Queue, Bounds], dict[str, RemotingError]]:
-        """Return what brokers answer, and the error of each that does not. Raises `RequestRefused`."""
+        """Return the answers of brokers, and the temporary errors of others. Raises `RequestRefused`."""
         parts: dict[tuple[str, Broker], list[Queue]] = {}
         for queue, broker in where.items():
             parts.setdefault((queue.topic, broker.next(attempt)), []).append(queue)

@@ -1,4 +1,4 @@
-"""`ClusterLog`: the queues of a cluster's brokers, to be read."""
+"""`ClusterLog`: reads the queues of a cluster's brokers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from store.remoting.headers import Offset, SearchOffset
 
 
 class ClusterTopics(Mapping[str, tuple[Queue, ...]]):
-    """The topics and their queues. A cluster's own topics are not listed, but can be looked up.
+    """The topics and their queues. A cluster's own topics can be looked up, but are not listed.
 
     wanted: which topics are listed, by name. oldest: see `Log.topics`.
     """
@@ -75,16 +75,16 @@ _logger = logging.getLogger("store")
 
 
 class ClusterLog:
-    """A `Log`. It cannot tell how large messages are before they are read, nor which one stands where."""
+    """A `Log` without `sizes` and `fingerprints`, which brokers do not offer."""
 
-    is_ordered = False  # each broker has a log of its own
+    is_ordered = False  # each broker has its own log
 
     def __init__(self, address: ClusterAddress) -> None:
         self._address = address
         self._brokers = Brokers(address)
         self._tails = Tails(self._brokers)
         self._bounds = ClusterBounds(self._brokers, self._tails)
-        self._brought: dict[Queue, PulledRecords] = {}  # by held pulls, and not read yet
+        self._brought: dict[Queue, PulledRecords] = {}  # from held pulls, and not read yet
 
     def topics(self, wanted: NameFilter | None = None, oldest: float = 0.0) -> Mapping[str, tuple[Queue, ...]]:
         return ClusterTopics(self._brokers, wanted, oldest)
@@ -124,7 +124,7 @@ class ClusterLog:
         check_group_name(group)
         answers = commit(self._brokers, group, positions)
         if refused := {queue: positions[queue] for queue, answer in answers.items() if answer.remark}:
-            resets(self._brokers, group, refused)  # this asks for the reset once; later commits count
+            resets(self._brokers, group, refused)  # fetch the reset once; later commits count
             _logger.warning(
                 "%s: group %s was reset by an admin tool, in %s. A query only writes its offsets to the group and "
                 "goes on; start a new query with startingOffsets=group to go on at the reset",
@@ -167,7 +167,7 @@ class ClusterLog:
         self._tails.wait(seen, timeout)
 
     def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> ClusterHeld:
-        """All that arrives may match, whatever the filter."""
+        """Ignores the filter: all arrivals may match."""
         return ClusterHeld(self._brokers, begin, deadline, idle, self._brought)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""`ClusterWriter`: sends messages to the brokers of a cluster, each queue's in order, as batches if they can be."""
+"""`ClusterWriter`: sends messages to the brokers of a cluster, in the order of each queue, in batches if possible."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from store.remoting.headers import Offset, SendAnswer, SendMessageV2
 from store.remoting.served_routes import DEFAULT_TOPIC, READ_WRITE
 
 PRODUCER_GROUP = "pyspark-mq"
-_BATCH_BYTES = 1 << 20  # RocketMQ's advice; brokers take 4 MiB
+_BATCH_BYTES = 1 << 20  # as RocketMQ advises; brokers accept 4 MiB
 _BATCH_MESSAGES = 8192  # brokers count a record's 91 bytes, too, and answer with an id for each message
 _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 0.05, 1.0
-_ID_DIGITS = 16  # of an offsetMsgId, the last ones: the log offset
+_ID_DIGITS = 16  # the last ones of an offsetMsgId: the log offset
 
 
 class _Send(NamedTuple):
-    """One request. rows: the messages that it sends. is_free: whether any queue will do for them."""
+    """A request. rows: its messages. is_free: whether they may go to any queue."""
 
     rows: Int64s
     code: RequestCode
@@ -61,9 +61,9 @@ class _Send(NamedTuple):
 
 
 class Sending:
-    """Messages of one topic on their way to the queues of brokers.
+    """Sends messages of one topic to the queues of brokers.
 
-    placed: where they were stored. ends: behind the last one in each queue.
+    placed: their places. ends: the offset after the last one, by queue.
     """
 
     def __init__(self, brokers: Brokers, topic: str, messages: MessageColumns) -> None:
@@ -76,11 +76,12 @@ class Sending:
         self.ends: dict[Queue, int] = {}
 
     def send(self, queues: list[Queue], which: Int64s, is_free: Bools) -> None:
-        """Send each message to `queues[which]`; returns when the brokers have them all. is_free: where any will do.
+        """Send each message to `queues[which]`, and wait for the answers. is_free: messages for any queue.
 
-        A request that fails is repeated for `ClusterAddress.broker_timeout` seconds: to a queue of another broker if
-        its messages are free, or with `fails_over`; else to the same queue. If the broker had stored it, it is there
-        twice. Raises `Unreachable`, `RequestRefused`, `MessageRefused`; some messages may be there then, and stay.
+        A failed request is repeated for `ClusterAddress.broker_timeout` seconds: to a queue of another broker if its
+        messages are free, or with `fails_over`; else to the same queue. A broker that had stored it stores it twice.
+
+        Raises `Unreachable`, `RequestRefused`, `MessageRefused`. Some messages may then be stored.
         """
         now, messages = int(time.time() * 1000), self._messages
         in_batches = messages.born_timestamps is None and messages.delay_levels is None and messages.deliver_at is None
@@ -106,7 +107,7 @@ class Sending:
             pause = _PAUSE_SECONDS
 
     def _send_first_of_each(self) -> dict[Queue, RemotingError]:
-        """Send the first request of each queue, drop those that were stored. Return the errors that may pass."""
+        """Send the first request of each queue, and drop it if it was stored. Return the temporary errors."""
         failed: dict[Queue, RemotingError] = {}
         under_way = []
         route = self._brokers.routes.route(self._topic)
@@ -144,7 +145,7 @@ class Sending:
             self.placed.physical_offsets[rows] = [int(each[-_ID_DIGITS:], 16) for each in ids]
 
     def _fail_over(self, failed: Collection[Queue]) -> None:
-        """Let queues of other brokers, in turn, have the messages that may go there."""
+        """Move messages to queues of other brokers, in turn, if allowed."""
         route = self._brokers.routes.route(self._topic)
         away = {queue.broker for queue in failed}
         others = [queue for queue in (() if route is None else route.write) if queue.broker not in away]
@@ -164,7 +165,7 @@ _NOT_ON_ALL_DEVICES = frozenset(
 
 
 def _batched(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, now: int) -> Iterator[_Send]:
-    """Requests for `rows`, each of about _BATCH_BYTES."""
+    """Yield requests for `rows`, each of about _BATCH_BYTES."""
     flags = np.zeros(len(messages), np.int64) if messages.flags is None else messages.flags
     indices = rows.tolist()
     bodies, properties = messages.body.take(indices), encoded_properties(messages).take(indices)
@@ -181,7 +182,7 @@ def _batched(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, 
 
 
 def _single(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, now: int) -> Iterator[_Send]:
-    """A request for each message, because a batch has one birth and one delay."""
+    """Yield a request for each message, because a batch has one birth time and one delay."""
     encoded = encoded_properties(messages)
     for row in rows.tolist():
         waits = {
@@ -208,8 +209,8 @@ _FIRST_LOOK_SECONDS, _LOOK_AGAIN_SECONDS = 0.001, 0.05
 
 
 class ClusterWriter(ClusterLog):
-    """A `LogWriter`, as far as brokers can be one: readers see message after message, and a broker's flushDiskType says
-    whether a message is on the device when `publish` returns.
+    """A `LogWriter` with weaker promises: readers see messages one by one, and a broker's flushDiskType decides whether
+    a message is fsynced when `publish` returns.
     """
 
     def __init__(self, address: ClusterAddress) -> None:
@@ -217,7 +218,7 @@ class ClusterWriter(ClusterLog):
         self._turns = count(random.randrange(1 << 16))
 
     def create_topic(self, topic: str, queues: int) -> int:
-        """Of so many queues on every master. Raises `UnsupportedStore` where none of them shows up in time."""
+        """Create the queues on every master. Raises `UnsupportedStore` if no name server lists them in time."""
         check_topic_name(topic)
         self._brokers.create_topic(topic, queues, DEFAULT_TOPIC, READ_WRITE)
         deadline = time.monotonic() + self._address.patience
@@ -235,7 +236,7 @@ class ClusterWriter(ClusterLog):
 
 
 class ClusterAppend:
-    """An `Append` that is no transaction: if it fails, some of its messages may be stored, and stay."""
+    """An `Append` that is not atomic: if it fails, some of its messages may be stored, and stay."""
 
     def __init__(self, brokers: Brokers, turns: count[int]) -> None:
         self._brokers = brokers
@@ -249,7 +250,7 @@ class ClusterAppend:
         parts.append((topic, as_table(table)))
 
     def publish(self, *, flush: bool = False, unless: Callable[[], bool] | None = None) -> AppendResult:
-        """Raises `UnsupportedStore` for a condition: other producers may send concurrently."""
+        """Raises `UnsupportedStore` for a condition, because other producers may send concurrently."""
         parts, self._parts = self._open_parts(), None
         if unless is not None:
             raise UnsupportedStore(f"{self._brokers.address}: a cluster appends without a condition")
@@ -269,9 +270,10 @@ class ClusterAppend:
         return AppendResult.concatenate(results)
 
     def _until_seen(self, ends: Mapping[Queue, int]) -> None:
-        """Wait until readers see the messages: a broker puts them into its queues a moment after it stored them.
+        """Wait until readers see the messages: a broker writes its queues shortly after its log.
 
-        Accounts that may only write, and queues that can only be written, are not waited for."""
+        Do not wait if the account or the queue is write-only.
+        """
         timeout = self._brokers.address.broker_timeout
         deadline, pause = time.monotonic() + timeout, _FIRST_LOOK_SECONDS
         left = dict(ends)
@@ -299,7 +301,7 @@ class ClusterAppend:
         self._parts = None
 
     def _queues(self, topic: str) -> list[Queue]:
-        """Those to write to, in order."""
+        """Return the writable queues, in order."""
         route = self._brokers.routes.route(topic) or self._brokers.routes.route(topic, oldest=0.0)
         if route is None or not route.write:
             raise UnknownTopic(
@@ -309,8 +311,9 @@ class ClusterAppend:
         return list(route.write)
 
     def _choose(self, topic: str, messages: MessageColumns, queues: list[Queue]) -> tuple[Int64s, Bools]:
-        """Return the index of the queue that each message names, or its sharding key means; in turn otherwise. And
-        where neither decides."""
+        """Return the index of each message's queue, by its queue id or sharding key, else in turn; and where neither is
+        given.
+        """
         there = self._queues(topic)
         here = np.flatnonzero([queue in there for queue in queues])
         turn, is_free = next(self._turns), np.ones(len(messages), np.bool_)

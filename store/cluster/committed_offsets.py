@@ -1,4 +1,4 @@
-"""The offsets of consumer groups, as brokers keep them and as one member has committed them."""
+"""The offsets of consumer groups, at brokers and in a member's memory."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ _logger = logging.getLogger("store")
 
 
 class MemberOffsets:
-    """The offsets that a member committed in its own queues, in memory until they are persisted. Threads may share it.
+    """The offsets that a member committed in its own queues, until they are persisted. Thread-safe.
 
-    own: the member's queues. resets: how many resets brokers have reported.
+    own: the member's queues. resets: the number of resets that brokers reported.
     """
 
     def __init__(self, brokers: Brokers, group: str, what: str) -> None:
-        """what: the member, for errors."""
+        """what: the member's name in errors."""
         self._brokers = brokers
         self._group = group
         self._what = what
         self._threads = threading.Lock()
         self._committed: Positions = {}
-        self._reset: Positions = {}  # reported by brokers, and not fetched yet
+        self._reset: Positions = {}  # not fetched yet
         self.own: frozenset[Queue] = frozenset()
         self.resets = 0
 
     def set_own(self, queues: Iterable[Queue]) -> None:
-        """Forget the offsets of queues that are new, or another member's from now on."""
+        """Forget the offsets of queues that changed hands."""
         with self._threads:
             before, self.own = self.own, frozenset(queues)
             for queue in before ^ self.own:
                 self._committed.pop(queue, None)
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """Return the offset to read next of each queue: as committed here, or else as brokers have it."""
+        """Return the next offset of each queue: as committed here, or else at its broker."""
         queues = list(queues)
         with self._threads:
             here = {queue: self._committed[queue] for queue in queues if queue in self._committed}
@@ -66,11 +66,11 @@ class MemberOffsets:
         self._set({queue: offset for queue, offset in positions.items() if queue not in known})
 
     def persist(self, queues: Collection[Queue]) -> None:
-        """Send committed offsets to the brokers; repeats it for as long as their address has patience."""
+        """Send committed offsets to the brokers, and retry for `ClusterAddress.patience` seconds."""
         self._set(self._committed_in(queues))
 
     def persist_soon(self, queues: Collection[Queue]) -> None:
-        """`persist` without waiting for a broker: the next call repeats it. Raises `Unreachable` if none answers."""
+        """Like `persist`, but leave retries to the next call. Raises `Unreachable` if no broker answers."""
         of_broker: dict[str, list[Queue]] = {}
         for queue in queues:
             of_broker.setdefault(queue.broker, []).append(queue)
@@ -85,7 +85,7 @@ class MemberOffsets:
         warn_or_raise(self._what, failed, len(of_broker), "its offsets are persisted later")
 
     def note_resets(self, positions: Positions) -> None:
-        """Go on at these offsets, which do not count as committed before `fetch_resets` returned them."""
+        """Continue at these offsets. They cannot be committed before `fetch_resets` returned them."""
         with self._threads:
             self._reset |= positions
             self._committed |= {queue: offset for queue, offset in positions.items() if queue in self.own}
@@ -110,7 +110,7 @@ class MemberOffsets:
 
 
 def warn_or_raise(what: str, failed: Sequence[Unreachable], asked: int, then: str) -> None:
-    """Log the brokers that did not answer; raise the first error if no broker did."""
+    """Log the brokers that did not answer; raise the first error if none did."""
     if failed and len(failed) == asked:
         raise failed[0]
     for error in failed:
@@ -118,7 +118,7 @@ def warn_or_raise(what: str, failed: Sequence[Unreachable], asked: int, then: st
 
 
 def committed(brokers: Brokers, group: str, queues: Iterable[Queue]) -> Positions:
-    """Return the offset to read next, for queues that have one. Raises `Unreachable`, `RequestRefused`."""
+    """Return the next offset of each queue that has one. Raises `Unreachable`, `RequestRefused`."""
 
     def ask(queue: Queue) -> Ask:
         header = GroupQueue(group, queue.topic, queue.queue_id, set_zero_if_not_found=False)
@@ -133,17 +133,17 @@ def committed(brokers: Brokers, group: str, queues: Iterable[Queue]) -> Position
 
 
 def commit(brokers: Brokers, group: str, positions: Positions, *, once: bool = False) -> dict[Queue, Command]:
-    """Set the group's offsets; returns the answer of each queue that a broker has. once: do not repeat requests.
+    """Set the group's offsets. Return the answer for each queue that a broker has. once: do not retry.
 
-    An answer with a remark comes from a broker of RocketMQ 5.3 or later that did not set the offset, because an admin
-    tool has reset the group. Raises `Unreachable`, `RequestRefused`.
+    A remark means that a broker of RocketMQ 5.3 or later refused the offset, because an admin tool has reset the group.
+    Raises `Unreachable`, `RequestRefused`.
     """
     asks = {queue: _commit(group, queue, at) for queue, at in positions.items()}
     if once:
         asks = {queue: ask._replace(timeout=ANSWER_SECONDS) for queue, ask in asks.items()}
     answers = brokers.ask(asks, 0.0 if once else None)
     unknown = [queue for queue, answer in answers.items() if answer.code != ResponseCode.SUCCESS]
-    if unknown:  # a broker creates a group when it first pulls
+    if unknown:  # a broker creates a group at its first pull
         brokers.ask({queue: held_pull(group, queue, positions[queue], 1, 0.0) for queue in unknown})
         again = {queue: _commit(group, queue, positions[queue])._replace(answers=_SUCCESS) for queue in unknown}
         answers |= brokers.ask(again)
@@ -151,10 +151,9 @@ def commit(brokers: Brokers, group: str, positions: Positions, *, once: bool = F
 
 
 def resets(brokers: Brokers, group: str, positions: Positions) -> Positions:
-    """Return where the group goes on in queues whose broker refused a commit because of a reset.
+    """Return the offsets after a reset, for queues whose broker refused a commit. positions: their current offsets.
 
-    Such a broker reports the reset until a client of the group pulls there, so the pull comes last. positions: offsets
-    that the queues have.
+    The broker reports the reset until a client of the group pulls, so pull last.
     """
     found = committed(brokers, group, positions)
     brokers.ask({queue: held_pull(group, queue, at, 1, 0.0) for queue, at in positions.items()})

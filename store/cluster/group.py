@@ -1,6 +1,6 @@
-"""Consumer groups of a cluster, see `group_protocol`: their members are RocketMQ's clients, in any language.
+"""`ClusterGroup`: a consumer group of a cluster, whose members are RocketMQ's clients, in any language.
 
-Brokers know who is in a group, by its heart-beats, and keep how far it has read. Verbs that need more raise
+Brokers know a group's members by their heart-beats, and keep its offsets. Methods that need more raise
 `UnsupportedStore`.
 """
 
@@ -46,9 +46,9 @@ class ClusterGroup:
         exclusive: bool = False,
         instance: str | None = None,
     ) -> ClusterMember:
-        """As of any group. That another consumes orderly, and this one not, no broker tells.
+        """See `Group.join`. Brokers do not report whether other members are orderly.
 
-        Raises `UnsupportedStore` for broadcasting, and exclusive members.
+        Raises `UnsupportedStore` for broadcasting and exclusive members.
         """
         if model is not MessageModel.CLUSTERING:
             raise self._unsupported(
@@ -63,7 +63,7 @@ class ClusterGroup:
         return ClusterMember(self.address, self.name, entry)
 
     def _known_members(self) -> list[MemberInfo]:
-        """Return the members, none if the account may not list them."""
+        """Return none if the account may not list members."""
         try:
             return self.members()
         except RequestRefused as error:
@@ -77,7 +77,7 @@ class ClusterGroup:
             brokers.ask_all(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=settings)
 
     def members(self) -> list[MemberInfo]:
-        """All have the subscriptions of the last heart-beat of the group. Brokers do not know their queues."""
+        """All have the subscriptions of the group's last heart-beat. Brokers do not know their queues."""
         with closing(Brokers(self.address)) as brokers:
             answers = brokers.ask_all(
                 RequestCode.GET_CONSUMER_CONNECTION_LIST,
@@ -96,7 +96,7 @@ class ClusterGroup:
             return committed(brokers, self.name, queues)
 
     def reset(self, positions: Positions) -> None:
-        """Raises `UnsupportedStore`: brokers reset to times."""
+        """Raises `UnsupportedStore`, because brokers reset to times."""
         raise self._unsupported(
             "brokers reset a group to a time: use mqadmin resetOffsetByTime, which members of all kinds obey"
         )

@@ -1,4 +1,4 @@
-"""`ClusterHeld`: queues that are waited for, by a pull at each of them."""
+"""`ClusterHeld`: waits for messages by a held pull for each queue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOLD_SECONDS = 15.0  # brokerSuspendMaxTimeMillis
 
 
 def held_pull(group: str, queue: Queue, position: int, count: int, seconds: float) -> Ask:
-    """A pull that a broker may hold for so many seconds."""
+    """Return a pull that a broker may hold."""
     header = pull_header(group, QueueRange(queue, position, position + count), seconds)
     return Ask(queue, RequestCode.PULL_MESSAGE, header, PULLED, seconds + REQUEST_SECONDS)
 
@@ -41,7 +41,7 @@ class _Tail(NamedTuple):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing has arrived: the broker holds the pull, or held it to the end."""
+        """Whether no message arrived, until now or within the pull's time."""
         if not self.answer.done():
             return True
         if self.answer.cancelled() or self.answer.exception() is not None:
@@ -54,7 +54,7 @@ class _Tail(NamedTuple):
 
 
 class Tails:
-    """Pulls that outlast one `wait`: so an idle query asks each queue every 15 s, however often it looks."""
+    """Held pulls that outlast one `wait`, so that an idle query asks each queue every 15 s, however often it looks."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
@@ -62,7 +62,7 @@ class Tails:
         self._tails: dict[Queue, _Tail] = {}
 
     def wait(self, seen: Positions, timeout: float) -> None:
-        """Until one of the queues has messages behind `seen`, or less; it may come back before."""
+        """Return when a queue's end differs from `seen`, or earlier."""
         where = self._brokers.routes.readable(seen)
         with self._lock:
             tails = [self._tail(queue, broker, seen[queue]) for queue, broker in where.items()]
@@ -75,7 +75,7 @@ class Tails:
             time.sleep(timeout)
 
     def is_held(self, queue: Queue, position: int) -> bool:
-        """Whether a pull waits at `position`, to which no message has come. It is renewed if its time was over."""
+        """Whether no message has arrived at `position`. Renews an expired pull."""
         with self._lock:
             tail = self._tails.get(queue)
             if tail is None or tail.position != position or not tail.is_quiet:
@@ -98,11 +98,11 @@ class Tails:
 
 _logger = logging.getLogger("store")
 _AGAIN_SECONDS = 1.0
-_MOST_AT_ONCE = 32  # that come with an answer; more are pulled as any range
+_MOST_AT_ONCE = 32  # in an answer; more are pulled as any range
 
 
 class _Pull(NamedTuple):
-    """A pull at a queue. failing: since when pulls there fail, None if they do not."""
+    """A pull of a queue. failing: since when its pulls fail, or None."""
 
     queue: Queue
     position: int
@@ -110,7 +110,7 @@ class _Pull(NamedTuple):
 
 
 def _nothing(pull: _Pull) -> QueueRange:
-    """Of a queue that no broker has: its reader learns of it, and goes on with queues of other brokers."""
+    """Report a queue that no broker has, so that its reader finds out and continues with other queues."""
     return QueueRange(pull.queue, pull.position, pull.position)
 
 
@@ -122,23 +122,24 @@ class _Answered(NamedTuple):
 
 
 class ClusterHeld:
-    """A `Held`. A pull that fails is begun again after a second. If all fail for as long as the address waits for a
-    broker, the error is raised."""
+    """A `Held`. A failed pull is repeated after a second. If all fail for `ClusterAddress.broker_timeout` seconds, the
+    error is raised.
+    """
 
     def __init__(
         self, brokers: Brokers, begin: Positions, deadline: float, idle: float, brought: dict[Queue, PulledRecords]
     ) -> None:
-        """brought: where what the last pull of a queue brought is put."""
+        """brought: receives the records of each queue's last answer."""
         self._brokers = brokers
         self._brought = brought
         self._deadline = deadline
         self._idle = idle
         self._woken: SimpleQueue[_Answered | None] = SimpleQueue()
         self._under_way: dict[Queue, Future[Command]] = {}
-        self._failed: list[tuple[float, _Pull]] = []  # when to begin them again, the first one first
+        self._failed: list[tuple[float, _Pull]] = []  # by the time of their retry
         self._failing: set[Queue] = set()
-        self._heard = -math.inf  # when a pull was answered last, time.monotonic()
-        self._gone: list[_Pull] = []  # of which no broker has the queue
+        self._heard = -math.inf  # `time.monotonic()` of the last answer
+        self._gone: list[_Pull] = []  # of queues without a broker
         for queue, position in begin.items():
             self._begin(_Pull(queue, position))
 
@@ -174,7 +175,7 @@ class ClusterHeld:
         raise StopIteration
 
     def _is_retried(self) -> bool:
-        """Whether failed pulls are begun again. From the deadline on they are not: their broker may stay away."""
+        """Whether failed pulls wait for a retry. After the deadline, none does, because the broker may stay missing."""
         if time.monotonic() >= self._deadline:
             self._failed.clear()
         return bool(self._failed)
@@ -183,7 +184,6 @@ class ClusterHeld:
         return min([quiet, *(min(due, self._deadline) for due, _ in self._failed)])
 
     def _begin_failed(self) -> None:
-        """Those whose time has come."""
         now = time.monotonic()
         due = [pull for when, pull in self._failed if when <= now]
         self._failed = [(when, pull) for when, pull in self._failed if when > now]
@@ -204,7 +204,7 @@ class ClusterHeld:
         answer.add_done_callback(lambda done: self._woken.put(_Answered(pull, broker, ask, done)))
 
     def _arrived(self, answered: _Answered) -> QueueRange | None:
-        """Return the messages of an answered pull; None if it was begun again, or is over."""
+        """Return the range of an answered pull; None if it was repeated or is over."""
         pull, broker, ask, answer = answered
         if self._under_way.get(pull.queue) is not answer:
             return None
@@ -218,7 +218,7 @@ class ClusterHeld:
             return None
         self._failing.discard(pull.queue)
         self._heard = time.monotonic()
-        if command is None:  # its broker has no such topic any more
+        if command is None:  # the topic was deleted
             return _nothing(pull)
         if command.code == ResponseCode.PULL_NOT_FOUND:
             if time.monotonic() < self._deadline:
@@ -226,11 +226,11 @@ class ClusterHeld:
             return None
         header = Pulled.of(command.fields)
         if command.code == ResponseCode.PULL_OFFSET_MOVED and header.min_offset <= pull.position <= header.max_offset:
-            # Nothing is wrong with the position: an admin tool has reset the group, or the topic is another one.
+            # An admin tool has reset the group, or the topic was recreated.
             there = min(max(header.min_offset, header.next_begin_offset), header.max_offset)
             return QueueRange(pull.queue, there, there)
         if broker.is_copy and not header.min_offset <= pull.position <= header.max_offset:
-            # It has less, and of what else happened to the queue only its master could tell.
+            # A slave has fewer messages, and only its master knows whether the queue has changed otherwise.
             if time.monotonic() < self._deadline:
                 self._failed.append((time.monotonic() + _AGAIN_SECONDS, _Pull(pull.queue, pull.position)))
             return None
@@ -239,7 +239,7 @@ class ClusterHeld:
         return QueueRange(pull.queue, pull.position, max(pull.position, header.max_offset))
 
     def _fail(self, pull: _Pull, error: RemotingError) -> None:
-        """Begin the pull again later. Raises `error` if that cannot help, or has not helped for too long."""
+        """Repeat the pull later. Raises `error` if it is permanent, or lasts for too long."""
         now, timeout = time.monotonic(), self._brokers.address.broker_timeout
         since = now if pull.failing is None else pull.failing
         self._failing.add(pull.queue)

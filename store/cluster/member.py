@@ -1,4 +1,4 @@
-"""`ClusterMember`: a client of a cluster's brokers that consumes, as RocketMQ's own clients do."""
+"""`ClusterMember`: consumes from a cluster's brokers as RocketMQ's clients do."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from store.remoting.bodies import LockRequest, MessageQueue
 from store.remoting.command import Command
 from store.remoting.headers import SendBack
 
-_LOOK_SECONDS = 10.0  # between two looks at the members without a notification; RocketMQ's waitInterval is 20 s
-_UNHEARD_SECONDS = LOCK_SECONDS / 2  # a lock lasts so long while its broker does not answer
+_LOOK_SECONDS = 10.0  # between two lists of members without a notification; RocketMQ's waitInterval is 20 s
+_UNHEARD_SECONDS = LOCK_SECONDS / 2  # how long a lock lasts if its broker does not answer
 _logger = logging.getLogger("store")
 
 
 class ClusterMember(Opened):
-    """A `Member`. RocketMQ's clients are in the group, too, so queues change hands by RocketMQ's rules:
+    """A `Member` of a group that RocketMQ's clients may share, so queues change hands by RocketMQ's rules.
 
-    concurrently, no member locks a queue, and its next owner begins at the group's offset, so that messages of the last
-    5 s may come twice (more of them while a broker does not answer); orderly, brokers lock queues for 60 s, or until
-    they are given back.
+    A concurrent member locks no queues. The next owner of a queue begins at the group's offset, so messages of the last
+    5 s may be delivered twice, or more while a broker does not answer. Orderly members have brokers lock queues, for 60
+    s or until they unlock them.
 
-    A broker that does not answer delays no queues of other brokers: it is asked again. Its own queues are lost, if they
-    are consumed orderly, when their locks should have been renewed.
+    A broker that does not answer is asked again, and does not delay queues of other brokers. Orderly members lose its
+    queues when their locks should have been renewed.
     """
 
     def __init__(self, address: ClusterAddress, group: str, entry: MemberEntry) -> None:
         super().__init__(f"member {entry.id} of group {group} at {address}", "ClusterGroup.join")
         self.id = entry.id
         self._group = group
-        self._notified = threading.Event()  # by a broker: members came or went, or offsets were reset
+        self._notified = threading.Event()  # by a broker: members or offsets changed
         self._brokers = Brokers(address, self._notify)
-        self._turn = threading.RLock()  # to lock, to unlock, to leave
+        self._turn = threading.RLock()  # held by `lock`, `unlock` and `leave`
         self._claims: Claims = {}
         self._offsets = MemberOffsets(self._brokers, group, self._what)
         try:
@@ -82,13 +82,13 @@ class ClusterMember(Opened):
         return self._presence.members, self._offsets.resets
 
     def _notify(self, command: Command) -> None:
-        """Called in the connections' thread with a request of a broker."""
+        """Called in the connections' thread with each request of a broker."""
         if command.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
             self._offsets.note_resets(parse_reset(bytes(command.body)))
         self._notified.set()
 
     def lock(self, queues: Iterable[Queue], *, ask: bool = False) -> set[Queue]:
-        """Other members do not learn that this one asks."""
+        """ask: ignored, because brokers do not tell other members."""
         wanted = set(queues)
         with self._turn:
             self.must_be_open()
@@ -101,12 +101,12 @@ class ClusterMember(Opened):
             return wanted & self._claims.keys()
 
     def asked(self) -> set[Queue]:
-        """None: brokers do not pass it on."""
+        """Return none, because brokers do not pass requests on."""
         self.must_be_open()
         return set()
 
     def unlock(self, queues: Iterable[Queue]) -> None:
-        """If a broker does not answer, its locks end later, and messages done here come twice."""
+        """If a broker does not answer, its locks expire later, and finished messages are delivered twice."""
         with self._turn:
             self.must_be_open()
             own = set(queues) & self._claims.keys()
@@ -126,13 +126,14 @@ class ClusterMember(Opened):
         self._offsets.begin(positions)
 
     def commit(self, positions: Positions) -> None:
-        """In memory: messages whose offsets were not persisted when this process is killed come again."""
+        """Commit in memory. If the process is killed before `persist`, messages are delivered again."""
         self.must_be_open()
         self._offsets.commit(positions)
 
     def persist(self) -> None:
-        """Send all offsets again, as RocketMQ's clients do: the owner before may have sent a lower one later, and a
-        broker may have a reset to report."""
+        """Send all offsets again, as RocketMQ's clients do: a former owner may have sent a lower one later, and the
+        broker may answer with a reset.
+        """
         self.must_be_open()
         self._offsets.persist_soon(self._offsets.own)
 
@@ -141,7 +142,7 @@ class ClusterMember(Opened):
         return self._offsets.fetch_resets()
 
     def reset(self, positions: Positions) -> None:
-        """Brokers hear of it with the next `persist`."""
+        """Brokers get it with the next `persist`."""
         self.must_be_open()
         if positions:
             self._offsets.note_resets(positions)
@@ -172,7 +173,7 @@ class ClusterMember(Opened):
             answered(answer, broker, code, message.msg_id)
 
     def leave(self) -> None:
-        if self.is_forked:  # in a child the thread that has the turn may be missing
+        if self.is_forked:  # in a child, the lock may never be released
             return
         with self._turn:
             if self._is_over:
@@ -209,7 +210,7 @@ class ClusterMember(Opened):
 
 
 class _BrokerLocks:
-    """The locks of an orderly member's queues, at the broker of each queue."""
+    """The locks of an orderly member's queues, at their brokers."""
 
     def __init__(self, brokers: Brokers, presence: Presence, group: str, client_id: str) -> None:
         self._brokers = brokers
@@ -218,9 +219,9 @@ class _BrokerLocks:
         self._client_id = client_id
 
     def lock(self, wanted: Collection[Queue]) -> tuple[set[Queue], set[Queue]]:
-        """Return the queues that brokers lock for this member, and the queues of brokers that do not answer.
+        """Return the locked queues, and the queues of brokers that do not answer.
 
-        Raises `Unreachable` if none answers, `RequestRefused`.
+        Raises `Unreachable` if no broker answers, `RequestRefused`.
         """
         granted = set()
         answers, unheard = self._ask(RequestCode.LOCK_BATCH_MQ, wanted)
@@ -229,7 +230,7 @@ class _BrokerLocks:
         return granted, unheard
 
     def unlock(self, queues: Collection[Queue]) -> None:
-        """Let other members lock queues. Raises as `lock`."""
+        """Raises as `lock`."""
         self._ask(RequestCode.UNLOCK_BATCH_MQ, queues)
 
     def _ask(self, code: RequestCode, queues: Collection[Queue]) -> tuple[list[tuple[str, bytes]], set[Queue]]:

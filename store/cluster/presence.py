@@ -1,4 +1,4 @@
-"""`Presence`: a member's heart-beats to a cluster's brokers, and the members that brokers list."""
+"""`Presence`: a member's heart-beats, and the members that brokers list."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ _logger = logging.getLogger("store")
 class Presence:
     """One member in its group, as brokers see it.
 
-    members: the ids in the group, sorted, as the first broker that answered listed them. listed_at: `time.monotonic()`
-    of the last look.
+    members: the group's ids, sorted, as the first broker that answered listed them. listed_at: `time.monotonic()`.
     """
 
     def __init__(self, brokers: Brokers, group: str, entry: MemberEntry, what: str) -> None:
-        """Send the first heart-beat. what: the member, for errors.
+        """Send the first heart-beat. what: the member's name in errors.
 
         Raises `UnknownTopic` if no master has its topics, `Unreachable`, `RequestRefused`.
         """
@@ -57,16 +56,16 @@ class Presence:
         return {name: broker for name, broker in sorted(found.items()) if broker.writable}
 
     def beat_if_due(self) -> None:
-        """Send a heart-beat every 15 s. Raises as the constructor."""
+        """Raises as the constructor."""
         if time.monotonic() >= self._beaten_at + _BEAT_SECONDS:
             self._beat()
 
     def look(self) -> None:
-        """Ask the brokers who is in the group. `members` stays as it was if none of them answers."""
+        """Update `members`, unless no broker answers."""
         self.listed_at = time.monotonic()
         try:
             found = self._listed()
-            if found is not None and self._id not in found:  # the broker restarted, or took this member for dead
+            if found is not None and self._id not in found:  # the broker restarted, or missed heart-beats
                 self._beat()
                 found = self._listed()
         except Unreachable as error:
@@ -76,13 +75,12 @@ class Presence:
             self.members = sorted({*found, self._id})
 
     def leave(self) -> None:
-        """Tell all brokers that this member leaves."""
         header = UnregisterClient(self._id, None, self._group)
         for error in self._send_all(RequestCode.UNREGISTER_CLIENT, header):
             _logger.warning("%s: left; one broker did not hear of it and will notice later: %s", self._what, error)
 
     def _beat(self) -> None:
-        """Send a heart-beat to all brokers. Raises if one refuses it, or none answers."""
+        """Raises an error if a broker refuses it, or none answers."""
         failed = list(self._send_all(RequestCode.HEART_BEAT, None, self._heart_beat))
         refused = [error for error in failed if not isinstance(error, Unreachable)]
         if refused or (failed and len(failed) == len(self.masters())):
@@ -90,7 +88,7 @@ class Presence:
         self._beaten_at = time.monotonic()
 
     def _send_all(self, code: RequestCode, header: Header | None, body: bytes = b"") -> Iterator[RemotingError]:
-        """Send a request to all masters; yields the errors of brokers that did not accept it."""
+        """Yield the errors of masters that did not accept a request."""
         masters = self.masters().values()
         sent = [(broker, self._brokers.send(broker, code, header, body, ANSWER_SECONDS)) for broker in masters]
         for broker, answer in sent:
@@ -100,13 +98,13 @@ class Presence:
                 yield error
 
     def _listed(self) -> list[str] | None:
-        """Return the members that the first broker lists that answers; None if none does."""
+        """Return the members that the first answering broker lists; None if none answers."""
         for broker in self.masters().values():
             code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
             answer = self._brokers.send(broker, code, ConsumerGroup(self._group), timeout=ANSWER_SECONDS)
             try:
                 body = answered_in_time(answer, broker, code).body
-            except RequestRefused:  # the broker knows no member of the group
+            except RequestRefused:  # the broker knows no member
                 return []
             except Unreachable:
                 continue
@@ -115,7 +113,7 @@ class Presence:
 
 
 def answered_in_time(answer: Future[Command], broker: Broker, code: RequestCode) -> Command:
-    """Return what a broker answered. A refusal that may pass counts as silence: it raises `Unreachable`."""
+    """Raises `Unreachable` for temporary refusals, too."""
     try:
         return answered(answer, broker, code)
     except RequestRefused as error:
@@ -138,7 +136,7 @@ def _heart_beat(group: str, entry: MemberEntry) -> bytes:
 
 
 def _subscription(topic: str, read: Subscription, version: int) -> SubscriptionData:
-    """Brokers filter by the group's last heart-beat for clients that pull without a filter: tag hashes count, too."""
+    """For pulls without a filter, brokers filter by the group's last heart-beat, also by hashes of tags."""
     expression = read.expression.strip() or "*"
     tags = [] if read.expression_type != "TAG" or expression == "*" else map(str.strip, expression.split("||"))
     named = [tag for tag in tags if tag]

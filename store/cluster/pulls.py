@@ -1,4 +1,4 @@
-"""Pulls of a range of one queue, many at a time, and their records as Arrow batches.
+"""Pipelined pulls of a range of one queue, and their records as Arrow batches.
 
 Offsets are dense, so the begin of the next pull is known before the last one is answered.
 """
@@ -49,13 +49,13 @@ PULLED = (
     ResponseCode.PULL_OFFSET_MOVED,
 )
 _MOST_UNDER_WAY, _BYTES_UNDER_WAY = 256, 16 << 20
-_FIRST_WIDTH, _MOST_WIDTH = 32, 1024  # messages that one pull asks for; brokers give 32 by default
-_WIDEN_AFTER = 8  # pulls that were answered in full
+_FIRST_WIDTH, _MOST_WIDTH = 32, 1024  # messages in one pull; brokers return 32 by default
+_WIDEN_AFTER = 8  # full answers
 _EVERYTHING, _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = "*", 0.05, 1.0
 
 
 class PulledRecords(NamedTuple):
-    """Messages [start, end) of a queue. data: their records, one behind another."""
+    """Messages [start, end) of a queue. data: their records, concatenated."""
 
     start: int
     end: int
@@ -63,7 +63,7 @@ class PulledRecords(NamedTuple):
 
 
 def pull_header(group: str, wanted: QueueRange, seconds: float = 0.0) -> PullMessage:
-    """Of a pull of all messages from `wanted.start` on; seconds: for how long it may be held while there is none."""
+    """seconds: how long an empty pull may be held."""
     flags = SUBSCRIPTION | (SUSPEND if seconds > 0 else 0)
     begin, count = wanted.start, wanted.length
     queue_id, milliseconds = wanted.queue.queue_id, int(seconds * 1000)
@@ -71,10 +71,10 @@ def pull_header(group: str, wanted: QueueRange, seconds: float = 0.0) -> PullMes
 
 
 def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[PulledRecords]:
-    """The messages of a range that is there, in order, as the pieces in which they come.
+    """Yield the messages of an existing range, in order, in pieces.
 
-    A pull that fails is repeated, at the broker's slaves, too, as `Brokers` does. Raises `OffsetLost`, `UnknownTopic`,
-    `Unreachable`, `RequestRefused`.
+    A failed pull is repeated, also at the broker's slaves. Raises `OffsetLost`, `UnknownTopic`, `Unreachable`,
+    `RequestRefused`.
     """
     given, attempt = wanted.start, 0
     missing: MissingBroker | None = None
@@ -101,7 +101,7 @@ def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[PulledRecords]:
 
 
 class _Pulls:
-    """The pulls of a range on one connection: an iterator over their records, in order."""
+    """Iterates over the records of a range, in order, on one connection."""
 
     def __init__(self, brokers: Brokers, broker: Broker, wanted: QueueRange) -> None:
         self._group, self._credentials, self._tls = (
@@ -115,7 +115,7 @@ class _Pulls:
         self._wanted = wanted
         self._unasked = [wanted]  # the last one first
         self._asked: dict[int, QueueRange] = {}  # by opaque
-        self._answered: dict[int, PulledRecords] = {}  # by their start
+        self._answered: dict[int, PulledRecords] = {}  # by start
         self._width, self._full, self._opaque = _FIRST_WIDTH, 0, 0
         self._largest = 1  # answer, in bytes
 
@@ -139,7 +139,7 @@ class _Pulls:
                 yield records
 
     def _next_pulls(self) -> list[Command]:
-        """Return as many as may be under way, first for ranges that short answers left over."""
+        """Return as many pulls as may be pending, first for the rest of short answers."""
         commands = []
         most = min(_MOST_UNDER_WAY, _BYTES_UNDER_WAY // self._largest)
         while (self._unasked and len(self._asked) + len(self._answered) < most) or self._is_stuck():
@@ -151,7 +151,7 @@ class _Pulls:
         return commands
 
     def _is_stuck(self) -> bool:
-        """Whether all answers so far are of later ranges."""
+        """Whether all received answers are of later ranges."""
         return bool(self._unasked) and not self._asked
 
     def _command(self, wanted: QueueRange) -> Command:
@@ -163,7 +163,7 @@ class _Pulls:
         return Command(RequestCode.PULL_MESSAGE, fields, opaque=self._opaque)
 
     def _accept(self, answer: Command) -> None:
-        """Keep the records of an answer. Raises as `pull`."""
+        """Raises as `pull`."""
         wanted = self._asked.pop(answer.opaque, None)
         if wanted is None:
             raise BadFrame(f"{self._who}: an answer to pull {answer.opaque}, which was not made; is it RocketMQ?")
@@ -196,13 +196,13 @@ class _Pulls:
                 self._width, self._full = min(2 * self._width, _MOST_WIDTH), 0
 
     def _missing(self, wanted: QueueRange, header: Pulled) -> OffsetLost | RequestRefused:
-        """Return the error for a pull without messages in a range that has some."""
-        if header.min_offset > wanted.start and not self._is_copy:  # of which only its master could tell
+        """Return the error for an empty answer in a range that has messages."""
+        if header.min_offset > wanted.start and not self._is_copy:  # only the master knows whether they were deleted
             return OffsetLost(
                 f"{self._who}: {wanted.queue}, offsets {wanted.start} to {header.min_offset} are gone, the oldest left "
                 f"is {header.min_offset}"
             )
-        return RequestRefused(  # a repeated pull tells which
+        return RequestRefused(
             ResponseCode.SERVICE_NOT_AVAILABLE,
             f"no messages of {wanted.queue} from {wanted.start} on, and it is said to go from {header.min_offset} to "
             f"{header.max_offset}: a slave that has less than its master, or is not to be read "
@@ -217,7 +217,7 @@ _MAX_BODY_BYTES = StoreConfig().maxDecompressedMessageSize
 
 
 def decoded(pieces: Iterable[PulledRecords], wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.RecordBatch]:
-    """The messages of a queue that match. Raises `CorruptRecord`, `UnreadableBody`, `UnsupportedStore`."""
+    """Yield the matching messages. Raises `CorruptRecord`, `UnreadableBody`, `UnsupportedStore`."""
     decoding = Decoding(spec, _MAX_BODY_BYTES)
     for records in _gathered(pieces, spec.max_rows, spec.max_bytes):
         positions, sizes, end = (np.array(each, np.int64) for each in hop(records.data))
@@ -240,7 +240,7 @@ def decoded(pieces: Iterable[PulledRecords], wanted: QueueRange, spec: ReadSpec)
 
 
 def _gathered(pieces: Iterable[PulledRecords], max_rows: int, max_bytes: int) -> Iterator[PulledRecords]:
-    """As many pieces together as make a batch."""
+    """Concatenate pieces to the size of a batch."""
     waiting: list[PulledRecords] = []
     size = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Where topics are, as a cluster's name servers say."""
+"""`RouteTable`: the brokers of each topic, from a cluster's name servers."""
 
 from __future__ import annotations
 
@@ -43,37 +43,37 @@ T = TypeVar("T")
 
 
 class Broker(NamedTuple):
-    """One broker: a master, and what copies it. addresses: "host:port" by broker id, the master's is 0; the one to
-    read from first."""
+    """A master and its slaves. addresses: "host:port" by broker id, 0 for the master, in reading order."""
 
     name: str
     addresses: tuple[tuple[int, str], ...]
 
     def next(self, attempt: int) -> Broker:
-        """To read from at an attempt, the first of which is 0: each has two, for it is the connection that is lost more
-        often than a broker, and copies may be behind."""
+        """Return the broker with the address for an attempt, counted from 0, first.
+
+        Each address has two attempts, because connections are lost more often than brokers, and slaves may be behind.
+        """
         turn = attempt // 2 % max(1, len(self.addresses))
         return self._replace(addresses=self.addresses[turn:] + self.addresses[:turn])
 
     @property
     def readable(self) -> str:
-        """Where to read; "" if that is not known."""
+        """The address to read from; "" if unknown."""
         return self.addresses[0][1] if self.addresses else ""
 
     @property
     def is_copy(self) -> bool:
-        """Whether reads go to a slave."""
         return bool(self.addresses) and self.addresses[0][0] != _MASTER
 
     @property
     def writable(self) -> list[str]:
-        """The master's address, if there is one."""
+        """The master's address, if known."""
         return [address for number, address in self.addresses if number == _MASTER]
 
 
 @dataclass(frozen=True)
 class Route:
-    """The brokers of a topic's queues. read, write: by queue, in order. made: `time.monotonic()` of the request."""
+    """The brokers of a topic's queues. made: `time.monotonic()` of the request."""
 
     read: dict[Queue, Broker] = field(default_factory=dict)
     write: dict[Queue, Broker] = field(default_factory=dict)
@@ -81,7 +81,6 @@ class Route:
 
     @property
     def brokers(self) -> set[str]:
-        """Their names."""
         return {broker.name for broker in (*self.read.values(), *self.write.values())}
 
 
@@ -131,7 +130,7 @@ class _MemberIds(msgspec.Struct, rename="camel"):
 
 
 def parse_json(data: bytes, kind: type[T], what: str = "an answer") -> T:
-    """Return what a broker or a name server sent. Raises `BadFrame`, which names the kind of answer."""
+    """what: the kind of answer, for errors. Raises `BadFrame`."""
     try:
         return decode_fastjson(data, kind)
     except ValueError as error:
@@ -139,7 +138,7 @@ def parse_json(data: bytes, kind: type[T], what: str = "an answer") -> T:
 
 
 def parse_route(topic: str, data: bytes, made: float) -> Route:
-    """The answer to GET_ROUTEINFO_BY_TOPIC. Raises `BadFrame`."""
+    """Parse the answer to GET_ROUTEINFO_BY_TOPIC. Raises `BadFrame`."""
     found = parse_json(data, _RouteData, f"a route of topic {topic!r}")
     brokers = {each.broker_name: each.broker() for each in found.broker_datas or ()}
     parts = [part for part in found.queue_datas or () if part.broker_name in brokers]
@@ -154,17 +153,17 @@ def parse_route(topic: str, data: bytes, made: float) -> Route:
 
 
 def parse_topics(data: bytes) -> list[str]:
-    """The answer to GET_ALL_TOPIC_LIST_FROM_NAMESERVER, GET_SYSTEM_TOPIC_LIST_FROM_NS. Raises `BadFrame`."""
+    """Parse the answer to GET_ALL_TOPIC_LIST_FROM_NAMESERVER, GET_SYSTEM_TOPIC_LIST_FROM_NS. Raises `BadFrame`."""
     return parse_json(data, _Topics, "a list of topics").topic_list or []
 
 
 def parse_brokers(data: bytes) -> list[Broker]:
-    """The answer to GET_BROKER_CLUSTER_INFO. Raises `BadFrame`."""
+    """Parse the answer to GET_BROKER_CLUSTER_INFO. Raises `BadFrame`."""
     return [each.broker() for each in parse_json(data, _Brokers, "a list of brokers").broker_addr_table.values()]
 
 
 def parse_offsets(data: bytes) -> Iterator[tuple[str, str, int, int]]:
-    """The answer to GET_ALL_CONSUMER_OFFSET: topic, group, queue id and offset. Raises `BadFrame`."""
+    """Parse the answer to GET_ALL_CONSUMER_OFFSET: topic, group, queue id and offset. Raises `BadFrame`."""
     for key, offsets in parse_json(data, _Offsets, "offsets of groups").offset_table.items():
         topic, _, group = key.partition(GROUP_SEPARATOR)
         for number, offset in offsets.items():
@@ -172,16 +171,13 @@ def parse_offsets(data: bytes) -> Iterator[tuple[str, str, int, int]]:
 
 
 def parse_reset(data: bytes) -> Positions:
-    """What RESET_CONSUMER_CLIENT_OFFSET brings: a table whose keys are queues, as fastjson writes it, which is no JSON.
-
-    Raises `BadFrame`.
-    """
+    """Parse RESET_CONSUMER_CLIENT_OFFSET, which has objects as keys, so it is not JSON. Raises `BadFrame`."""
     found = ((parse_json(queue, MessageQueue, "a reset"), offset) for queue, offset in _QUEUE_AND_OFFSET.findall(data))
     return {Queue(each.topic, each.queue_id, broker=each.broker_name): int(offset) for each, offset in found}
 
 
 def parse_topic_stats(broker: str, data: bytes) -> dict[Queue, Bounds]:
-    """Parse the answer of a broker to GET_TOPIC_STATS_INFO, whose keys are objects. Raises `BadFrame`."""
+    """Parse a broker's answer to GET_TOPIC_STATS_INFO, which has objects as keys. Raises `BadFrame`."""
     found: dict[Queue, Bounds] = {}
     for key, value in _QUEUE_AND_VALUES.findall(data):
         queue, offsets = parse_json(key, MessageQueue, "statistics"), parse_json(value, _TopicOffset, "statistics")
@@ -191,18 +187,18 @@ def parse_topic_stats(broker: str, data: bytes) -> dict[Queue, Bounds]:
 
 
 def parse_locked(broker: str, data: bytes) -> set[Queue]:
-    """The answer of a broker to LOCK_BATCH_MQ. Raises `BadFrame`."""
+    """Parse a broker's answer to LOCK_BATCH_MQ. Raises `BadFrame`."""
     locked = parse_json(data, _LockedQueues, "a list of locked queues").queues or ()
     return {Queue(each.topic, each.queue_id, broker=broker) for each in locked}
 
 
 def parse_member_ids(data: bytes) -> list[str]:
-    """The answer to GET_CONSUMER_LIST_BY_GROUP. Raises `BadFrame`."""
+    """Parse the answer to GET_CONSUMER_LIST_BY_GROUP. Raises `BadFrame`."""
     return parse_json(data, _MemberIds, "a list of members").consumer_id_list or []
 
 
 def _route_of(topic: str, answers: Iterable[Command], made: float) -> Route | None:
-    """Return what several name servers answered as one route."""
+    """Return the union of name servers' answers."""
     routes = [parse_route(topic, bytes(each.body), made) for each in answers if each.code == ResponseCode.SUCCESS]
     if not routes:
         return None
@@ -212,21 +208,21 @@ def _route_of(topic: str, answers: Iterable[Command], made: float) -> Route | No
 
 
 _NOT_SUPPORTED = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-ROUTE_SECONDS = 60.0  # a request that fails asks for a new route at once
+ROUTE_SECONDS = 60.0  # after a failed request, a route is refreshed at once
 _NAMES_SECONDS = _AGAIN_SECONDS = 1.0
 _AT_ONCE = 16  # requests to name servers
 _REPLY_TOPIC = "_REPLY_TOPIC"
-# Of a name server that waits until it knows all brokers (needWaitForService). One that lists no topics
-# (enableAllTopicList=false) says the same of that, for ever.
+# The answer of a name server that waits until it knows all brokers (needWaitForService). One that lists no topics
+# (enableAllTopicList=false) always has it for lists, so this is only for routes.
 _NOT_READY = ResponseCode.SYSTEM_ERROR, RequestCode.GET_ROUTEINFO_BY_TOPIC
 
 
 class RouteTable:
-    """The routes of topics in one process. Threads may share it.
+    """The routes of topics in one process. Thread-safe.
 
-    A request that a name server does not answer, or refuses for a while, goes to the next one, for
+    A request that a name server does not answer, or refuses temporarily, goes to the next one, for
     `ClusterAddress.patience` seconds. A broker that no name server lists is missing: its queues are not deleted, and it
-    is asked at its last address. A queue is deleted if its broker is listed and the topic's route does not have it.
+    is asked at its last address. A queue is deleted if its broker is listed and the topic's route lacks the queue.
     """
 
     def __init__(self, address: ClusterAddress, client: Client) -> None:
@@ -234,18 +230,21 @@ class RouteTable:
         self._client = client
         self._lock = threading.Lock()
         self._routes: dict[str, Route | None] = {}
-        self._last: dict[str, Broker] = {}  # every broker that was in a route, with its last addresses
-        self._listed: tuple[float, dict[str, Broker]] = -math.inf, {}  # when they were asked for, time.monotonic()
+        self._last: dict[str, Broker] = {}  # every broker that was in a route
+        self._listed: tuple[float, dict[str, Broker]] = -math.inf, {}  # with the `time.monotonic()` of the request
         self._names: tuple[float, list[str]] = -math.inf, []
         self._written: dict[str, dict[Queue, Broker]] = {}  # every queue that was in a route
         self._order: dict[str, tuple[float, dict[str, int]]] = {}
         self._own: tuple[float, list[str]] = -math.inf, []  # topics of the cluster and its brokers
-        self._server = 0  # of the name servers, the one that answered last
-        self._unheard = -math.inf  # when none of them answered, time.monotonic(): not each topic waits for that
+        self._server = 0  # index of the name server that answered last
+        self._unheard = -math.inf  # `time.monotonic()` when none of them answered, so that not each topic waits for it
 
     def topics(self, oldest: float) -> list[str]:
-        """Return the names of all topics but a cluster's own, at most a second old; the last ones if no name server
-        answers. oldest: 0.0 for those of now."""
+        """Return the names of all topics except a cluster's own, at most a second old; older ones if no name server
+        answers.
+
+        oldest: 0.0 for the current ones.
+        """
         made, names = self._names
         if time.monotonic() - made < min(oldest, _NAMES_SECONDS):
             return names
@@ -258,7 +257,6 @@ class RouteTable:
             if not (names and oldest):
                 raise
             return names
-        # Clusters and brokers have topics, too.
         own = self._own[1]
         hidden = {*SYSTEM_TOPICS, *own, *(f"{name}{_REPLY_TOPIC}" for name in own)}
         names = sorted(name for name in listed if name not in hidden and not name.startswith(SYSTEM_TOPIC_PREFIX))
@@ -269,9 +267,9 @@ class RouteTable:
         return parse_topics(bytes(self._ask_name_server(code, None, patience).body))
 
     def route(self, topic: str, *, oldest: float = ROUTE_SECONDS) -> Route | None:
-        """Return where a topic is, as it was at most `oldest` seconds ago; None if it does not exist.
+        """Return a topic's route, at most `oldest` seconds old; None if it does not exist.
 
-        While no name server answers, the last route counts, unless that of now is asked for (0.0).
+        If no name server answers, return the last route, except for `oldest` 0.0.
         """
         with self._lock:
             known = self._routes.get(topic)
@@ -295,7 +293,7 @@ class RouteTable:
         return found
 
     def routes(self, topics: Collection[str], oldest: float) -> dict[str, Route]:
-        """Return the routes of those topics that exist. The name servers are asked for several at once."""
+        """Return the routes of the topics that exist. Requests run concurrently."""
         now = time.monotonic()
         with self._lock:
             known = {topic: route for topic in topics if (route := self._routes.get(topic)) is not None}
@@ -311,8 +309,7 @@ class RouteTable:
         return {topic: route for topic in topics if (route := found.get(topic)) is not None}
 
     def readable(self, queues: Iterable[Queue]) -> dict[Queue, Broker]:
-        """Return the brokers of those queues that are not deleted, in order. A missing broker has its last addresses,
-        or none."""
+        """Return the brokers of the queues that are not deleted. A missing broker has its last addresses, if known."""
         found: dict[Queue, Broker] = {}
         for queue in queues:
             route = self.route(queue.topic)
@@ -321,7 +318,7 @@ class RouteTable:
                 if self._is_missing(queue.broker, listed):
                     found[queue] = self._last.get(queue.broker, Broker(queue.broker, ()))
                     continue
-                route = self.route(queue.topic, oldest=time.monotonic() - asked)  # a later one than the list
+                route = self.route(queue.topic, oldest=time.monotonic() - asked)  # newer than the list
             if route is not None and queue in route.read:
                 found[queue] = route.read[queue]
         return found
@@ -331,8 +328,11 @@ class RouteTable:
         return broker not in listed and (broker in self._address.brokers if self._address.brokers else broker != "")
 
     def configured(self, topic: str) -> dict[Queue, Broker]:
-        """Return the queues of a topic to write to, also those of missing brokers: as this process has seen them; as
-        the topic's order configuration lists them; or, of `ClusterAddress.brokers`, as many as another one has."""
+        """Return the writable queues of a topic, including queues of missing brokers.
+
+        The latter are known from earlier routes or the topic's order configuration. Otherwise each of
+        `ClusterAddress.brokers` is assumed to have as many as another broker.
+        """
         route = self.route(topic)
         there = {} if route is None else route.write
         counts = Counter(queue.broker for queue in there)
@@ -360,12 +360,11 @@ class RouteTable:
         return counts
 
     def refresh(self, topics: Iterable[str]) -> None:
-        """Ask for new routes."""
         for topic in topics:
             self.route(topic, oldest=_AGAIN_SECONDS)
 
     def unlisted(self) -> frozenset[str]:
-        """Return those of `ClusterAddress.brokers` that no name server lists."""
+        """Return the names in `ClusterAddress.brokers` that no name server lists."""
         expected = self._address.brokers
         asked, listed = self._listed
         if expected <= listed.keys() and time.monotonic() - asked < ROUTE_SECONDS:
@@ -373,11 +372,10 @@ class RouteTable:
         return expected - self._listing()[1].keys() if expected else expected
 
     def brokers(self) -> list[Broker]:
-        """Return all brokers that a name server lists."""
         return parse_brokers(bytes(self._ask_name_server(RequestCode.GET_BROKER_CLUSTER_INFO).body))
 
     def _listing(self) -> tuple[float, dict[str, Broker]]:
-        """Return the brokers that any name server lists, and when they were asked, at most a second ago."""
+        """Return the brokers that any name server lists, at most a second old, and when they were requested."""
         if time.monotonic() - self._listed[0] >= _AGAIN_SECONDS:
             now = time.monotonic()
             answers = self._ask_name_servers(RequestCode.GET_BROKER_CLUSTER_INFO)
@@ -385,7 +383,7 @@ class RouteTable:
         return self._listed
 
     def _ask_route(self, topic: str, expected: frozenset[str], patience: float) -> Route | None:
-        """expected: brokers. If a name server does not know one of them, because it restarted, all others are asked."""
+        """If the answer lacks an `expected` broker, because a name server restarted, ask all name servers."""
         code, header, made = (
             RequestCode.GET_ROUTEINFO_BY_TOPIC,
             GetRoute(topic, accept_standard_json_only=True),
@@ -398,7 +396,7 @@ class RouteTable:
         return found
 
     def _ask_name_servers(self, code: RequestCode, header: Header | None = None) -> list[Command]:
-        """Return what each name server answers that has an answer."""
+        """Return the successful answers of all name servers."""
         fields = self._address.signed({} if header is None else header.texts())
         asked = [self._client.ask(each, code, fields, timeout=ANSWER_SECONDS) for each in self._address.name_servers]
         answers = []
@@ -414,9 +412,10 @@ class RouteTable:
         patience: float | None = None,
         answers: tuple[int, ...] = (),
     ) -> Command:
-        """Return what a name server answers; the one that answered last is asked first. patience: seconds, the
-        address' own by default. answers: codes that are no refusals, beside SUCCESS. Raises `Unreachable`,
-        `RequestRefused`."""
+        """Ask the name server first that answered last. answers: accepted codes beside SUCCESS.
+
+        Raises `Unreachable`, `RequestRefused`.
+        """
         servers = self._address.name_servers
         fields = self._address.signed({} if header is None else header.texts())
         patience = self._address.patience if patience is None else patience
@@ -436,7 +435,7 @@ class RouteTable:
                     if answer.code in (ResponseCode.SUCCESS, *answers)
                     else explained(answer, f"name server {server}", code)
                 )
-                if refused is not None and (may_pass(refused) or (refused.code, code) == _NOT_READY):  # or is leaving
+                if refused is not None and (may_pass(refused) or (refused.code, code) == _NOT_READY):
                     silent.append(str(refused))
                     continue
                 self._server = (self._server + number) % len(servers)

@@ -1,4 +1,4 @@
-"""`DirectoryGroup`: a consumer group of processes that share a store's directory, see `group_protocol`."""
+"""`DirectoryGroup`: a consumer group of processes that share a store's directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _logger = logging.getLogger("store")
 
 
 class DirectoryGroup:
-    """A `Group` whose members are processes of this host: files beside the store in directory `path`.
+    """A `Group` whose members are processes of this host, and have files in directory `path`.
 
     Raises `NotAStore`, `InvalidGroup`.
     """
@@ -92,12 +92,12 @@ class DirectoryGroup:
             self._files.offsets.settings.create(self.name)
 
     def configure(self, settings: Mapping[str, Any]) -> None:
-        """Change settings of RocketMQ's SubscriptionGroupConfig. Create the group if it does not exist."""
+        """Change settings of RocketMQ's SubscriptionGroupConfig. Create the group if missing."""
         with self._files.in_turn():
             self._files.offsets.settings.configure(self.name, settings)
 
     def delete(self, *, with_offsets: bool) -> None:
-        """Delete the group's settings, and with `with_offsets` its offsets. The next member to join recreates it.
+        """Delete the group's settings, and optionally its offsets. The next member to join recreates it.
 
         Raises `UnknownGroup`, and `GroupConflict` while the group has members.
         """
@@ -109,7 +109,7 @@ class DirectoryGroup:
                 offsets.delete(self.name, with_offsets=with_offsets)
 
     def must_exist(self) -> None:
-        """Raises `UnknownGroup`, which suggests similar names."""
+        """Raise `UnknownGroup`, which suggests similar names."""
         known = self._files.offsets.names()
         if self.name not in known:
             like = difflib.get_close_matches(self.name, known) or known

@@ -1,4 +1,4 @@
-"""`DirectoryLog`: implements `Log` of `log_protocol` for a store's directory."""
+"""`DirectoryLog`: a `Log` of a store's directory."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class DirectoryLog:
         return {queue: offset for queue, offset in offsets.items() if offset is not None}
 
     def groups(self) -> Mapping[str, Positions]:
-        """Return the offsets of all groups, including groups that have settings and no offsets."""
+        """Return the offsets of all groups, including groups without any."""
         return ConsumerOffsets(Path(self._store.path)).all_positions()
 
     def commit(self, group: str, positions: Positions) -> None:
@@ -121,7 +121,7 @@ class DirectoryLog:
                 there = self._store.sizes(wanted.queue.topic, wanted.queue.queue_id, first, wanted.end)
                 return np.append(np.zeros(first - wanted.start, np.int64), there)
             except (UnknownTopic, OffsetNotYet, OffsetLost):
-                if self._bounds(wanted.queue) == bounds:  # not due to a concurrent deletion or retention
+                if self._bounds(wanted.queue) == bounds:  # not due to a concurrent deletion
                     raise
         return np.zeros(wanted.length, np.int64)
 
@@ -129,7 +129,7 @@ class DirectoryLog:
         before = {queue: position - 1 for queue, position in positions.items() if position > 0}
         try:
             return self._store.fingerprints(before)
-        except CorruptRecord:  # a damaged record, or a queue that is shorter now: ask for each queue alone
+        except CorruptRecord:  # a damaged record, or a shorter queue: ask for each queue alone
             found = {queue: self._before(queue, positions[queue]) for queue in before}
             return {queue: fingerprint for queue, fingerprint in found.items() if fingerprint is not None}
 
@@ -143,7 +143,7 @@ class DirectoryLog:
         return self._store.read_own(wanted, spec)
 
     def few(self, wanted: QueueRange) -> list[StoredMessage] | None:
-        """Return all messages of a short published range, in a tenth of the time of a `scan`.
+        """Return all messages of a short published range, in a tenth of the time of `scan`.
 
         None if the messages are too large, or if one is unreadable: `scan` then raises the error.
         """
@@ -177,15 +177,12 @@ class DirectoryLog:
         return self._store.bounds([queue]).get(queue)
 
     def _before(self, queue: Queue, position: int) -> Fingerprint | None:
-        """Return the fingerprint of the message before `position`.
-
-        None if the queue is missing, or shorter, or the message is damaged: its reader gets the error.
-        """
+        """Return None if the queue is missing or shorter, or the message is damaged: its reader gets the error."""
         while (bounds := self._bounds(queue)) is not None and position <= bounds.max_offset:
             try:
                 return self._store.fingerprint(queue.topic, queue.queue_id, position - 1)
             except (UnknownTopic, CorruptRecord):
-                if self._bounds(queue) == bounds:  # its topic was not deleted or recreated concurrently
+                if self._bounds(queue) == bounds:  # not deleted or recreated concurrently
                     return None
         return None
 
@@ -198,7 +195,7 @@ class DirectoryLog:
                 if self._bounds(queue) == bounds:
                     return is_passed
             except (UnknownTopic, CorruptRecord):
-                if self._bounds(queue) == bounds:  # its topic was not deleted or recreated concurrently
+                if self._bounds(queue) == bounds:  # not deleted or recreated concurrently
                     raise
         return False
 
@@ -217,7 +214,7 @@ class DirectoryWriter(DirectoryLog):
 
 
 class DirectoryHeld:
-    """A `Held`: holds one request for each queue, and yields the queues whose requests are woken."""
+    """A `Held`: holds one request for each queue, and yields the queues of woken requests."""
 
     def __init__(
         self, store: MessageStore, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float

@@ -1,4 +1,4 @@
-"""`DirectoryMember`: a member of a directory's consumer group, a process of this host."""
+"""`DirectoryMember`: a member of a directory's consumer group."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ _logger = logging.getLogger("store")
 
 
 class _Sight(NamedTuple):
-    """The state whose change ends `wait`.
-
-    resets: number of resets. others: for each other member, the queues that it owns and the ones that it requests.
-    """
+    """A change of it ends `wait`. others: for each member, the queues that it owns and the ones that it requests."""
 
     resets: int
     others: dict[str, tuple[set[Queue], set[Queue]]]
@@ -41,7 +38,7 @@ class DirectoryMember:
     """A `Member`, until `leave`."""
 
     def __init__(self, files: GroupFiles, seat: Seat) -> None:
-        """Call it with the lock of the group's files held."""
+        """Call it with the groups' lock."""
         self.path = files.root
         self.id = seat.entry.id
         self._files = files
@@ -141,14 +138,14 @@ class DirectoryMember:
         send_back(store, self._files.name, messages, level=delay_level, max_reconsume_times=max_reconsume_times)
 
     def leave(self) -> None:
-        if self._seat.is_forked:  # a child lacks the thread that may be opening the store and hold its lock
+        if self._seat.is_forked:  # a child lacks the thread that may hold the store's lock
             return
         try:
             if self._seat.is_taken:
                 with (
                     suppress(StoreNotOpen),
                     self._in_turn(),
-                ):  # if the directory was replaced, other members inherit the offsets
+                ):  # other members inherit the offsets in a replaced directory
                     self._persist()
                     self._seat.leave()
         finally:
@@ -166,7 +163,7 @@ class DirectoryMember:
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        """Hold the lock of the group's files, to change them. Raises `StoreReplaced` if the directory was replaced."""
+        """Hold the groups' lock. Raises `StoreReplaced` if the directory was replaced."""
         self._seat.must_be_open()
         with self._files.in_turn():
             self._seat.must_be_in_place()
@@ -179,12 +176,12 @@ class DirectoryMember:
         self._offsets.persist(self._files.existing(own), self._store.flush)
 
     def _unseen(self) -> tuple[int, Positions]:
-        """Return the number of all resets, and the new offsets from resets that this member has not seen."""
+        """Return the number of all resets, and the new offsets from unseen ones."""
         entry = self._seat.entry
         return self._files.resets.since(entry.resets, entry.instance)
 
     def _known(self, positions: Positions) -> Positions:
-        """Return positions without queues whose reset this member has not seen. Call it within `_in_turn`."""
+        """Drop queues whose reset this member has not seen. Call it within `_in_turn`."""
         _, unseen = self._unseen()
         return {queue: offset for queue, offset in positions.items() if queue not in unseen}
 
@@ -205,7 +202,7 @@ class DirectoryMember:
 
 
 class _WriterOnDemand:
-    """A member's own store, opened for writing when it first sends back a message. Threads may share it."""
+    """A member's own store, opened for writing when it first sends back a message. Thread-safe."""
 
     def __init__(self, files: GroupFiles, seat: Seat) -> None:
         self._files = files

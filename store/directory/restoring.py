@@ -1,4 +1,4 @@
-"""`restore`: creates a store from an archive, in a new directory with the same topics, queues, offsets and times.
+"""`restore`: creates a store from an archive, with the same topics, queues, offsets and times.
 
 It writes the records as a commit log, one queue after the other. Opening the store recovers the queues from that log.
 """
@@ -28,10 +28,10 @@ from store.read.scan import CheckedBlock
 from store.upkeep.store_directory import StoreDirectory
 
 _BYTES_AT_ONCE = 8 << 20
-_SHOWN = 3  # light queues that an error names
-UNFINISHED = ".restoring"  # suffix of the directory's name until the restore is complete
+_SHOWN = 3  # in an error
+UNFINISHED = ".restoring"  # suffix of the directory until the restore is complete
 
-Progress = Callable[[int, int], None]  # called with the number of messages restored so far, and their total
+Progress = Callable[[int, int], None]  # called with the number of restored messages, and their total
 
 
 def restore(
@@ -48,7 +48,7 @@ def restore(
     stored: restore only messages stored in [begin, end), ms since 1970; None for no limit. Messages keep their queue
     offsets. A queue without messages begins at 0.
 
-    A process that is killed leaves a directory with the suffix ".restoring", which the next call replaces.
+    A killed process leaves a directory with the suffix ".restoring", which the next call replaces.
 
     Raises `NotAStore` if the directory exists, or for a URL of another file system. Raises `StoreLocked` while another
     process restores to the directory. Raises `UnsupportedStore` for a topic of delayed or half messages, and, without
@@ -76,7 +76,7 @@ def restore(
 
 
 def _chosen(archive: ArchiveAddress, log: ArchiveLog, topics: Sequence[str]) -> dict[str, tuple[Queue, ...]]:
-    """Return the topics to restore and their queues. Light queues are left out: their messages are in other queues.
+    """Return the topics to restore and their queues, without light queues, whose messages are in other queues.
 
     Raises `UnknownTopic`, `UnsupportedStore`.
     """
@@ -99,10 +99,10 @@ def _chosen(archive: ArchiveAddress, log: ArchiveLog, topics: Sequence[str]) -> 
 
 
 def _must_have_light_queues(store: MessageStore, log: ArchiveLog, archive: ArchiveAddress) -> None:
-    """Raises `UnsupportedStore` if the store's light queues differ from the archived ones.
+    """Raise `UnsupportedStore` if the store's light queues differ from the archived ones.
 
-    Opening the store rebuilds them from the restored log. The log has one queue after the other, so the messages of a
-    light queue change their order if they are in several queues.
+    Opening the store rebuilds them from the log, in which one queue follows the other. So a light queue with messages
+    of several queues changes its order.
     """
     there = log.topics()
     was = log.bounds([queue for topic, queues in there.items() if topic.startswith(LIGHT_PREFIX) for queue in queues])
@@ -159,7 +159,7 @@ def _ranges(log: ArchiveLog, queues: Sequence[Queue], begin: int | None, end: in
 
 
 def _write(log: ArchiveLog, root: Path, ranges: Sequence[QueueRange], config: StoreConfig, progress: Progress) -> int:
-    """Write these ranges as a commit log. Return the number of messages."""
+    """Return the number of messages."""
     total, done = sum(wanted.length for wanted in ranges), 0
     # A queue may begin after offset 0 only if the first segment of the log is missing, so start at the second one.
     is_shortened = any(wanted.start for wanted in ranges)
@@ -177,12 +177,12 @@ def _write(log: ArchiveLog, root: Path, ranges: Sequence[QueueRange], config: St
 
 
 def _append(written: CommitLog, at: int, checked: CheckedBlock) -> int:
-    """Write records from log offset `at` on. Return the offset after the last one."""
+    """Return the offset after the last record."""
     placement, ends = written.place(at, checked.entries.sizes), np.cumsum(checked.entries.sizes)
 
     def encoded(first: int, last: int) -> memoryview:
-        begin = int(ends[first] - checked.entries.sizes[first])  # if all records are back to back
-        # Proofs of delivery contain offsets of the old log, which are invalid in the new one.
+        begin = int(ends[first] - checked.entries.sizes[first])  # if all records are adjacent
+        # Proofs of delivery contain offsets of the old log.
         offsets = ends - checked.entries.sizes + placement.physical_offsets[first] - begin
         moved = checked.block.moved(offsets, with_proofs=False)
         return moved[begin : int(ends[last - 1])].data
