@@ -1,1 +1,1 @@
-"""Benchmarks, one question in each file. Each prints ratios measured in one run. `python -m benchmarks --help`."""
+"""Benchmarks, one question in each file. Each prints ratios measured in one run."""

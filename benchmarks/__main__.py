@@ -76,7 +76,6 @@ def _in_a_process_of_its_own(name: str, small: bool) -> None:
 @click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS)))
 @click.option("--small", is_flag=True, help="Small inputs: see that everything runs; the numbers mean nothing.")
 def main(names: tuple[str, ...], small: bool) -> None:
-    """Each prints a table of ratios that were measured side by side in this run."""
     for name in names or BENCHMARKS:
         BENCHMARKS[name](small)
 

@@ -1,7 +1,6 @@
 """How fast does a served store answer small pulls and single sends, against a null broker?
 
-The null broker answers each pull with the same bytes, and acknowledges sends without storing them. Its rate is the
-maximum for this client and asyncio.
+The null broker's rate is the maximum for this client and asyncio.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class _Server(NamedTuple):
 
 
 def main(pulls: int, sends: int, runs: int) -> None:
-    """Print the table. CPU time is measured in the server's process."""
+    """CPU time is measured in the server's process."""
     with store_with(_QUEUES, TOPIC) as path:
         with MessageStore.open(path) as store:
             some = range(_QUEUES * _RANGES * _AT_ONCE)

@@ -22,11 +22,11 @@ _PUTS = 5_000
 _PLAIN_FILES = 5
 _PLAIN_BYTES = 16 << 20
 _BLOCK = bytes(_PLAIN_BYTES)
-_STORED_BYTES = 4  # at most, for each byte of a table: records, queue entries, index, temporary memory
+_STORED_BYTES = 4  # at most, for each byte of a table
 
 
 def main(count: int, runs: int) -> None:
-    """Print the table, with `count` messages of each body size for `append_table`, and fewer for the loops."""
+    """`append_table` appends `count` messages of each body size, the loops fewer."""
     rows = []
     for body_bytes in (100, 1000):
         (table,) = messages(count, body_bytes, at_once=count)
@@ -45,7 +45,7 @@ def main(count: int, runs: int) -> None:
 
 
 def _rate(append: Callable[[MessageStore], int], expected_bytes: int) -> float:
-    """Return messages per second, appended to a store whose files exist already, as the plain write's file does."""
+    """Return messages per second. The store's files exist already, as the plain write's file does."""
     with TemporaryDirectory(prefix="mq-bench-") as folder, MessageStore.open(Path(folder) / "store") as store:
         store.create_topic(TOPIC, QUEUES)
         store.put_many([Message(TOPIC, b"first", keys=("first",), queue_id=queue) for queue in range(QUEUES)])
@@ -58,9 +58,8 @@ def _rate(append: Callable[[MessageStore], int], expected_bytes: int) -> float:
 def _plain(table: pa.Table) -> float:
     """Return messages per second for large plain writes of the store's bytes to a preallocated file.
 
-    Takes the median over several files, because a single write of a tenth of a second varies. Nothing is synced within
-    the time, and earlier dirty pages are written back first (`_settle`). So this is the page cache's maximum for one
-    thread.
+    Takes the median over several files, because a single short write varies. Nothing is synced within the time. So this
+    is the page cache's maximum for one thread.
     """
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         pieces = _log_bytes(Path(folder) / "store", table)
@@ -68,7 +67,6 @@ def _plain(table: pa.Table) -> float:
 
 
 def _log_bytes(path: Path, table: pa.Table) -> list[bytes]:
-    """Return the records of the table, in pieces."""
     with MessageStore.open(path) as store:
         store.create_topic(TOPIC, QUEUES)
         store.append_table(TOPIC, table)
@@ -79,7 +77,6 @@ def _log_bytes(path: Path, table: pa.Table) -> list[bytes]:
 
 
 def _write_plainly(folder: Path, pieces: list[bytes]) -> float:
-    """Return the seconds of the writes."""
     path, size = folder / "plain", sum(map(len, pieces))
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -97,9 +94,8 @@ def _write_plainly(folder: Path, pieces: list[bytes]) -> float:
 def _settle(folder: Path, size: int) -> None:
     """Write back earlier dirty pages, and make `size` bytes of free memory resident.
 
-    A virtual machine returns memory to its host after some idle seconds. The next access to it costs ten times the
-    write itself, and would randomly slow down the store or the plain write. So before each measurement a file of that
-    size is written, in blocks of the same size, and deleted. The system then reuses its pages.
+    A virtual machine returns memory to its host after some idle seconds, and the next access to it costs ten times the
+    write itself. So before each measurement a file of that size is written and deleted. The system reuses its pages.
     """
     os.sync()
     path = folder / "settle"

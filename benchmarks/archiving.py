@@ -30,7 +30,7 @@ _S3 = {"key": "bench", "secret": "bench"}
 
 
 def copy_seconds(store: Path) -> float:
-    """Return the seconds to copy and sync the commit log."""
+    """Copy and sync the commit log."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         begin = time.perf_counter()
         for segment in (store / COMMIT_LOG_DIR).iterdir():
@@ -42,7 +42,6 @@ def copy_seconds(store: Path) -> float:
 
 
 def archive_seconds(store: Path) -> float:
-    """Return the seconds to archive everything to another directory."""
     with TemporaryDirectory(prefix="mq-bench-") as folder, MessageStore.open(store, read_only=True) as opened:
         begin = time.perf_counter()
         opened.archive(folder)
@@ -50,7 +49,6 @@ def archive_seconds(store: Path) -> float:
 
 
 def read_seconds(address: LogAddress) -> float:
-    """Return the seconds to read everything in this process."""
     with address.open() as log:
         begin = time.perf_counter()
         for wanted in _everything(log):
@@ -92,7 +90,6 @@ def s3_servers() -> Iterator[tuple[str, str]]:
 
 
 def main(count: int, runs: int, body_sizes: tuple[int, ...] = (1000,)) -> None:
-    """Print the tables, with `count` messages of each body size."""
     import s3fs
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)

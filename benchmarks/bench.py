@@ -26,7 +26,7 @@ _ROWS_AT_ONCE = 50_000
 
 
 def messages(count: int, body_bytes: int, seed: int = 0, at_once: int = _ROWS_AT_ONCE) -> Iterator[pa.Table]:
-    """Yield `count` messages in tables of `at_once`, with random bodies, one of five tags, and one key each."""
+    """Yield tables of `at_once` messages, with random bodies, one of five tags, and one key each."""
     random = np.random.default_rng(seed)
     names = np.array([*TAGS, RARE_TAG])
     weights = [0.99 / len(TAGS)] * len(TAGS) + [0.01]
@@ -41,7 +41,7 @@ def messages(count: int, body_bytes: int, seed: int = 0, at_once: int = _ROWS_AT
 
 
 def fill(path: Path, count: int, body_bytes: int) -> None:
-    """Fill a store at `path` with `count` messages in QUEUES queues, flushed so that no write-back disturbs."""
+    """Fill a store with messages in QUEUES queues, flushed so that no write-back disturbs."""
     with MessageStore.open(path) as store:
         store.create_topic(TOPIC, QUEUES)
         with tqdm(total=count, desc=f"filling with {body_bytes} B bodies", unit="msg", leave=False) as bar:
@@ -51,7 +51,6 @@ def fill(path: Path, count: int, body_bytes: int) -> None:
 
 @contextmanager
 def filled(count: int, body_bytes: int) -> Iterator[Path]:
-    """Yield the path of a temporary store, filled by `fill`."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         path = Path(folder) / "store"
         fill(path, count, body_bytes)

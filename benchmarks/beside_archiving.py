@@ -16,7 +16,7 @@ from benchmarks.bench import TOPIC, filled, messages, side_by_side
 from store import MessageStore
 
 _AT_ONCE = 1_000
-_PACE = 20_000  # messages a second
+_PACE = 20_000
 _ARCHIVER = """
 import sys
 from itertools import count
@@ -45,7 +45,7 @@ def archiver(path: Path) -> Iterator[None]:
 
 
 def append_seconds(path: Path, body_bytes: int, seconds: float, pace: float | None, *, archiving: bool) -> float:
-    """Return the median seconds of an append of _AT_ONCE messages. pace: messages per second, None for full speed."""
+    """Return the median seconds of an append. pace: messages per second, None for full speed."""
     (table,) = messages(_AT_ONCE, body_bytes, at_once=_AT_ONCE)
     if archiving:
         with archiver(path):
@@ -63,7 +63,7 @@ def append_seconds(path: Path, body_bytes: int, seconds: float, pace: float | No
 
 
 def rows(count: int, runs: int, body_bytes: int, seconds: float) -> list[list[str]]:
-    """Return table rows, at full speed and at a pace, with and without an archiver of at least `count` messages."""
+    """Measure at full speed and at a pace, with and without an archiver of at least `count` messages."""
     found = []
     for name, pace in (("full speed", None), (f"{_PACE:,}/s", _PACE)):
         with filled(count, body_bytes) as path:

@@ -1,6 +1,6 @@
 """How fast does a `Consumer` pass messages to a listener, against `scan` and `get_message`?
 
-Also measures the latency after `put`, and the time until another consumer takes over from a closed or killed one.
+Also measures the latency after `put`, and a takeover from a closed or killed consumer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ _AT_ONCE = 1000
 
 
 def main(count: int, runs: int) -> None:
-    """Print the tables, with `count` messages of each body size."""
     rates(count, runs)
     latency(1.0 if count < 100_000 else 10.0)
     takeovers(1 if count < 100_000 else 10)
@@ -114,7 +113,7 @@ def _kafka(servers: str, topic: str, count: int) -> float:
 
 
 def latency(seconds: float) -> None:
-    """Measure the latency to a listener, of messages that another process puts at 1,000/s."""
+    """Another process puts messages at 1,000/s."""
     late: list[float] = []
 
     def listener(found: Sequence[ReceivedMessage]) -> None:

@@ -1,8 +1,7 @@
-"""The upper limit for reading: a source that only copies bodies from the mapped log.
+"""The upper limit for reading: a source that only copies bodies from the mapped log, as every source must.
 
-Bodies are contiguous in a batch for Spark but not in the log, so every source must copy them. This one assumes the
-facts that a real source must look up: all bodies have the length of the first, and the log contains what the queues
-reference.
+It assumes the facts that a real source must look up: all bodies have the length of the first, and the log contains what
+the queues reference.
 """
 
 from __future__ import annotations
@@ -52,12 +51,11 @@ class _Copy:
                 begin += len(piece)
 
 
-class CopyReader(_Copy, NullReader):
-    """Reads everything as a batch."""
+class CopyReader(_Copy, NullReader): ...
 
 
 class CopyStreamReader(_Copy, NullStreamReader):
-    """Reads everything in one micro-batch."""
+    """One micro-batch."""
 
 
 class CopySource(NullSource):

@@ -12,8 +12,6 @@ from pyspark.sql.types import StructType
 
 
 class EmptyStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Yields one micro-batch with one task."""
-
     def initialOffset(self) -> dict[str, Any]:
         return {"done": 0}
 

@@ -25,7 +25,6 @@ def main(count: int, runs: int) -> None:
 
 
 def _scan(store: MessageStore) -> float:
-    """Return messages per second."""
     begin, found = time.process_time(), 0
     for queue_id in range(QUEUES):
         found += sum(batch.num_rows for batch in store.scan(TOPIC, queue_id, *store.offsets(TOPIC, queue_id)))
@@ -33,7 +32,6 @@ def _scan(store: MessageStore) -> float:
 
 
 def _get(store: MessageStore, at_once: int) -> float:
-    """Return messages per second."""
     begin, found = time.process_time(), 0
     for queue_id in range(QUEUES):
         offset = 0

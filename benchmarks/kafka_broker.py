@@ -45,7 +45,7 @@ def unavailable() -> str | None:
 
 @contextmanager
 def broker() -> Iterator[str]:
-    """Run a broker with default settings and yield its `bootstrap.servers`. Its log is deleted afterwards."""
+    """Run a broker with default settings and yield its `bootstrap.servers`."""
     with TemporaryDirectory(prefix="mq-kafka-") as folder:
         port, controller = _free_port(), _free_port()
         settings = Path(folder) / "server.properties"
@@ -78,7 +78,7 @@ def produced(servers: str, count: int, body_bytes: int) -> str:
 
 
 def connector() -> dict[str, str]:
-    """Return the Spark settings for Kafka's source and sink, `format("kafka")`."""
+    """Return the Spark settings for `format("kafka")`."""
     jars = _classpath(_CONNECTOR).split(":")
     return {"spark.jars": ",".join(jar for jar in jars if "kafka" in jar or "commons-pool2" in jar)}
 

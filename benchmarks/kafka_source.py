@@ -1,6 +1,6 @@
 """How fast does the source read, against Spark's Kafka source with the same messages in a local broker?
 
-Runs on its own because Spark loads the Kafka source at its start: `python -m benchmarks.kafka_source [--small]`.
+Spark loads the Kafka source at its start, so this runs on its own: `python -m benchmarks.kafka_source [--small]`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLUMNS = "topic string, queueId int, queueOffset bigint, keys string, body bina
 @click.command()
 @click.option("--small", is_flag=True, help="See that everything runs; the numbers mean nothing.")
 def main(small: bool) -> None:
-    """Prints the table: both sources in turn in one session, from 4 queues into `noop`."""
+    """Read with both sources in turn in one session, from 4 queues into `noop`."""
     count, runs = (2_000, 0) if small else (2_000_000, 5)
     why_not = unavailable()
     with ExitStack() as stack:

@@ -1,7 +1,6 @@
 """How long does a message take from `put` to a reader: held pulls, real-time queries, micro-batch queries?
 
-Real-time queries need settings from Spark's start (conf/spark-realtime.conf), so this runs on its own: `python -m
-benchmarks.latency [--small]`.
+Real-time queries need settings from Spark's start, so this runs on its own: `python -m benchmarks.latency [--small]`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ CONF = Path(__file__).parents[1] / "conf" / "spark-realtime.conf"
 Floats = npt.NDArray[np.float64]
 
 
-# Python stages after the source, with default settings and with the ones suggested in conf/spark-realtime.conf.
+# with default settings and with those suggested in conf/spark-realtime.conf
 STAGES = ("mapInArrow", "a sink in Python", "foreachBatch that writes from the JVM")
 HANDED_ON: tuple[dict[str, str], ...] = (
     {},
@@ -52,7 +51,6 @@ HANDED_ON: tuple[dict[str, str], ...] = (
 @click.option("--small", is_flag=True, help="See that everything runs; the numbers mean nothing.")
 @click.option("--stages", type=int, hidden=True, help="Measure only STAGES, with HANDED_ON[n]: a Spark of its own.")
 def main(small: bool, stages: int | None) -> None:
-    """Prints all tables."""
     seconds, batch_seconds = (3, 1) if small else (20, 5)
     if stages is not None:
         session = realtime_session(HANDED_ON[stages])
@@ -80,7 +78,7 @@ def percentiles(milliseconds: Floats) -> list[str]:
 
 
 def pulls(count: int) -> None:
-    """Measure `count` messages at 1,000/s from another process. A held request gets all that arrived together."""
+    """Another process puts `count` messages at 1,000/s. A held request gets all that arrived together."""
     with store_with(queues=QUEUES) as path, MessageStore.open(path, read_only=True) as store:
         writer = start_writer(path, 1000, count / 1000)
         latencies: list[float] = []
@@ -93,13 +91,13 @@ def pulls(count: int) -> None:
                 now = time.time_ns() // 1000
                 latencies += [(now - int(message.body)) / 1000 for message in got.messages]
                 offset = got.next_begin_offset
-    show("put to who holds a request in another process, ms", ["p50", "p90", "p99"], [percentiles(np.array(latencies))])
+    show("put to a held request in another process, ms", ["p50", "p90", "p99"], [percentiles(np.array(latencies))])
 
 
 def thousand(requests: int, arrivals: int) -> None:
     """Measure many filtered requests, on few queues or on one queue each. Each arrival matches one request.
 
-    Every queue has a message already, so the creation of its first file is not measured. `put` alone is shown, too.
+    Every queue has a message already, so the creation of its first file is not measured.
     """
     rows = []
     for title, queues in (("4 queues", 4), (f"{requests} queues", requests)):
@@ -154,7 +152,7 @@ def driver_hold(arrivals: int) -> None:
 
 
 def queries(session: SparkSession, rates: tuple[int, ...], seconds: float, batch_seconds: float) -> None:
-    """Measure from `put` to the sink's stage, by the JVM's clock for each row, Parquet sink, after the first batch."""
+    """Measure from `put` to the sink's stage, by the JVM's clock for each row, after the first batch."""
     rows = []
     for rate in rates:
         for mode in ("micro-batch", "real-time"):
@@ -175,7 +173,7 @@ def measure(
     real_time: bool = True,
     stage: str | None = None,
 ) -> tuple[Floats, Floats, Floats]:
-    """Return latencies (ms) of all rows, of rows put while a batch was reading, and the gaps between batches (ms)."""
+    """Return, in ms, latencies of all rows, of rows put while a batch was reading, and the gaps between batches."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         store, out = Path(folder) / "store", Path(folder) / "out"
         with MessageStore.open(store) as created:
@@ -187,7 +185,6 @@ def measure(
 
 
 def stamped(out: Path) -> tuple[Floats, Floats, Floats]:
-    """Return the results of `measure` from the files of a `stage_writer`."""
     batches = [stamps for files in sink_files(out) if len(stamps := pq.read_table(files))][1:]
     if not batches:
         return np.empty(0), np.empty(0), np.empty(0)
@@ -208,7 +205,7 @@ def source(session: SparkSession, store: Path, batch_seconds: float | None) -> D
 
 
 def stage_writer(rows: DataFrame, out: Path, stage: str | None) -> DataStreamWriter:
-    """Return a writer of `rows` to Parquet files with (sent, seen) in `out`, stamped in the JVM or by a Python sink."""
+    """Return a writer of `rows` to Parquet files with (sent, seen), stamped in the JVM or by a Python sink."""
     if stage == "a sink in Python":
         return rows.writeStream.format("stamping").option("path", str(out))
     if stage == "mapInArrow":
@@ -259,7 +256,7 @@ def python_stages(small: bool) -> None:
 
 
 def backlog(session: SparkSession, count: int, batch_seconds: float) -> None:
-    """Measure rows per second into `noop`: micro-batches with AvailableNow, and real-time batches, over one backlog."""
+    """Measure rows per second into `noop` over one backlog: AvailableNow, and real-time batches."""
     with filled(count, 100) as path:
         rates = {}
         for mode in ("warm-up", "micro-batch", "real-time"):
@@ -274,7 +271,7 @@ def backlog(session: SparkSession, count: int, batch_seconds: float) -> None:
                     time.sleep(0.05)
                 query.stop()
                 first = next(p for p in query.recentProgress if p["numInputRows"])
-                # A batch that read the whole backlog then waited, so its rate is a lower bound.
+                # It then waited, so its rate is a lower bound.
                 rates[mode] = first["numInputRows"] / (first["durationMs"]["addBatch"] / 1000)
     micro, real_time = rates["micro-batch"], rates["real-time"]
     head = ["micro-batch rows/s", "real-time rows/s", "ratio"]
@@ -301,7 +298,6 @@ def idle(session: SparkSession, seconds: float) -> None:
 
 @contextmanager
 def store_with(queues: int) -> Iterator[Path]:
-    """Yield the path of an empty store with TOPIC."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         path = Path(folder) / "store"
         with MessageStore.open(path) as store:

@@ -1,7 +1,6 @@
 """`python -m benchmarks.latency_writer STORE RATE SECONDS`: append at a steady rate, with the time of the put as body.
 
-Bodies are microseconds since 1970 as decimal digits. If single puts are too slow for the rate, all due messages are put
-in one append.
+A body is microseconds since 1970 in decimal digits. Puts that are due together are one append.
 """
 
 from __future__ import annotations

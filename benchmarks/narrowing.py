@@ -9,7 +9,7 @@ from store import MessageStore
 
 
 def main(count: int, runs: int) -> None:
-    """Print the table, with `count` messages of 100 B."""
+    """Use `count` messages of 100 B."""
     session = spark()
     with filled(count, 100) as path:
         with MessageStore.open(path, read_only=True) as store:

@@ -1,6 +1,6 @@
 """`python -m benchmarks.null_broker`: a minimal broker in asyncio. Prints the port it listens on.
 
-A pull is answered with the records from standard input, any other request with an acknowledgement.
+It answers a pull with the records from standard input, and any other request with an acknowledgement.
 """
 
 from __future__ import annotations

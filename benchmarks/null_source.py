@@ -1,7 +1,6 @@
 """The baseline for reading: a Python source that yields one prebuilt batch repeatedly.
 
-It has the same partitions, columns and values as the compared store, and does no work for them. The ratio to its rate
-shows the cost of a real source.
+It has the same partitions, columns and values as the compared store. The ratio shows the cost of a real source.
 """
 
 from __future__ import annotations
@@ -37,14 +36,12 @@ class _Null:
 
 
 class NullReader(_Null, DataSourceReader):
-    """Reads everything as a batch."""
-
     def partitions(self) -> list[InputPartition]:
         return [InputPartition(queue) for queue in range(QUEUES)]
 
 
 class NullStreamReader(_Null, DataSourceStreamReader):
-    """Reads everything in one micro-batch."""
+    """One micro-batch."""
 
     def initialOffset(self) -> dict[str, Any]:
         return {"done": 0}

@@ -22,7 +22,7 @@ _IDLE_SECONDS = 20
 
 
 def main(small_bytes: int, large_bytes: int, idle_seconds: float = _IDLE_SECONDS) -> None:
-    """Print both tables, for backlogs of `small_bytes` and `large_bytes` in bodies of 1,000 B."""
+    """Compare backlogs of `small_bytes` and `large_bytes`, in bodies of 1,000 B."""
     session = spark()
     rows = []
     for backlog in (small_bytes, large_bytes):

@@ -26,7 +26,7 @@ Parts = list[tuple[bytes, str, str]]
 
 
 def main(messages_of_each: int, runs: int, body_sizes: tuple[int, ...] = (100, 1000)) -> None:
-    """Print the table. Every message has a tag and a key; in Kafka only the key."""
+    """Every message has a tag and a key; in Kafka only the key."""
     why_not = unavailable()
     with broker() if why_not is None else _no_broker() as servers:
         rows = []

@@ -20,7 +20,7 @@ _FLUSHED = 10  # divides the count if each put waits for the disk
 
 
 def main(count: int, runs: int) -> None:
-    """Print the table. `count` messages of 100 B with tag and key are put one by one, except by `put_many`."""
+    """Put `count` messages of 100 B with tag and key one by one, except by `put_many`."""
     rows = []
     for mode, each in (("ASYNC_FLUSH", count), ("SYNC_FLUSH", count // _FLUSHED)):
         ways = {

@@ -32,18 +32,15 @@ class Frames:
     schema: str | None
 
     def batch(self) -> DataFrame:
-        """Load it as a batch query."""
         reader = self.session.read.format(self.source).options(**self.options)
         return (reader.schema(self.schema) if self.schema else reader).load()
 
     def stream(self) -> DataFrame:
-        """Load it as a stream."""
         reader = self.session.readStream.format(self.source).options(**self.options)
         return (reader.schema(self.schema) if self.schema else reader).load()
 
 
 def batch_seconds(frames: Frames) -> float:
-    """Return the seconds to read everything into `noop`."""
     frame = frames.batch()
     begin = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
@@ -64,7 +61,6 @@ MODES = (("stream", stream_seconds), ("batch", batch_seconds))
 
 
 def main(count: int, runs: int, body_sizes: tuple[int, ...] = (100, 1000)) -> None:
-    """Print the table, with `count` messages of each body size."""
     session = spark()
     session.dataSource.register(NullSource)
     session.dataSource.register(CopySource)

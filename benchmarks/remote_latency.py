@@ -28,13 +28,13 @@ from store.remoting.served_routes import DEFAULT_TOPIC
 from tests.rocketmq.harness import Json, RocketMQ, free_ports, unavailable
 
 _LINE, _RATE = "5.3", 100
-_BATCHES = 3  # minimum for a query: the first batch is not measured, and messages are sent throughout the last one
+_BATCHES = 3  # the first is not measured, and messages are sent throughout the last
 
 
 @click.command()
 @click.option("--small", is_flag=True, help="See that everything runs; the numbers mean nothing.")
 def main(small: bool) -> None:
-    """Prints the table: both at once, for the same messages, and each alone."""
+    """Measure both at once, for the same messages, and each alone."""
     head = ["", "who else reads", "p50", "p90", "p99"]
     if (reason := unavailable()) is not None:
         show(f"no broker to read from: {reason}", head, [])
@@ -58,10 +58,7 @@ def main(small: bool) -> None:
 
 
 def send(broker: str, seconds: float) -> None:
-    """Send at a steady rate. A body is the time of the send in µs since 1970.
-
-    A message that a busy broker refuses is not sent again.
-    """
+    """Send at a steady rate. A body is the time of the send in µs since 1970. A refused message is not sent again."""
     with Client(60) as client:
         begin = time.monotonic()
         for number in count():

@@ -33,7 +33,7 @@ _LINE = "5.3"
 
 
 def main(count: int, runs: int, body_sizes: tuple[int, ...] = (100, 4096)) -> None:
-    """Print the tables, with `count` messages of 100 B, and at least as many bytes of larger ones."""
+    """Read `count` messages of 100 B, and at least as many bytes of larger ones."""
     session = spark()
     rows = []
     for body_bytes in body_sizes:
@@ -49,7 +49,7 @@ def main(count: int, runs: int, body_sizes: tuple[int, ...] = (100, 4096)) -> No
     if (reason := unavailable()) is not None:
         print(f"no broker to read from: {reason}")
         return
-    os.environ["_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=4"  # the harness's JVMs live too short to compile well
+    os.environ["_JAVA_OPTIONS"] = "-XX:TieredStopAtLevel=4"  # the harness's JVMs compile little
     with TemporaryDirectory(prefix="mq-bench-") as folder, _broker(Path(folder), count) as (rocketmq, name_server):
         measures = {
             **_measures(session, name_server),
@@ -87,7 +87,6 @@ def _with_spark(session: SparkSession, name_server: str, schema: str, check_crc:
 
 
 def _in_one_process(name_server: str) -> float:
-    """Return the seconds to scan all queues, one after the other."""
     with ClusterAddress.parse(name_server).open() as log:
         bounds = log.bounds(log.topics()[TOPIC])
         begin = time.perf_counter()
@@ -122,6 +121,5 @@ def _broker(folder: Path, count: int) -> Iterator[tuple[RocketMQ, str]]:
 
 
 def _lite_pull(rocketmq: RocketMQ, name_server: str, count: int) -> float:
-    """Return the seconds that RocketMQ's LitePullConsumer takes to read `count` messages."""
     (answer,) = rocketmq.run("LitePuller", name_server, TOPIC, str(count))
     return float(answer["seconds"])

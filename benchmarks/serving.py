@@ -94,7 +94,7 @@ def _java(sends: int, latencies: int) -> list[list[str]]:
             kinds: set[str] = set()
             while kinds != {"sent", "done", "consumed"}:
                 line = next(clients)
-                if line["kind"] == "subscribed":  # the client looks for its queues only now
+                if line["kind"] == "subscribed":  # its client knows no queue earlier
                     continue
                 kinds.add(line["kind"])
                 if line["kind"] == "consumed":
@@ -114,7 +114,7 @@ def _spread(ms: list[float]) -> str:
 def _held(held: int, arrivals: int) -> list[list[str]]:
     """Measure `held` pulls, each of its own queue. Each arrival answers one of them."""
     with store_with(held, "bench") as path:
-        with MessageStore.open(path) as store:  # otherwise each arrival would create its queue's first file
+        with MessageStore.open(path) as store:  # create each queue's first file
             store.put_many([Message("bench", b"", queue_id=queue) for queue in range(held)])
         return _arrivals(path, held, arrivals)
 

@@ -18,7 +18,7 @@ _AT_ONCE = 32
 
 
 def main(count: int, runs: int) -> None:
-    """Print the table: CPU time of this process per call, over `count` messages of 100 B with a tag and a key."""
+    """Measure CPU time per call, over `count` messages of 100 B with a tag and a key."""
     ways = {
         "put of one": partial(_put, count),
         "SQLite, one autocommit insert": partial(_insert, count),

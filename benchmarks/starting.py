@@ -24,7 +24,6 @@ _PROGRAMS = {
 
 
 def main(runs: int) -> None:
-    """Print the table: CPU time of whole processes."""
     with TemporaryDirectory(prefix="mq-bench-") as folder:
         path = Path(folder) / "store"
         with MessageStore.open(path) as store:

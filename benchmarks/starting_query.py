@@ -1,7 +1,7 @@
 """How long does a streaming query take to its first row and to its end, against a source that does nothing?
 
-Spark starts a Python process for the reader of each query with any source. Both kinds of query run alternately in a
-session that has run queries before. Their difference is the cost of this source.
+For any source, Spark starts a Python process for the reader. Both kinds of query run alternately in a warm session, so
+their difference is the cost of this source.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Start(NamedTuple):
 
 
 def main(runs: int, shapes: Sequence[tuple[int, int]] = ((1, 1), (1, 4000), (200, 20))) -> None:
-    """Print the table. shapes: number of queues of a topic, and messages in each."""
+    """shapes: number of queues of a topic, and messages in each."""
     session = spark()
     session.dataSource.register(EmptySource)
     with TemporaryDirectory(prefix="mq-bench-") as folder:
@@ -65,7 +65,6 @@ def _cells(start: Sequence[float], yardstick: Sequence[float]) -> list[str]:
 
 
 def _start(frame: DataFrame, checkpoint: str) -> _Start:
-    """Run a query to its end."""
     begin = time.perf_counter()
     seen: list[tuple[float, float]] = []
 

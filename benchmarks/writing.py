@@ -33,7 +33,7 @@ def sink_seconds(frame: DataFrame, delivery: str) -> float:
 
 
 def main(count: int, runs: int, body_sizes: tuple[int, ...] = (100, 1000)) -> None:
-    """Print the table, with `count` rows for each body size, from 4 tasks."""
+    """Write `count` rows for each body size, from 4 tasks."""
     session, rows = spark(), []
     deliveries = ("at-least-once", "exactly-once")
     for body_bytes in body_sizes:

@@ -4,11 +4,7 @@
     spark-submit examples/count_orders.py --path /tmp/orders
     # then run examples/java_producer/OrderProducer.java, see there
 
-To read from RocketMQ's own brokers, replace `path` by `nameServer` (docs/cluster.md says how to start two of them):
-
-    spark-submit examples/count_orders.py --nameServer 127.0.0.1:9876
-
-With --orders it ends after that many orders.
+With a RocketMQ cluster (docs/cluster.md): spark-submit examples/count_orders.py --nameServer 127.0.0.1:9876
 """
 
 import argparse
@@ -22,7 +18,7 @@ TOPIC, QUEUES = "orders", 4
 
 
 def make_topic(where: dict[str, str]) -> None:
-    """Create the topic, because the query may start before the first message, which would create it."""
+    """Create the topic, because the query may start before the first message."""
     with address_of(where).open_writer() as writer:
         if TOPIC not in writer.topics():
             writer.create_topic(TOPIC, QUEUES)
@@ -54,7 +50,7 @@ def main() -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--path", help="the directory that is served")
     where.add_argument("--nameServer", help="a cluster's name servers, such as 127.0.0.1:9876")
-    parser.add_argument("--orders", type=int, help="end when so many have come")
+    parser.add_argument("--orders", type=int, help="end after this many orders")
     arguments = parser.parse_args()
     log = {"path": arguments.path} if arguments.nameServer is None else {"nameServer": arguments.nameServer}
     make_topic(log)

@@ -1,9 +1,7 @@
 """Plot the latency from `put` to a row in a JVM stage, for micro-batches and real-time reads.
 
-    python examples/latency_plot.py --out latency.png
-
-One process appends at a steady rate, with the time of the put as body. Spark adds the JVM's time to each row. Needs
-matplotlib (pip install 'pyspark-mq[bench]').
+pip install 'pyspark-mq[bench]'
+python examples/latency_plot.py --out latency.png
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ def measure(
     sink = stamped.writeStream.format("parquet").option("path", str(folder / "out"))
     query = sink.option("checkpointLocation", str(folder / "checkpoint")).start()
     try:
-        write(path, 1, 1)  # starts Spark's Python processes, which is not measured
+        write(path, 1, 1)  # the first message starts Spark's processes
         wait_for(query, 1)
         writer = [sys.executable, __file__, "--write", path, "--rate", str(rate), "--seconds", str(seconds)]
         subprocess.run(writer, check=True)
@@ -78,7 +76,6 @@ def wait_for(query: StreamingQuery, rows: int) -> None:
 
 
 def plot(measured: dict[str, npt.NDArray[np.int64]], out: Path) -> None:
-    """Plot latency over time, and its distribution below."""
     figure, (over_time, distribution) = plt.subplots(2, 1, figsize=(9, 7), layout="constrained")
     for mode, times in measured.items():
         sent, latency = times[:, 0], (times[:, 1] - times[:, 0]) / 1000
@@ -109,7 +106,7 @@ def main() -> None:
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.python.udf.pipelined.enabled", "true")
-        .config("spark.sql.streaming.numRecentProgressUpdates", "100000")  # `wait_for` sums up all updates
+        .config("spark.sql.streaming.numRecentProgressUpdates", "100000")  # for `wait_for`
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")

@@ -2,10 +2,9 @@
 
     python examples/order_system.py --seconds 10
 
-A shop takes an order by sending a message in a transaction, and writes the order to its database in that transaction.
-So each order in the database has a message, and no other order has one. If a shop is killed in between, another shop
-looks the order up in the database and completes the transaction. A delayed message for every order marks its deadline.
-An order that is not paid by then is cancelled. At the end every order was either paid or cancelled, once.
+A shop sends each order as a message in a transaction, and writes the order to its database in that transaction. If a
+shop is killed in between, another shop looks the order up in the database and completes the transaction. A delayed
+message marks the deadline of each order. At the end every order was either paid or cancelled, once.
 """
 
 import argparse
@@ -61,7 +60,7 @@ def shop(directory: Path, name: str) -> None:
 
 
 def accounts(store: MessageStore, database: sqlite3.Connection, seen: dict[str, int], chance: random.Random) -> None:
-    """Process new messages: pay half of the new orders, set a deadline for each, and cancel unpaid orders after it."""
+    """Pay half of the new orders, set a deadline for each, and cancel unpaid orders after it."""
     for message in new(store, ORDERS, seen):
         order = message.keys[0]
         if chance.random() < 0.5:

@@ -2,9 +2,8 @@
 
     python examples/orderly_ledger.py --seconds 10
 
-Orders to deposit and to withdraw go to a topic with the account as sharding key. So all orders of an account are in one
-queue, in order. The order matters, because a withdrawal needs enough money. Three processes consume the queues in
-order. Each queue has one reader at a time. After a reader is killed, only its unfinished messages are delivered again.
+Deposits and withdrawals go to a topic with the account as sharding key. So all orders of an account are in one queue,
+in order. Three processes consume the queues in order. After one is killed, its unfinished messages are delivered again.
 So the ledger records the next offset of each queue in the same transaction as the balances, and skips messages before
 it. At the end the balances are compared with the expected ones.
 """
@@ -78,14 +77,14 @@ def start(directory: Path) -> subprocess.Popen[bytes]:
 
 
 def booked(directory: Path) -> int:
-    """Return the number of orders that the ledger has processed."""
+    """Return the number of processed orders."""
     with closing(open_ledger(directory)) as ledger:
         (count,) = ledger.execute("SELECT sum(next) FROM queues").fetchone()
         return int(count)
 
 
 def run(directory: Path, seconds: float) -> int:
-    """Send orders for a while, and kill keepers concurrently. Return the number of wrong balances at the end."""
+    """Send orders, and kill keepers concurrently. Return the number of wrong balances at the end."""
     with closing(open_ledger(directory)) as ledger:
         ledger.executescript(TABLES)
         ledger.executemany("INSERT INTO accounts VALUES (?, 0)", [(f"a-{n}",) for n in range(ACCOUNTS)])

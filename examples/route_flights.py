@@ -5,8 +5,8 @@
     pyspark-mq topic create /tmp/mq cancelled
     spark-submit examples/route_flights.py --store /tmp/mq --checkpoint /tmp/checkpoint
 
-Kill it and start it again: batches that Spark runs again are not written again, because the sink identifies its query
-by the checkpoint. The flights of a plane stay in order, because its tail number is the sharding key.
+You may kill it and start it again: the sink does not write a batch again that Spark runs again. The flights of a plane
+stay in order, because its tail number is the sharding key.
 """
 
 import argparse
@@ -55,9 +55,9 @@ def start(spark: SparkSession, arguments: argparse.Namespace) -> StreamingQuery:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Late and cancelled flights, from a topic into two others.")
     parser.add_argument("--store", required=True, help="the store's directory")
-    parser.add_argument("--checkpoint", required=True, help="directory where the query keeps its progress")
+    parser.add_argument("--checkpoint", required=True, help="checkpoint directory of the query")
     parser.add_argument("--minutes", type=int, default=60, help="how late is late")
-    parser.add_argument("--available-now", action="store_true", help="end when all that is there now is routed")
+    parser.add_argument("--available-now", action="store_true", help="end when the present messages are routed")
     arguments = parser.parse_args()
     spark = SparkSession.builder.appName("route_flights").getOrCreate()
     query = start(spark, arguments)

@@ -5,8 +5,8 @@
     spark-submit examples/shared_topic.py query --store /tmp/mq --checkpoint /tmp/checkpoint
     pyspark-mq groups list /tmp/mq           # the progress of both
 
-The workers share the queues of the group "alerts", and print each flight that left six hours late or more. After a
-restart they continue at the group's offsets. The query reports its progress to the group "counts".
+The workers share the queues of the group "alerts", and print late flights. The query reports its progress to the group
+"counts".
 """
 
 import argparse
@@ -38,7 +38,6 @@ def work(store: str) -> None:
 
 
 def count(spark: SparkSession, store: str, checkpoint: str) -> None:
-    """Print the number of flights of each carrier."""
     flights = (
         spark.readStream.format("mq")
         .schema("body binary")
@@ -57,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A Spark query and Python workers over one topic.")
     parser.add_argument("verb", choices=["worker", "query"])
     parser.add_argument("--store", required=True, help="the store's directory")
-    parser.add_argument("--checkpoint", default="/tmp/checkpoint", help="directory where the query keeps its progress")
+    parser.add_argument("--checkpoint", default="/tmp/checkpoint", help="checkpoint directory of the query")
     arguments = parser.parse_args()
     if arguments.verb == "worker":
         work(arguments.store)

@@ -4,7 +4,6 @@
     spark-submit examples/windows_to_parquet.py --store /tmp/mq --out /tmp/delays --checkpoint /tmp/checkpoint
 
 Event time is `bornTimestamp`, the scheduled departure. A day is written once, after the watermark has passed its end.
-Progress is kept in the checkpoint: the next run continues where this one stopped.
 """
 
 import argparse
@@ -53,8 +52,8 @@ def main() -> None:
     parser.add_argument("--store", required=True, help="the store's directory")
     parser.add_argument("--topic", default="flights")
     parser.add_argument("--out", required=True, help="directory of the Parquet files")
-    parser.add_argument("--checkpoint", required=True, help="directory where the query keeps its progress")
-    parser.add_argument("--available-now", action="store_true", help="end when all that is there now is read")
+    parser.add_argument("--checkpoint", required=True, help="checkpoint directory of the query")
+    parser.add_argument("--available-now", action="store_true", help="end when the present messages are read")
     arguments = parser.parse_args()
     spark = SparkSession.builder.appName("windows_to_parquet").getOrCreate()
     spark.conf.set("spark.sql.session.timeZone", "UTC")
