@@ -85,9 +85,8 @@ class Member(Protocol):
         """Acquire or renew the locks of `queues` for 60 s, and return the locked ones (LOCK_BATCH_MQ).
 
         Locking succeeds if a queue is free, expired, or this member's. After this member let a lock expire, the next
-        try fails, because its reader has to restart. Commits in newly acquired queues are discarded. Call this every 20
-        s, even without
-        queues: it is also the heartbeat.
+        try fails, because its reader has to restart. Commits in newly acquired queues are discarded. Call this every
+        20 s, even without queues: it is also the heartbeat.
 
         ask: request the other queues from their owners, until the next call without `ask`.
         """
@@ -111,9 +110,8 @@ class Member(Protocol):
     def commit(self, positions: Positions) -> None:
         """Commit offsets: all messages before `positions` are done.
 
-        Ignores lower offsets than before, and queues of other members. Not synced to the device, but it survives a kill
-        of this
-        process: the next owner of a queue starts there.
+        Ignores lower offsets than before, and queues of other members. Not synced to the device, but a commit survives a
+        kill of this process: the next owner of a queue starts there.
         """
 
     def persist(self) -> None:

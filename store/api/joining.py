@@ -87,8 +87,7 @@ class Joining:
         return ends
 
     def _decide(self, ends: QueueEnds | None, *, alone: bool) -> Callable[[], None] | None:
-        """Return a function that carries out the recovery, None if none is necessary. If this raises, nothing was
-        changed.
+        """Return a function that carries out the recovery, None if none is necessary. Changes no file.
 
         ends: appends after its offset are added.
         """
@@ -115,9 +114,7 @@ class NotedEnds:
     """The recorded lengths of the queues, updated after each flush and written periodically."""
 
     def __init__(self, ends: QueueEnds | None, root: Path, log: CommitLog, index: Index) -> None:
-        """ends: None if the file was missing when the writer joined others: it was deleted on purpose, so `note` does
-        nothing.
-        """
+        """ends: None if the file was missing when the writer joined others; `note` then does nothing."""
         self._ends = ends
         self._root = root
         self._topics = Topics(root)
@@ -134,6 +131,6 @@ class NotedEnds:
             deleted = self._topics.deletions()
             ends.follow(begin, end, ranges, deleted)
             written = QueueEnds.read(self._root) if at_once or ends.is_due(self._index) else None
-            # A newer file includes these appends. An older offset must not be written with its lengths.
+            # A file with a later offset has these appends, and longer queues than at this offset.
             if written is not None and written.at <= ends.at and ends.complete(self._log, written, deleted):
                 ends.write(self._root, self._index)
