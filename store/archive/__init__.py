@@ -1,1 +1,1 @@
-"""The archive: old messages in the layout of RocketMQ's tiered store, on any file system."""
+"""Old messages in the layout of RocketMQ's tiered store, on any file system."""

@@ -54,7 +54,7 @@ POLL_SECONDS = 0.5
 
 
 class PolledHeld:
-    """A `Held` that polls. It returns all new messages and ignores the message filter."""
+    """A `Held` that polls. It ignores the message filter."""
 
     def __init__(
         self,
@@ -63,7 +63,6 @@ class PolledHeld:
         deadline: float,
         idle: float,
     ) -> None:
-        """bounds: `Log.bounds`. begin, deadline, idle: as in `Log.hold`."""
         self._bounds = bounds
         self._held = dict(begin)
         self._deadline = deadline
@@ -90,7 +89,7 @@ class PolledHeld:
                 return None
             if self._ready:
                 return self._ready.pop(0)
-            is_last = time.monotonic() >= self._deadline  # look once more: return messages that arrived before it
+            is_last = time.monotonic() >= self._deadline  # look once more, for messages that arrived before it
             for queue, has in self._bounds(list(self._held)).items():
                 if has.max_offset > self._held[queue]:
                     self._ready.append(QueueRange(queue, self._held.pop(queue), has.max_offset))
@@ -124,7 +123,7 @@ _MAX_BODY_BYTES = StoreConfig().maxDecompressedMessageSize
 
 @dataclass(frozen=True)
 class ArchiveAddress:
-    """The archive at an fsspec URL or in a directory. options: storage options as JSON. Error messages omit them."""
+    """The archive at an fsspec URL or in a directory. options: storage options as JSON, not shown in errors."""
 
     url: str
     options: str = field(default="", repr=False)
@@ -146,7 +145,7 @@ class ArchiveAddress:
     def open_still(self) -> ArchiveLog:
         """Open a snapshot of the archive, taken by the first read.
 
-        Reading messages deleted later raises `OffsetLost`, even if a recreated topic has the same queue offsets.
+        Reading a message deleted later raises `OffsetLost`, even if a recreated topic has its queue offset.
         """
         return ArchiveLog(StillPlace(ArchivePlace.at(self.url, storage_options(self.options))))
 
@@ -162,8 +161,8 @@ class ArchiveLog:
     def __init__(self, place: ArchivePlace) -> None:
         self._place = place
         self._known: ArchivedQueues | None = None
-        self._read_at = -math.inf  # time.monotonic() of the last read of the metadata
-        # Calls in quick succession share one request to a remote archive, such as the end of a wait and the next look.
+        self._read_at = -math.inf  # time.monotonic()
+        # Successive calls, such as the end of a wait and the next look, share one request to a remote archive.
         self._recent = _RECENT_SECONDS if place.objects.ahead else 0.0
 
     def topics(self, wanted: NameFilter | None = None, oldest: float = 0.0) -> Mapping[str, tuple[Queue, ...]]:
@@ -191,13 +190,13 @@ class ArchiveLog:
         ranges = list(ranges)
         try:
             return self._steady(lambda queues: KeySearch(queues).narrowed(ranges, keys))
-        except (OffsetLost, CorruptSegment):  # the index is damaged or lost: read all records instead
+        except (OffsetLost, CorruptSegment):  # a bad index: read all records instead
             return ranges
 
     def query(self, wanted: KeyQuery, before: Positions | None = None) -> list[StoredMessage]:
-        """Return the messages that match, oldest first. Messages that the index lacks are all read.
+        """Return the messages that match, oldest first. Reads all messages that the index lacks.
 
-        before: for each queue, the offset at which to stop. Raises `UnknownTopic`, `CorruptRecord`, `UnreadableBody`,
+        before: the offset in each queue at which to stop. Raises `UnknownTopic`, `CorruptRecord`, `UnreadableBody`,
         `CorruptSegment`, `ObjectsUnavailable`.
         """
 
@@ -211,10 +210,10 @@ class ArchiveLog:
         return self._steady(newest)
 
     def with_id(self, topic: str, msg_id: str) -> list[StoredMessage]:
-        """Return the messages of a topic with this id, as shown in the column `msgId`.
+        """Return the messages of a topic with this id in the column `msgId`.
 
-        Several may match if their producer gave no id: then the id is an offset in a queue's log, and each queue has
-        its own log.
+        Several may match without an id from their producer: the id is then an offset in a queue's log, and each queue
+        has its own.
         """
         there = [QueueRange(queue, *bounds) for queue, bounds in self.bounds(self.topics().get(topic, ())).items()]
         pieces = self.with_keys(there, [msg_id])
@@ -222,22 +221,22 @@ class ArchiveLog:
         return [message for message in found if message.msg_id == msg_id]
 
     def _steady(self, look: Callable[[ArchivedQueues], Found], oldest: float = 0.0) -> Found:
-        """Call `look` with a catalog that is at most `oldest` seconds old, and return its result. Raises as `look`.
+        """Return the result of `look`, called with a catalog that is at most `oldest` seconds old. Raises as `look`.
 
-        If an object that the catalog names is deleted concurrently, retry with a newer catalog.
+        If an object was deleted since, retry with a newer catalog.
         """
         queues = self._queues(oldest)
         while True:
             try:
                 return look(queues)
-            except (OffsetLost, CorruptSegment):  # CorruptSegment: the object was replaced by a shorter one
+            except (OffsetLost, CorruptSegment):  # CorruptSegment: replaced by a shorter object
                 self.look_again()
                 if self._queues() is queues:
                     raise
                 queues = self._queues()
 
     def look_again(self) -> None:
-        """Discard the cached metadata, so that the next call reads them."""
+        """Let the next call read the metadata."""
         self._read_at = -math.inf
         self._place.look_again()
 
@@ -284,7 +283,7 @@ class ArchiveLog:
         return _scan(self._queues().holding(wanted), wanted, spec)
 
     def checked(self, wanted: QueueRange, max_bytes: int) -> Iterator[CheckedBlock]:
-        """Yield the records of a range, as `checked_blocks` does. Raises as `scan`."""
+        """As `checked_blocks`, for a range. Raises as `scan`."""
         it = self._queues().holding(wanted)
         if wanted.length > 0:
             with it.ahead(wanted.start, wanted.end) as (log, queue):
@@ -293,8 +292,8 @@ class ArchiveLog:
     def messages(self, wanted: QueueRange, *, raw: bool = False) -> Iterator[StoredMessage]:
         """Yield the messages of a range with decompressed bodies.
 
-        Raises as `scan`. The messages before a damaged one are yielded first. raw: if a body cannot be decompressed,
-        yield its stored bytes instead of raising, see `inflated_or_raw`.
+        Raises as `scan`, after the messages before a damaged one.
+        raw: yield a body that does not decompress as it is stored.
         """
         rest, where = wanted, self._queues().where(wanted.queue)
         try:
@@ -311,10 +310,10 @@ class ArchiveLog:
             yield from self.messages(rest._replace(start=middle), raw=raw)
 
     def records(self, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int) -> RecordPieces:
-        """Return the first records of a range that match, as a server sends them, see `archive.served_records`.
+        """Return the first records of a range that match, see `archive.served_records`.
 
-        most, max_bytes: limits of the result, which has at least the first match. Raises as `scan`. If a record is
-        damaged, return only records before it; raise if it is the first.
+        most, max_bytes: limits of the result, which has at least the first match. Raises as `scan`, for a damaged
+        record only if it is the first.
         """
 
         def first(queues: ArchivedQueues) -> RecordPieces:
@@ -353,8 +352,7 @@ class ArchiveLog:
     def hold(self, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float) -> PolledHeld:
         return PolledHeld(self.bounds, begin, deadline, idle)
 
-    def close(self) -> None:
-        """Do nothing: an archive has no open files."""
+    def close(self) -> None: ...
 
     def __enter__(self) -> Self:
         return self
@@ -383,7 +381,7 @@ def _bounds(archived: ArchivedQueues, queues: Iterable[Queue]) -> dict[Queue, Bo
 
 
 def _fingerprints(archived: ArchivedQueues, positions: Positions) -> Fingerprints:
-    """Return the fingerprint of the message before each position. Deleted messages are left out."""
+    """Return the fingerprint of the message before each position, without deleted messages."""
     found = {}
     for it in archived.archived(positions):
         last = positions[it.queue] - 1
@@ -400,9 +398,9 @@ def _scan(it: FlatQueue, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.Reco
 
 
 def _is_strange(it: FlatQueue, position: int, was: Fingerprint) -> bool:
-    """Return whether the message before `position` was replaced, given that its fingerprint is not `was`.
+    """Return whether the message before `position` was replaced. Its fingerprint is known not to be `was`.
 
-    If the archived queue ends before `position`, it was replaced if the queue's log extends beyond that message.
+    If the archived queue ends earlier, it was replaced if the queue's log extends beyond that message.
     """
     if position <= it.min_offset():
         return False

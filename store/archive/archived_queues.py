@@ -1,5 +1,3 @@
-"""The queues of an archive as one catalog names them."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
@@ -13,7 +11,7 @@ from store.model.log_protocol import Queue, QueueRange
 
 
 class ArchivedQueues:
-    """The queues of one catalog. Queue objects are cached, because they cache their first offset."""
+    """The queues of one catalog."""
 
     def __init__(self, place: ArchivePlace, catalog: Catalog) -> None:
         self.url = place.url
@@ -32,9 +30,8 @@ class ArchivedQueues:
                 yield it
 
     def holding(self, wanted: QueueRange) -> FlatQueue:
-        """Return the queue of a range that is entirely archived.
-
-        Raises `UnknownTopic`, `OffsetLost`, `OffsetNotYet`.
+        """Return the queue of a range that is entirely archived. Raises `UnknownTopic`, `OffsetLost`,
+        `OffsetNotYet`.
         """
         it = self.queue(wanted.queue)
         where = self.where(wanted.queue)

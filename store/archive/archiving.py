@@ -1,11 +1,8 @@
 """Archiving: copy messages of a store's queues into segments of the archive.
 
-A piece of a queue is one segment of its log and one of its entries. Writing a piece has three steps: write both
-segments and read them back, add the keys to the index, write metadata that name the segments. Readers ignore objects
-that the metadata do not name. A killed process leaves such objects; the next run overwrites them with the same bytes
-and possibly more. A small last segment is replaced by a longer one that begins with the same bytes.
-
-If a queue cannot be archived, the run continues with the other queues and raises an error at its end.
+A piece of a queue becomes one segment of its log and one of its entries. First both segments are written and compared,
+then its keys, then metadata that name the segments. Readers ignore other objects. A killed process may leave some; the
+next run overwrites them with the same bytes and more.
 """
 
 from __future__ import annotations
@@ -43,9 +40,9 @@ from store.read.fingerprint import can_have
 from store.read.published import PublishedQueues
 from store.read.scan import CheckedBlock, checked_blocks
 
-PIECE_BYTES = 64 << 20  # size at which a segment of a queue's log is complete
-_SMALL = 4  # a last segment smaller than a piece divided by this number is replaced by a longer one
-_PIECES_AT_ONCE = 4  # pieces between two writes of the metadata
+PIECE_BYTES = 64 << 20  # a segment of a queue's log is complete
+_SMALL = 4  # a last segment smaller than a piece divided by this is replaced by a longer one with the same beginning
+_PIECES_AT_ONCE = 4  # between two writes of the metadata
 _BLOCK_BYTES = 8 << 20
 
 Result = TypeVar("Result")
@@ -66,7 +63,7 @@ class Archived(NamedTuple):
 
 
 class Piece:
-    """A part of a queue, to be written as one segment of its log and one of its entries."""
+    """A part of a queue: one segment of its log and one of its entries."""
 
     def __init__(self, archived: ArchivedQueue, offset: int, old: tuple[bytes, bytes] | None = None) -> None:
         """offset: queue offset of the first message. old: log and entries of the last segments, to continue."""
@@ -82,10 +79,10 @@ class Piece:
         self.size = sum(map(len, self._log))
         self.added = Archived()
         self.filing = Filing()
-        self.stretch = (LONG_MAX, 0)  # range of the store's log from which the records were copied
+        self.stretch = (LONG_MAX, 0)  # range of the store's log that was copied
 
     def add(self, checked: CheckedBlock, queue: Queue, topic_id: int) -> None:
-        """Append messages. topic_id: the topic's number in the archive."""
+        """topic_id: the topic's number in the archive."""
         self.last = fingerprint_of(checked, -1)
         block, (_, _, sizes, codes) = checked
         begin, end = self.stretch
@@ -101,13 +98,13 @@ class Piece:
         self._entries.append(entries.tobytes())
         self.size += int(ends[-1])
         self.added = Archived(self.added.messages + len(block), self.added.bytes + int(ends[-1]))
-        times = np.maximum(block.field("store_timestamp"), 0)  # no checksum covers them, so they may be negative
+        times = np.maximum(block.field("store_timestamp"), 0)  # negative if damaged: no checksum covers them
         known = self.end != NO_TIME
         self.begin = min(self.begin, int(times.min()))
         self.end = max(self.end, int(times.max())) if known else int(times.max())
 
     def write(self, place: ArchivePlace, queue: str, *, sealed: bool) -> tuple[Segment, Segment, Fingerprint]:
-        """Write both segments and read them back. Return them (log, entries) and the last message's fingerprint."""
+        """Write both segments and compare. Return them (log, entries) and the last message's fingerprint."""
         log, entries = b"".join(self._log), b"".join(self._entries)
         for kind, base, data in ((COMMIT_LOG, self.base, log), (CONSUME_QUEUE, self.entries_base, entries)):
             place.write(segment_path(queue, kind, base), data)
@@ -146,11 +143,13 @@ class Archiving:
     ) -> Archived:
         """Archive each queue up to its end.
 
-        queues: all queues of each topic. end_of: returns a queue's end, at most its published end. progress: called at
-        the beginning and after each piece. is_remembered: the store's settings name this archive.
+        queues: all queues of each topic.
+        end_of: returns a queue's end, at most its published end.
+        progress: called at the beginning and after each piece.
+        is_remembered: the store's settings name this archive.
 
-        Raises `ArchiveOfAnother` before writing anything if the archive seems to be another store's, `QueuesPassedOver`
-        at the end if some queues could not be archived, and `ObjectsUnavailable`.
+        Raises `ObjectsUnavailable`, `ArchiveOfAnother` before any write, and `QueuesPassedOver` at the end if some
+        queues could not be archived.
         """
         standing = Standing.of(self._kin, self._place, self._catalog, queues)
         there = self._kin, self._place, self._catalog
@@ -188,7 +187,7 @@ class Archiving:
         """Return the result of `work`. Return None if the topic was deleted, or if an error was added to `passed`."""
         try:
             return work()
-        except UnknownTopic:  # deleted concurrently
+        except UnknownTopic:
             return None
         except (ArchiveOfAnother, OffsetLost, CorruptStore) as error:
             passed[queue] = error
@@ -200,19 +199,19 @@ class Archiving:
     def _save(self) -> None:
         """Write the index, then metadata that name all written segments.
 
-        Flush the store's log first. If a machine crash lost archived records from the store's log, the archive would
-        look like another store's.
+        The store's log is flushed first: if a machine crash lost archived records, the archive would look like another
+        store's.
         """
         begin, end = self._stretch
         if begin < end:
             segments = self._log.opened_again().segments
-            flush_log(segments.directory.parent)  # the whole log, because recovery stops at the first hole
+            flush_log(segments.directory.parent)  # all of it, because recovery stops at the first hole
             with flushing(segments.directory.parent):
-                with suppress(OffsetLost):  # retention deleted records of this range
+                with suppress(OffsetLost):  # retention deleted records
                     segments.flush(begin, end)
                 segments.flush_names()
             self._stretch = (LONG_MAX, 0)
-        # If all index segments expired, begin at a new offset: a reader may still use the old object names.
+        # After all index segments expired, use a new offset: readers may still use the old names.
         first = int(time.time() * 1000) if self.is_begun and not self._catalog.index else 0
         try:
             index, replaced = self._filed(first)
@@ -228,7 +227,7 @@ class Archiving:
         return self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write, first)
 
     def _begin_index_anew(self, error: StoreError) -> int:
-        """Drop the last index segment, which is lost, and return the offset at which the next one begins.
+        """Drop the last index segment, which is lost. Return the offset of the next one.
 
         A search by key then reads all messages archived so far.
         """

@@ -1,14 +1,13 @@
 """`Catalog`: the topics, queues and segments of an archive, in RocketMQ's metadata format (DefaultMetadataStore).
 
-Readers ignore objects that the metadata do not name. Paths and names follow RocketMQ's tiered store
-(PosixFileSegment):
+Readers ignore objects that the metadata do not name. Paths follow RocketMQ's tiered store (PosixFileSegment):
 
     <hash>_<cluster>/<broker>/<topic>/<queue id>/COMMIT_LOG/<hash><begin offset>      records, contiguous
     <hash>_<cluster>/<broker>/<topic>/<queue id>/CONSUME_QUEUE/<hash><begin offset>   entries, as in a consume queue
     <hash>_<cluster>/<broker>/rmq_sys_INDEX/0/INDEX/<hash><begin offset>              keys of messages of all queues
     config/tieredStoreMetadata.json                                                   the segments and their sizes
 
-Records have the format of the commit log (`store.format.layout`). The physical offset in a record and in its entry is
+Records have the format of the commit log (`store.format.layout`), but the physical offset in a record and its entry is
 the offset in the queue's own log. All offsets are bytes.
 """
 
@@ -35,23 +34,23 @@ COMMIT_LOG: Final = "COMMIT_LOG"
 CONSUME_QUEUE: Final = "CONSUME_QUEUE"
 INDEX: Final = "INDEX"
 SEGMENT_TYPES: Final = {COMMIT_LOG: 0, CONSUME_QUEUE: 1, INDEX: 2}  # FileSegmentType
-INDEX_TOPIC: Final = "rmq_sys_INDEX"  # the index is stored as its queue 0
-INDEX_SLOTS: Final = 1 << 17  # in indexes that this project writes; RocketMQ's tieredStoreIndexFileMaxHashSlotNum
+INDEX_TOPIC: Final = "rmq_sys_INDEX"  # the index is its queue 0
+INDEX_SLOTS: Final = 1 << 17  # in indexes that we write; RocketMQ's tieredStoreIndexFileMaxHashSlotNum
 METADATA: Final = "config/tieredStoreMetadata.json"
 DEFAULT_CLUSTER: Final = "DefaultCluster"
 
 TOPICS: Final = "topicMetadataTable"  # topic to number and name
 QUEUES: Final = "queueMetadataTable"  # topic to queue id to offsets
 # Fields of a queue that RocketMQ does not have:
-INDEXED_FROM: Final = "indexedOffset"  # the index has the keys of all messages from this queue offset on
-LAST_AT: Final = "lastLogOffset"  # offset of the last message in the store's commit log
+INDEXED_FROM: Final = "indexedOffset"  # the index has all keys of the queue from this queue offset on
+LAST_AT: Final = "lastLogOffset"  # of the last message in the store's commit log
 LAST_STORED: Final = "lastStoreTimestamp"  # of the same message, ms
 SEGMENTS: Final = {
     COMMIT_LOG: "commitLogFileSegmentTable",
     CONSUME_QUEUE: "consumeQueueFileSegmentTable",
     INDEX: "indexFileSegmentTable",
 }
-TOPIC_NUMBER: Final = "topicSerialNumber"  # the highest number of a topic
+TOPIC_NUMBER: Final = "topicSerialNumber"  # the highest one in use
 NO_OFFSET: Final = -1  # of a queue without messages
 NO_TIME: Final = (1 << 63) - 1  # of a segment without messages, ms
 GROWING: Final = 0  # status of a segment to which more may be appended
@@ -72,7 +71,7 @@ def is_cluster_folder(name: str) -> bool:
 
 
 def is_folder(name: str) -> bool:
-    """Return whether a topic or broker name can be the name of a folder."""
+    """Return whether a name can be the name of a folder."""
     return name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
@@ -93,17 +92,16 @@ def segment_path(queue: str, kind: str, base: int) -> str:
 assert len(segment_path("", COMMIT_LOG, 0)) == len(f"/{COMMIT_LOG}/") + HASH_DIGITS + SEGMENT_NAME_DIGITS
 
 
-_CRC = b',"metadata.crc32":'  # last field: CRC of all bytes before it. The dot keeps it distinct from topic names
-_MOST_BYTES = 1 << 60  # of a file or segment, so that the offset of the next one fits int64
-_MOST_TOPICS = 1 << 30  # half of the index's int32 range, so that there are numbers left to assign
+_CRC = b',"metadata.crc32":'  # last field: CRC of all bytes before it. No topic name has a dot
+_MOST_BYTES = 1 << 60  # the offset after it must fit int64
+_MOST_TOPICS = 1 << 30  # half of the index's int32 range, to leave numbers for new topics
 
 
 @dataclass(frozen=True)
 class Segment:
     """One object of a file: its bytes [base, base + size).
 
-    begin, end: earliest and latest store time, ms. sealed: nothing is appended any more, so that begin and end cover
-    all its messages.
+    begin, end: earliest and latest store time, ms; final if `sealed`, because nothing more is appended.
     """
 
     base: int
@@ -124,9 +122,9 @@ Segments = tuple[Segment, ...]
 class ArchivedQueue:
     """The archived part of one queue. Its log and its entries are each contiguous.
 
-    next_offset: the next queue offset to archive if there are no entries. indexed_from: the index has the keys of all
-    messages from this queue offset on. last: fingerprint of the last message in the store's log. Both are None if
-    unknown, as in an archive that a broker wrote.
+    next_offset: the next queue offset to archive if there are no entries.
+    indexed_from: the index has all keys from this queue offset on.
+    last: fingerprint of the last message in the store's log. Like `indexed_from`, None if a broker wrote the archive.
     """
 
     log: Segments = ()
@@ -137,7 +135,7 @@ class ArchivedQueue:
 
     @property
     def first_entry(self) -> int:
-        """Queue offset of the first entry. Its record may be deleted already."""
+        """Queue offset of the first entry. Its record may be deleted."""
         return self.entries[0].base // CQ_ENTRY.itemsize if self.entries else self.next_offset
 
     @property
@@ -150,7 +148,7 @@ class ArchivedQueue:
         return not self.entries and self.indexed_from is None and bool(self.log) and self.log[-1].base > 0
 
     def written(self, log: Segment, entries: Segment, last: Fingerprint) -> ArchivedQueue:
-        """Return a copy with these segments appended. A segment with the same base is replaced."""
+        """Return a copy with these segments appended, or replaced if they have the same base."""
 
         def behind(segments: Segments, added: Segment) -> Segments:
             return (*(each for each in segments if each.base != added.base), added)
@@ -162,8 +160,7 @@ class ArchivedQueue:
 class Catalog:
     """The archive of one broker.
 
-    topics: topic to its number in the archive. index: segments of the key index, each a complete index. They need not
-    be contiguous.
+    topics: topic to its number in the archive. index: segments of the key index, each complete in itself.
     """
 
     broker: str
@@ -172,7 +169,7 @@ class Catalog:
     index: Segments = ()
 
     def of_topics(self) -> dict[str, tuple[Queue, ...]]:
-        """Return topics and their queues, sorted. Queue ids have no gaps: a queue that is not archived is included."""
+        """Return topics and their queues, sorted. Queue ids have no gaps: queues that are not archived are included."""
         counts: dict[str, int] = dict.fromkeys(sorted(self.topics), 0)
         for queue in (queue for queue, archived in self.queues.items() if not archived.is_forgotten):
             counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
@@ -192,8 +189,7 @@ class Catalog:
     def without(self, queue: Queue) -> Catalog:
         """Return a copy without the archived messages of this queue.
 
-        The queue's log continues after the deleted records. So a reader with stale metadata and a stale key in the
-        index cannot mistake new records for deleted ones.
+        The queue's log continues after the deleted records, so that stale metadata and keys never name new ones.
         """
         queues, archived = dict(self.queues), self.queues[queue]
         if archived.log:
@@ -203,7 +199,7 @@ class Catalog:
         return replace(self, queues=queues)
 
     def numbered(self, topic: str) -> Catalog:
-        """Return a copy with a new number for this topic. This invalidates the keys indexed under the old number."""
+        """Return a copy with a new number for this topic, which invalidates its keys in the index."""
         return replace(self, topics={**self.topics, topic: max(self.topics.values(), default=-1) + 1})
 
     # --- as JSON ---------------------------------------------------------------------------------------
@@ -215,7 +211,7 @@ class Catalog:
         where: the path for error messages. Raises `CorruptStore`.
         """
         path = Path(where)
-        text, found, crc = data.rpartition(_CRC)  # absent in metadata by RocketMQ and by older versions
+        text, found, crc = data.rpartition(_CRC)  # absent in metadata by RocketMQ and older versions
         if found and crc != b"%d}" % zlib.crc32(text):
             raise CorruptStore(f"{where}: damaged, for its checksum does not fit; restore it from a copy")
         try:

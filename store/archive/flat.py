@@ -19,7 +19,7 @@ from store.read.fingerprint import fingerprint
 
 _PIECE_BYTES = 4 << 20  # of the log, per request
 _ENTRIES_PIECE_BYTES = (1 << 16) * CQ_ENTRY.itemsize  # per request
-_BLOCK_ENTRIES = 1 << 11  # requested and cached when a single entry is read
+_BLOCK_ENTRIES = 1 << 11  # per request, and cached, for a single entry
 _ENDLESS = 1 << 62
 MAX_STRETCH = 4 * _PIECE_BYTES
 
@@ -27,7 +27,7 @@ Read = Callable[[int, int], bytes]  # bytes [begin, end)
 
 
 class FlatFile:
-    """A file stored as segments. Each segment is one object."""
+    """A file stored as segments, one object each."""
 
     def __init__(self, objects: ByteReader, folder: str, queue: str, kind: str, segments: Segments) -> None:
         """folder: the cluster's folder. queue: a `queue_path`."""
@@ -66,12 +66,12 @@ class FlatFile:
 
 
 class FlatLog:
-    """A queue's own log, as one endless segment. Implements `RecordLog` and `Stretches`."""
+    """A queue's own log, as one endless segment. A `RecordLog` and `Stretches`."""
 
     size = _ENDLESS
 
     def __init__(self, file: FlatFile, begin: int, view: Callable[[int, int], Bytes] | None = None) -> None:
-        """view: returns bytes by offset and length; if None, the file is read."""
+        """view: returns bytes by offset and length; default: from the file."""
         self._file = file
         self._begin = begin
         self._view = view
@@ -96,7 +96,7 @@ class FlatLog:
 
 
 class FlatConsumeQueue:
-    """A queue's entries. Implements `EntryQueue`."""
+    """A queue's entries. An `EntryQueue`."""
 
     def __init__(self, queue: Queue, read: Read, max_offset: int) -> None:
         self.topic, self.queue_id = queue.topic, queue.queue_id
@@ -111,7 +111,7 @@ class FlatConsumeQueue:
         return np.frombuffer(self._read(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize), CQ_ENTRY)
 
     def _one(self, offset: int) -> Entries:
-        """Return one entry. A cache miss reads the entries after it in the same request: callers read nearby ones."""
+        """Return one entry. A cache miss reads a block of entries, because callers read nearby ones."""
         begin, block = self._block
         if not begin <= offset < begin + len(block):
             begin, block = offset, self._many(offset, min(max(self._max_offset, offset + 1), offset + _BLOCK_ENTRIES))
@@ -122,7 +122,7 @@ class FlatConsumeQueue:
 class ReadAhead:
     """Prefetches bytes [begin, end) of a file for a sequential reader. Not thread-safe.
 
-    It requests `ahead` pieces of `piece` bytes in advance. Pieces before the current one are dropped.
+    ahead: number of pieces, of `piece` bytes, that are requested in advance. Earlier pieces are dropped.
     """
 
     def __init__(self, read: Read, begin: int, end: int, piece: int, ahead: int, pool: ThreadPoolExecutor) -> None:
@@ -165,15 +165,15 @@ class FlatQueue:
         self._end = archived.log[-1].stop if archived.log else 0
         self._ahead = objects.ahead
         self._min_offset: int | None = None
-        self._fingerprint: tuple[int, Fingerprint | None] = (0, None)  # queue offset and fingerprint, cached
+        self._fingerprint: tuple[int, Fingerprint | None] = (0, None)  # queue offset and its fingerprint, cached
         self.log = FlatLog(self._log_file, self.begin)
         self.entries = FlatConsumeQueue(queue, self._read_entries, archived.max_offset)
 
     def min_offset(self) -> int:
         """Return the queue offset of the first message whose record is not deleted.
 
-        A broker deletes segments of log and entries independently, so the first entries may have no record. The offset
-        is found in the entries, because records of a light queue have the offsets of other queues.
+        A broker deletes segments of log and entries independently, so the first entries may have no record. Records do
+        not tell the offset: those of a light queue have offsets of other queues.
         """
         if self._min_offset is None:
             first, end = self.archived.first_entry, self.archived.max_offset
@@ -185,7 +185,7 @@ class FlatQueue:
     def _read_entries(self, begin: int, end: int) -> bytes:
         """Return bytes [begin, end) of the entries. Raises `OffsetLost`.
 
-        A recreated topic's objects may have the same names. Its log begins after this log's end, which reveals them.
+        Objects of a recreated topic may have the same names; its log begins after this one's end.
         """
         data = self._entries_file.read(begin, end)
         if (np.frombuffer(data[: CQ_ENTRY.itemsize], CQ_ENTRY)["physical_offset"] >= self._end).any():
@@ -211,7 +211,7 @@ class FlatQueue:
         return found
 
     def offset_of(self, physical_offset: int) -> int | None:
-        """Return the queue offset of the message whose record begins at a log offset, None if no record does."""
+        """Return the queue offset of the message whose record begins at a log offset, None without one."""
         at = physical_offset + field_offset(RECORD_HEADER, "queue_offset")
         width = RECORD_HEADER["queue_offset"].itemsize
         if not self.begin <= physical_offset <= at + width <= self._end:
@@ -227,9 +227,9 @@ class FlatQueue:
 
     @contextmanager
     def ahead(self, start: int, end: int) -> Iterator[tuple[FlatLog, FlatConsumeQueue]]:
-        """Yield log and entries with prefetching, for reading messages [start, end) in order.
+        """Yield log and entries with prefetching, to read messages [start, end) in order.
 
-        The range must not be empty. Leaving the context cancels the requests that are not yet sent.
+        The range must not be empty. On exit, requests that are not sent yet are cancelled.
         """
         if not self._ahead:
             yield self.log, self.entries

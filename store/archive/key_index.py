@@ -1,9 +1,8 @@
 """The key index of an archive, in the format of RocketMQ's compacted index files.
 
-An item has the hash of a key, and the queue and log offset of a record. Different keys may have the same hash, so a
-lookup returns candidates. A lookup reads a slot and then its items.
+An item has the hash of a key, and the queue and log offset of a record. Hashes collide, so a lookup returns candidates.
 
-Objects are never overwritten. A small last segment is rewritten with more items under a new name. The old object is
+Objects are never overwritten. A small last segment is rewritten, with more items, under a new name; the old object is
 deleted once the metadata name the new one.
 """
 
@@ -43,8 +42,9 @@ _WRONG = "it was changed or cut; restore it from a copy"
 def segment_bytes(items: Items, begin: int, end: int, slots: int = INDEX_SLOTS) -> bytes:
     """Encode a segment.
 
-    items: ordered by offset in each queue. begin: the time that their seconds are relative to, ms. end: the latest
-    store time, ms.
+    items: ordered by offset in each queue.
+    begin: to which the items' seconds are relative, ms.
+    end: the latest store time, ms.
     """
     items = items[::-1]
     slot = items["key_hash"].astype(np.int64) % slots
@@ -58,14 +58,14 @@ def segment_bytes(items: Items, begin: int, end: int, slots: int = INDEX_SLOTS) 
 
 
 class Filing:
-    """Collects the keys of messages that the metadata do not name yet."""
+    """Collects keys of new messages."""
 
     def __init__(self) -> None:
         self._items: list[Items] = []
         self._times: list[Int64s] = []
 
     def add(self, queue: Queue, topic_id: int, checked: CheckedBlock, at: int) -> None:
-        """Add the keys of messages. topic_id: the topic's number. at: offset of the first record in the queue's log."""
+        """topic_id: the topic's number. at: offset of the first record in the queue's log."""
         block, sizes = checked.block, checked.entries.sizes
         hashes, rows = key_hashes(queue.topic, block.value(PROPERTY_UNIQ_KEY), block.value(PROPERTY_KEYS))
         if not len(hashes):
@@ -83,11 +83,13 @@ class Filing:
     def write(
         self, catalog: Catalog, existing: KeyIndex, write: Callable[[str, bytes], None], first: int = 0
     ) -> tuple[Segments, list[str]]:
-        """Write the added keys to new segments.
+        """Write the added keys to new segments. Return the segments for the metadata, and the objects to delete after
+        these are written.
 
-        Return the segments to name in the metadata, and the objects to delete after the metadata are written. existing:
-        the catalog's index. first: the lowest offset for a new segment. Raises as `write`, and `OffsetLost`,
-        `CorruptSegment`, `ObjectsUnavailable`.
+        existing: the catalog's index.
+        first: the lowest offset for a new segment.
+
+        Raises as `write`, and `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
         """
         if not self._items:
             return catalog.index, []
@@ -106,7 +108,7 @@ class Filing:
             part, stored = items[row : row + _MOST_ITEMS], times[row : row + _MOST_ITEMS]
             if begin is None:
                 before = index[-1].begin if index else 0
-                begin = max(int(stored.min()), before + 1)  # RocketMQ identifies segments by it, so it must be unique
+                begin = max(int(stored.min()), before + 1)  # unique, because RocketMQ identifies segments by it
             end = max(end, int(stored.max()))
             part["seconds"] = (stored - begin) // _MS
             data = segment_bytes(part, begin, end)
@@ -125,8 +127,8 @@ class KeyIndex:
     def candidates(self, hashes: Sequence[int], begin: int = 0) -> list[tuple[Items, Int64s]]:
         """Return items with these hashes and their store times (ms, rounded to seconds), the newest segment first.
 
-        begin: skip segments in which all messages were stored before (ms). Raises `OffsetLost` if a segment is missing,
-        as it may be if the catalog is stale; `CorruptSegment`, `ObjectsUnavailable`.
+        begin: skip segments with only older messages (ms). Raises `OffsetLost` if a segment is missing, as with a stale
+        catalog; `CorruptSegment`, `ObjectsUnavailable`.
         """
         asked = [each for each in reversed(self._segments) if each.named.end >= begin]
         if self._at_once == 1 or len(asked) == 1:
@@ -173,7 +175,7 @@ class _Segment:
         return items["key_hash"].astype(np.int64) % self._slot_count()
 
     def _must_be(self, is_sound: bool) -> None:
-        """Raise `CorruptSegment` unless sound. Without this check, a zeroed segment would look like a missing key."""
+        """Raise `CorruptSegment` unless sound: otherwise a zeroed segment would look like a missing key."""
         if not is_sound:
             raise CorruptSegment(f"{self._file.where}: keys in another slot than theirs; {_WRONG}")
 
@@ -183,7 +185,7 @@ class _Segment:
         return np.frombuffer(self._read(at, length), ARCHIVE_INDEX_ITEM) if length else np.empty(0, ARCHIVE_INDEX_ITEM)
 
     def _slot_count(self) -> int:
-        """Return the number of slots. It follows from the position of the first slot's items, right after the slots."""
+        """Return the number of slots. The first slot has the position after the slots, where the items begin."""
         if not self._slots:
             head = self._read(0, ARCHIVE_INDEX_HEADER.itemsize + ARCHIVE_INDEX_SLOT.itemsize)
             header = np.frombuffer(head, ARCHIVE_INDEX_HEADER, 1)[0]
@@ -201,6 +203,5 @@ class _Segment:
 
 
 def _bytes_of(items: int) -> int:
-    """Return the size of a segment with this many items."""
     slots = INDEX_SLOTS * ARCHIVE_INDEX_SLOT.itemsize
     return ARCHIVE_INDEX_HEADER.itemsize + slots + items * ARCHIVE_INDEX_ITEM.itemsize

@@ -35,7 +35,7 @@ _KEYS = ReadSpec(("msgId", "keys"), EVERYTHING)
 
 
 class KeySearch:
-    """Searches the archived queues of one catalog. An index that a broker wrote may lack keys."""
+    """Searches the archived queues of one catalog."""
 
     def __init__(self, queues: ArchivedQueues) -> None:
         self._queues = queues
@@ -43,10 +43,7 @@ class KeySearch:
         self._index = queues.index()
 
     def narrowed(self, ranges: Sequence[QueueRange], keys: Sequence[str]) -> list[QueueRange]:
-        """Return the pieces of published ranges that may have messages with one of `keys` as a key or as their id.
-
-        See `Log.with_keys`. Raises `OffsetLost` if a segment of the index is missing.
-        """
+        """See `Log.with_keys`. Raises `OffsetLost` if a segment of the index is missing."""
         found: dict[Queue, Int64s] = {}
         for topic in {wanted.queue.topic for wanted in ranges}:
             hashes = [key_hash(topic, key) for key in keys]
@@ -65,28 +62,27 @@ class KeySearch:
             yield items[of_topic], times[of_topic]
 
     def _pieces(self, wanted: QueueRange, filed: Int64s, ids: list[int]) -> list[QueueRange]:
-        """filed: log offsets of records, from the index. ids: log offsets of possible records, from message ids."""
+        """filed: log offsets of records, from the index. ids: possible log offsets, from message ids."""
         it = self._queues.queue(wanted.queue)
         is_light = wanted.queue.topic.startswith(LIGHT_PREFIX)  # its records have the offsets of other queues
         if it is None or it.archived.indexed_from is None or is_light:
             return [wanted]
-        # Keep offsets that are not archived, so that reading them raises the right error.
+        # Keep offsets that are not archived: reading them raises the right error.
         known = min(max(wanted.start, it.archived.indexed_from, it.min_offset()), wanted.end)
         behind = max(known, min(wanted.end, it.archived.max_offset))
         filed = filed[filed >= it.begin]  # drop deleted records
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             offsets = list(pool.map(it.offset_of, [*filed.tolist(), *ids]))
         if None in offsets[: len(filed)]:
-            return [wanted]  # the index is wrong: reading the range raises the right error
+            return [wanted]  # wrong index: reading the range raises the right error
         there = sorted({each for each in offsets if each is not None and known <= each < behind})
         pieces = (wanted._replace(start=each, end=each + 1) for each in there)
         return joined([wanted._replace(end=known), *pieces, wanted._replace(start=behind)])
 
     def newest(self, queues: Iterable[Queue], wanted: KeyQuery, before: Mapping[Queue, int]) -> list[StoredMessage]:
-        """Return the newest matching messages of a topic's queues, oldest first.
+        """Return the newest matching messages of one topic's queues, oldest first.
 
-        queues: of one topic. before: for some queues, the offset at which the search ends. Raises as `narrowed`, and
-        `CorruptRecord`.
+        before: for some queues, the offset at which the search ends. Raises as `narrowed`, and `CorruptRecord`.
         """
         there = {queue: it for queue in queues if (it := self._queues.queue(queue)) is not None}
         found: dict[tuple[str, int, int], StoredMessage] = {}  # by topic, too: a light queue has several
@@ -106,8 +102,8 @@ class KeySearch:
     def _messages(self, there: Mapping[Queue, FlatQueue], wanted: KeyQuery) -> Iterator[StoredMessage]:
         """Yield the candidates of the index, newest first.
 
-        A heap has the next candidate of each queue. The index has store times in seconds only, so a candidate is read
-        if it may be the newest, and pushed again with its exact time.
+        A heap has the next candidate of each queue. The index has store times in seconds, so a candidate is read when
+        it may be the newest, and pushed again with its exact time.
         """
         topic = next(iter(there)).topic if there else ""
         found = list(self._of_topic(topic, [key_hash(topic, wanted.key)], wanted.begin))
@@ -115,7 +111,7 @@ class KeySearch:
         times = np.concatenate([_NO_OFFSETS, *(each for _, each in found)])
         is_in_time = (times <= wanted.end) & (times + _MS > wanted.begin)
         left: dict[Queue, list[int]] = {}  # rows, ordered by offset
-        heads: list[tuple[int, int, Queue, StoredMessage | None]] = []  # the next of each queue; None if not read yet
+        heads: list[tuple[int, int, Queue, StoredMessage | None]] = []  # None if not read yet
 
         def step(queue: Queue) -> None:
             if left[queue]:

@@ -1,4 +1,4 @@
-"""`StoreArchive`: the archive that a store's settings name, and the lock that its writer holds."""
+"""`StoreArchive`: the archive that a store's settings name, and the lock of its writer."""
 
 from __future__ import annotations
 
@@ -49,12 +49,14 @@ _LOCK_FILE = f"{CONFIG_DIR}/archive.lock"
 
 @dataclass(frozen=True)
 class ArchiveOrder:
-    """The messages that one run copies to the archive, and those that it deletes there.
+    """The messages that one run copies to the archive, and deletes there.
 
-    queues: all queues of each topic. end_of: returns the offset up to which a queue is archived, at most its published
-    end. may_begin: begin a new archive if the URL has none, unless the store's settings name that URL. reserved_hours:
-    delete messages stored longer ago; None keeps all. forgetting: topics and their queues in the store. The run first
-    deletes archived messages of these topics that do not continue into those queues.
+    queues: all queues of each topic.
+    end_of: returns the offset up to which a queue is archived, at most its published end.
+    may_begin: the URL may have no archive yet, unless the store's settings name it.
+    reserved_hours: delete messages stored longer ago; None keeps all.
+    forgetting: topics and their queues in the store; archived messages that do not continue into these are deleted
+    first.
     """
 
     queues: Sequence[Queue]
@@ -67,7 +69,8 @@ class ArchiveOrder:
 class StoreArchive:
     """The archive of one store.
 
-    url: "" if the store is not archived. names: the topics to archive; if empty, all except system topics.
+    url: "" if the store is not archived.
+    names: the topics to archive; if empty, all except system topics.
     """
 
     def __init__(
@@ -81,7 +84,7 @@ class StoreArchive:
 
     @staticmethod
     def remembered(root: Path, config: StoreConfig, options: Mapping[str, Any] | None = None) -> StoreArchive:
-        """Return the archive that the settings file names. It is read again: another process may have changed it."""
+        """Return the archive in the settings file, which another process may have changed."""
         own = settings_there(root / CONF_FILE)
         broker, url, names = (own.get(name, getattr(config, name)) for name in REMEMBERED)
         return StoreArchive(root, url, broker, _listed(names), options)
@@ -123,7 +126,7 @@ class StoreArchive:
     ) -> Archived:
         """Execute an order and write the archive into the store's settings.
 
-        Raises the errors of `Archiving.run`, and `NoArchive`, `StoreLocked`, `UnknownTopic`, `InvalidArgument`.
+        Raises as `Archiving.run`, and `NoArchive`, `StoreLocked`, `UnknownTopic`, `InvalidArgument`.
         """
         hours = order.reserved_hours
         kept_since = None if hours is None else _ago(3600 * seconds("reserved_hours", hours))
@@ -132,7 +135,7 @@ class StoreArchive:
         _must_be_outside_stores(self.url)
 
         def remembering(done: int, total: int) -> None:
-            if done:  # a concurrent `clean` reads the settings and then keeps messages that are not archived yet
+            if done:  # from now on, a concurrent `clean` keeps messages that are not archived
                 self._remember()
             progress(done, total)
 
@@ -179,9 +182,10 @@ class StoreArchive:
     ) -> int | None:
         """Return the first log offset whose record may not be archived yet, None if the store is not archived.
 
-        A recreated topic counts as not archived, even if the deleted topic of the same name was. confirm_offset: the
-        published end, read before this call; later messages are ignored. is_brokers: a broker writes the store, so that
-        queues may lag behind the log. Raises `ObjectsUnavailable`, and `CorruptSegment` if a queue is damaged.
+        A recreated topic counts as not archived.
+        confirm_offset: the published end, read before; later messages are ignored.
+        is_brokers: a broker writes the store, so queues may lag behind the log. Raises `ObjectsUnavailable`, and
+        `CorruptSegment` if a queue is damaged.
         """
         if not self.url:
             return None
@@ -201,7 +205,7 @@ class StoreArchive:
                     is_there = published.log.segments.exists(at) and is_message(
                         published.log, queue.topic, queue.queue_id, first, at, size
                     )
-                    # A damaged entry has a wrong log offset: retention would delete records that are not archived.
+                    # Retention would trust the damaged entry's log offset, and delete records that are not archived.
                     if not is_there and at >= log.min_offset():
                         raise CorruptSegment(f"{entries}: entry {first} is damaged; {MAKE_ANEW}")
                     offsets.append(at)
@@ -215,10 +219,7 @@ class StoreArchive:
         return min(offsets)
 
     def _remember(self) -> None:
-        """Write the archive into the store's settings, without the secrets of its URL.
-
-        If the settings name another URL, this archive is a copy, and the settings stay unchanged.
-        """
+        """Write the archive into the store's settings, without the secrets of its URL, unless they name another URL."""
         path = self._root / CONF_FILE
         own = settings_there(path)
         if own.get("archive") and not self.is_remembered():
@@ -229,7 +230,7 @@ class StoreArchive:
 
 
 def _must_be_outside_stores(url: str) -> None:
-    """Raise `InvalidArgument` if a URL is inside a store: the archive would be deleted with that store."""
+    """Raise `InvalidArgument` if a URL is inside a store: the archive would be deleted with it."""
     path = local_path(url)
     for folder in () if path is None else (Path(path), *Path(path).parents):
         if (folder / COMMIT_LOG_DIR).is_dir():
@@ -242,7 +243,7 @@ def _plain(url: str) -> str:
 
 
 def queues_of(topics: Topics, names: Iterable[str]) -> list[Queue]:
-    """Return the queues of the named topics. Topics that do not exist are left out."""
+    """Return the queues of the named topics that exist."""
     counts = topics.queue_counts()
     return [Queue(name, queue_id) for name in dict.fromkeys(names) for queue_id in range(counts.get(name, 0))]
 
@@ -259,7 +260,7 @@ class Remembered(NamedTuple):
 
 
 def remembered(root: Path) -> Remembered:
-    """Return the archive that a store's settings name. Its URL is empty if they name none, or if there is no store.
+    """Return the archive in a store's settings, with an empty URL if they name none or there is no store.
 
     Raises `ConfigError`.
     """
@@ -299,7 +300,6 @@ def ends(
 
 
 def _ago(seconds_ago: float) -> int:
-    """Return a time in the past, ms since 1970."""
     return int((time.time() - seconds_ago) * 1000)
 
 

@@ -29,7 +29,7 @@ _REMEDY = "archive a store there ('pyspark-mq archive STORE --to URL')"
 
 
 class _SeenMetadata(NamedTuple):
-    """The metadata as last read or written. mark: the object's `Objects.mark`, taken before it was read."""
+    """mark: the object's `Objects.mark`, taken before it was read."""
 
     data: bytes = b""
     catalog: Catalog | None = None
@@ -39,8 +39,8 @@ class _SeenMetadata(NamedTuple):
 class ArchivePlace:
     """The archive of one broker.
 
-    url: for error messages, without secrets. folder: the cluster's folder. metadata: path of the metadata object. Both
-    paths are relative to the URL.
+    url: for error messages, without secrets.
+    folder, metadata: paths of the cluster's folder and of the metadata object, relative to the URL.
     """
 
     def __init__(self, url: str, objects: Objects, folder: str, metadata: str) -> None:
@@ -61,7 +61,7 @@ class ArchivePlace:
 
     @staticmethod
     def at(url: str, options: Mapping[str, Any]) -> ArchivePlace:
-        """Return the archive at a URL. The URL names a broker's folder, or a folder with only one archive below it.
+        """Return the archive at a URL: of a broker's folder, or of a folder with only one archive below it.
 
         Raises `NoArchive`, `UnsupportedStore` if there are several archives, `ObjectsUnavailable`.
         """
@@ -83,12 +83,12 @@ class ArchivePlace:
         return found[0]
 
     def look_again(self) -> None:
-        """Discard cached metadata, so that the next `load` reads them. This class caches only unchanged metadata."""
+        """Let the next `load` read the metadata. This class always does."""
 
     def load(self) -> Catalog | None:
-        """Return the current catalog, None if there are no metadata. Raises `CorruptStore`, `ObjectsUnavailable`.
+        """Return the current catalog, None without metadata; the same object if the metadata are unchanged.
 
-        The object is the same as in the previous call if the metadata are unchanged.
+        Raises `CorruptStore`, `ObjectsUnavailable`.
         """
         seen, mark = self._seen, self.objects.mark(self.metadata)
         if mark is None or mark != seen.mark:
@@ -104,7 +104,7 @@ class ArchivePlace:
         return seen.catalog
 
     def save(self, catalog: Catalog) -> None:
-        """Write the metadata. Raises `ObjectsUnavailable`, also when they were changed since the last `load`."""
+        """Write the metadata. Raises `ObjectsUnavailable`, also if they were changed since the last `load`."""
         seen, text = self._seen.data, catalog.text()
         self.load()
         if self._seen.data != seen:
@@ -147,7 +147,7 @@ class ArchivePlace:
 
 
 class StillPlace(ArchivePlace):
-    """A snapshot: it reads the metadata once. Messages deleted later are lost, and new ones are not visible."""
+    """A snapshot: reads the metadata once. Messages deleted later are lost, and new ones are not visible."""
 
     def __init__(self, place: ArchivePlace) -> None:
         super().__init__(place.url, place.objects, place.folder, place.metadata)
@@ -187,9 +187,9 @@ _BLOCKS = 64  # in the cache
 
 
 class RecentPlace(ArchivePlace):
-    """An archive with caches for callers that make many small reads. Thread-safe.
+    """Caches for callers that make many small reads. Thread-safe.
 
-    It caches the metadata for a second, or until `look_again` is called. keeps_blocks: cache blocks of remote objects.
+    The metadata are cached for a second, or until `look_again`. keeps_blocks: cache blocks of remote objects.
     """
 
     def __init__(self, place: ArchivePlace, *, keeps_blocks: bool) -> None:
@@ -201,7 +201,7 @@ class RecentPlace(ArchivePlace):
         self._asked: Future[Catalog | None] | None = None
 
     def load(self) -> Catalog | None:
-        """As `ArchivePlace.load`. Concurrent calls share one request."""
+        """Concurrent calls share one request."""
         with self._lock:
             if (asked := self._asked) is not None and (not asked.done() or time.monotonic() < self._until):
                 mine = None
@@ -244,7 +244,7 @@ class RecentBlocks:
         self._kept: dict[tuple[str, int], Future[bytes]] = {}  # least recently used first
 
     def forget(self) -> None:
-        """Drop all blocks. Call this when the metadata change, because object names may be reused."""
+        """Drop all blocks, because new metadata may reuse names of objects."""
         with self._lock:
             self._kept = {}
 
@@ -256,7 +256,7 @@ class RecentBlocks:
         return b"".join(parts)
 
     def _block(self, path: str, number: int) -> bytes:
-        """Return a block. Concurrent calls share one request."""
+        """Concurrent calls share one request."""
         name, asked = (path, number), Future[bytes]()
         with self._lock:
             kept = self._kept

@@ -1,4 +1,4 @@
-"""Delete from an archive: expired segments, and messages of deleted topics.
+"""Delete expired segments and messages of deleted topics from an archive.
 
 The metadata are written before the objects are deleted, so that they never name a missing object.
 """
@@ -58,7 +58,7 @@ def expire(place: ArchivePlace, before: int) -> int:
 def _without_old_index(catalog: Catalog, before: int) -> tuple[Catalog, list[str]]:
     """Return the catalog without expired index segments, and the paths of their objects.
 
-    Some of their messages may still be archived. `indexed_from` is raised, because the index no longer has their keys.
+    Messages whose keys are lost may still be archived, so `indexed_from` is raised.
     """
     old = [each for each in catalog.index if _is_old(each, before)]
     if not old:
@@ -81,9 +81,10 @@ def _is_old(segment: Segment, before: int) -> bool:
 def forget(place: ArchivePlace, catalog: Catalog, standing: Standing, topics: Mapping[str, Sequence[Queue]]) -> int:
     """Delete archived queues that the store's queues do not continue. Return the number of deleted messages.
 
-    standing: compares the queues of `topics` in archive and store. topics: topic to its queues in the store; a topic
-    without queues is deleted from the archive. The caller must hold the lock `of_store.alone`. If the process is
-    killed, call this again to delete the remaining objects. Raises `UnknownTopic`, `ObjectsUnavailable`.
+    standing: compares the queues of `topics` in archive and store.
+    topics: topic to its queues in the store; a topic without queues is deleted from the archive. The caller must hold
+    the lock `of_store.alone`. A killed process leaves objects, which the next call deletes. Raises `UnknownTopic`,
+    `ObjectsUnavailable`.
     """
     unknown = [topic for topic, queues in topics.items() if not queues and topic not in catalog.topics]
     if unknown:

@@ -1,8 +1,7 @@
-"""Archived records as a server sends them to its clients: filtered, checked, and with synthetic physical offsets.
+"""Archived records as a server sends them to its clients: filtered, checked, and with unique physical offsets.
 
-A client identifies a message by its physical offset alone, in ids and when it sends the message back. In the archive,
-each queue has its own log, so physical offsets are not unique. The server replaces them by numbers, called names here,
-which no commit log reaches:
+A client identifies a message by its physical offset, but in the archive each queue has its own log. The server replaces
+these offsets by names, numbers that no commit log reaches:
 
     bit 62 | number of the topic in the archive | queue | queue offset
 """
@@ -31,13 +30,13 @@ _TOPIC_BITS: Final = 12
 _QUEUE_BITS: Final = 10
 _OFFSET_BITS: Final = 40
 _ARCHIVED: Final = 1 << (_BITS - 1)
-NAMELESS: Final = (1 << _BITS) - 1  # of a message whose topic number, queue or offset needs more bits
+NAMELESS: Final = (1 << _BITS) - 1  # for a topic number, queue or offset that needs more bits
 
 assert 1 + _TOPIC_BITS + _QUEUE_BITS + _OFFSET_BITS == _BITS
 
 
 class NamedMessage(NamedTuple):
-    """A decoded name. topic_number: the topic's number in the archive, see `Catalog.topics`."""
+    """A decoded name. topic_number: see `Catalog.topics`."""
 
     topic_number: int
     queue_id: int
@@ -58,7 +57,7 @@ def is_name(physical_offset: int) -> bool:
 
 
 def named(physical_offset: int) -> NamedMessage | None:
-    """Decode a name. Return None if the offset is not a name, or is `NAMELESS`."""
+    """Decode a name. Return None for other offsets and `NAMELESS`."""
     if not is_name(physical_offset) or physical_offset >= NAMELESS:
         return None
     rest, queue_offset = divmod(physical_offset - _ARCHIVED, 1 << _OFFSET_BITS)
@@ -68,11 +67,10 @@ def named(physical_offset: int) -> NamedMessage | None:
 def records_of(
     it: FlatQueue, topic_number: int, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int
 ) -> RecordPieces:
-    """Return the matching records of a range, and the offset at which the next call continues.
+    """Return the matching records of a range, which must not be empty, and the offset at which the next call continues.
 
-    wanted: must not be empty. most, max_bytes: limits of the result, which has at least the first match. Only tag
-    hashes are compared, as in a broker; the client compares the tags. Raises `CorruptRecord`, `OffsetLost`,
-    `CorruptSegment`, `ObjectsUnavailable`.
+    most, max_bytes: limits of the result, which has at least the first match. Only tag hashes are compared, as in a
+    broker; the client compares tags. Raises `CorruptRecord`, `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
     """
     start, end = wanted.start, wanted.end
     found = it.entries.entries(start, end)
@@ -105,7 +103,7 @@ def _matching(
 ) -> tuple[Int64s, int]:
     """Return the rows whose properties match, and the queue offset of the first row that was not examined, or `end`.
 
-    The scan stops once more than `most` rows match, or `_MOST_BYTES` are read.
+    Stops once more than `most` rows match, or `_MOST_BYTES` are read.
     """
     matching, taken = [np.empty(0, np.int64)], 0
     some = entries.at(rows)

@@ -1,7 +1,7 @@
-"""`TieredLog`: a store and its archive as one log. Messages that the store has deleted come from the archive.
+"""`TieredLog`: a store and its archive as one log.
 
-The store defines which topics exist and where their queues end. Messages that are in both are read from the store. The
-archive is read only if the store has deleted messages of the queue.
+The store defines which topics exist and where their queues end. Its archive is read only for messages that the store
+has deleted.
 """
 
 from __future__ import annotations
@@ -70,15 +70,15 @@ class TieredLog:
         """As `Log.bounds`."""
         found = {}
         for queue, own in self._newer.bounds(queues).items():
-            with suppress(UnknownTopic):  # deleted concurrently
+            with suppress(UnknownTopic):
                 found[queue] = own._replace(min_offset=self.first(queue, own))
         return found
 
     def first(self, queue: Queue, own: Bounds) -> int:
-        """Return the first offset of a queue in store and archive.
+        """Return the first offset of a queue in store and archive. The archive counts only if it reaches the store's
+        first message.
 
-        own: the store's bounds. The archive is ignored unless it reaches them. Raises `UnknownTopic`,
-        `ArchiveOfAnother`.
+        own: the store's bounds. Raises `UnknownTopic`, `ArchiveOfAnother`.
         """
         first = self._first(queue, own)
         if first == own.min_offset > self._kin.begin(queue):  # the archive may have grown since the last look
@@ -95,7 +95,7 @@ class TieredLog:
         return {queue: max(bounds.min_offset, newer[queue] - 1) for queue, bounds in found.items()}
 
     def stored_at(self, queue: Queue, offset: int) -> int | None:
-        """Return the store time of a message (ms), None if neither store nor archive has the message."""
+        """Return the store time of a message (ms), None if it is in neither."""
         own = self._newer.bounds([queue])[queue]
         found = self._newer.fingerprint(queue.topic, queue.queue_id, offset) if offset >= own.min_offset else None
         if found is None and self.first(queue, own) <= offset:
@@ -115,10 +115,10 @@ class TieredLog:
         return self._batches(wanted, spec, self._part(wanted, spec))
 
     def get_message(self, queue: Queue, own: Bounds, request: GetRequest) -> GetResult:
-        """As `MessageStore.get_message`, but from the archive. The result ends before the store's first message.
+        """As `MessageStore.get_message`, from the archive. The result ends before the store's first message.
 
-        own: the store's bounds; the requested offset must be before them. Physical offsets in records are replaced by
-        names, see `archive.served_records`.
+        own: the store's bounds; the requested offset must be before them. Records get names as physical offsets, see
+        `archive.served_records`.
         """
         config, first, accept = self._config, self.first(queue, own), request.message_filter
         if request.offset < first:
@@ -132,9 +132,8 @@ class TieredLog:
         return GetResult(status_of(messages), next_begin, first, own.max_offset, messages)
 
     def query(self, wanted: KeyQuery, found: Sequence[StoredMessage]) -> list[StoredMessage]:
-        """As `MessageStore.query`, but of archived messages before the store's first one in each queue.
-
-        found: the store's results, which are left out here.
+        """As `MessageStore.query`, of archived messages before the store's first one in each queue. Leaves out those in
+        `found`.
         """
         queues = self.older.topics().get(wanted.topic, ())
         before, begins = dict.fromkeys(queues, 0), dict[int, int]()
@@ -161,7 +160,7 @@ class TieredLog:
         return max(archived.min_offset, begin) if self._joins(queue) else own.min_offset
 
     def _joins(self, queue: Queue) -> bool:
-        """As `Kin.reaches`. True is cached. Raises `UnknownTopic`, `ArchiveOfAnother`."""
+        """As `Kin.reaches`. True is cached."""
         if queue not in self._joined and self.older.reaches(queue, self._kin):
             self._joined.add(queue)
         return queue in self._joined
@@ -177,7 +176,7 @@ class TieredLog:
     def _batches(self, rest: QueueRange, spec: ReadSpec, part: _Part) -> Iterator[pa.RecordBatch]:
         """Yield all batches, beginning with `part`.
 
-        If retention deletes messages of the store before they are read, continue with the archive.
+        If retention deletes messages before they are read, continue with the archive.
         """
         while True:
             batches, end, is_archived = part
@@ -187,7 +186,7 @@ class TieredLog:
                     yield batch.select(spec.columns)
                 rest = rest._replace(start=end)
             except OffsetLost:
-                # Records of a light queue have the offsets of other queues, so `rest` is not known.
+                # Records of a light queue have the offsets of other queues, so `rest` is unknown.
                 is_light = rest.queue.topic.startswith(LIGHT_PREFIX)
                 if is_archived or is_light or not self.split(rest)[0].length:
                     raise
@@ -196,7 +195,7 @@ class TieredLog:
             part = self._part(rest, spec)
 
     def _part(self, wanted: QueueRange, spec: ReadSpec) -> _Part:
-        """Return the first part of a range that the store or the archive has. Its batches have column `queueOffset`."""
+        """Return the first part of a range that store or archive has. Its batches have column `queueOffset`."""
         if "queueOffset" not in spec.columns:
             check_columns(spec.columns)
             spec = replace(spec, columns=(*spec.columns, "queueOffset"))
