@@ -110,8 +110,8 @@ class Member(Protocol):
     def commit(self, positions: Positions) -> None:
         """Commit offsets: all messages before `positions` are done.
 
-        Ignores lower offsets than before, and queues of other members. Not synced to the device, but a commit survives a
-        kill of this process: the next owner of a queue starts there.
+        Ignores lower offsets than before, and queues of other members. Not synced to the device, but a commit survives
+        a kill of this process: the next owner of a queue starts there.
         """
 
     def persist(self) -> None:

@@ -155,7 +155,6 @@ class StoreFinder(StoreReader):
             return html_text(str(error))
 
     def _ranges(self, topic: str, part: TopicPart, begin: int | None, end: int | None) -> dict[int, tuple[int, int]]:
-        """Return the offsets [start, end) that `to_arrow` reads of each queue. Raises as `to_arrow`."""
         if isinstance(part, Mapping):
             found = {queue: (start, stop) for queue, (start, stop) in part.items()}
         else:
@@ -173,10 +172,7 @@ class StoreFinder(StoreReader):
         return found
 
     def _stored_from(self, topic: str, queue: int, start: int, timestamp: int) -> int:
-        """Return the queue offset of the first message stored at or after `timestamp` (ms).
-
-        Raises `OffsetLost` if it may be a deleted message at or after `start`.
-        """
+        """Raises `OffsetLost` if the first message may be a deleted one at or after `start`."""
         found = self.offset_by_time(topic, queue, timestamp)
         if start < found <= self.offsets(topic, queue)[0]:
             raise OffsetLost(

@@ -96,7 +96,6 @@ class Writer:
         self._flusher.start(self._config.flushIntervalCommitLog / 1000, self._attend)
 
     def _attend(self) -> None:
-        """Start the deliverer once there are delayed messages, close deleted files, write the figures."""
         if not self._deliverer.is_started and any(has_queues(self._directory.root, topic) for topic in WAITING_TOPICS):
             self._deliverer.start()
         if self._deliverer.is_started:
@@ -154,7 +153,6 @@ class Writer:
         return went
 
     def _took(self, name: str, since: float, topics: Iterable[str]) -> None:
-        """since: `time.perf_counter()`."""
         milliseconds = (time.perf_counter() - since) * 1000
         for topic in set(topics):
             self.figures.of(name, topic).add(milliseconds)

@@ -381,7 +381,6 @@ def _bounds(archived: ArchivedQueues, queues: Iterable[Queue]) -> dict[Queue, Bo
 
 
 def _fingerprints(archived: ArchivedQueues, positions: Positions) -> Fingerprints:
-    """Return the fingerprint of the message before each position, without deleted messages."""
     found = {}
     for it in archived.archived(positions):
         last = positions[it.queue] - 1

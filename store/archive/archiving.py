@@ -184,7 +184,7 @@ class Archiving:
         return Archived(done, taken)
 
     def _passing(self, queue: Queue, passed: dict[Queue, StoreError], work: Callable[[], Result]) -> Result | None:
-        """Return the result of `work`. Return None if the topic was deleted, or if an error was added to `passed`."""
+        """Return None if the topic was deleted, or if an error was added to `passed`."""
         try:
             return work()
         except UnknownTopic:
@@ -227,10 +227,7 @@ class Archiving:
         return self._filing.write(self._catalog, self._place.index(self._catalog), self._place.write, first)
 
     def _begin_index_anew(self, error: StoreError) -> int:
-        """Drop the last index segment, which is lost. Return the offset of the next one.
-
-        A search by key then reads all messages archived so far.
-        """
+        """Drop the last index segment, which is lost. A search by key then reads all messages archived so far."""
         warnings.warn(
             f"{error}. The index goes on without it: a search by key reads all that was archived until now",
             RuntimeWarning,

@@ -135,7 +135,7 @@ class KeySearch:
 
 
 def _unindexed_until(it: FlatQueue, catalog: Catalog) -> int:
-    """Return the queue offset before which the index may lack keys. A broker's index is assumed to be complete."""
+    """A broker's index is assumed to be complete."""
     if it.archived.indexed_from is not None:
         return min(it.archived.indexed_from, it.archived.max_offset)
     return 0 if catalog.index else it.archived.max_offset

@@ -169,7 +169,7 @@ def _clusters(objects: Objects) -> list[str]:
 
 
 def _places(url: str, objects: Objects) -> Iterator[ArchivePlace]:
-    """Yield the archives below a URL. A broker keeps its metadata at the root, this project in the store's folder."""
+    """A broker keeps its metadata at the root, this project in the store's folder."""
     folder, _, name = METADATA.rpartition("/")
     clusters = _clusters(objects)
     if len(clusters) == 1 and name in objects.names(folder):

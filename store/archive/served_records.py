@@ -91,7 +91,6 @@ def records_of(
 
 
 def _blocks(it: FlatQueue, entries: EntryColumns) -> Iterator[tuple[int, int, Block]]:
-    """Yield `(first, last, block)`: the checked records of rows [first, last)."""
     count = len(entries.sizes)
     where = entries.physical_offsets, entries.sizes, it.log.size, count, _STRETCH_BYTES
     for first, last in batch_bounds(*where, max_stretch=_STRETCH_BYTES):

@@ -38,8 +38,6 @@ from store.read.query import KeyQuery
 
 
 class _Part(NamedTuple):
-    """Batches from the store or from the archive, up to queue offset `end`."""
-
     batches: Iterator[pa.RecordBatch]
     end: int
     is_archived: bool
@@ -214,7 +212,6 @@ class TieredLog:
 def _matching(
     archive: ArchiveLog, wanted: QueueRange, message_filter: MessageFilter, most: int, max_bytes: int
 ) -> tuple[list[StoredMessage], int]:
-    """Return the first messages that match, and the queue offset after the last examined one."""
     found: list[StoredMessage] = []
     taken, next_begin = 0, wanted.start
     try:

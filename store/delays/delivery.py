@@ -152,7 +152,6 @@ class Delivery:
         return not pieces or self._append(pieces, unless=lambda: self._published_end.deletions != deletions) is not None
 
     def _sound(self, due: Due) -> Iterator[tuple[RecordCopies, Int64s]]:
-        """Yield messages and their log offsets, without damaged and deleted ones."""
         try:
             yield copies_at(self._log, due.physical_offsets, due.sizes), due.physical_offsets
         except (CorruptRecord, OffsetLost):

@@ -83,7 +83,6 @@ _KEYS = ("until", "timers", "to")
 
 
 def _brokers(path: Path) -> Known:
-    """Return a broker's progress: slots before its read time are delivered."""
     try:
         data = read_file(path, TIMER_CHECK_FILE_BYTES)
     except FileNotFoundError:

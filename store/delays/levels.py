@@ -173,7 +173,6 @@ class Levels:
         return None
 
     def _some(self, queue: ConsumeQueue, first: int, end: int) -> tuple[Entries, int]:
-        """Return some entries from `first` or the queue's begin on, and their offset."""
         while True:
             try:
                 return queue.entries(first, min(end, first + _LOOK)), first

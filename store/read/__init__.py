@@ -1,1 +1,1 @@
-"""Reading published messages: scans, getMessage, queries, filters."""
+"""Scans, getMessage, queries and filters of published messages."""

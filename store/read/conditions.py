@@ -1,7 +1,7 @@
 """Syntax trees of SQL92 conditions on properties, with the semantics of RocketMQ's filter.
 
-Properties are texts. For each message, a condition is true, false, unknown (null), or an error where RocketMQ raises an
-exception. Only true matches. `evaluation` evaluates a condition for many messages, `sql_filter` for one.
+Properties are texts. A condition is true, false, unknown (null), or an error if RocketMQ throws an exception. Only true
+matches. `evaluation` evaluates a condition for many messages, `sql_filter` for one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ COMPARISONS: dict[Symbol, Callable[[Any, Any], Any]] = {
     "<=": operator.le,
 }
 INT_MAX = (1 << 31) - 1
-"""The largest Integer literal. A larger literal is a Long."""
+"""The largest Integer literal; larger ones are Longs."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A literal. int: RocketMQ's Integer or Long, depending on its size. float: Double. None: NULL."""
+    """A literal. int: RocketMQ's Integer or Long, float: Double."""
 
     value: bool | str | int | float | None
     operands: tuple[Node, ...] = ()
@@ -54,8 +54,6 @@ class Equal:
 
 @dataclass(frozen=True)
 class Ordered:
-    """`x > y`, `x >= y`, `x < y`, `x <= y`."""
-
     symbol: Symbol
     operands: tuple[Node, Node]
 
@@ -68,7 +66,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Contains:
-    """`x CONTAINS text`, `x STARTSWITH text`, `x ENDSWITH text`. False if x is null, even if negated."""
+    """`x CONTAINS text` and so on. False if x is null, even if negated."""
 
     part: Part
     operands: tuple[Node]
@@ -114,7 +112,7 @@ def names_of(condition: Node) -> frozenset[str]:
 
 
 def texts_of(condition: Node, name: str) -> frozenset[str] | None:
-    """Return the possible texts of a property in messages that match a condition. None if it may have any text."""
+    """Return the possible texts of a property in matching messages. None if any text is possible."""
     match condition:
         case Equal((Property(found), Constant(str() as text)) | (Constant(str() as text), Property(found))):
             return frozenset((text,)) if found == name else None
@@ -130,7 +128,6 @@ def texts_of(condition: Node, name: str) -> frozenset[str] | None:
 
 
 def is_never_true(condition: Node) -> bool:
-    """Return whether a condition obviously matches no message."""
     match condition:
         case Constant(value):
             return value is not True

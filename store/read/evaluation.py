@@ -1,7 +1,4 @@
-"""Vectorized evaluation of conditions over Arrow columns of properties.
-
-Texts are parsed as numbers by the rules of Java's `Long.valueOf` and `Double.valueOf`, as arrays or one at a time.
-"""
+"""Vectorized evaluation of conditions over Arrow columns of properties, and Java's parsing of numbers."""
 
 from __future__ import annotations
 
@@ -39,10 +36,10 @@ from store.read.conditions import (
 Float64s = npt.NDArray[np.float64]
 
 
-_BLANKS = "".join(map(chr, range(ord(" ") + 1)))  # the characters that Java's String.trim removes
+_BLANKS = "".join(map(chr, range(ord(" ") + 1)))  # Java's String.trim removes these
 _INTEGER = r"^[+-]?[0-9]+$"
 _INTEGER_OF_ANY_SCRIPT = r"^[+-]?\p{Nd}+$"
-_LONG_DIGITS = 19  # any number of so many digits fits into an unsigned 64-bit integer
+_LONG_DIGITS = 19  # so many digits fit into an unsigned 64-bit integer
 _LONG_MAX = np.uint64((1 << 63) - 1)
 _DOUBLE = r"^[+-]?(NaN|Infinity|([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[fFdD]?)$"
 _SUFFIXES = "fFdD"
@@ -78,8 +75,8 @@ def longs(values: pa.StringArray) -> tuple[Int64s, Bools]:
 def doubles(values: pa.StringArray) -> tuple[Float64s, Bools]:
     """Parse texts as `Double.valueOf` does. Return the numbers and the mask of valid texts, both shape (n,).
 
-    As in Java, surrounding blanks, a suffix as in "5.0f" and hexadecimal numbers are valid. Numbers that are too large
-    become infinite. Null is invalid.
+    As in Java, surrounding blanks, a suffix as in "5.0f" and hexadecimal numbers are valid. Too large numbers are
+    infinite. Null is invalid.
     """
     values = pc.ascii_trim(pc.fill_null(values, constant("")), _BLANKS)
     sound = mask_of(pc.match_substring_regex(values, _DOUBLE))
@@ -105,7 +102,7 @@ def long_of(text: str) -> int | None:
         text = "".join(map(_ascii_digit, text))
     if not _ONE_INTEGER.fullmatch(text):
         return None
-    digits = text.lstrip("+-0")  # checked before int(), which raises an error for a few thousand digits
+    digits = text.lstrip("+-0")  # int() raises for thousands of digits
     if len(digits) > _LONG_DIGITS:
         return None
     number = int(digits or "0") * (-1 if text[0] == "-" else 1)
@@ -121,7 +118,7 @@ def double_of(text: str) -> float | None:
 
 
 def _with_ascii_digits(values: pa.StringArray) -> pa.StringArray:
-    """Replace integers in digits of other scripts by ASCII digits. Other texts are returned unchanged."""
+    """Replace digits of other scripts in integers."""
     foreign = ~mask_of(pc.string_is_ascii(values))
     if foreign.any():
         foreign &= mask_of(pc.match_substring_regex(values, _INTEGER_OF_ANY_SCRIPT))
@@ -138,7 +135,7 @@ def _ascii_digit(character: str) -> str:
 
 def _from_hex(text: str) -> float:
     try:
-        return float.fromhex(text.rstrip(_SUFFIXES))  # the exponent before the suffix is decimal: F and D are no digits
+        return float.fromhex(text.rstrip(_SUFFIXES))  # F and D are no digits of the exponent, which is decimal
     except OverflowError:
         return -np.inf if text.startswith("-") else np.inf
 
@@ -147,10 +144,9 @@ _PARTS = {"CONTAINS": "match_substring", "STARTSWITH": "starts_with", "ENDSWITH"
 
 
 class Truth(NamedTuple):
-    """Results of a condition for n messages: three masks of shape (n,), or (1,) for a constant.
+    """Results for n messages: three masks of shape (n,), or (1,) for a constant, of which at most one is set.
 
-    true, null (unknown), error (RocketMQ raises an exception). At most one mask is set for a message. If none is, the
-    condition is false.
+    null: unknown. error: RocketMQ throws an exception. No mask: false.
     """
 
     true: Bools
@@ -159,14 +155,14 @@ class Truth(NamedTuple):
 
 
 def evaluate(condition: Node, values: Mapping[str, pa.StringArray], count: int) -> Truth:
-    """Evaluate a condition for `count` messages. values: texts of each property that the condition names, by name."""
+    """values: texts of each property that the condition names, by name."""
     masks = _truth(condition, {name: _Text(value) for name, value in values.items()})
     true, null, error = (np.broadcast_to(mask, (count,)) for mask in masks)
     return Truth(true, null, error)
 
 
 class _Text:
-    """A property's texts (null if a message lacks it), or a literal. Caches their numbers."""
+    """A property's texts or a literal, with its numbers."""
 
     def __init__(self, values: pa.StringArray | pa.StringScalar) -> None:
         self.values = values
@@ -194,7 +190,7 @@ class _Number(NamedTuple):
 
 _Value = Truth | _Text | _Number
 _Texts = Mapping[str, _Text]
-_YES, _NO = np.ones(1, np.bool_), np.zeros(1, np.bool_)  # masks of constants, broadcast to all messages
+_YES, _NO = np.ones(1, np.bool_), np.zeros(1, np.bool_)  # constants, broadcast to all messages
 _UNKNOWN = Truth(_NO, _YES, _NO)
 
 
@@ -263,7 +259,7 @@ def _contains(part: Part, value: _Value, text: str, negated: bool) -> Truth:
 
 
 def _equal(left: _Value, right: _Value) -> Truth:
-    """Compare values. Two nulls are equal. A null on the left gives unknown, a null on the right gives false."""
+    """Two nulls are equal. A null on the left gives unknown, a null on the right gives false."""
     left_null, right_null = _nulls(left), _nulls(right)
     error = _errors(left) | _errors(right)
     both = ~(left_null | right_null | error)
@@ -274,7 +270,7 @@ def _equal(left: _Value, right: _Value) -> Truth:
 
 
 def _same(left: _Value, right: _Value) -> tuple[Bools, Bools]:
-    """Return two masks for values that are not null: equal, and comparable."""
+    """For values that are not null, return two masks: equal, and comparable."""
     match left, right:
         case _Text(values=one), _Text(values=other):
             return mask_of(pc.equal(one, other)), _YES
@@ -291,7 +287,7 @@ def _same(left: _Value, right: _Value) -> tuple[Bools, Bools]:
 
 
 def _ordered(compare: Callable[[Any, Any], Any], left: _Value, right: _Value) -> Truth:
-    """Order values. If the left value is null, an error of the right one is ignored."""
+    """If the left value is null, an error of the right one is ignored."""
     left_null, right_null = _nulls(left), _nulls(right)
     error = _errors(left) | (_errors(right) & ~left_null)
     both = ~(left_null | right_null | error)
@@ -303,7 +299,7 @@ def _ordered(compare: Callable[[Any, Any], Any], left: _Value, right: _Value) ->
 
 
 def _numbers(left: _Value, right: _Value) -> tuple[Int64s, Int64s, Bools]:
-    """Return integers that compare as the two values do, and the mask of messages for which both are valid numbers.
+    """Return integers that compare as the values do, and the mask of messages in which both are valid numbers.
 
     A text is parsed as the type of the number that it is compared with. Two texts are parsed as doubles.
     """

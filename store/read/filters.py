@@ -1,6 +1,6 @@
 """Message filters: tag expressions such as `paid || shipped`, and `message_filter` for any expression.
 
-RocketMQ's broker compares the tag hashes in queue entries, and its client compares the tags. Here the reader does both.
+A broker compares the tag hashes in queue entries, and its client the tags. A reader here does both.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from store.format.hashes import java_hash_code
 from store.model.errors import FilterError
 from store.model.log_protocol import Bools, Int64s, MessageFilter
 
-_BLANKS = "".join(map(chr, range(ord(" ") + 1)))  # the characters that Java's String.trim removes
+_BLANKS = "".join(map(chr, range(ord(" ") + 1)))  # Java's String.trim removes these
 _SQL = re.compile(r"[<>=]|&&|^['\"]|['\"]$|^not\s|\s(and|or|not|in|is|between|like)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class TagFilter:
-    """Keeps messages whose tag is one of `tags`. None keeps all. As RocketMQ's `FilterAPI.buildSubscriptionData`."""
+    """Keeps messages whose tag is one of `tags`; None keeps all (FilterAPI)."""
 
     tags: tuple[str, ...] | None
 
@@ -32,9 +32,9 @@ class TagFilter:
     def parse(expression: str | None) -> TagFilter:
         """Parse tags separated by `||`. None, "" and "*" keep all messages. Blanks and empty tags are dropped.
 
-        Raises `FilterError` for an expression without a tag, such as "||" or " ", for which RocketMQ's broker keeps
-        no message. Also raises it for likely mistakes: "a,b", "a|b", SQL92, text that UTF-8 cannot encode. To match a
-        tag of that form, use `TagFilter(("a,b",))`.
+        Raises `FilterError` for an expression without a tag, such as "||", for which RocketMQ keeps no message, and for
+        likely
+        mistakes: "a,b", "a|b", SQL92, text that UTF-8 cannot encode. To match such a tag, use `TagFilter(("a,b",))`.
         """
         if expression is None:
             return TagFilter(None)
@@ -49,7 +49,7 @@ class TagFilter:
             )
         try:
             expression.encode()
-        except UnicodeEncodeError:  # lone surrogate, for example from a command-line argument that is not UTF-8
+        except UnicodeEncodeError:  # a lone surrogate, as from a command-line argument that is not UTF-8
             raise FilterError(f"subExpression {expression!r} is no text that UTF-8 has, so no tag is") from None
         for tag in tags:
             if (mistake := _mistake(tag)) is not None:
@@ -69,7 +69,7 @@ class TagFilter:
         codes = self.tags_codes
         if codes is None:
             return np.ones(len(tags_codes), np.bool_)
-        # Delivery times and addresses of queue extensions are not hashes: `match_batch` decides on the tag.
+        # Delivery times and addresses of queue extensions are not hashes: `match_batch` decides.
         matches: Bools = np.isin(tags_codes, list(codes))
         matches |= tags_codes != tags_codes.astype(np.int32)
         return matches
@@ -107,12 +107,11 @@ def message_filter(expression: str | None, expression_type: str = "TAG") -> Mess
 
 
 def filter_of(tags: str | MessageFilter | None) -> MessageFilter:
-    """Return a filter unchanged, or parse a tag expression. Raises `FilterError`."""
+    """Parse a tag expression; return a filter unchanged. Raises `FilterError`."""
     return tags if isinstance(tags, MessageFilter) else TagFilter.parse(tags)
 
 
 def _mistake(tag: str) -> str | None:
-    """Return a hint if a tag is probably a mistake, else None."""
     if tag == "*":
         return "'*' means all messages, and stands alone"
     for separator in "|,;":

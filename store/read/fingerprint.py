@@ -1,6 +1,6 @@
-"""Fingerprints: identify the message at a queue offset. Messages have no unique id in RocketMQ's files.
+"""Fingerprints: identify the message at a queue offset, because RocketMQ's files have no unique ids.
 
-A different fingerprint at an offset shows that the topic was recreated or the store was restored from a backup.
+If the fingerprint at an offset changed, the topic was recreated or the store was restored from a backup.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLACE = tuple(
 
 
 def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
-    """Return the fingerprint of the message at a published queue offset, read from the files without a cache.
+    """Return the fingerprint of the message at a published queue offset, without a cache.
 
     Raises `OffsetLost` if the message is deleted, `CorruptRecord`.
     """
@@ -44,7 +44,7 @@ def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
     there = place_of(header)
     is_light = queue.topic.startswith(LIGHT_PREFIX) and there[0] == size
     if there != (size, queue.queue_id, offset) and not is_light:
-        raise CorruptRecord(  # not for light queues: their records have the queue and offset that they were sent to
+        raise CorruptRecord(  # records of a light queue have the queue and offset that they were sent to
             f"topic {queue.topic}, queue {queue.queue_id}, offset {offset}: the log holds another message, or none, at "
             f"log offset {physical}; run 'pyspark-mq verify', or restore the segment from a copy"
         )
@@ -53,7 +53,7 @@ def fingerprint(log: RecordLog, queue: EntryQueue, offset: int) -> Fingerprint:
 
 
 def can_have(log: RecordLog, queue: EntryQueue, offset: int, was: Fingerprint) -> bool:
-    """Return whether the message at `offset` has the fingerprint `was`. If it is deleted, return whether it may have.
+    """Return whether the message at `offset` has the fingerprint `was`; if it is deleted, whether it may have had it.
 
     A deleted message is before the log's first offset, which never decreases.
     """

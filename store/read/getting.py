@@ -1,7 +1,4 @@
-"""`get_message`: a few messages of one queue, with RocketMQ's status and corrected offset (DefaultMessageStore).
-
-The result has decoded messages, or raw records for a pull over the network.
-"""
+"""`get_message`: a few messages of one queue, with RocketMQ's status and corrected offset (DefaultMessageStore)."""
 
 from __future__ import annotations
 
@@ -26,10 +23,10 @@ from store.model.log_protocol import Bounds, Int64s, MessageFilter
 from store.read.scan import EntryColumns, checked_block, may_match
 
 MOST_RECORDS = 4096
-_MANY = 160  # decoding fewer messages is faster one by one
+_MANY = 160  # fewer messages are decoded faster one by one
 _BY_TAG = {"tags"}
 _NOTHING = memoryview(b"")
-_FILTER_SECONDS = 0.02  # limit for a filter on properties, which must decode each message
+_FILTER_SECONDS = 0.02  # for a filter on properties, which must decode each message
 
 
 class GetStatus(Enum):
@@ -60,10 +57,7 @@ class GetResult:
 
 
 class GetRequest(NamedTuple):
-    """Request of `get_message`: at most `max_messages` that match, from queue offset `offset` on.
-
-    as_records: return raw records. The limit is far above RocketMQ's, because they are not decoded.
-    """
+    """as_records: return raw records. Their limit is far above RocketMQ's, because they are not decoded."""
 
     offset: int
     max_messages: int
@@ -76,7 +70,7 @@ class GetRequest(NamedTuple):
         return max(1, min(self.max_messages, most))
 
     def most_entries(self, config: StoreConfig) -> int:
-        """Return the limit of examined entries. With a filter it is higher than the limit of messages."""
+        """Return the limit of examined entries."""
         if not self.message_filter.columns:
             return self.most_messages(config)
         return max(config.maxFilterMessageSize // CQ_ENTRY.itemsize, self.max_messages)
@@ -85,13 +79,12 @@ class GetRequest(NamedTuple):
 def get_message(
     log: CommitLog, queue: ConsumeQueue, bounds: Bounds, request: GetRequest, config: StoreConfig
 ) -> GetResult:
-    """Return messages of a queue. bounds: the queue's bounds.
+    """Return messages of a queue.
 
-    The limits are RocketMQ's. One call reads one ConsumeQueue file. With a filter, it examines at most
-    `max(maxFilterMessageSize / 20, max_messages)` entries. It returns at most `maxTransferCountOnMessageInMemory`
-    messages and `maxTransferBytesOnMessageInMemory` bytes, but always the first message. RocketMQ's lower limits for
-    messages that are not in memory are not applied. All decompressed bodies together have at most
-    `maxDecompressedMessageSize` bytes.
+    The limits are RocketMQ's, except for its lower limits for messages that are not in memory. One call reads one
+    ConsumeQueue file. With a filter, it examines at most `max(maxFilterMessageSize / 20, max_messages)` entries. It
+    returns at most `maxTransferCountOnMessageInMemory` messages and `maxTransferBytesOnMessageInMemory` bytes, but
+    always the first message. All decompressed bodies together have at most `maxDecompressedMessageSize` bytes.
 
     Raises as `MessageStore.get_message`, and `OffsetLost` if retention deletes a part of the range concurrently.
     """
@@ -122,16 +115,13 @@ def status_of(found: Sequence[object]) -> GetStatus:
 
 
 class RecordPieces(NamedTuple):
-    """records: bytes of the log, each one or more adjacent records. next_begin: queue offset after the last examined
-    entry."""
+    """records: bytes of the log, each of adjacent records. next_begin: queue offset after the last examined entry."""
 
     records: list[memoryview]
     next_begin: int
 
 
 class _Found(NamedTuple):
-    """next_begin: queue offset after the last examined entry."""
-
     messages: list[StoredMessage]
     next_begin: int
 
@@ -146,7 +136,7 @@ class _Examined:
     entries: Entries
     message_filter: MessageFilter
     config: StoreConfig
-    _begin: int = 0  # log offset of the segment that was read last
+    _begin: int = 0  # log offset of `_segment`
     _segment: memoryview = _NOTHING
 
     def messages(self, count_limit: int) -> _Found:
@@ -193,7 +183,7 @@ class _Examined:
                 except UnreadableBody:
                     if not messages:
                         raise
-                    return _Found(messages, self.offset + row)  # the next call raises it, or has space for the body
+                    return _Found(messages, self.offset + row)  # the next call raises, or has space for the body
             messages.append(message)
             left -= len(message.body)
         return _Found(messages, self.offset + len(self.entries))
@@ -210,7 +200,7 @@ class _Examined:
                 yield row, *fields
 
     def _message(self, row: int, at: int, size: int, tags_code: int) -> StoredMessage:
-        """Return the message of the entry in a row. at, size: log offset and size of its record, from the entry."""
+        """at, size: of the record, from the entry."""
         if not self.log.can_be_record(at, size):
             raise CorruptRecord(f"{self._entry(row)}: an entry of {size} bytes; {MAKE_ANEW}")
         try:
@@ -238,11 +228,10 @@ class _Examined:
     # --- raw records -----------------------------------------------------------------------------------
 
     def records(self, count_limit: int) -> RecordPieces:
-        """Return the first matching records, as views of the mapped log: at least the first, at most `count_limit`.
+        """Return the first matching records, as views of the mapped log: at least one, at most `count_limit`.
 
-        Only tag hashes are compared, as in RocketMQ's broker; the client compares the tags. A filter on properties
-        stops after `_FILTER_SECONDS`, because the calling thread also serves other clients. Raises `CorruptRecord`,
-        `OffsetLost`.
+        Only tag hashes are compared, as in a broker; the client compares the tags. A filter on properties stops after
+        `_FILTER_SECONDS`, because the thread also serves other clients. Raises `CorruptRecord`, `OffsetLost`.
         """
         rows, stop = np.arange(len(self.entries)), len(self.entries)
         if self.message_filter.columns:
@@ -260,7 +249,7 @@ class _Examined:
     def _matching(self, rows: Int64s, count_limit: int) -> tuple[Int64s, int]:
         """Return the rows whose properties match, and the number of entries examined within the time limit.
 
-        If more than `count_limit` rows match, one more row is returned, from which the next call continues.
+        If more than `count_limit` rows match, one more is returned, from which the next call continues.
         """
         matching: list[int] = []
         until = time.thread_time() + _FILTER_SECONDS
@@ -276,7 +265,7 @@ class _Examined:
         return np.array(matching, np.int64), len(self.entries)
 
     def _mapped(self, rows: Int64s, begins: Int64s, ends: Int64s) -> list[memoryview]:
-        """Return views of the records in these rows. Adjacent records are one view. begins, ends: log offsets."""
+        """Return views of the records in these rows, one for adjacent records. begins, ends: log offsets."""
         if not len(rows):
             return []
         is_apart = (begins[1:] != ends[:-1]) | (begins[1:] % self.log.segments.size == 0)
@@ -286,7 +275,7 @@ class _Examined:
         return list(map(self._piece, *(each.tolist() for each in columns)))
 
     def _piece(self, row: int, more: int, begin: int, stop: int) -> memoryview:
-        """Return a view of the log. It has the record of `row` and `more` adjacent ones. begin, stop: log offsets."""
+        """Return a view of the record of `row` and `more` adjacent ones. begin, stop: log offsets."""
         is_record = begin >= 0 and (more or self.log.can_be_record(begin, stop - begin))
         if not is_record or not begin + MIN_RECORD_BYTES <= stop <= self.log.next_segment(begin):
             raise CorruptRecord(

@@ -23,8 +23,8 @@ from store.read.fingerprint import place_of
 from store.read.published import PublishedQueues
 from store.read.query import message_at, offset_of_id
 
-_MOST_SEARCHES = 10_000  # in queues; with more candidates, reading the whole range is faster
-_NEARBY = 64  # pieces at most so many messages apart are joined: reading these is faster than another range
+_MOST_SEARCHES = 10_000  # with more candidates, reading the whole range is faster
+_NEARBY = 64  # pieces at most so many messages apart are read together, which is faster
 
 
 class Narrowing:
@@ -53,9 +53,9 @@ class Narrowing:
             for topic, of_topic in groupby(ranges, lambda wanted: wanted.queue.topic):
                 found += self._with_keys(topic, list(of_topic), before[0], keys)
             is_same = (self._keys_from(), self._index.names()) == before
-        except (ConfigError, FileNotFoundError):  # index files have other sizes, or retention deleted one
+        except (ConfigError, FileNotFoundError):  # other sizes, or deleted by retention
             return ranges
-        return found if is_same else ranges  # index files were deleted or rebuilt concurrently
+        return found if is_same else ranges  # deleted or rebuilt concurrently
 
     def _keys_from(self) -> int | None:
         """Return the log offset from which the index has all keys, None if unknown. Raises as `Index.file`."""
@@ -64,7 +64,7 @@ class Narrowing:
         return None if keys_from is None or begin is None else max(keys_from, begin)
 
     def _with_keys(self, topic: str, ranges: list[QueueRange], keys_from: int, keys: Sequence[str]) -> list[QueueRange]:
-        if topic.startswith(LIGHT_PREFIX):  # the index has their keys under the topic that they were sent to
+        if topic.startswith(LIGHT_PREFIX):  # their keys are indexed under the topic that they were sent to
             return ranges
         most = _MOST_SEARCHES // len(ranges)
         some = list(islice(self._candidates(topic, keys), most + 1))  # a record appears once for each key
@@ -75,7 +75,7 @@ class Narrowing:
         return ranges if any(at >= keys_from and self._is_in(ranges, at) for at in left) else pieces
 
     def _is_in(self, ranges: Sequence[QueueRange], physical: int) -> bool:
-        """Return whether the record at a log offset is in one of `ranges` by its header. ranges: of one topic."""
+        """ranges: of one topic."""
         with suppress(OffsetLost, OffsetNotYet):
             _, queue_id, offset = place_of(self._log.segments.read(physical, RECORD_HEADER.itemsize))
             if any(each.queue.queue_id == queue_id and each.start <= offset < each.end for each in ranges):
@@ -85,7 +85,6 @@ class Narrowing:
         return False
 
     def _candidates(self, topic: str, keys: Sequence[str]) -> Iterator[int]:
-        """Yield log offsets of possible records with one of `keys`."""
         for key in keys:
             with suppress(InvalidMessageId):
                 yield offset_of_id(key)
@@ -94,7 +93,7 @@ class Narrowing:
     def _holding(self, wanted: QueueRange, keys_from: int, found: Sequence[int], left: set[int]) -> list[QueueRange]:
         """Return the part of a range before log offset `keys_from`, and the messages at the log offsets `found`.
 
-        The log offsets of these messages are removed from `left`. Because of a damaged entry, some may not be found.
+        Their log offsets are removed from `left`. Because of a damaged entry, some may stay.
         """
         queue = self._published.of(wanted.queue.topic, wanted.queue.queue_id)
         try:

@@ -1,4 +1,4 @@
-"""`PublishedQueues`: the published part of a store's queues, with their bounds and messages."""
+"""`PublishedQueues`: the published part of a store's queues."""
 
 from __future__ import annotations
 
@@ -36,22 +36,20 @@ _LOOKED_AT = 64 << 20  # bytes of log
 
 
 class PublishedQueues:
-    """The published part of all queues."""
-
     def __init__(self, topics: Topics, log: CommitLog, queues: ConsumeQueues, end: PublishedEnd | LogEnd) -> None:
         self._topics = topics
         self.log = log
         self._queues = queues
         self._end = end
         self._log_begin = 0
-        self._begins: dict[QueueName, int] = {}  # first queue offsets that `_must_begin` has checked
+        self._begins: dict[QueueName, int] = {}  # checked by `_must_begin`
 
     def of(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Return a queue. Raises `UnknownTopic`, `UnknownQueue`."""
+        """Raises `UnknownTopic`, `UnknownQueue`."""
         return self._queues.of(topic, self._topics.check_queue(topic, queue_id))
 
     def there(self, queues: Iterable[Queue]) -> Iterator[tuple[Queue, ConsumeQueue]]:
-        """Yield the queues that exist. Each topic is looked up once, because a lookup is a system call."""
+        """Yield the queues that exist. Looks up each topic once, because a lookup is a system call."""
         counts: dict[str, int] = {}
         for queue in queues:
             if (count := counts.get(queue.topic)) is None:
@@ -60,15 +58,15 @@ class PublishedQueues:
                 yield queue, self._queues.of(queue.topic, queue.queue_id)
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        """Return a queue's end offset. Raises as `offsets`."""
+        """Raises as `offsets`."""
         try:
             return self.of(topic, queue_id).max_offset(self._end.confirm_offset)
-        except CorruptSegment:  # the topic may have been recreated, or a file deleted: retry without the cache
+        except CorruptSegment:  # recreated, or a file was deleted: retry without the cache
             self._queues.forget()
         return self.of(topic, queue_id).max_offset(self._end.confirm_offset)
 
     def offsets(self, topic: str, queue_id: int) -> Bounds:
-        """Return the bounds of a queue. Raises as `bounded`."""
+        """Raises as `bounded`."""
         return self.bounded(topic, queue_id)[1]
 
     def bounded(self, topic: str, queue_id: int) -> tuple[ConsumeQueue, Bounds]:
@@ -85,7 +83,7 @@ class PublishedQueues:
             except (OffsetLost, CorruptSegment):
                 if first == before:  # retention deleted nothing since the last attempt
                     raise
-            self._queues.forget()  # the topic was recreated, or retention deleted a file concurrently
+            self._queues.forget()  # recreated, or retention deleted a file concurrently
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
         """Return the bounds of the queues that exist, up to one published end, so that no append is seen in part."""
@@ -99,7 +97,7 @@ class PublishedQueues:
         return found
 
     def _bounds(self, queue: ConsumeQueue, first: int, end: int) -> Bounds:
-        """Return the bounds of a queue. first, end: the log's first offset and published end, read before this call.
+        """first, end: the log's first offset and published end, read before this call.
 
         Raises `OffsetLost`, `CorruptSegment` if files are missing, for example if the topic was deleted concurrently.
         """
@@ -140,18 +138,18 @@ class PublishedQueues:
     def scan(self, wanted: QueueRange, spec: ReadSpec, max_body_bytes: int) -> Iterator[pa.RecordBatch]:
         """Return the matching messages of a range. max_body_bytes: size limit of a body if `spec` has none.
 
-        Raises `InvalidColumns` and the errors of `holding` immediately, the errors of `scan_queue` during iteration.
+        Raises `InvalidColumns` and as `holding` at once, as `scan_queue` during iteration.
         """
         check_columns(spec.columns)
         return scan_queue(self.log, self.holding(wanted), wanted.start, wanted.end, Decoding(spec, max_body_bytes))
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: Boundary) -> int:
-        """Return the queue offset for a store time (ms), see `query.offset_by_time`. Raises as `of`, `OffsetLost`."""
+        """As `query.offset_by_time`, ms. Raises as `of`, `OffsetLost`."""
         queue = self.of(topic, queue_id)
         return offset_by_time(self.log, queue, lambda: self.offsets(topic, queue_id), timestamp, boundary)
 
     def fingerprint(self, topic: str, queue_id: int, offset: int) -> Fingerprint | None:
-        """Return the fingerprint of a published message, None if the message is deleted. Raises as `of`."""
+        """Return the fingerprint of a published message, None if it is deleted. Raises as `of`."""
         queue = self.of(topic, queue_id)
         try:
             return fingerprint(self.log, queue, offset)
@@ -161,11 +159,11 @@ class PublishedQueues:
     def has(self, message: StoredMessage) -> bool:
         """Return whether a message read from the log is in the queue that its record names.
 
-        A message of a deleted topic is not, even if the topic was recreated. Raises `CorruptRecord` if the queue has
-        another message at that offset: usually no checksum covers queue and offset in a record. Raises as `of`.
+        False if its topic was deleted, even if it was recreated. Raises `CorruptRecord` if the queue has another
+        message at that offset, because usually no checksum covers a record's queue and offset. Raises as `of`.
         """
         is_half = message.sys_flag & SYS_TRANSACTION_MASK in (SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK)
-        if is_half or message.sys_flag & SYS_INNER_BATCH:  # these have no entry to compare with
+        if is_half or message.sys_flag & SYS_INNER_BATCH:  # no entry to compare with
             return True
         try:
             queue = self.of(message.topic, message.queue_id)
@@ -181,7 +179,7 @@ class PublishedQueues:
             entries = np.empty(0, CQ_ENTRY)
         at = message.physical_offset
         if at not in entries["physical_offset"]:
-            is_deleted = not self.log.segments.exists(at)  # deleted by retention
+            is_deleted = not self.log.segments.exists(at)  # by retention
             if is_deleted or at < life_begin(self.log, queue) or self._is_older(message):
                 return False
             raise CorruptRecord(
@@ -208,7 +206,7 @@ class PublishedQueues:
         return max((self._queues.of(*name).dispatched(confirm_offset) for name in self._queues.existing()), default=0)
 
     def ever_put(self, topic: str) -> int:
-        """Return the number of messages ever put into a topic, including deleted ones. Raises `UnknownTopic`."""
+        """Return the number of messages ever put into a topic. Raises `UnknownTopic`."""
         return sum(self.max_offset(topic, number) for number in range(self._topics.known(topic)))
 
     def _is_older(self, message: StoredMessage) -> bool:

@@ -34,7 +34,7 @@ _ID_BYTES = (IPV4_BYTES + _ID_TAIL.size, IPV6_BYTES + _ID_TAIL.size)
 
 
 def message_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> StoredMessage:
-    """Return the message whose record begins at a log offset. Raises as `record_at`."""
+    """Raises as `record_at`."""
     return record_at(log, physical_offset, confirm_offset)[0]
 
 
@@ -62,8 +62,8 @@ def record_at(log: CommitLog, physical_offset: int, confirm_offset: int) -> tupl
 def copies_at(log: CommitLog, physical_offsets: Int64s, sizes: Int64s) -> RecordCopies:
     """Return the records at these log offsets, in this order.
 
-    physical_offsets, sizes: shape (n,), n >= 1, offsets distinct. Raises `CorruptRecord` for the first record that is
-    not sound, and `OffsetLost` if a segment is missing.
+    physical_offsets, sizes: shape (n,), n >= 1, offsets distinct. Raises `CorruptRecord`, and `OffsetLost` if a segment
+    is missing.
     """
     order = np.argsort(physical_offsets, kind="stable")
     offsets, lengths = physical_offsets[order], sizes[order]
@@ -76,7 +76,7 @@ def copies_at(log: CommitLog, physical_offsets: Int64s, sizes: Int64s) -> Record
 
 
 def sizes_at(log: CommitLog, physical_offsets: Int64s, confirm_offset: int) -> Int64s:
-    """Return the sizes in the headers of the records at these log offsets, int64, shape (n,). One read for each record.
+    """Return the sizes of the records at these log offsets, int64, shape (n,). One read for each record.
 
     Raises `OffsetNotYet` after the confirm offset, `OffsetLost` if a segment is missing.
     """
@@ -118,7 +118,7 @@ def offset_of_id(offset_msg_id: str) -> int:
 
 @dataclass(frozen=True)
 class KeyQuery:
-    """A query for the newest `max_messages` of a topic with a key, stored in [begin, end], ms since 1970.
+    """A query for the newest messages of a topic with a key, stored in [begin, end], ms since 1970.
 
     key: one of a message's keys, or its UNIQ_KEY.
     """
@@ -143,9 +143,9 @@ def messages_with_key(
 ) -> list[StoredMessage]:
     """Return the messages that match, oldest first. Raises `CorruptRecord`.
 
-    Unlike RocketMQ's result, it is exact: keys are compared, not only their hashes, and times have milliseconds. has:
-    returns whether a message is still in its queue. times_from: log offset from which store times ascend, None if
-    unknown.
+    Unlike RocketMQ's, the result is exact: keys are compared, not only hashes, and times have milliseconds.
+    has: returns whether a message is still in its queue.
+    times_from: log offset from which store times ascend, None if unknown.
     """
     found: dict[int, StoredMessage] = {}
     known_from = LONG_MAX if times_from is None else times_from
@@ -175,8 +175,8 @@ def offset_by_time(
     """Return the queue offset for a store time (ms), as RocketMQ 5.
 
     LOWER: the first message stored at or after the time, or the range's end. UPPER: the last message stored at or
-    before the time, or the range's begin. bounds: returns the current published range. Raises `OffsetLost` if a file
-    is missing.
+    before the time, or the range's begin. bounds: returns the current published range. Raises `OffsetLost` if a file is
+    missing.
     """
     while True:
         minimum, maximum = bounds()

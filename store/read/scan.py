@@ -19,7 +19,7 @@ from store.model.log_protocol import Bools, Int64s, MessageFilter, Queue, ReadSp
 
 
 class LogBytes(Protocol):
-    """A log's bytes, in segments of `size` bytes. A read must not cross a segment's end."""
+    """A log in segments of `size` bytes. A read must not cross a segment's end."""
 
     @property
     def size(self) -> int: ...
@@ -52,7 +52,7 @@ class EntryQueue(Protocol):
 
 
 _ENTRIES_AT_ONCE = 1 << 15  # fits into the CPU cache
-_FILTERED_ENTRIES_AT_ONCE = 8 * _ENTRIES_AT_ONCE  # more, so that batches are not too small if few entries match
+_FILTERED_ENTRIES_AT_ONCE = 8 * _ENTRIES_AT_ONCE  # more, for larger batches if few entries match
 
 
 class EntryColumns(NamedTuple):
@@ -144,7 +144,7 @@ def block_of(
 def may_match(entries: Entries, message_filter: MessageFilter) -> Bools:
     """Return the mask of entries whose messages may match the filter, shape (n,).
 
-    Empty entries are included: they are damaged, so that their tags code is meaningless.
+    Includes empty entries: they are damaged, and their tags code is meaningless.
     """
     return message_filter.match_codes(entries["tags_code"].astype(np.int64)) | (entries["size"] <= 0)
 
@@ -159,7 +159,7 @@ def batch_bounds(
     if not len(sizes):
         return
     ends = np.cumsum(sizes)
-    pieces = max(1, -(-int(ends[-1]) // max_bytes))  # at least 1: damaged entries may have no bytes
+    pieces = max(1, -(-int(ends[-1]) // max_bytes))  # damaged entries may have no bytes
     max_bytes = min(max_bytes, int(ends[-1]) // pieces + int(sizes.max()))
     segments = np.array([len(sizes)])
     if physical[0] // segment_size != physical[-1] // segment_size:
@@ -207,7 +207,7 @@ def _stretch(log: RecordLog, queue: EntryQueue, entries: EntryColumns) -> Bytes:
 
 
 class Decoding:
-    """Converts blocks of messages to the batches of a `ReadSpec`: checks, filters, selects columns.
+    """Converts blocks of messages to the batches of a `ReadSpec`.
 
     with_bodies, with_trailers: how to create blocks for it, see `Block`.
     """
@@ -225,7 +225,7 @@ class Decoding:
         self.with_trailers = spec.check_crc or self._needs_properties
 
     def batches(self, block: Block, tags_codes: Int64s | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the matching messages of a block. tags_codes: from their queue entries, None without entries.
+        """Yield the matching messages of a block. tags_codes: from their queue entries, None without.
 
         Raises `CorruptRecord`, `UnreadableBody`.
         """

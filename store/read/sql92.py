@@ -80,8 +80,8 @@ _GRAMMAR = r"""
 
 _LONG_MAX = (1 << 63) - 1
 _MOST_LEVELS = 100  # of nesting: evaluating, copying and comparing are recursive
-_MOST_OPEN = 500  # parser states: open parentheses, signs and words that need an operand
-_MARGIN = 30  # characters of the expression shown before and after an error
+_MOST_OPEN = 500  # parser states: open parentheses, signs, words that need an operand
+_MARGIN = 30  # characters shown before and after an error
 _HINTS = (
     (r"!=|!", "write <> for 'not equal'"),
     (r"==?", "one = compares, and <> for 'not equal'"),
@@ -110,8 +110,8 @@ class _Fault(Exception):
 def parse(expression: str | None) -> SqlFilter:
     """Parse an expression. Raises `FilterError` with the position for every expression that RocketMQ rejects.
 
-    Three more kinds are rejected: text after a complete condition, nesting of more than 100 levels, and text that UTF-8
-    cannot encode. RocketMQ ignores text after a condition: it reads `a LIKE 'x'` as `a`, which matches no message.
+    Also rejects nesting of more than 100 levels, text that UTF-8 cannot encode, and text after a complete condition.
+    RocketMQ ignores that: it reads `a LIKE 'x'` as `a`, which matches no message.
     """
     if not isinstance(expression, str):
         raise FilterError(f"SQL92 expression {expression!r} is no text; write a condition, such as region = 'eu'")
@@ -146,7 +146,7 @@ def _parse(expression: str) -> tuple[Condition | Constant, int]:
     what = "it ends where more has to follow"
     try:
         for token in parser.lexer_thread.lex(parser.parser_state):
-            if len(parser.parser_state.state_stack) > _MOST_OPEN:  # stop now instead of parsing the rest
+            if len(parser.parser_state.state_stack) > _MOST_OPEN:
                 raise _Fault(_at(token), f"more than {_MOST_OPEN} parentheses and signs are open here")
             try:
                 parser.feed_token(token)
@@ -165,7 +165,7 @@ def _parse(expression: str) -> tuple[Condition | Constant, int]:
 def _without_comments(expression: str) -> str:
     """Replace comments by blanks, in linear time.
 
-    As in RocketMQ's grammar, `--` begins a comment only if a line break follows. Otherwise it is two minus signs.
+    As in RocketMQ, `--` begins a comment only if a line break follows. Otherwise it is two minus signs.
     """
     last_break, last_end = max(expression.rfind("\n"), expression.rfind("\r")), expression.rfind("*/")
     pieces, kept, at = [], 0, 0
@@ -202,7 +202,7 @@ def _refusal(expression: str, fault: _Fault) -> FilterError:
 
 @v_args(inline=True)
 class _Builder(Transformer[Token, Node]):
-    """Builds nodes from grammar rules. Raises `_Fault` for expressions that RocketMQ rejects after parsing."""
+    """Raises `_Fault` for expressions that RocketMQ rejects after parsing."""
 
     def whole(self, condition: Node) -> Node:
         return _condition(condition, 0)
@@ -285,7 +285,7 @@ class _Builder(Transformer[Token, Node]):
 
 @lru_cache(1)
 def _grammar() -> Lark:
-    # ASCII: without this flag, case-insensitive matching accepts some non-ASCII letters in keywords.
+    # Without ASCII, case-insensitive matching accepts some non-ASCII letters in keywords.
     return Lark(_GRAMMAR, parser="lalr", lexer="basic", start="whole", transformer=_Builder(), g_regex_flags=re.ASCII)
 
 
@@ -320,7 +320,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_above(low: Any, high: Any) -> bool:
-    """Compare as Java does: if one number is a double, convert the other."""
+    """As in Java, if one number is a double, the other is converted."""
     if isinstance(low, float) or isinstance(high, float):
         return float(low) > float(high)
     return bool(low > high)

@@ -48,7 +48,7 @@ class SqlFilter:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """`properties`, which include RocketMQ's own, such as TAGS and KEYS."""
+        """`properties`, with RocketMQ's own, such as TAGS and KEYS."""
         return ("properties",)
 
     @property
@@ -60,9 +60,9 @@ class SqlFilter:
         return np.ones(len(tags_codes), np.bool_)
 
     def match_batch(self, batch: pa.RecordBatch) -> pa.BooleanArray:
-        """Return whether the condition is true for each row. No nulls."""
+        """Return whether the condition is true for each row, without nulls."""
         properties = batch.column("properties")
-        # Names are unique in a message, and "last" is many times as fast as "first".
+        # Names are unique in a message, and "last" is much faster than "first".
         values = {name: pc.map_lookup(properties, constant(name), "last") for name in names_of(self.condition)}
         return arrow(evaluate(self.condition, values, len(properties)).true)
 
@@ -75,11 +75,11 @@ class SqlFilter:
 
 
 class _Failure(Exception):
-    """Two values cannot be compared. RocketMQ throws an exception then, and does not deliver the message."""
+    """Two values cannot be compared. RocketMQ throws an exception, and does not deliver the message."""
 
 
 def _value(node: Node, properties: Mapping[str, str]) -> _Value:
-    """Evaluate a node for one message, with the semantics of `evaluation.evaluate`."""
+    """As `evaluation.evaluate`, for one message."""
     match node:
         case Constant(value):
             return value
@@ -116,7 +116,7 @@ def _value(node: Node, properties: Mapping[str, str]) -> _Value:
 
 
 def _first(decisive: bool, operands: tuple[Node, ...], properties: Mapping[str, str]) -> bool | None:
-    """Evaluate AND or OR with short circuit. decisive: the operand's value that ends it, False for AND."""
+    """Short circuit of AND or OR. decisive: the operand that ends it, False for AND."""
     unknown = False
     for operand in operands:
         truth = _value(operand, properties)

@@ -215,7 +215,7 @@ def _isin(these: Ints, those: Ints) -> Mask:
 
 
 def _chain(newest: npt.NDArray[np.int32], slots: Ints, numbers: Ints) -> Ints:
-    """Return the previous entry in the same slot for each entry. newest: the newest entry by slot, updated."""
+    """newest: the newest entry by slot, updated."""
     order = np.argsort(slots, kind="stable")
     heads, starts = np.unique(slots[order], return_index=True)
     previous = np.empty(len(numbers), np.int64)

@@ -214,7 +214,7 @@ class QueuesCheck:
             return max(self._next.get(name, 0), self._queues[name].first())
 
     def _check_rest(self, name: QueueName, queue: ConsumeQueue, end: int, is_gone: Callable[[str], bool]) -> bool:
-        """Check entries before the first and after the last record. Return whether one reveals a damaged log."""
+        """Return whether an entry before the first or after the last record reveals a damaged log."""
         max_offset = self._max_offset(name, end)
         try:
             min_offset = queue.min_offset(self._log.min_offset(), max_offset)

@@ -168,7 +168,6 @@ class Retention:
         return minimum, queue_files, self._index.expire(minimum)
 
     def _of_log(self, decision: CleanDecision, take: Callable[[int], int]) -> tuple[list[str], int]:
-        """Call `take` for each segment that exists. Return the paths and the sum of the results."""
         paths, taken = [], 0
         for start in decision.starts:
             with suppress(FileNotFoundError):

@@ -184,7 +184,7 @@ class _Verifier:
     # --- the log ---------------------------------------------------------------------------------------
 
     def _walk(self, at: int, end: int, queues: QueuesCheck) -> Iterator[LogChunk]:
-        """Yield all sound records in [at, end). Report the bytes between them."""
+        """Report the bytes between sound records."""
         while at < end:
             for chunk in walk(self._log, at):
                 yield chunk
@@ -233,7 +233,6 @@ class _Verifier:
         return f"{record.topic!r} cannot be a topic"
 
     def _resume(self, at: int, end: int, queues: QueuesCheck) -> int:
-        """Return the log offset at which to continue: the next record with a queue entry, or the next segment."""
         following = next((start for start in self._log.segments.starts() if start > at), end)
         if not self._log.segments.exists(at):
             return min(end, following)
@@ -283,7 +282,6 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
 
 @contextmanager
 def _in_place_of(made: Path, root: Path) -> Iterator[None]:
-    """Replace the store's index by the one in folder `made`, unless the context raises."""
     make_folder(made / INDEX_DIR)
     try:
         yield
