@@ -25,12 +25,12 @@ _SHOWN = 40  # characters of a wrong value
 def read_json(path: Path) -> dict[str, Any]:
     """Return the content of a config file, or of its `.bak` if it is missing, empty or damaged; {} without either.
 
-    Warns if a file was lost or damaged, because the latest change is lost with it. Raises `CorruptStore` if a file is
-    damaged and the other one cannot be used.
+    Warns if a file was lost or damaged, because the latest change is lost with it. Raises `CorruptStore` if neither
+    file can be used.
     """
     backup = _backup(path)
     failure: ValueError | None = None
-    is_there = False  # `path` exists, but is empty
+    is_there = False  # but empty
     for candidate in (path, backup):
         try:
             text = read_file(candidate, MAX_BYTES)
@@ -82,12 +82,12 @@ def table(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[str,
 
 
 def read_table(path: Path, name: str) -> dict[str, dict[str, Any]]:
-    """Return table `name` of a file (see `table`)."""
+    """See `table`."""
     return table(path, read_json(path), name)
 
 
 def number(path: Path, key: str, value: object, maximum: int = INT_MAX) -> int:
-    """Return `value` as an integer from 0 to `maximum`. Raises `CorruptStore`, which names `path` and `key`."""
+    """Return an integer from 0 to `maximum`. Raises `CorruptStore`, which names `path` and `key`."""
     found = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
     if type(found) is not int or not 0 <= found <= maximum:
         raise _misshapen(path, key, value, f"a number from 0 to {maximum}")
@@ -129,7 +129,7 @@ def _backup(path: Path) -> Path:
 
 
 def next_version(path: Path, content: dict[str, Any]) -> None:
-    """Increment the content's `dataVersion`, as RocketMQ does for each change."""
+    """Increment `dataVersion`, as RocketMQ does for each change."""
     version = content.get(_VERSION)
     if version is None:
         version = content[_VERSION] = {"stateVersion": 0}

@@ -1,7 +1,7 @@
 """Atomic writes of small files: after a crash of the process or machine, a file has its old or its new content.
 
 A write creates a temporary file in the same directory, syncs it, renames it and syncs the directory. A killed process
-leaves its temporary file behind; no reader opens it.
+leaves its temporary file, which no reader opens.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from uuid import uuid4
 
 from store.model.errors import CorruptStore, system_errors
 
-# The most that owner, group and others may do: others never write.
+# Others never write.
 _FILE_RIGHTS = 0o664
 _FOLDER_RIGHTS = stat.S_ISGID | 0o775
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """Return the content of a small file.
-
-    Raises `FileMissing`, and `CorruptStore` for a file of more than `max_bytes`, a pipe or a device: reading those
-    could block or never end.
+    """Raises `FileMissing`, and `CorruptStore` for more than `max_bytes`, a pipe or a device: reading could block or
+    never end.
     """
     with system_errors(path), open(path, "rb", opener=_open_at_once) as file:
         status = os.fstat(file.fileno())
@@ -32,11 +30,11 @@ def read_file(path: Path, max_bytes: int) -> bytes:
             raise CorruptStore(f"{path}: a pipe or a device, where a file belongs; move it out of the store")
         if status.st_size > max_bytes:
             raise CorruptStore(f"{path}: {status.st_size:,} bytes, more than {max_bytes:,}; restore it from a copy")
-        return file.read(status.st_size)  # with a size, read() allocates no more than that: memory may be limited
+        return file.read(status.st_size)  # with a size, read() allocates no more than that
 
 
 def status_of(path: str | Path) -> os.stat_result | None:
-    """Return the status of a file or folder, None if it is missing."""
+    """Return None for a missing file or folder."""
     try:
         with system_errors(path):
             return os.stat(path)
@@ -45,9 +43,9 @@ def status_of(path: str | Path) -> os.stat_result | None:
 
 
 def write_file(path: Path, data: bytes | memoryview, *, backup: Path | None = None) -> None:
-    """Create or replace `path`; its content is on the device when this returns.
+    """Create or replace `path`, durably.
 
-    backup: rename the old file to this path. An old file that a crash left empty does not replace a backup.
+    backup: rename the old file to this path, unless a crash left it empty.
     """
     with system_errors(path), _complete(path, data) as temporary:
         if backup is not None and path.exists() and path.stat().st_size:
@@ -56,7 +54,7 @@ def write_file(path: Path, data: bytes | memoryview, *, backup: Path | None = No
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Create or replace `path` atomically for readers, without a sync: a crash of the machine may lose it."""
+    """Create or replace `path` atomically for readers, without a sync."""
     temporary = path.with_name(f"{path.name}.tmp")
     with system_errors(path):
         with open(_open(temporary, os.O_RDWR | os.O_TRUNC), "wb") as file:
@@ -65,7 +63,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def create_file(path: Path, data: bytes) -> bool:
-    """Create `path` if it is missing; return whether this call did. A created file is on the device then."""
+    """Create `path` durably if it is missing; return whether this call did."""
     with system_errors(path), _complete(path, data) as temporary:
         try:
             os.link(temporary, path)  # unlike a rename, this never replaces
@@ -75,11 +73,9 @@ def create_file(path: Path, data: bytes) -> bool:
 
 
 def open_file(path: Path, flags: int = 0) -> int:
-    """Open `path` for reading and writing; return the descriptor.
+    """Open `path` for reading and writing, with further `flags` of `os.open`; return the descriptor.
 
     A missing file is created empty, with owner, group and mode of its directory (see `_follow`).
-
-    flags: more flags of `os.open`: `os.O_EXCL` to fail if the file exists, `os.O_TRUNC` to empty it.
     """
     with system_errors(path):
         return _open(path, flags | os.O_RDWR)
@@ -101,12 +97,12 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Open a file without blocking on a pipe that has no writer."""
+    """Without blocking on a pipe that has no writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder of a store and its missing parents, with owner, group and mode of the parent (see `_follow`)."""
+    """Create a folder and its missing parents, with owner, group and mode of the parent (see `_follow`)."""
     with system_errors(path):
         if path.is_dir():
             return
@@ -116,7 +112,7 @@ def make_folder(path: Path) -> None:
         except FileExistsError:
             if not path.is_dir():
                 raise
-            return  # another process created it concurrently
+            return  # by another process
         fd = os.open(path, os.O_RDONLY)
         try:
             _follow(fd, path.parent, _FOLDER_RIGHTS)
@@ -136,10 +132,9 @@ def make_root(path: Path) -> None:
 def _follow(fd: int, directory: Path, rights: int) -> None:
     """Give a new file or folder the group of its directory, and the directory's mode limited to `rights`.
 
-    So all users in the directory's group can write all of its store, whatever the umask of each process, and users
-    without access to the directory cannot read it. If root creates the file, it also gets the directory's owner:
-    otherwise that user could not write to the store after root did. If the process is not in the directory's group, the
-    file keeps the process's group, which then gets the rights of others.
+    So all users in that group can write all of the store, whatever their umask, and users without access to the
+    directory cannot read it. If root creates the file, it also gets the directory's owner, who could not write to the
+    store otherwise. If the process is not in the directory's group, the file's own group gets the rights of others.
     """
     around, made = directory.stat(), os.fstat(fd)
     mode = around.st_mode & rights
@@ -154,13 +149,13 @@ def _follow(fd: int, directory: Path, rights: int) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create a folder as `make_folder` does, then sync its name."""
+    """As `make_folder`, then sync its name."""
     make_folder(path)
     sync_directory(path.parent)
 
 
 def write_at(fd: int, data: bytes | memoryview, position: int) -> None:
-    """Write all of `data` at `position`: one `pwrite` may write only a part."""
+    """Write all of `data`: one `pwrite` may write only a part."""
     done = os.pwrite(fd, data, position)
     while done < len(data):
         done += os.pwrite(fd, memoryview(data)[done:], position + done)
@@ -169,7 +164,7 @@ def write_at(fd: int, data: bytes | memoryview, position: int) -> None:
 def sync_directory(directory: Path, *, if_readable: bool = False) -> None:
     """Sync the names in a directory.
 
-    if_readable: do nothing if this user may not read the directory; parents of a store need not be readable.
+    if_readable: do nothing if this user may not read the directory, as may be true for a store's parents.
     """
     if if_readable and not os.access(directory, os.R_OK):
         return
@@ -192,7 +187,7 @@ def _complete(path: Path, data: bytes | memoryview) -> Iterator[Path]:
             os.fsync(file.fileno())
         yield temporary
     except OSError as error:
-        error.filename = str(path)  # it is missing, or names the temporary file
+        error.filename = str(path)  # which is missing, or names the temporary file
         raise
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Read and write RocketMQ's `checkpoint`: the store time up to which log and queues are synced (StoreCheckpoint)."""
+"""RocketMQ's `checkpoint`: the store time up to which log and queues are synced (StoreCheckpoint)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MAX_BYTES = 1 << 20
 
 
 def read_checkpoint(root: Path) -> int | None:
-    """Return the store time (ms) up to which all records and queue entries are synced; None if it is unknown."""
+    """Return the store time (ms) up to which records and queue entries are synced; None if unknown."""
     return min(_read(root, "log_timestamp"), _read(root, "queues_timestamp")) or None
 
 
 def read_index_checkpoint(root: Path) -> int:
-    """Return the store time (ms) up to which RocketMQ synced its index files; 0 if it is unknown."""
+    """Return the store time (ms) up to which RocketMQ synced its index files; 0 if unknown."""
     return _read(root, "index_timestamp")
 
 
@@ -39,7 +39,7 @@ def create_checkpoint(root: Path) -> None:
 
 
 def write_checkpoint(root: Path, store_timestamp: int) -> None:
-    """Record that all records with an older store time (ms), and their queue entries, are synced."""
+    """Record that older records (ms) and their queue entries are synced."""
     fields = np.zeros(1, CHECKPOINT)
     fields["log_timestamp"] = fields["queues_timestamp"] = store_timestamp
     path = root / CHECKPOINT_FILE

@@ -1,11 +1,11 @@
-"""Small files in which clients record their progress: members of consumer groups, and named producers.
+"""Small files in which members of consumer groups and named producers record their progress.
 
-consumers/{group}/{member id}.member    CRC32, then JSON; its `slots` are the member's queues
-consumers/{group}/done/{member id}      one `DONE_OFFSET` for each slot; 0: no offset
-producers/{name}/reached.json           {"sequences": {"orders": 1041}, "since": 87, "open": true}
+    consumers/{group}/{member id}.member    CRC32, then JSON; its `slots` are the member's queues
+    consumers/{group}/done/{member id}      one `DONE_OFFSET` for each slot; 0: no offset
+    producers/{name}/reached.json           {"sequences": {"orders": 1041}, "since": 87, "open": true}
 
-Other members inherit the offsets of a member that died. `client.producer_memory` documents the producers' file.
-After a crash of the machine these files may be newer than the log; `step_back_done` and `forget_beyond` correct them.
+Other members inherit the offsets of a member that died. `client.producer_memory` documents the producers' file. After a
+crash of the machine these files may be newer than the log; `step_back_done` and `forget_beyond` correct them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from store.model.log_protocol import Positions, Queue
 MEMBER_SUFFIX = ".member"
 DONE_DIR = "done"
 _CRC_DIGITS = 8
-MAX_BYTES = 64 << 20  # of a file; 65,536 queues of 100 bytes take a tenth
+MAX_BYTES = 64 << 20  # 65,536 queues of 100 bytes take a tenth
 
 
 def done_path(member: Path) -> Path:
@@ -38,12 +38,12 @@ def done_path(member: Path) -> Path:
 
 
 def sealed(entry: bytes) -> bytes:
-    """Prefix an entry with its checksum: a killed writer may leave a mix of two entries that is valid JSON."""
+    """Prefix a checksum: a killed writer may leave a mix of two entries that is valid JSON."""
     return b"%08x" % zlib.crc32(entry) + entry
 
 
 def unsealed(text: bytes) -> bytes:
-    """Return the entry of `sealed` text. Raises `ValueError` if the checksum does not match."""
+    """Raises `ValueError` if the checksum does not match."""
     entry = text[_CRC_DIGITS:].rstrip()
     if sealed(entry)[:_CRC_DIGITS] != text[:_CRC_DIGITS]:
         raise ValueError("not an entry, or parts of two")
@@ -51,14 +51,14 @@ def unsealed(text: bytes) -> bytes:
 
 
 def entry_of(member: Path) -> bytes:
-    """Return the entry of a member, b"" if it is missing or damaged."""
+    """Return b"" if the entry is missing or damaged."""
     with suppress(FileNotFoundError, CorruptStore, ValueError):
         return unsealed(read_file(member, MAX_BYTES))
     return b""
 
 
 def noted(member: Path) -> list[int]:
-    """Return the offsets that a member recorded, by slot; the list may be shorter than the slots."""
+    """Return the offsets that a member recorded, by slot; maybe not of all slots."""
     try:
         found = read_file(done_path(member), MAX_BYTES)
     except (FileNotFoundError, CorruptStore):
@@ -69,7 +69,7 @@ def noted(member: Path) -> list[int]:
 
 
 def note_at(path: Path, fd: int, slot: int, offset: int) -> None:
-    """Write the offset of one slot. fd: descriptor of `path`."""
+    """fd: descriptor of `path`."""
     with system_errors(path):
         write_at(fd, offset.to_bytes(DONE_OFFSET.itemsize, "big"), slot * DONE_OFFSET.itemsize)
 
@@ -97,13 +97,13 @@ class _Entry(msgspec.Struct):
 
 
 def _slots(member: Path) -> list[Queue]:
-    """Return the queues of a member's slots; none if its entry is damaged, because no member inherits from that."""
+    """Return no slots if the entry is damaged, because no member inherits from that."""
     with suppress(ValueError):
         return list(starmap(Queue, decode(entry_of(member), _Entry).slots))
     return []
 
 
-PRODUCERS_FOLDER = "producers"  # in the store
+PRODUCERS_FOLDER = "producers"
 _FILE = "reached.json"
 _MAX_BYTES = 1 << 20
 
@@ -117,8 +117,8 @@ class _ReachedFile(msgspec.Struct):
 class Reached(NamedTuple):
     """The progress of a named producer.
 
-    sequences: last sequence number by topic, of the records before queue offset `since` of PRODUCERS_TOPIC.
-    was_open: the producer may have sent more since.
+    sequences: last sequence number by topic, of the records before queue offset `since` of PRODUCERS_TOPIC. was_open:
+    the producer may have sent more since.
     """
 
     sequences: dict[str, int]
@@ -127,7 +127,7 @@ class Reached(NamedTuple):
 
     @staticmethod
     def read(folder: Path) -> Reached:
-        """Read the file of the producer with this folder. Raises `CorruptStore`."""
+        """Raises `CorruptStore`."""
         path = folder / _FILE
         try:
             noted = decode(read_file(path, _MAX_BYTES), _ReachedFile)
@@ -141,12 +141,12 @@ class Reached(NamedTuple):
         return Reached(noted.sequences, noted.since, noted.open)
 
     def write(self, folder: Path) -> None:
-        """Write the file; it is on the device when this returns."""
+        """Durable."""
         write_file(folder / _FILE, encode(_ReachedFile(self.sequences, self.since, self.was_open)))
 
 
 def check_reached(root: Path) -> None:
-    """Read the files of all producers. Raises `CorruptStore`."""
+    """Raises `CorruptStore` for any producer's file."""
     for folder in _folders(root):
         Reached.read(folder)
 

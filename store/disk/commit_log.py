@@ -31,10 +31,9 @@ _HEAD_BYTES = RECORD_HEADER["total_size"].itemsize  # while it is zero, readers 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The positions of an append's records, computed before the first write.
+    """The positions of an append's records.
 
-    physical_offsets: int64, shape (n,), one per record.
-    end: log offset after the last record.
+    physical_offsets: shape (n,). end: log offset after the last record.
     runs: (first record, record after the last) of each contiguous piece, at most one per segment.
     blanks: log offsets from which a segment stays unused.
     """
@@ -46,7 +45,7 @@ class Placement:
 
 
 class _LogSegments(Segments):
-    """Segments that stay readable while open after their deletion, unless a recovery replaced them (`write_again`).
+    """Segments that stay readable while open after their deletion, unless recovery replaced them (`write_again`).
 
     Writers append to the replacement, so readers must reopen it.
     """
@@ -60,8 +59,6 @@ class _LogSegments(Segments):
 
 
 class CommitLog:
-    """The log's segments, and the rule that decides which segment a record goes to."""
-
     def __init__(self, root: Path, file_size: int | None, *, writable: bool, files: OpenFiles | None = None) -> None:
         """file_size, files: see `Segments`."""
         self.segments = _LogSegments(root, COMMIT_LOG_DIR, file_size, writable=writable, files=files)
@@ -80,7 +77,7 @@ class CommitLog:
         return self.segments.first()
 
     def has_room(self, begin: int, size: int) -> bool:
-        """Whether records of `size` bytes at log offset `begin`, and a blank after them, fit in its segment."""
+        """Whether records of `size` bytes and a blank fit in the segment of log offset `begin`."""
         return size <= self.segments.size - begin % self.segments.size - END_FILE_MIN_BLANK_BYTES
 
     @property
@@ -90,8 +87,7 @@ class CommitLog:
     def can_be_record(self, at: int, size: int) -> bool:
         """Whether a record of `size` bytes can begin at log offset `at`. Call before reading a record.
 
-        A damaged size may be a gigabyte, so for a long record the lengths of its parts must add up to the size. Raises
-        `OffsetLost`.
+        A damaged size may be a gigabyte, so the parts of a long record must add up to it. Raises `OffsetLost`.
         """
         if at < 0 or MIN_RECORD_BYTES <= size <= _SHORT_BYTES:
             return at >= 0
@@ -99,7 +95,7 @@ class CommitLog:
         return is_within and adds_up(size, lambda begin, length: self.segments.read(at + begin, length))
 
     def place(self, begin: int, sizes: npt.NDArray[np.int64]) -> Placement:
-        """Compute the positions of records of `sizes` bytes from log offset `begin` on. Writes nothing.
+        """Compute the positions of records of `sizes` bytes from log offset `begin` on.
 
         A record goes to the next segment if it and the 8 bytes of a blank do not fit (RocketMQ's
         `END_FILE_MIN_BLANK_LENGTH`). Raises `MessageRefused` for a record larger than a segment.
@@ -135,9 +131,9 @@ class CommitLog:
     def stretches(
         self, placement: Placement, encoded: Callable[[int, int], memoryview]
     ) -> Iterator[tuple[int, bytes | memoryview]]:
-        """Yield log offset and data of each write of an append: its blanks, then its records in pieces.
+        """Yield log offset and data of each write: the blanks, then the records in pieces.
 
-        encoded: returns the bytes of records [first, last), back to back.
+        encoded: returns the bytes of records [first, last).
         """
         for at in placement.blanks:
             blank = np.zeros(1, BLANK)
@@ -151,13 +147,13 @@ class CommitLog:
                 first = end
 
     def write(self, stretches: Stretches, end: int = 0, *, hidden: int | None = None) -> None:
-        """Write `stretches` to a log that ends at `end`.
+        """Write to a log that ends at `end`.
 
         Raises `StoreFull`, and `CorruptSegment` if the last segment is missing: a new one would have a hole before
         `end`.
 
-        hidden: log offset of a record whose size is left zero. Readers of the log, RocketMQ's too, stop before it until
-        `show` writes the size.
+        hidden: log offset of a record whose size is left zero: readers of the log, RocketMQ's too, stop there until
+        `show`.
         """
         for at, data in stretches:
             anew = at - at % self.segments.size >= end
@@ -166,7 +162,7 @@ class CommitLog:
             self.segments.write(at, data, anew=anew)
 
     def show(self, offset: int, size: int, *, flush: bool) -> None:
-        """Write the size of the record at log offset `offset` that `write` left hidden."""
+        """Write the size of the record that `write` left hidden."""
         self.segments.write(offset, size.to_bytes(_HEAD_BYTES, "big"))
         if flush:
             self.segments.flush(offset, offset + _HEAD_BYTES)
@@ -185,7 +181,7 @@ class CommitLog:
             return False
 
     def drop_behind(self, end: int) -> None:
-        """Delete the segments that begin after the log's `end`, because a starting broker reads only the last ones.
+        """Delete the segments after the log's `end`, because a starting broker reads only the last ones.
 
         Call without concurrent writers.
         """
@@ -197,10 +193,10 @@ class CommitLog:
             self.segments.flush_names()
 
     def forget_if_empty(self, end: int) -> None:
-        """Close a segment that begins at the log's `end`: a starting broker deletes and recreates it."""
+        """Close a segment that begins at the log's `end`: a starting broker recreates it."""
         if end % self.segments.size == 0:
             self.segments.forget()
 
     def next_segment(self, offset: int) -> int:
-        """Return the start of the segment after the one that contains log offset `offset`."""
+        """Return the start of the segment after `offset`'s."""
         return offset - offset % self.segments.size + self.segments.size

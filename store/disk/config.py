@@ -26,8 +26,8 @@ class StoreConfig:
     """Settings of a store, with RocketMQ's names and defaults (MessageStoreConfig, BrokerConfig).
 
     Sizes are bytes, times ms, `fileReservedTime` hours, ratios percent. The two file sizes, `maxHashSlotNum` and
-    `maxIndexNum` apply to new directories only: existing files determine them. An index that a broker wrote is the
-    exception. `brokerIP1` (IPv4) and `listenPort` are the store host, which is part of each message id.
+    `maxIndexNum` apply to new directories only, except for an index that a broker wrote. `brokerIP1` (IPv4) and
+    `listenPort` are the store host, which is part of each message id.
 
     RocketMQ does not have these: `maxDecompressedMessageSize` limits a compressed body after decompression. `archive`
     is the URL of the archive, `brokerName` the store's name in it (default: its directory's name). `archiveTopics` are
@@ -64,7 +64,6 @@ class StoreConfig:
     archiveTopics: str = ""
 
     def __post_init__(self) -> None:
-        """Raises `ConfigError` for a value that cannot work."""
         for field in fields(self):
             value, kind = getattr(self, field.name), type(field.default)
             if type(value) is not kind:
@@ -83,18 +82,18 @@ class StoreConfig:
             ipaddress.IPv4Address(self.brokerIP1)
         except ValueError as error:
             raise ConfigError(f"brokerIP1={self.brokerIP1}: must be an IPv4 address such as 127.0.0.1") from error
-        if self.mappedFileSizeConsumeQueue % CQ_ENTRY.itemsize:  # RocketMQ's getter rounds up likewise
+        if self.mappedFileSizeConsumeQueue % CQ_ENTRY.itemsize:  # as RocketMQ's getter
             entries = -(-self.mappedFileSizeConsumeQueue // CQ_ENTRY.itemsize)
             object.__setattr__(self, "mappedFileSizeConsumeQueue", entries * CQ_ENTRY.itemsize)
 
     @cached_property
     def store_host(self) -> tuple[bytes, int]:
-        """IPv4 bytes and port of the store host in records."""
+        """IPv4 bytes and port."""
         return ipaddress.IPv4Address(self.brokerIP1).packed, self.listenPort
 
     @property
     def delete_hours(self) -> set[int]:
-        """The hours of the day (local time) at which old segments are deleted."""
+        """Hours of the day (local time) at which old segments are deleted."""
         return {int(hour) for hour in self.deleteWhen.split(";")}
 
     @property
@@ -103,7 +102,7 @@ class StoreConfig:
         return self.flushDiskType == "SYNC_FLUSH"
 
     def with_file_sizes(self, commit_log: int | None, consume_queue: int | None) -> StoreConfig:
-        """Return a copy with the sizes of existing files; None keeps the configured size."""
+        """Replace the sizes by those in existing files; None keeps the configured size."""
         return replace(
             self,
             mappedFileSizeCommitLog=commit_log or self.mappedFileSizeCommitLog,
@@ -155,7 +154,7 @@ def settings_there(path: Path) -> dict[str, Any]:
 
 
 def settings_text(path: Path) -> bytes:
-    """Return the bytes of a settings file, b"" if it is missing or a crash left it empty or full of zeros."""
+    """Return b"" if the file is missing, or if a crash left it empty or full of zeros."""
     try:
         text = read_file(path, MAX_BYTES)
     except StoreUnavailable as error:
@@ -166,7 +165,7 @@ def settings_text(path: Path) -> bytes:
 
 
 def parsed(where: str, key: str, text: str, kind: type) -> Any:
-    """Parse the value of a setting. Raises `ConfigError`."""
+    """Raises `ConfigError`."""
     parse, name = _KINDS[kind]
     try:
         return parse(text.strip())
@@ -177,7 +176,7 @@ def parsed(where: str, key: str, text: str, kind: type) -> Any:
 
 def entries(path: Path) -> Iterator[tuple[str, str, str]]:
     """Yield location (file and line), key and value of each entry of a properties file."""
-    import javaproperties  # slow: imports HTTP, TLS, XML and email; only opening a store needs it
+    import javaproperties  # imports HTTP, TLS, XML and email; only opening a store needs it
 
     line = 1
     with system_errors(path), path.open("rb") as file:
@@ -206,7 +205,7 @@ def _refuse_misspelt(where: str, key: str) -> None:
 
 
 def with_settings(text: bytes, values: Mapping[str, object]) -> bytes:
-    """Return a properties file with these values set; all other lines keep their bytes."""
+    """Set these values; all other lines keep their bytes."""
     import javaproperties
 
     kept = [element for element in javaproperties.parse(text) if getattr(element, "key", None) not in values]

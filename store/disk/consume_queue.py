@@ -1,7 +1,7 @@
 """The ConsumeQueue of one queue: its first and last entries.
 
 An entry counts if `size > 0` and `physical_offset + size <= confirm offset`. All entries before the queue's end count,
-and none after it. So the first search for the end is a bisection; later ones start at the end found before.
+and none after it. So the first search for the end is a bisection; later ones start at the last found end.
 """
 
 from __future__ import annotations
@@ -21,23 +21,20 @@ from store.model.integers import LONG_MAX
 
 _NO_ENTRIES = np.empty(0, CQ_ENTRY)
 _NEARBY = 4
-_LEFT_AT_ONCE = 4096  # entries after the end, for one read
+_LEFT_AT_ONCE = 4096  # entries
 IsMessage = Callable[[str, int, int, int, int], bool]  # topic, queue id, queue offset, physical offset, size
 
 
 class QueueEnd:
-    """Finds the end of the entries that count, from the end found last."""
-
     def __init__(self, files: QueueFiles, name: tuple[str, int], least_end: int, is_message: IsMessage | None) -> None:
-        """name: topic and queue id. least_end: number of entries that the queue is known to have had.
-
-        is_message: an additional check of whether an entry counts.
+        """name: topic and queue id. least_end: number of entries that the queue is known to have had. is_message: an
+        additional check of whether an entry counts.
         """
         self._files = files
         self._name = name
         self._least_end = least_end
         self._is_message = is_message
-        self._found_end = 0  # the end found last
+        self._found_end = 0
 
     def find(self, confirm_offset: int) -> int:
         """Return the queue offset after the last entry that counts. Raises as `check`, and if entries were lost."""
@@ -53,7 +50,7 @@ class QueueEnd:
         return low
 
     def _end_nearby(self, confirm_offset: int) -> int | None:
-        """Return the end if it is near the end found last, else None."""
+        """Return the end if it is near the last found end."""
         last = self._found_end - 1
         try:
             entries = self._files.entries(last, last + _NEARBY, current=True) if last >= 0 else _NO_ENTRIES
@@ -97,7 +94,7 @@ class QueueEnd:
             raise CorruptSegment(f"{self._files}: entry {end} is damaged, for more come behind; {MAKE_ANEW}")
 
     def _any_counts(self, start: int, rows: list[tuple[int, int, int]], confirm_offset: int) -> bool:
-        """Whether any of these entries counts. start: queue offset of the first, above 0, so log offset 0 is none."""
+        """Whether any entry counts. start: queue offset of the first, above 0, so log offset 0 is none."""
         for index, (at, size, _) in enumerate(rows, start):
             if at and self._is_published(index, at, size, confirm_offset):
                 return True
@@ -148,11 +145,11 @@ class ConsumeQueue(QueueFiles):
 
     @staticmethod
     def at(root: Path, topic: str, queue_id: int, file_size: int | None, *, writable: bool) -> ConsumeQueue:
-        """Return a queue of a directory without further knowledge of it. file_size: see `Segments`."""
+        """Return a queue of which only the directory is known. file_size: see `Segments`."""
         return ConsumeQueue(topic, queue_id, queue_segments(root, topic, queue_id, file_size, writable=writable))
 
     def max_offset(self, confirm_offset: int) -> int:
-        """Return the queue offset after the last entry that counts. Raises as `check`, and if entries were lost."""
+        """See `QueueEnd.find`."""
         return self._end.find(confirm_offset)
 
     def known_end(self, least: int, confirm_offset: int) -> int:
@@ -172,10 +169,10 @@ class ConsumeQueue(QueueFiles):
                 return int((last["physical_offset"] + last["size"]).sum())
 
     def min_offset(self, min_physical_offset: int, max_offset: int) -> int:
-        """Return the queue offset of the first entry whose record the log still has; `max_offset` if there is none.
+        """Return the queue offset of the first entry whose record the log still has, or `max_offset`.
 
-        Raises `CorruptSegment` if the entry before it is damaged, so that older ones may only seem to be deleted; and
-        as `entries`.
+        Raises as `entries`, and `CorruptSegment` if the entry before it is damaged, so that older ones may only seem
+        deleted.
         """
         (seen, at), high = self._found_first, max_offset
         if at <= min_physical_offset and seen < high and not self._is_behind(seen, min_physical_offset):  # usually
@@ -214,7 +211,7 @@ class ConsumeQueue(QueueFiles):
         As RocketMQ does, fill the file before `start` with pre-blank entries. Entries of deleted records may stay,
         unless `min_offset` would find the last of them damaged.
         """
-        first = start - start % self.entries_per_file  # its file may be missing although later ones exist
+        first = start - start % self.entries_per_file  # may be missing although later files exist
         if self.segments.starts():
             first = min(first, self.first())
         try:
@@ -274,5 +271,4 @@ class ConsumeQueue(QueueFiles):
         return bool(0 <= at < min_physical_offset or size == CQ_PRE_BLANK_SIZE)
 
     def _is_deleted(self, index: int) -> bool:
-        """Whether retention deleted the missing file of entry `index`."""
         return index < self.first()

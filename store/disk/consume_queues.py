@@ -1,4 +1,4 @@
-"""`ConsumeQueues` opens and caches the queues of one directory."""
+"""The queues of one directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHARE = 4  # a store opens at most a quarter of the process's files: the proces
 
 
 class ConsumeQueues:
-    """The queues of a directory. Queues do not refer back to this object, so dropping it closes their files."""
+    """A cache of the queues of a directory. Queues do not refer back to it, so dropping it closes their files."""
 
     def __init__(
         self,
@@ -33,18 +33,17 @@ class ConsumeQueues:
         noted_ends: Callable[[], Ends] = dict,
         is_brokers: Callable[[], bool] = lambda: False,
     ) -> None:
-        """file_size: see `Segments`. is_message: see `QueueEnd`.
-
-        noted_ends: returns the recorded ends of queues; called at the first opening, and again after `forget`.
-        is_brokers: whether a RocketMQ broker owns the directory: it restarts the queues of recreated topics at 0.
+        """file_size: see `Segments`. is_message: see `QueueEnd`. noted_ends: returns the recorded ends of queues;
+        called at the first opening, and again after `forget`. is_brokers: whether a RocketMQ broker owns the directory,
+        which restarts the queues of recreated topics at 0.
         """
         self.topics = topics = Topics(root)
         self._expected: dict[QueueName, int] = {}
-        self._deleted: Mapping[str, int] = {}  # deletions at the time of `expect`
+        self._deleted: Mapping[str, int] = {}  # at the time of `expect`
         self._noted_ends = lru_cache(1)(noted_ends)
         self._files = OpenFiles(_open_files())
         segments = partial(queue_segments, root, file_size=file_size, writable=writable, files=self._files)
-        expected, noted = self._expected, self._noted_ends  # the function below must not refer to this object
+        expected, noted = self._expected, self._noted_ends  # `open_queue` must not refer to this object
 
         def open_queue(topic: str, queue_id: int) -> ConsumeQueue:
             name = topic, queue_id
@@ -70,11 +69,11 @@ class ConsumeQueues:
         return self._opened(topic, queue_id)
 
     def follow(self, deletions: Callable[[], int]) -> None:
-        """Forget all queues when a topic is deleted. deletions: see `PublishedEnd.deletions`; called by each `of`."""
+        """Forget all queues when a topic is deleted. deletions: see `PublishedEnd.deletions`."""
         self._deletions = deletions
 
     def existing(self) -> list[QueueName]:
-        """Return the queues that now have a folder."""
+        """Return the queues that have a folder."""
         return self.topics.table().queues_on_disk
 
     def forget(self) -> None:
@@ -87,11 +86,11 @@ class ConsumeQueues:
         self._files.forget_all()
 
     def close_deleted(self) -> None:
-        """Close deleted files: an open file keeps its disk space."""
+        """See `OpenFiles.close_deleted`."""
         self._files.close_deleted()
 
     def make_room(self) -> None:
-        """Close all files and lower their limit, after the process ran out of descriptors."""
+        """See `OpenFiles.make_room`."""
         self._files.make_room()
 
     def close(self) -> None:
@@ -121,7 +120,7 @@ def _never() -> int:
 
 
 def _open_files() -> int:
-    """Return the limit of open files. If a reader polls more queues in turn, each access opens a file."""
+    """If a reader polls more queues in turn, each access opens a file."""
     least, most = _OPEN_FILES
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else min(most, max(least, soft // _SHARE))

@@ -4,7 +4,7 @@
     subscriptionGroup.json  {"subscriptionGroupTable": {group: settings}}
     delayOffset.json        {"offsetTable": {delay level: next queue offset in SCHEDULE_TOPIC_XXXX}}
 
-Every call reads the files again, because other processes write them too. Writes keep unknown keys.
+Every call reads the files again, because other processes write them. Writes keep unknown keys.
 """
 
 from __future__ import annotations
@@ -58,17 +58,15 @@ def delay_offsets(root: Path) -> dict[int, int]:
 
 
 class GroupConfigs:
-    """The settings of the consumer groups of one store. Call the methods that write under the store lock."""
+    """The settings of consumer groups (SubscriptionGroupConfig). Call the methods that write under the store lock."""
 
     def __init__(self, root: Path) -> None:
         self._path = root / GROUPS_FILE
 
     def of(self, group: str) -> dict[str, Any] | None:
-        """Return the SubscriptionGroupConfig of a group, None if it has none."""
         return self.all().get(group)
 
     def all(self) -> dict[str, dict[str, Any]]:
-        """Return the SubscriptionGroupConfig of all groups, by name."""
         return read_table(self._path, _GROUPS)
 
     def retries(self, group: str) -> tuple[int, int]:
@@ -92,7 +90,7 @@ class GroupConfigs:
             write_json(self._path, content)
 
     def configure(self, group: str, settings: Mapping[str, Any]) -> None:
-        """Change some settings of a group; create a missing group with defaults first. Raises `InvalidGroup`."""
+        """Change some settings of a group; create a missing group first. Raises `InvalidGroup`."""
         self.create(group)
         content = read_json(self._path)
         groups = table(self._path, content, _GROUPS)
@@ -101,7 +99,6 @@ class GroupConfigs:
         write_json(self._path, content)
 
     def delete(self, group: str) -> None:
-        """Drop a group's settings."""
         content = read_json(self._path)
         if table(self._path, content, _GROUPS).pop(group, None) is not None:
             next_version(self._path, content)
@@ -109,7 +106,7 @@ class GroupConfigs:
 
 
 class ConsumerOffsets:
-    """The offsets of the consumer groups of one store. Call the methods that write under the store lock."""
+    """The offsets of consumer groups. Call the methods that write under the store lock."""
 
     def __init__(self, root: Path) -> None:
         self.settings = GroupConfigs(root)
@@ -127,7 +124,7 @@ class ConsumerOffsets:
             yield ConsumerOffsets(folder)
 
     def offsets(self, group: str, topic: str) -> dict[int, int]:
-        """Return the committed offsets by queue id: the next message to read. Queues without a commit are absent."""
+        """Return the committed offsets by queue id; queues without a commit are absent."""
         return self._committed(read_json(self._offsets), _key(topic, group))
 
     def all_offsets(self) -> dict[str, dict[int, int]]:
@@ -145,7 +142,6 @@ class ConsumerOffsets:
         return found
 
     def positions(self, group: str, topics: Iterable[str]) -> Positions:
-        """Return a group's committed offsets in several topics."""
         content = read_json(self._offsets)
         return {
             Queue(topic, queue_id): offset
@@ -154,7 +150,7 @@ class ConsumerOffsets:
         }
 
     def of_groups(self, wanted: Iterable[tuple[str, Queue]]) -> dict[tuple[str, Queue], int]:
-        """Return the committed offsets of several groups and queues, with one read of the file."""
+        """Return committed offsets, with one read of the file."""
         content = read_json(self._offsets)
         found: dict[tuple[str, Queue], int] = {}
         for key, each in groupby(sorted(wanted), lambda one: _key(one[1].topic, one[0])):
@@ -176,11 +172,11 @@ class ConsumerOffsets:
         self.set_positions(group, positions)
 
     def set_positions(self, group: str, positions: Positions) -> None:
-        """`commit_positions` of a group that is there, whatever its name is: a broker takes any."""
+        """Commit without checking the group's name: a broker takes any."""
         self.set_of_groups({(group, queue): offset for queue, offset in positions.items()})
 
     def set_of_groups(self, positions: Mapping[tuple[str, Queue], int]) -> None:
-        """`set_positions` of several groups: the file is written once."""
+        """`set_positions` of several groups, with one write of the file."""
         content = read_json(self._offsets)
         by_key: dict[str, dict[int, int]] = {}
         for (group, queue), offset in positions.items():

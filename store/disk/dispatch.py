@@ -35,7 +35,7 @@ from store.format.record_view import Ints, Mask, RecordView, crc_matches
 from store.format.topic_names import is_folder_name
 from store.model.errors import OffsetLost
 
-# A walk that follows a growing log finds only a few new records; a walk of the whole log needs few, large chunks.
+# Chunks grow: a walk behind a growing log finds only a few new records.
 _FIRST_CHUNK_BYTES = 64 << 10
 _CHUNK_BYTES = 8 << 20
 _NO_END = 1 << 63
@@ -48,7 +48,7 @@ class LogChunk:
     """Consecutive valid records of the log.
 
     begin: log offset of the first. end: log offset after the last, or after the blank that follows it.
-    records: shape (n,). offsets: log offsets of the records, int64, shape (n,). topics: dictionary, length n.
+    records: shape (n,). offsets: log offsets, shape (n,). topics: length n.
     """
 
     begin: int
@@ -68,7 +68,7 @@ class LogChunk:
 
     @cached_property
     def topic_ids(self) -> Ints:
-        """Each record's index into `topic_names`, int64, shape (n,)."""
+        """Indices into `topic_names`, shape (n,)."""
         return numbers(self.topics.indices).astype(np.int64)
 
     @cached_property
@@ -97,9 +97,9 @@ def walk(
         try:
             length = int.from_bytes(_read(log, at, SIZE_BYTES), "big", signed=True)
             wanted = min(max(length if log.can_be_record(at, length) else 0, chunk_bytes), stop - at)
-            # length is 0 at the end of an idle log
+            # 0 at the end of an idle log
             chunk = _chunk(log, at, wanted, check_crc=check_crc, torn_from=torn) if length > 0 else None
-        except OffsetLost:  # retention deleted the segment concurrently
+        except OffsetLost:  # deleted by retention
             return
         if chunk is None or chunk.end == at:
             log.forget_if_empty(at)
@@ -130,10 +130,9 @@ def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool, torn_from: 
 
 
 def _are_whole(records: RecordView, at: int) -> Mask:
-    """Return a mask of the records whose properties have no sector of zeros.
+    """Return a mask of the records whose properties, which no body CRC covers, have no sector of zeros.
 
-    Neither the body CRC nor the lengths of a record's parts cover the properties. at: position in its segment of the
-    records' view.
+    at: position in its segment of the records' view.
     """
     whole = np.ones(len(records), np.bool_)
     begins, ends = records.properties_starts, records.properties_starts + records.properties_lengths
@@ -151,9 +150,9 @@ def _read(log: CommitLog, at: int, length: int) -> bytes:
 
 
 def hop(data: bytes) -> tuple[list[int], list[int], int]:
-    """Return positions and sizes of the complete records in `data`, and the position after the last, by their lengths.
+    """Return positions and sizes of the complete records in `data`, and the position after the last.
 
-    This needs a Python loop, because each record's length gives the position of the next.
+    In a Python loop, because each record's length gives the position of the next.
     """
     positions, sizes, position, last = [], [], 0, len(data) - MIN_RECORD_BYTES
     while position <= last:
@@ -202,10 +201,10 @@ def _measured(view: Bytes, positions: Ints, sizes: Ints) -> RecordView:
 
 
 def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
-    """Yield topic, queue id, queue offsets (int64, shape (k,)) and entries (shape (k,)), each queue's in log order.
+    """Yield topic, queue id, queue offsets and entries (shape (k,) each), each queue's in log order.
 
-    The queue offsets of one piece are consecutive. Excludes light queues (see `light_entries`); `entering` documents
-    which records enter which queues.
+    The queue offsets of one piece are consecutive. Excludes light queues; `entering` documents which records enter
+    which queues.
     """
     records = chunk.records
     if not len(records):
@@ -222,7 +221,7 @@ def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
 
 
 def light_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
-    """Yield the entries of light queues as `queue_entries` does, one at a time. A client may have forged them."""
+    """Yield as `queue_entries`, one at a time. A client may have forged them."""
     if len(chunk.records):
         queued = in_own_queue(chunk.records.field("sys_flag"))
         for row, (topic, queue_id, offset) in light_places(chunk.properties, chunk.topic_names, chunk.topic_ids):
@@ -249,8 +248,8 @@ def all_entries(chunk: LogChunk, deleted: Mapping[str, int]) -> Iterator[tuple[s
 def with_delivery_times(chunk: LogChunk, topic: str, entries: Entries, found: Entries) -> Entries:
     """Return rebuilt entries of a queue of delayed messages with the delivery times of its own entries `found`.
 
-    The broker's setting `messageDelayLevel` determined these times and is unknown here. So every time that is not
-    before the store time is valid. Both arrays have shape (k,).
+    The broker's `messageDelayLevel` determined these times and is unknown here. So every time that is not before the
+    store time is valid. Both arrays have shape (k,).
     """
     if topic != SCHEDULE_TOPIC:
         return entries

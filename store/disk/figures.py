@@ -2,9 +2,9 @@
 
     clients/{process}-{its start}-{number}.json     a list of `Figure`s
 
-Each store that is open for writing and each consumer has a file. An existing background thread of its process rewrites
-the file about once a second if a figure changed, so a killed process loses its last second. Readers ignore the files of
-processes that ended; the next process that writes figures removes them.
+Each store that is open for writing and each consumer has a file. A background thread rewrites it about once a second if
+a figure changed, so a killed process loses its last second. Readers ignore the files of processes that ended; the next
+process that writes figures removes them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SENT, SEND_FAILED = "sent", "send failed"  # a batch, from `send` of its first m
 DELIVERED = "delivered"  # from the store time until a consumer received the message
 PROCESSED, PROCESS_FAILED = "processed", "process failed"  # a listener's call
 DELIVERS = "delivers"  # 1 while this process delivers delayed messages
-HELD = "held"  # requests of a consumer, or of a server's clients, that now wait for messages
+HELD = "held"  # requests that now wait for messages
 # Connections that a server closed, by reason. STUCK: the client did not finish a frame or did not read replies.
 REFUSED = CROWDED, BAD_FRAME, STUCK = "too many connections", "bad frame", "stuck"
 _SHORTEST = (0.05, 0.2, 1, 5, 20, 100, 1_000)
@@ -74,12 +74,11 @@ class Figure(msgspec.Struct):
     )
 
     def add(self, milliseconds: float) -> None:
-        """Add one measurement to the histogram."""
         self.counts[bisect_left(BUCKETS[self.name], milliseconds)] += 1
         self.total += milliseconds
 
     def add_all(self, milliseconds: Floats) -> None:
-        """Add measurements to the histogram. Shape (n,), n >= 1."""
+        """milliseconds: shape (n,), n >= 1."""
         found = np.searchsorted(BUCKETS[self.name], milliseconds)
         for bucket, more in enumerate(np.bincount(found, minlength=_COUNTS).tolist()):
             self.counts[bucket] += more
@@ -107,7 +106,7 @@ class Figures:
         self._is_over = self._has_failed = False
 
     def of(self, name: str, topic: str = "", group: str = "") -> Figure:
-        """Return the figure with these labels. name: a key of BUCKETS, HELD, DELIVERS, or one of REFUSED."""
+        """name: a key of BUCKETS, HELD, DELIVERS, or one of REFUSED."""
         labels = name, topic, group
         return self._figures.get(labels) or self._figures.setdefault(labels, Figure(*labels))
 
@@ -150,7 +149,7 @@ def figures_in(root: Path) -> Iterator[tuple[str, Figure]]:
             continue
         try:
             figures = msgspec.json.decode(read_file(path, _MAX_BYTES), type=list[Figure])
-        except FileNotFoundError:  # its owner closed it since `iterdir`
+        except FileNotFoundError:  # closed since `iterdir`
             continue
         except (OSError, CorruptStore, msgspec.MsgspecError) as error:
             warnings.warn(f"{path}: these figures are left out: {error}", RuntimeWarning, stacklevel=2)
@@ -160,7 +159,7 @@ def figures_in(root: Path) -> Iterator[tuple[str, Figure]]:
 
 
 def _new_path(folder: Path) -> Path:
-    """Create the folder and remove the files of ended processes from it; return the path of a new file."""
+    """Create the folder, remove the files of ended processes from it, and return a new path."""
     make_folder(folder)
     for path in folder.iterdir():
         name = _NAME.match(path.name)
@@ -175,7 +174,7 @@ def _runs(name: re.Match[str]) -> bool:
 
 
 def _start_of(process: int) -> str | None:
-    """Return the start time of a process, in clock ticks since boot; None if it ended."""
+    """Return a process's start time, in clock ticks since boot; None if it ended."""
     try:
         return _PROC.joinpath(str(process), "stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

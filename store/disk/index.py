@@ -1,4 +1,4 @@
-"""The key index: its files, oldest first (RocketMQ's IndexService). `index_file` is one file."""
+"""The key index: its files, oldest first (RocketMQ's IndexService)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ END_OF_TIME = (1 << 63) - 1
 
 
 class IndexFiles:
-    """List, create and delete the files in the directory `index` of a store."""
+    """List, create and delete the files in the directory `index`."""
 
     def __init__(self, root: Path, slots: int, entries: int, *, writable: bool) -> None:
         """slots, entries: `maxHashSlotNum` and `maxIndexNum`, as existing files have them."""
@@ -33,11 +33,11 @@ class IndexFiles:
         self._temporary = root / PREALLOCATE_FILE
         self._shape = slots, entries
         self._listed: list[str] = []  # at the last `close_deleted`
-        # The cache must not refer to this object, so that dropping the object closes the files.
+        # Without a reference to this object, so that dropping the object closes the files.
         self._opened = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, slots, entries, writable))
 
     def file(self, name: str) -> IndexFile:
-        """Open a file, or reopen it if another process deleted it and created another one of this name.
+        """Open a file, or reopen it if another process recreated it.
 
         Raises `FileNotFoundError`, `ConfigError`.
         """
@@ -88,7 +88,7 @@ class IndexFiles:
         return name
 
     def keep(self, names: list[str]) -> None:
-        """Delete all other files, also empty ones."""
+        """Delete all other files, including empty ones."""
         self.delete_for_good([name for name in self.names(empty=True) if name not in names])
 
     def delete_for_good(self, names: list[str]) -> None:
@@ -108,7 +108,7 @@ class IndexFiles:
         return [(str(self.directory / name), self._delete(name)) for name in expired]
 
     def _delete(self, name: str) -> int:
-        """Unlink a file; return the disk space that it took, in bytes."""
+        """Return the file's disk space, bytes."""
         path = self.directory / name
         with system_errors(path):
             taken = path.stat().st_blocks * BLOCK_BYTES
@@ -151,7 +151,7 @@ class Index(IndexFiles):
         self.is_enabled = is_enabled
         self.has_tags = has_tags
         self._writable = writable
-        self._newest = ""  # name of the file of the last append
+        self._newest = ""  # the file of the last append
 
     @staticmethod
     def of(root: Path, config: StoreConfig, *, writable: bool) -> Index:
@@ -170,7 +170,7 @@ class Index(IndexFiles):
         return next((header["end_offset"] for header in headers if header["next_entry"] > INDEX_NO_ENTRY + 1), -1)
 
     def append(self, hashes: KeyColumn, physical_offsets: KeyColumn, timestamps: KeyColumn) -> None:
-        """Add keys (see `key_hashes`), in the order of the log. All arguments have length m; timestamps are in ms.
+        """Add keys (see `key_hashes`), in the order of the log. timestamps: ms.
 
         Skips records before `end_offset`, as RocketMQ does. Raises `StoreFull`, `ReadOnlyStore`.
         """
@@ -190,7 +190,7 @@ class Index(IndexFiles):
                 self.create(names[-1])
 
     def _newest_file(self) -> IndexFile:
-        """Return the file for the next key: the last used one until it is full or missing. Create the first file."""
+        """Return the last used file until it is full or missing."""
         with suppress(FileNotFoundError):
             if self._newest:
                 return self.file(self._newest)
@@ -210,7 +210,7 @@ class Index(IndexFiles):
         """
         wanted, headers = key_hash(topic, key), {}
         for name in reversed(self.names()):
-            with suppress(FileNotFoundError):  # retention deleted it concurrently
+            with suppress(FileNotFoundError):  # deleted by retention
                 headers[name] = self.file(name).header()
         # Not by name: a broker whose clock was set back names a file before older ones.
         for name, header in sorted(headers.items(), key=lambda item: -item[1]["begin_offset"]):
@@ -221,7 +221,7 @@ class Index(IndexFiles):
 
     def has(self, physical_offset: int, name: str) -> bool:
         """Whether a key of the record at this log offset is indexed, probably in file `name`. Raises `ConfigError`."""
-        with suppress(FileNotFoundError, ConfigError):  # try `name` first: listing many files is slow
+        with suppress(FileNotFoundError, ConfigError):  # listing many files is slow
             if self.file(name).has(physical_offset):
                 return True
         for each in self.names():
@@ -233,8 +233,8 @@ class Index(IndexFiles):
     def last_keys(self, end_offset: int, since: str = "") -> dict[str, int]:
         """Return the log offset of the last record before `end_offset` in each file, by file name.
 
-        If the keys of one record are in two files, the record counts for the later file. Files without a record are
-        absent. since: name of the first file to read.
+        If the keys of one record are in two files, the record counts for the later file. since: name of the first file
+        to read.
         """
         found = {}
         for name in reversed(self.names()):
@@ -249,7 +249,7 @@ class Index(IndexFiles):
     def begins_behind(self, end_offset: int) -> int | None:
         """Return the log offset of the first record in the oldest file that ends at or after `end_offset`, or None.
 
-        Keys of earlier records may be missing, because the files before it may have been deleted.
+        Keys of earlier records may be missing: the files before it may have been deleted.
         """
         headers = (self.file(name).header() for name in self.names())
         filled = (header for header in headers if header["next_entry"] > INDEX_NO_ENTRY + 1)

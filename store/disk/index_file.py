@@ -1,8 +1,8 @@
-"""One file of the key index: a hash table over the commit log, read and written as RocketMQ does (IndexFile).
+"""One file of the key index: a hash table over the commit log, as in RocketMQ's IndexFile.
 
-An entry has the hash of `topic#key`, not the key. So a lookup returns candidates; the caller reads each record and
-compares topic and key. The write order is entries, header, slots. A killed process leaves entries that the header does
-not count, or that no slot refers to; `IndexFile.truncate` removes both.
+An entry has the hash of `topic#key`, so the caller of a lookup compares topic and key of each record. The write order
+is entries, header, slots. A killed process leaves entries that the header does not count, or that no slot refers to;
+`IndexFile.truncate` removes both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KeyColumn = Sequence[int] | npt.NDArray[np.integer[Any]]
 Entries = npt.NDArray[np.void]  # dtype INDEX_ENTRY
 Header = dict[str, int]  # the fields of INDEX_HEADER
 
-_FEW_KEYS = 8  # up to this number of keys, a loop is faster than numpy
+_FEW_KEYS = 8  # up to this number, a loop is faster than numpy
 _ROW_BITS = 32
 _MAX_INT = (1 << 31) - 1
 _MS = 1000
@@ -42,7 +42,7 @@ assert (_HEADER.size, _ENTRY.size, _SLOT.size) == (INDEX_HEADER.itemsize, INDEX_
 
 
 def file_bytes(slots: int, entries: int) -> int:
-    """Return the length of an index file in bytes; `entries` includes the unused entry 0."""
+    """Return the length in bytes; `entries` includes the unused entry 0."""
     return INDEX_HEADER.itemsize + slots * INDEX_SLOT.itemsize + entries * INDEX_ENTRY.itemsize
 
 
@@ -54,7 +54,7 @@ class IndexSlots:
     """
 
     def __init__(self, file: SegmentFile, slots: int) -> None:
-        """Map the slots of an index file that is open for writing. slots: their number."""
+        """slots: their number. The file must be open for writing."""
         self._file = file
         with system_errors(file.path):
             fd = os.open(file.path, os.O_RDWR)
@@ -80,7 +80,7 @@ class IndexSlots:
         self._reserved[new] = True
 
     def get(self, slots: Ints) -> Ints:
-        """Return the numbers of the newest entries of reserved slots, int64, shape of `slots`."""
+        """Return the newest entries of reserved slots, shape of `slots`."""
         return self._values[slots].astype(np.int64)
 
     def set(self, slots: Ints, numbers: Ints) -> None:
@@ -116,7 +116,7 @@ class IndexTable:
         return self.file.is_deleted
 
     def header(self) -> Header:
-        """Read the header; `next_entry` is clamped to [1, capacity]."""
+        """`next_entry` is clamped to [1, capacity]."""
         values = _HEADER.unpack(self.file.read(0, _HEADER.size))
         header = dict(zip(INDEX_HEADER.names or (), values, strict=True))
         header["next_entry"] = min(max(header["next_entry"], INDEX_NO_ENTRY + 1), self.capacity)
@@ -126,7 +126,6 @@ class IndexTable:
         self.file.write(0, memoryview(_HEADER.pack(*header.values())))
 
     def entries(self, start: int, end: int) -> Entries:
-        """Return a copy of entries [start, end)."""
         position = self.entries_at + start * INDEX_ENTRY.itemsize
         return np.frombuffer(self.file.read(position, (end - start) * INDEX_ENTRY.itemsize), INDEX_ENTRY)
 
@@ -139,7 +138,7 @@ class IndexTable:
         return bisect_left(range(limit), end_offset, INDEX_NO_ENTRY + 1, limit, key=stands_at)
 
     def previous(self, number: int) -> int:
-        """Return the next older entry in the slot of entry `number`, INDEX_NO_ENTRY if there is none."""
+        """Return the next older entry in the slot of entry `number`, or INDEX_NO_ENTRY."""
         if not INDEX_NO_ENTRY < number < self.capacity:
             return INDEX_NO_ENTRY
         found = int(self.entries(number, number + 1)[0]["previous"])
@@ -159,7 +158,7 @@ class IndexTable:
         return number
 
     def restore_slot(self, slot: int, number: int) -> None:
-        """Set the newest entry of a slot; skip the write if it is set already, because the slot may be in a hole."""
+        """Set the newest entry of a slot. Skips a needless write, because the slot may be in a hole."""
         position, value = file_bytes(slot, 0), _SLOT.pack(number)
         if self.file.read(position, _SLOT.size) != value:
             self.file.write(position, memoryview(value))
@@ -173,8 +172,6 @@ class IndexTable:
 
 
 class IndexFile(IndexTable):
-    """One hash table from keys to log offsets."""
-
     def has_what_it_says(self, end: int) -> bool:
         """Whether the file has the entries that its header counts, and their slots are set. Call without writers.
 
@@ -203,7 +200,7 @@ class IndexFile(IndexTable):
         return int(self.entries(number, number + 1)[0]["physical_offset"]) if number > INDEX_NO_ENTRY else None
 
     def append(self, hashes: KeyColumn, physical_offsets: KeyColumn, timestamps: KeyColumn) -> int:
-        """Add keys in order, as many as fit; return how many are done. Arguments have length m; timestamps are in ms.
+        """Add keys in order, as many as fit; return how many are done. timestamps: ms.
 
         As in RocketMQ, records before the newest one in the file count as done.
         """
@@ -234,7 +231,6 @@ class IndexFile(IndexTable):
     def _append_all(
         self, header: Header, hashes: npt.NDArray[np.int32], physical_offsets: Ints, timestamps: Ints
     ) -> None:
-        """Do as `_append_one` for many keys, which must fit."""
         first, count = header["next_entry"], len(hashes)
         slots = hashes.astype(np.int64) % self.slots
         order = _stable_order(slots)
@@ -282,7 +278,7 @@ class IndexFile(IndexTable):
                 return
             if hashed == wanted and stored <= end:
                 yield physical_offset
-            limit, number = number, previous  # numbers in a chain only descend, so a damaged one ends
+            limit, number = number, previous  # ends a damaged chain: the numbers only descend
 
     def truncate(self, end_offset: int) -> None:
         """Drop the entries of records at or after log offset `end_offset`."""
@@ -307,14 +303,14 @@ class IndexFile(IndexTable):
 
 
 def _stable_order(values: Ints) -> Ints:
-    """Stable argsort of `values` (0 to 2^31 - 1). Sorts pairs, because numpy sorts values faster than indices."""
+    """Stable argsort of 0 to 2^31 - 1. Sorts pairs, because numpy sorts values faster than indices."""
     pairs = (values << _ROW_BITS) | np.arange(len(values))
     pairs.sort()
     return pairs & ((1 << _ROW_BITS) - 1)
 
 
 def _count(header: Header, first: tuple[int, int], last: tuple[int, int], entries: int, new_slots: int) -> None:
-    """Update a header for new entries; `first` and `last` are (physical offset, timestamp)."""
+    """first, last: physical offset and timestamp."""
     if header["next_entry"] == INDEX_NO_ENTRY + 1:
         header["begin_offset"], header["begin_timestamp"] = first
     header["end_offset"], header["end_timestamp"] = last
@@ -323,7 +319,7 @@ def _count(header: Header, first: tuple[int, int], last: tuple[int, int], entrie
 
 
 def _seconds(timestamps: Ints, header: Header) -> Ints:
-    """Return seconds since the file's begin. As in RocketMQ, the first key counts from the header's begin before it."""
+    """As in RocketMQ, the first key counts from the header's begin before it."""
     is_first = header["next_entry"] == INDEX_NO_ENTRY + 1
     seconds = seconds_since(int(timestamps[0]) if is_first else header["begin_timestamp"], timestamps)
     seconds[:1] = seconds_since(header["begin_timestamp"], timestamps[:1])

@@ -1,4 +1,4 @@
-"""Base classes of handles: each belongs to one process, until that closes it, and to one directory.
+"""Base classes of handles: each belongs to one process and to one directory.
 
 A forked child inherits its parent's descriptors. Their locks would belong to both processes, exclude neither, and
 outlive the parent. So the child closes them right after the fork, and its handles raise.
@@ -42,7 +42,6 @@ class Opened:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process was forked from the one that opened the handle."""
         return os.getpid() != self._process
 
     def must_be_open(self) -> None:
@@ -80,10 +79,7 @@ def shown(handle: Opened, details: Callable[[], str]) -> str:
 
 
 class Descriptor(Opened):
-    """An open file or folder, to lock or write. Garbage collection closes it.
-
-    fd: -1 after it was closed, and in a forked child.
-    """
+    """An open file or folder, to lock or write. fd: -1 after it was closed, and in a forked child."""
 
     fd = -1
 
@@ -98,7 +94,7 @@ class Descriptor(Opened):
         self.close_only()
 
     def close_only(self) -> None:
-        """Close the descriptor without unlocking: a process that inherited it keeps its locks."""
+        """Close without unlocking: a process that inherited the descriptor keeps its locks."""
         self._is_over = True
         fd, self.fd = self.fd, -1
         if fd >= 0:

@@ -1,9 +1,8 @@
 """The file `queueends`: the end of every queue at some length of the log, to detect lost queue files.
 
-A queue that lost its folder or last file looks like a shorter queue, and an append would assign its offsets again. So
-writers record the ends in this file, which RocketMQ does not have. A recovery writes it, the flusher from time to time,
-and the last writer at its close. For later appends the log is read. If the file is damaged, the queues are rebuilt from
-the log.
+A queue that lost its folder or last file looks like a shorter queue, and an append would assign its offsets again.
+RocketMQ does not have this file. Recovery writes it, the flusher from time to time, and the last writer at its close.
+For later appends the log is read. If the file is damaged, the queues are rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class QueueEnds:
 
     @staticmethod
     def read(root: Path) -> QueueEnds | None:
-        """Read the file of a directory without topics that were deleted since.
+        """Read the file of a directory, without topics that were deleted since.
 
         Returns None if the file is missing, and also, with a warning, if it is damaged.
         """
@@ -114,9 +113,8 @@ class QueueEnds:
         return found
 
     def write(self, root: Path, index: Index) -> None:
-        """Replace the file of a directory. Ignores OS errors, such as a full device.
-
-        The next opening then finds an older file and reads more of the log.
+        """Replace the file of a directory. After an OS error, such as a full device, the next opening reads more of the
+        log.
         """
         queues = [(topic, queue, end) for (topic, queue), end in sorted(self.of.items())]
         with suppress(OSError, ConfigError):  # ConfigError: a foreign file in the index
@@ -160,10 +158,9 @@ class QueueEnds:
         self.at = max(self.at, end)
 
     def complete(self, log: CommitLog, written: QueueEnds, deleted: Mapping[str, int] = NOTHING) -> bool:
-        """Close the gaps with another writer's file `written`, and with the log.
+        """Close the gaps with another writer's file `written` and the log; return whether all are closed.
 
-        Return whether all gaps are closed. If the log is damaged or its beginning was deleted, they stay, and the next
-        opening reads the whole log.
+        If the log is damaged or its beginning was deleted, they stay, and the next opening reads the whole log.
         """
         self._merge(written.of)
         self.index |= written.index
@@ -195,8 +192,8 @@ class QueueEnds:
 
         announced: log offset up to which an unfinished append may have written; `end` without one. Queues may have
         entries after their ends only if that append wrote to them (`Appender.repair` undoes it), or if the log cannot
-        tell which queues it wrote to. Other such entries show that the files are newer than the log. None allows them
-        in all queues, because a recovery truncates them.
+        tell its queues. Other such entries show that the files are newer than the log. None allows them in all queues,
+        because recovery truncates them.
         filed_anew: the caller rebuilds the index after its `trusted` files, so keys after these may be missing.
         """
         root = log.segments.directory.parent
@@ -257,7 +254,7 @@ class QueueEnds:
 
 
 def _checked(data: bytes) -> bytes:
-    """Return `data`. Raises `ValueError` if its checksum does not match. An earlier version wrote no checksum."""
+    """Raises `ValueError` for a wrong checksum; an earlier version wrote none."""
     text, found, crc = data.rpartition(_CRC)
     if found and crc != b"%d}" % zlib.crc32(text):
         raise ValueError
@@ -267,8 +264,8 @@ def _checked(data: bytes) -> bytes:
 def _reaches(folder: str, stop: int, file_size: int, begin: int, end: int, is_last: bool) -> bool:
     """Whether a queue has the entry before queue offset `stop`, for a record in [begin, end) of the log.
 
-    The next entry must not be for a record before `end`, or the recorded end was wrong. With `is_last` the next entry
-    must be empty. Avoids `Segments`, paths and arrays, because a store may have 10,000 queues.
+    The next entry must not be for a record before `end`, or the recorded end was wrong; with `is_last` it must be
+    empty. Avoids `Segments`, paths and arrays, because a store may have 10,000 queues.
     """
     position = (stop - 1) * CQ_ENTRY.itemsize
     start = position - position % file_size
@@ -299,7 +296,7 @@ def _read(path: str, position: int) -> bytes:
 
 def _counts(data: bytes, end: int, begin: int = 0) -> bool:
     """Whether the first entry in `data` is for a record in [begin, end) of the log, or a pre-blank one."""
-    # Parsed as unsigned, so that negative offsets and sizes are after every end.
+    # As unsigned, negative offsets and sizes are after every end.
     offset, size = (int.from_bytes(data[first:last], "big") for first, last in (_OFFSET, _SIZE))
     return size == CQ_PRE_BLANK_SIZE or (size > 0 and begin <= offset <= end - size)
 

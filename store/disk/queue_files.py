@@ -24,12 +24,12 @@ _EMPTY = bytes(CQ_ENTRY.itemsize)
 def queue_segments(
     root: Path, topic: str, queue_id: int, file_size: int | None, *, writable: bool, files: OpenFiles | None = None
 ) -> Segments:
-    """Return the segments of one queue. file_size, files: see `Segments`."""
+    """file_size, files: see `Segments`."""
     return Segments(root, f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}", file_size, writable=writable, files=files)
 
 
 class QueueFiles:
-    """All entries of one queue, by queue offset (an index, not a byte offset), also those that do not count."""
+    """All entries of one queue, including those that do not count. Offsets are queue offsets (entries, not bytes)."""
 
     def __init__(self, segments: Segments, begin: int) -> None:
         """begin: see `Topics.begin`."""
@@ -44,7 +44,7 @@ class QueueFiles:
         return self.segments.size // CQ_ENTRY.itemsize or 1  # without files any number above 0 will do
 
     def file_end(self, offset: int) -> int:
-        """Return the queue offset after the last entry of the file that contains entry `offset`."""
+        """Return the end of the file that contains entry `offset`."""
         return (offset // self.entries_per_file + 1) * self.entries_per_file
 
     @property
@@ -52,7 +52,7 @@ class QueueFiles:
         return bool(self.segments.starts())
 
     def first(self) -> int:
-        """Return the first queue offset that has a file, but at least `begin`."""
+        """Return the first offset that has a file, but at least `begin`."""
         return max(self.begin, self.segments.first() // CQ_ENTRY.itemsize)
 
     def check(self) -> int:
@@ -61,7 +61,7 @@ class QueueFiles:
         return max(self.begin, starts[0] // CQ_ENTRY.itemsize if starts else 0)
 
     def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
-        """Return a copy of entries [start, end), shape (end - start,), dtype CQ_ENTRY. current: see `Segments.read`.
+        """Return a copy of entries [start, end), shape (end - start,). current: see `Segments.read`.
 
         Raises `OffsetLost` if a file is missing, `CorruptSegment` if a file was truncated.
         """
@@ -83,7 +83,7 @@ class QueueFiles:
         return found
 
     def write(self, start: int, entries: Entries | bytes) -> bool:
-        """Write entries, or their bytes, from queue offset `start` on; create files as needed.
+        """Write entries, or their bytes, from offset `start` on; create files as needed.
 
         Returns False if it created a file and wrote to its middle: earlier entries were lost. Raises `StoreFull`,
         `FlushFailed`.
@@ -109,23 +109,22 @@ class QueueFiles:
         return start == end or self.write(start, blank)
 
     def stale(self, max_offset: int) -> int | None:
-        """Return the queue offset of the first stale entry: at or after `max_offset`, not empty. None without one."""
+        """Return the offset of the first entry at or after `max_offset` that is not empty."""
         for start in self.segments.starts()[-1:]:
             found = self.segments.first_not_zero(max_offset * CQ_ENTRY.itemsize, start + self.segments.size)
             return None if found is None else found // CQ_ENTRY.itemsize
         return None
 
     def write_again(self, start: int) -> None:
-        """Call `Segments.write_again` for the files from entry `start` on. Call as the only writer."""
+        """See `Segments.write_again`. Call as the only writer."""
         for last in self.segments.starts()[-1:]:
             self.segments.write_again(start * CQ_ENTRY.itemsize, last + self.segments.size)
 
     def flush(self, start: int, end: int) -> None:
-        """Sync entries [start, end)."""
         self.segments.flush(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize)
 
     def _read(self, start: int, end: int, *, current: bool = False) -> bytes:
-        """Read entries [start, end) of one file. If the last is empty, reopen the file by name: it may be replaced."""
+        """Read entries of one file. If the last is empty, reopen the file by name: it may be replaced."""
         where = start * CQ_ENTRY.itemsize, (end - start) * CQ_ENTRY.itemsize
         data = self.segments.read(*where, current=current)
         return data if current or not data.endswith(_EMPTY) else self.segments.read(*where, current=True)

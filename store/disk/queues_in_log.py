@@ -1,15 +1,12 @@
 """Derive the state of the queues from the log: their first and last offsets, and the entries of a range of the log.
 
-`QueuesInLog` is filled by walking the log. A RocketMQ broker restarts the queues of a recreated topic at 0, and so did
-earlier versions. The log then has several records with the same topic, queue and queue offset, and only the recreated
-topic's records count. The code calls the records between two restarts a life of the queue. A new life begins if queue
-offsets go back. No checksum covers queue offsets, so the queue's own entries must confirm it.
+`QueuesInLog` is filled by walking the log. A RocketMQ broker restarts the queues of a recreated topic at 0. Then the
+log has several records with the same topic, queue and queue offset, and only the recreated topic's records count. The
+records between two restarts are a life of the queue. A new life begins if queue offsets go back. No checksum covers
+queue offsets, so the queue's own entries must confirm it.
 
 `must_begin` distinguishes a lost first file of a queue from an expired one. Retention keeps a file while the log has
-one of its records. So if the log has an older message of a queue, the queue's first file is lost.
-
-`Unflushed` and `ranges_of` return the entries of a range of the log, so that a flush or a repair touches only their
-files.
+one of its records.
 """
 
 from __future__ import annotations
@@ -40,18 +37,18 @@ Ranges = dict[QueueName, tuple[int, int]]  # queue offsets [start, end) of each 
 
 _ID_BITS = 32
 _ID_MASK = (1 << _ID_BITS) - 1
-_QUEUE_COSTS = 64 << 10  # bytes; reading this much log takes as long as flushing a queue without new entries
-_MUCH = 4 << 20  # bytes; reading this much log is faster than listing the queues
+_QUEUE_COSTS = 64 << 10  # bytes of log that are read in the time to flush a queue without new entries
+_MUCH = 4 << 20  # bytes of log that are read faster than queues are listed
 _NOTES = 1 << 14  # of about 400 bytes; older appends are read from the log
 NOTHING: Mapping[str, int] = {}
 _MAX_OFFSET = (1 << 62) // CQ_ENTRY.itemsize  # its byte position must fit
 
 
 class Life(NamedTuple):
-    """The first record of a life: records from here to the next life count."""
+    """The first record of a life."""
 
-    start: int  # queue offset of its first record
-    at: int  # log offset of that record
+    start: int  # queue offset
+    at: int  # log offset
 
 
 @dataclass(slots=True)
@@ -97,10 +94,8 @@ class QueueInLog:
 
 
 class QueuesInLog:
-    """The queues of one walk."""
-
     def __init__(self, queues: ConsumeQueues, is_message: IsMessage, first_byte: int) -> None:
-        """is_message: returns whether an entry matches its record. first_byte: first log offset that retention left."""
+        """is_message: whether an entry matches its record. first_byte: first log offset that retention left."""
         self.found: dict[QueueName, QueueInLog] = {}
         self._queues = queues
         self._is_message = is_message
@@ -119,7 +114,7 @@ class QueuesInLog:
         return queue
 
     def add(self, name: QueueName, offsets: Ints, entries: Entries) -> bool:
-        """Add consecutive records of a queue. Return whether they may follow the records before them."""
+        """Add consecutive records of a queue, unless they cannot follow the records before; return whether they can."""
         queue = self.found.get(name) or self.begin(name, self._queues.of(*name).first())
         start, at = int(offsets[0]), int(entries["physical_offset"][0])
         follows = start == queue.max_offset or (not queue.lives and self._begins(name, queue, start, at))
@@ -130,7 +125,7 @@ class QueuesInLog:
         return True
 
     def pass_over(self, name: QueueName, offset: int, at: int) -> None:
-        """Ignore the record at log offset `at` in this queue, because it may not follow the record before it."""
+        """Ignore the record at log offset `at` in this queue, because it cannot follow the record before it."""
         self.found[name].passed_over.add((offset, at))
 
     def warn_of_passed_over(self) -> None:
@@ -146,9 +141,9 @@ class QueuesInLog:
             )
 
     def leave_out_deleted(self, existing: Collection[QueueName]) -> None:
-        """Drop queues that were not recreated with their topic: other queues restarted later, and these have no folder.
+        """Drop the queues without a folder in `existing` of topics that were recreated later: a broker deleted them.
 
-        existing: queues that have a folder. Call after the last record.
+        Call after the last record.
         """
         restarts: dict[str, int] = {}
         for (topic, _), queue in self.found.items():
@@ -169,8 +164,8 @@ class QueuesInLog:
     def _begins_life(self, name: QueueName, max_offset: int, start: int, at: int) -> bool:
         """Whether the record at log offset `at` begins a life: its queue offset goes back and the entries confirm it.
 
-        If the queue's last entry is for this record, the record's offset is damaged. If the queue has a valid older
-        record at this offset, this is no restart either: a restart would have deleted that entry.
+        If the queue's last entry is for this record, the record's offset is damaged. A restart would also have deleted
+        a valid entry of an older record at this offset.
         """
         if start >= max_offset or self._entry(name, max_offset)[0] == at:
             return False
@@ -179,7 +174,7 @@ class QueuesInLog:
         return not (is_older and self._is_message(*name, start, older, size))
 
     def _entry(self, name: QueueName, index: int) -> tuple[int, int]:
-        """Return log offset and size of an entry of the queue; (-1, 0) if it is missing or empty."""
+        """Return log offset and size of an entry; (-1, 0) if it is missing or empty."""
         try:
             offset, size, _ = self._queues.of(*name).entries(index, index + 1)[0].item()
         except OffsetLost:
@@ -196,7 +191,7 @@ class Begin(NamedTuple):
 
     @staticmethod
     def of(queue: ConsumeQueue) -> Begin:
-        """Read the first entry of a queue with files. Raises `OffsetLost` if retention deletes it concurrently."""
+        """Raises `OffsetLost` if retention deletes the entry concurrently."""
         first = queue.first()
         at, size, _ = queue.entries(first, first + 1)[0].item()
         return Begin(first, at, size)
@@ -219,7 +214,7 @@ def first_left(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
 
 
 def behind_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: OffsetLost) -> int:
-    """Return the offset at which to resume after a read from `offset` raised `lost`: the queue's first offset.
+    """Return the queue's first offset, to resume after a read from `offset` raised `lost`.
 
     Raises `CorruptSegment` as `first_left`, and if a file in the middle is missing.
     """
@@ -252,7 +247,6 @@ def must_begin(
 
 
 def _is_blank(begin: Begin) -> bool:
-    """Whether the entry is pre-blank: the queue begins after it."""
     return begin.size == CQ_PRE_BLANK_SIZE
 
 
@@ -301,8 +295,7 @@ class Unflushed:
     def take(self, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
         """Return the entries of the published range [begin, end) of the log, and drop its notes.
 
-        Returns None if the log is damaged, or if flushing all queues is faster than reading appends without a note.
-        deleted: see `ranges_of`.
+        Returns None if the log is damaged, or if flushing all queues is faster. deleted: see `ranges_of`.
         """
         notes = [note for note in self._take_notes(end) if note.end > begin]
         unknown = end - begin - sum(note.end - note.begin for note in notes)
@@ -323,9 +316,9 @@ class Unflushed:
         while self._notes:
             try:
                 note = self._notes.popleft()
-            except IndexError:  # another thread took the last note concurrently
+            except IndexError:  # another thread took the last note
                 return
-            if note.end > end:  # keep it for the next flush
+            if note.end > end:
                 self._notes.appendleft(note)
                 return
             yield note
@@ -334,8 +327,8 @@ class Unflushed:
 def ranges_of(log: CommitLog, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
     """Return the queue entries of the messages in [begin, end) of the log; None if the log is damaged.
 
-    Messages that this project appends enter only the queue that they name (see `entering`). deleted: log offset of
-    each topic's last deletion; earlier messages are skipped.
+    Messages that this project appends enter only the queue that they name (see `entering`). deleted: log offset of each
+    topic's last deletion; earlier messages are skipped.
     """
     found: Ranges = {}
     chunks = walk(log, begin, until=end, check_crc=False)
@@ -350,7 +343,7 @@ def _ranges_in(chunk: LogChunk, deleted: Mapping[str, int]) -> Iterator[tuple[Qu
     offsets = chunk.records.field("queue_offset")
     topics = numbers(chunk.topics.indices).astype(np.int64)
     queues = topics << _ID_BITS | chunk.records.field("queue_id")
-    order = np.argsort(queues, kind="stable")  # stable, so that the offsets of each queue ascend
+    order = np.argsort(queues, kind="stable")  # so that the offsets of each queue ascend
     if any(at > chunk.begin for at in deleted.values()):
         begins = np.array([deleted.get(name.decode(), 0) for name in chunk.topics.dictionary.to_pylist()], np.int64)
         order = order[(chunk.offsets >= begins[topics])[order]]

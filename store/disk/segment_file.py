@@ -36,7 +36,7 @@ _LOOK_BLOCK = 1 << 20
 
 
 def sync(fd: int, path: Path) -> None:
-    """Sync a file's bytes, with `fdatasync` if the system has it. Raises `FlushFailed`."""
+    """Sync a file's bytes. Raises `FlushFailed`."""
     try:
         os.fdatasync(fd) if hasattr(os, "fdatasync") else os.fsync(fd)
     except OSError as error:
@@ -44,7 +44,7 @@ def sync(fd: int, path: Path) -> None:
 
 
 def sync_names(directory: Path) -> None:
-    """Sync the names in a directory. Raises `FlushFailed`."""
+    """Raises `FlushFailed`."""
     with system_errors(directory):
         fd = os.open(directory, os.O_RDONLY)
     try:
@@ -90,7 +90,7 @@ class SegmentFile:
         return data
 
     def next_data(self, position: int) -> int:
-        """Return the first position at or after `position` that is not in a hole; the size if there is none."""
+        """Return the first position at or after `position` that is not in a hole, or the size."""
         try:
             return max(position, os.lseek(self._file.fd, position, os.SEEK_DATA))
         except OSError as error:
@@ -100,7 +100,7 @@ class SegmentFile:
             return self.size
 
     def write(self, position: int, data: memoryview) -> None:
-        """Write all of `data`. Raises `StoreFull`."""
+        """Raises `StoreFull`."""
         try:
             write_at(self._file.fd, data, position)
         except OSError as error:
@@ -114,7 +114,6 @@ class SegmentFile:
         return self._mapping
 
     def flush(self) -> None:
-        """Raises `FlushFailed`."""
         sync(self._file.fd, self.path)
 
     def pages(self) -> Iterator[tuple[int, bytes]]:
@@ -131,7 +130,7 @@ class SegmentFile:
         return self.next_data(begin + rest) < self.size or any(self.read(begin, rest))
 
     def zero(self, begin: int, end: int) -> None:
-        """Zero [begin, end) without filling its holes."""
+        """Keeps holes."""
         zeros = memoryview(bytes(_PAGE))
         position = self.next_data(begin)
         while position < end:
@@ -141,7 +140,7 @@ class SegmentFile:
             position = self.next_data(position + length)
 
     def first_not_zero(self, begin: int, end: int) -> int | None:
-        """Return the position of the first byte of [begin, end) that is not zero; None if all are."""
+        """Return the position of the first byte of [begin, end) that is not zero."""
         position, block = self.next_data(begin), _PAGE  # usually a hole begins with the next page
         while position < end:
             data = np.frombuffer(self.read(position, min(block - position % block, end - position)), np.uint8)
@@ -171,7 +170,7 @@ class SegmentFile:
 
 # Stores that one process has open concurrently, or opens in succession, share their mappings.
 _open_files: WeakValueDictionary[tuple[object, ...], SegmentFile] = WeakValueDictionary()
-# A forked child opens its own: the system reports a failed flush once for each open file, and these are shared.
+# A forked child opens its own: the system reports a failed flush once for each open file.
 os.register_at_fork(after_in_child=_open_files.clear)
 
 
@@ -187,7 +186,7 @@ class OpenFiles:
         self._files: OrderedDict[tuple[str, int], SegmentFile] = OrderedDict()
 
     def get(self, directory: Path, start: int, size: int, *, writable: bool) -> SegmentFile:
-        """Return the segment of `directory` that begins at `start`, with `size` bytes. Raises `OffsetLost`."""
+        """Return the segment that begins at `start`, with `size` bytes. Raises `OffsetLost`."""
         files, key = self._files, (str(directory), start)  # read once: `forget_all` may replace it concurrently
         file = files.get(key)
         if file is None:
@@ -195,14 +194,14 @@ class OpenFiles:
             while len(files) > self._limit:
                 files.popitem(last=False)
             return file
-        try:  # not `suppress`, which is slower: every access to a file calls this
+        try:  # faster than `suppress`: every access to a file calls this
             files.move_to_end(key)
-        except KeyError:  # another thread dropped it concurrently
+        except KeyError:  # another thread dropped it
             return file
         return file
 
     def _open(self, directory: Path, start: int, size: int, *, writable: bool) -> SegmentFile:
-        """Open a segment; if the process has no descriptor left, close all others and retry."""
+        """If the process has no descriptor left, close all other segments and retry."""
         try:
             return _open(directory, writable, size, start)
         except StoreUnavailable as error:
@@ -217,7 +216,6 @@ class OpenFiles:
         self.forget_all()
 
     def close_deleted(self) -> None:
-        """Close deleted segments: an open file keeps its disk space."""
         for key, file in list(self._files.items()):
             if file.is_deleted:
                 self._files.pop(key, None)
@@ -230,7 +228,6 @@ class OpenFiles:
                 self._files.pop(key, None)
 
     def forget_all(self) -> None:
-        """Close all segments; the next access opens them by name."""
         self._files = OrderedDict()
 
 

@@ -1,8 +1,8 @@
 """Fixed-size files, named by the logical offset they start at: RocketMQ's MappedFileQueue.
 
 Files are created sparse, at full length, under a temporary name and then renamed, so a file always has its length.
-Readers map published log records. They read everything that may be a hole (queue entries past the end) with `pread`: a
-page fault in a hole allocates a page, and on a full memory file system that is a SIGBUS instead of an error.
+Readers map published log records. They use `pread` for anything that may be a hole (queue entries past the end): a page
+fault in a hole allocates a page, and on a full memory file system that is a SIGBUS.
 
 Retention unlinks whole files. A reader that has one open or mapped can continue; later readers get `OffsetLost`.
 """
@@ -23,11 +23,11 @@ from store.model.errors import CorruptSegment, OffsetLost, ReadOnlyStore, raise_
 
 _OPEN_FILES = 8
 _FEW = 1024  # a range of more files lists the directory first: a damaged end may be far away
-BLOCK_BYTES = 512  # unit of st_blocks on every file system
+BLOCK_BYTES = 512  # unit of st_blocks
 
 
 class SegmentFolder:
-    """The segments of a directory: their names, lengths and times, by logical start offset."""
+    """The segments of a directory, by logical start offset."""
 
     def __init__(self, directory: Path, size: int | None) -> None:
         """size: bytes of each file; None for a reader: the length of the existing files, 0 before the first one."""
@@ -84,18 +84,18 @@ class SegmentFolder:
         return self.directory / segment_name(start)
 
     def delete(self, start: int) -> int:
-        """Unlink the segment that begins at `start`; return the disk space that it took, in bytes."""
+        """Return the segment's disk space, bytes."""
         taken, path = self.taken(start), self.path(start)
         with system_errors(path):
             path.unlink()
         return taken
 
     def taken(self, start: int) -> int:
-        """Return the disk space of a segment in bytes; less than its length, because it is sparse."""
+        """Return the disk space of a segment, bytes; less than its length, because it is sparse."""
         return self._status(start).st_blocks * BLOCK_BYTES
 
     def modified(self, start: int) -> float:
-        """Return the time of the last write to a segment, in seconds since 1970."""
+        """Return the time of the last write to a segment, s since 1970."""
         return self._status(start).st_mtime
 
     def _start(self, offset: int) -> int:
@@ -136,14 +136,14 @@ class Segments(SegmentFolder):
         self._files_open = files or OpenFiles(_OPEN_FILES)
 
     def starts(self) -> list[int]:
-        """Return `SegmentFolder.starts()`, and close files that retention deleted: an open one keeps its space."""
+        """Also closes files that retention deleted: an open one keeps its space."""
         first, starts = self._first, super().starts()
         if self._first != first:
             self.forget()
         return starts
 
     def view(self, offset: int, length: int) -> Bytes:
-        """Return `length` published bytes of one segment as a mapped view without a copy, shape (length,)."""
+        """Return published bytes of one segment as a mapped view without a copy, shape (length,)."""
         start = self._start(offset)
         position = offset - start
         return self._opened(start).mapped[position : position + length]
@@ -160,8 +160,8 @@ class Segments(SegmentFolder):
     def write(self, offset: int, data: bytes | memoryview, *, anew: bool = True) -> bool:
         """Write within one segment, and create its file if it is missing.
 
-        Returns False if it created a file and wrote to its middle: earlier bytes were lost. True otherwise.
-        anew: whether the file may be missing; if not, a missing one raises `CorruptSegment`. Raises `StoreFull`.
+        Returns False if it created a file and wrote to its middle: earlier bytes were lost. anew: if False, a missing
+        file raises `CorruptSegment`. Raises `StoreFull`.
         """
         start = self._start(offset)
         try:
@@ -178,7 +178,7 @@ class Segments(SegmentFolder):
         return True
 
     def zero(self, begin: int, end: int) -> None:
-        """Zero [begin, end) without filling its holes, so this needs no disk space."""
+        """Zero [begin, end). Keeps holes, so this needs no disk space."""
         for start, file in self._files(begin, end):
             file.zero(max(0, begin - start), min(end - start, self.size))
 
@@ -194,7 +194,7 @@ class Segments(SegmentFolder):
                 self._make(start, file.pages())
 
     def first_not_zero(self, begin: int, end: int) -> int | None:
-        """Return the logical offset of the first byte of [begin, end) that is not zero; None if there is none."""
+        """Return the logical offset of the first byte of [begin, end) that is not zero."""
         for start, file in self._files(begin, end):
             position = file.first_not_zero(max(0, begin - start), min(end - start, self.size))
             if position is not None:
@@ -223,7 +223,7 @@ class Segments(SegmentFolder):
         return self._files_open.get(self.directory, start, self.size, writable=self._writable)
 
     def _current(self, start: int) -> SegmentFile:
-        """Return the file that now has the segment's name: another process may have deleted and recreated it."""
+        """Return the file that now has the segment's name: another process may have recreated it."""
         file = Segments._opened(self, start)  # not a subclass's override, which may check `is_deleted` itself
         if not file.is_deleted:
             return file
@@ -231,7 +231,7 @@ class Segments(SegmentFolder):
         return Segments._opened(self, start)
 
     def _files(self, begin: int, end: int) -> Iterator[tuple[int, SegmentFile]]:
-        """Yield start and file of each existing segment of [begin, end); retention may delete one concurrently."""
+        """Yield start and file of each segment of [begin, end); retention may delete one concurrently."""
         if begin >= end:  # without files, the size is still unknown
             return
         starts = range(self._start(begin), end, self.size)
@@ -264,7 +264,7 @@ class Segments(SegmentFolder):
 
 
 def list_files(directory: Path) -> list[tuple[str, os.stat_result]]:
-    """Return name and status of the files in a directory, by name; [] if the directory is missing."""
+    """Return name and status of each file, by name; [] if the directory is missing."""
     while status_of(directory) is not None:
         # If a file was deleted between `scandir` and `stat`, start again: others may have been, too.
         with system_errors(directory), suppress(FileNotFoundError), os.scandir(directory) as entries:

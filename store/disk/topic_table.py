@@ -41,7 +41,7 @@ class Tombstone(NamedTuple):
     ends: tuple[int, ...] = ()
 
     def joined(self, other: Tombstone) -> Tombstone:
-        """Return the tombstone after a later deletion, whose own tombstone is `other`."""
+        """Return the tombstone after a later deletion, whose own is `other`."""
         return Tombstone(other.at, tuple(map(max, zip_longest(self.ends, other.ends, fillvalue=0))))
 
 
@@ -49,7 +49,7 @@ NEVER_DELETED = Tombstone(0)
 
 
 class TopicTable:
-    """A snapshot of the topics of a store; cached attributes are read at their first use."""
+    """A snapshot of the topics; cached attributes are read at their first use."""
 
     def __init__(self, root: Path) -> None:
         """Raises `CorruptStore`."""
@@ -67,7 +67,7 @@ class TopicTable:
     def counts(self) -> dict[str, int]:
         """Number of queues by topic, sorted by topic.
 
-        Includes topics that have only a ConsumeQueue folder, without an entry. Excludes topics with batch queues.
+        Includes topics with only a ConsumeQueue folder. Excludes topics with batch queues.
         """
         counts = dict(self.listed)
         for topic, queue_ids in self.on_disk.items():
@@ -76,17 +76,15 @@ class TopicTable:
 
     @cached_property
     def on_disk(self) -> dict[str, list[int]]:
-        """Topic to the sorted queue ids that have a ConsumeQueue folder.
+        """Topic to the sorted queue ids that have a ConsumeQueue folder, without deleted topics.
 
-        Ignores other names, as RocketMQ does, and deleted topics. Warns of a folder whose number is not a valid queue
-        id: the topic would have millions of queues.
+        Ignores other names, as RocketMQ does. Warns of too high a queue id: the topic would have millions of queues.
         """
         folder = self._root / CONSUME_QUEUE_DIR
         return {topic: sorted(_queue_ids(folder / topic)) for topic in folders_in(folder) if topic not in self.deleted}
 
     @property
     def queues_on_disk(self) -> list[tuple[str, int]]:
-        """(topic, queue id) of all queues in `on_disk`."""
         return [(topic, queue_id) for topic, queue_ids in self.on_disk.items() for queue_id in queue_ids]
 
     @cached_property
@@ -116,7 +114,7 @@ def has_queues(root: Path, topic: str) -> bool:
 
 
 def tombstones_in(path: Path, content: dict[str, Any]) -> dict[str, Tombstone]:
-    """Return the tombstones of a topic table, by topic. Raises `CorruptStore` if they are damaged."""
+    """Raises `CorruptStore` for damaged tombstones."""
     found = content.get(_DELETED) or {}
     if not isinstance(found, dict):
         raise CorruptStore(f"{path}: {_DELETED} is no object; correct the file, or restore it from a copy")
@@ -164,7 +162,7 @@ def _crc(deleted: dict[str, Any]) -> int:
 
 
 def folders_in(path: Path) -> list[str]:
-    """Return the sorted names of the folders in `path`; [] if it is missing: a broker may have deleted the topic."""
+    """Return sorted names; [] if `path` is missing: a broker may have deleted the topic."""
     with system_errors(path), suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir())
     return []

@@ -19,7 +19,10 @@ _READ_WRITE = 6  # perm bits: 4 read, 2 write
 
 
 class Topics:
-    """The topic table of one store. Every call checks whether another process changed the file."""
+    """The topic table of one store. Every call checks whether another process changed the file.
+
+    Call the methods that write under the store lock.
+    """
 
     def __init__(self, root: Path, changed: Callable[[], None] = lambda: None) -> None:
         """changed: called if the file changed since the last check."""
@@ -30,11 +33,10 @@ class Topics:
         self._seen: tuple[tuple[int, int] | None, TopicTable | None] = None, None  # (inode, mtime) and content
 
     def table(self) -> TopicTable:
-        """Read the files; return their current state."""
         return TopicTable(self._root)
 
     def queue_count(self, topic: str) -> int:
-        """Return the number of queues of a topic, 0 if it is unknown. Reads the files only if they changed."""
+        """Return 0 for an unknown topic. Reads the files only if they changed."""
         return self._seen_table(topic).counts.get(topic, 0)
 
     def _seen_table(self, topic: str | None = None) -> TopicTable:
@@ -62,9 +64,8 @@ class Topics:
         return 0 if tombstone is None or queue_id >= len(tombstone.ends) else tombstone.ends[queue_id]
 
     def must_not_be_deleted(self, topic: str, queue_id: int = 0) -> None:
-        """Raises `UnknownTopic` if a topic was deleted and not recreated, or recreated without this queue.
-
-        As cheap as `queue_count`.
+        """Raises `UnknownTopic` if a topic was deleted and not recreated, or recreated without this queue. As cheap as
+        `queue_count`.
         """
         seen = self._seen_table(topic)
         if seen.counts.get(topic, 0) <= queue_id and topic in seen.tombstones:
@@ -74,7 +75,7 @@ class Topics:
     def known(self, topic: str) -> int:
         """Return the number of queues of a topic.
 
-        Raises `UnknownTopic`, `InvalidTopic`, `UnsupportedStore`, and `StoreReplaced`.
+        Raises `UnknownTopic`, `InvalidTopic`, `UnsupportedStore`, `StoreReplaced`.
         """
         if not isinstance(topic, str):
             raise not_a_name(topic)
@@ -94,7 +95,7 @@ class Topics:
         return queues
 
     def check_queue(self, topic: str, queue_id: int) -> int:
-        """Return the queue id as an int if the topic has this queue. Raises `UnknownTopic`, `UnknownQueue`."""
+        """Raises `UnknownTopic`, `UnknownQueue`."""
         queue_id, queues = integer("queue_id", queue_id), self.known(topic)
         if not 0 <= queue_id < queues:
             raise UnknownQueue(f"{self._root}: topic {topic!r} has queues 0 to {queues - 1}, not {queue_id}")
@@ -104,7 +105,7 @@ class Topics:
         return self.table().counts
 
     def create(self, topic: str, queues: int) -> int:
-        """Create a topic, or add queues to one; return its number of queues. Call under the store lock.
+        """Create a topic, or add queues to one; return its number of queues.
 
         Raises `InvalidTopic` for a bad name or for fewer queues than it has, which would hide messages;
         `InvalidArgument` for more than 65,536.
@@ -125,16 +126,13 @@ class Topics:
         return queues
 
     def enter(self, topic: str) -> None:
-        """Add a deleted topic to the table if a broker recreated it without an entry. Call under the store lock."""
+        """Add a deleted topic to the table if a broker recreated it without an entry."""
         now = self.table()
         if topic in now.tombstones and topic not in now.listed and topic not in now.batches:
             self.create(topic, self.queue_count(topic))
 
     def delete(self, topic: str, tombstone: Tombstone) -> None:
-        """Remove a topic from the table and add its tombstone, in one write. Call under the store lock.
-
-        RocketMQ ignores tombstones, and drops them when it writes the file.
-        """
+        """Remove a topic from the table and add its tombstone, in one write."""
         content = read_json(self._path)
         table(self._path, content, CONFIGS).pop(topic, None)
         tombstones = tombstones_in(self._path, content)
@@ -151,10 +149,7 @@ class Topics:
         write_tombstones(self._path, content, tombstones)
 
     def deleted_up_to(self, end: int) -> list[str]:
-        """Lower tombstones that are after the log's end to log offset `end`; return their topics.
-
-        Call under the store lock.
-        """
+        """Lower tombstones that are after the log's end to log offset `end`; return their topics."""
         content = read_json(self._path)
         tombstones = tombstones_in(self._path, content)
         behind = sorted(name for name, tombstone in tombstones.items() if tombstone.at > end)

@@ -1,8 +1,4 @@
-"""Detect kinds of RocketMQ directories that are not supported, or only for reading, before they are opened.
-
-The names of files in a directory show its kind. Unless a warning says otherwise, readers see what RocketMQ's own
-consumer sees.
-"""
+"""Detect kinds of RocketMQ directories that are not supported, or only for reading, by the names of their files."""
 
 from __future__ import annotations
 
@@ -41,10 +37,10 @@ class UnsupportedWarning(UserWarning):
 
 
 class DirectoryKind(NamedTuple):
-    """One kind of directory that is not, or not fully, supported.
+    """A kind of directory that is not fully supported.
 
-    find: returns the file or folder that shows the kind, None if the directory is not of this kind.
-    reads: whether it can be read, though not written. remedy: what the user can do instead.
+    find: returns the file or folder that shows the kind. reads: whether it can be read, though not written. remedy:
+    what the user can do instead.
     """
 
     name: str
@@ -116,7 +112,7 @@ KINDS = (
 
 
 def refuse_kinds(root: Path, *, writing: bool) -> None:
-    """Raises `UnsupportedStore` if the directory cannot be read, or if `writing`, cannot be written."""
+    """Raises `UnsupportedStore` if the directory cannot be read, or with `writing`, cannot be written."""
     with system_errors(root):
         if not root.is_dir():
             return
