@@ -24,7 +24,7 @@ COLUMNS = ("queueOffset", "body")
 QUEUE = Queue("t", 0)
 
 
-def test_between_places_that_are_not_there(tmp_path: Path) -> None:
+def test_range_with_deleted_offsets_is_refused(tmp_path: Path) -> None:
     filled, spec = Filled(tmp_path / "mq", {"t": 1}), rows_of(COLUMNS, EVERYTHING)
     with filled.store as store, DirectoryAddress(filled.path).open() as log:
         filled.put("t", 0, 250, size=1000)
@@ -38,8 +38,7 @@ def test_between_places_that_are_not_there(tmp_path: Path) -> None:
             list(between(log, {QUEUE: 251}, {QUEUE: 250}, spec))
 
 
-def test_what_lies_between_is_of_one_life_of_an_archived_topic(tmp_path: Path) -> None:
-    """Messages of the recreated topic counted as part of the old one."""
+def test_range_of_an_archived_topic_is_not_mixed_with_a_new_one(tmp_path: Path) -> None:
     filled, spec, url = Filled(tmp_path / "mq", {"t": 1}), rows_of(COLUMNS, EVERYTHING), str(tmp_path / "archive")
     with filled.store as store:
         filled.put("t", 0, 5)
@@ -54,7 +53,7 @@ def test_what_lies_between_is_of_one_life_of_an_archived_topic(tmp_path: Path) -
                 list(found)
 
 
-def test_who_follows_gets_a_new_queue_from_its_first_message(tmp_path: Path) -> None:
+def test_new_queue_is_followed_from_its_first_message(tmp_path: Path) -> None:
     filled, spec = Filled(tmp_path / "mq", {"t": 1}), rows_of(COLUMNS, EVERYTHING)
     with filled.store as store, DirectoryAddress(filled.path).open() as log:
         filled.put("t", 0, 250, size=1000)
@@ -67,7 +66,7 @@ def test_who_follows_gets_a_new_queue_from_its_first_message(tmp_path: Path) -> 
         assert bodies(next(rounds)) == [row[3] for row in filled.rows[250:]]
 
 
-def test_a_queue_that_was_away_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_queue_that_was_missing_continues_at_its_offset(tmp_path: Path) -> None:
     """As after a broker was down for longer than the retry limit: otherwise all messages are returned again."""
 
     class Leaving(DirectoryLog):
@@ -89,7 +88,7 @@ def test_a_queue_that_was_away_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [-1, 0, 3])
-def test_who_follows_a_topic_that_is_created_anew_gets_all_of_it(tmp_path: Path, more: int) -> None:
+def test_recreated_topic_is_followed_from_its_first_message(tmp_path: Path, more: int) -> None:
     filled, spec = Filled(tmp_path / "mq", {"t": 1}), rows_of(COLUMNS, EVERYTHING)
     with filled.store as store, DirectoryAddress(filled.path).open() as log:
         filled.put("t", 0, 5)
@@ -104,7 +103,7 @@ def test_who_follows_a_topic_that_is_created_anew_gets_all_of_it(tmp_path: Path,
 
 
 @pytest.mark.parametrize("more", [0, 3])
-def test_a_topic_that_is_created_anew_where_retention_took_what_is_before(tmp_path: Path, more: int) -> None:
+def test_empty_topic_recreated_is_followed_from_its_start(tmp_path: Path, more: int) -> None:
     filled, spec = Filled(tmp_path / "mq", {"t": 1, "other": 1}), rows_of(COLUMNS, EVERYTHING)
     with filled.store as store, DirectoryAddress(filled.path).open() as log:
         filled.put("t", 0, 5)
@@ -125,7 +124,7 @@ def bodies(found: Iterable[Row]) -> list[bytes]:
 
 @pytest.mark.parametrize("count", [1, 2, 7, 1500, 3000])
 @pytest.mark.parametrize("accept", [EVERYTHING, TagFilter(("A",)), message_filter("TAGS = 'A'", "SQL92")])
-def test_the_newest_are_the_last_of_all(tmp_path: Path, count: int, accept: MessageFilter) -> None:
+def test_newest_messages_are_the_last_ones(tmp_path: Path, count: int, accept: MessageFilter) -> None:
     filled = Filled(tmp_path / "mq", {"t": 3})
     with filled.store, DirectoryAddress(filled.path).open() as log:
         filled.put("t", 0, 1000)
@@ -137,7 +136,7 @@ def test_the_newest_are_the_last_of_all(tmp_path: Path, count: int, accept: Mess
         assert bodies(newest(log, begin, end, count, spec)) == everything[-count:]
 
 
-def test_the_newest_of_an_archive_were_stored_last(tmp_path: Path) -> None:
+def test_newest_messages_of_an_archive_were_stored_last(tmp_path: Path) -> None:
     """Each archived queue has its own log, so log offsets of different queues cannot be compared."""
     filled, url = Filled(tmp_path / "mq", {"t": 2}), str(tmp_path / "archive")
     spec, queues = rows_of(COLUMNS, EVERYTHING), [Queue("t", queue_id) for queue_id in range(2)]
@@ -154,7 +153,7 @@ def test_the_newest_of_an_archive_were_stored_last(tmp_path: Path) -> None:
                 assert bodies(newest(log, begin, end, 3, spec)) == put[-3:]
 
 
-def test_the_newest_of_a_rare_tag_are_looked_for_up_to_the_begin(tmp_path: Path) -> None:
+def test_newest_messages_of_a_rare_tag_are_found(tmp_path: Path) -> None:
     filled = Filled(tmp_path / "mq", {"t": 1})
     spec = rows_of(COLUMNS, TagFilter(("rare",)))
     with filled.store as store, DirectoryAddress(filled.path).open() as log:

@@ -17,21 +17,21 @@ from store import NotAStore
 from tests.filled import Filled
 
 
-def test_a_path_that_is_no_store(tmp_path: Path) -> None:
+def test_path_without_a_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotAStore, match=str(tmp_path)):
         DefaultSource({"path": str(tmp_path / "elsewhere"), "subscribe": "orders"}).schema()
 
 
 @pytest.mark.parametrize("option", [{"subscribe": "orders,payments"}, {"assign": '{"orders": [0], "payments": [0]}'}])
-def test_a_topic_that_is_not_there(filled: Filled, option: dict[str, str]) -> None:
+def test_missing_topic_is_refused(filled: Filled, option: dict[str, str]) -> None:
     source = {"path": filled.path, **option}
     with pytest.raises(SubscriptionError, match=r"^The log has no payments.*; it has orders \(2 queues\)"):
         DefaultSource(source).schema()
-    # The topic may be deleted and known only to a checkpoint; such a query continues, but the schema has no checkpoint.
+    # The deleted topic may be known to a checkpoint, with which the query continues; the schema has no checkpoint.
     assert DefaultSource({**source, "failOnDataLoss": "false"}).schema() == default_schema(False)
 
 
-def test_an_option_that_is_wrong(filled: Filled) -> None:
+def test_wrong_option_is_refused(filled: Filled) -> None:
     with pytest.raises(OptionError, match="startingOffsets takes earliest, latest"):
         DefaultSource({"path": filled.path, "subscribe": "orders", "startingOffsets": "first"}).schema()
 
@@ -44,7 +44,7 @@ def test_an_option_that_is_wrong(filled: Filled) -> None:
         ({}, StringType(), "Column body is binary, the schema says string"),
     ],
 )
-def test_a_stream_that_cannot_be_is_told_when_spark_asks_its_reader(
+def test_wrong_stream_raises_in_each_call_of_its_reader(
     filled: Filled, options: dict[str, str], body: DataType, message: str
 ) -> None:
     source = DefaultSource({"path": filled.path, "subscribe": "orders", **options})
@@ -62,7 +62,7 @@ def test_a_stream_that_cannot_be_is_told_when_spark_asks_its_reader(
     reader.stop()
 
 
-def test_what_is_there_is_only_looked_at(filled: Filled) -> None:
+def test_schema_changes_no_file(filled: Filled) -> None:
     filled.store.close()
     before = sorted((file, file.stat().st_mtime_ns) for file in Path(filled.path).rglob("*"))
     assert DefaultSource({"path": filled.path, "subscribe": "orders"}).schema() == default_schema(False)

@@ -4,6 +4,6 @@ from pyspark_mq.errors import MqSourceError
 from store import StoreError
 
 
-def test_one_root_catches_all() -> None:
+def test_source_errors_are_store_errors() -> None:
     assert issubclass(MqSourceError, StoreError)
     assert issubclass(MqSourceError, ValueError)

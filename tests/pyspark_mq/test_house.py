@@ -1,4 +1,4 @@
-"""The layers of `pyspark_mq`: a module imports only from lower layers, never from its own or a higher one."""
+"""The layers of `pyspark_mq`: a module imports only from lower layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ FLOORS = (
 
 
 def floor(module: str) -> int:
-    """Return the layer of `pyspark_mq.<module>`."""
     return next(number for number, rooms in enumerate(FLOORS) if module.split(".")[0] in rooms)
 
 
@@ -41,7 +40,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_is_imported_from_above_or_beside(path: Path) -> None:
+def test_modules_import_only_from_lower_layers(path: Path) -> None:
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     room = module.split(".")[0]
     assert not [other for other in imported(path) if other.split(".")[0] != room and floor(other) >= floor(module)]

@@ -1,5 +1,3 @@
-"""The package as Spark's lookup and users see it."""
-
 from __future__ import annotations
 
 import re
@@ -30,7 +28,7 @@ def python(program: str, *path: Path) -> str:
     return done.stdout.strip()
 
 
-def test_the_public_names() -> None:
+def test_public_names_are_exported() -> None:
     assert pyspark_mq.__all__ == ["DefaultSource", "__version__", "session"]
     assert pyspark_mq.DefaultSource.name() == "mq"
 
@@ -40,7 +38,7 @@ def test_importing_is_cheap() -> None:
     assert python(program, ROOT) == "[]"
 
 
-def test_a_shadowing_store_is_named_when_used_and_not_before(tmp_path: Path) -> None:
+def test_shadowing_store_is_an_error_only_when_used(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "__init__.py").write_text("")
     program = (
@@ -54,7 +52,7 @@ def test_a_shadowing_store_is_named_when_used_and_not_before(tmp_path: Path) -> 
     assert "put pyspark-mq first on PYTHONPATH" in printed
 
 
-def test_without_pyspark_the_lookup_is_not_disturbed(tmp_path: Path) -> None:
+def test_package_without_pyspark_does_not_break_sparks_lookup(tmp_path: Path) -> None:
     (tmp_path / "pyspark").mkdir()
     (tmp_path / "pyspark" / "__init__.py").write_text("raise ImportError('too old')")
     program = "import pyspark_mq; print(hasattr(pyspark_mq, 'DefaultSource'))"
@@ -80,13 +78,13 @@ def metadata(built: Path) -> Message:
 
 
 @pytest.mark.parametrize("folder", ["conf", "examples"])
-def test_a_wheel_has_the_files_that_docs_point_to(built: Path, folder: str) -> None:
+def test_wheel_has_the_files_that_docs_name(built: Path, folder: str) -> None:
     listed = subprocess.run(["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     share = built / "share/pyspark-mq"
     assert {name for name in listed.split() if not (share / name).is_file()} == set()
 
 
-def test_links_of_the_readme_work_where_it_is_shown_alone(metadata: Message) -> None:
+def test_links_of_the_readme_are_absolute(metadata: Message) -> None:
     home = str(metadata["Home-page"])
     text = metadata.get_payload()
     assert isinstance(text, str)
@@ -98,7 +96,7 @@ def test_links_of_the_readme_work_where_it_is_shown_alone(metadata: Message) -> 
         assert not link.startswith(home) or (ROOT / path).exists(), link
 
 
-def test_the_metadata_names_the_project(metadata: Message) -> None:
+def test_metadata_names_the_project(metadata: Message) -> None:
     assert metadata["Author"]
     assert {str(each).partition(",")[0] for each in metadata.get_all("Project-URL") or ()} >= {
         "Documentation",

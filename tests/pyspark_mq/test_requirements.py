@@ -39,7 +39,6 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A folder with both packages installed."""
     for name in ("store", "pyspark_mq"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
@@ -52,7 +51,7 @@ def missing(own: Path, what: str) -> str:
     )
 
 
-def test_another_store_installed_into_the_same_folder(site: Path) -> None:
+def test_other_store_package_in_the_same_folder_is_an_error(site: Path) -> None:
     own = site / "store/__init__.py"
     own.write_text("")  # as in PyPI's package
     said = missing(own, "belongs to another package, such as PyPI's 'store'")
@@ -63,20 +62,20 @@ def test_another_store_installed_into_the_same_folder(site: Path) -> None:
         assert (command.returncode, command.stdout, command.stderr) == (1, "", f"Error: {said}\n")
 
 
-def test_another_store_that_was_uninstalled_again(site: Path) -> None:
+def test_uninstalled_other_store_package_is_an_error(site: Path) -> None:
     own = site / "store/__init__.py"
     own.unlink()
     command = run(site, "-S", "-m", "pyspark_mq", "--help")  # -S: otherwise the store under test is found
     assert (command.returncode, command.stdout, command.stderr) == (1, "", f"Error: {missing(own, 'is missing')}\n")
 
 
-def test_with_its_own_store_the_command_runs(site: Path) -> None:
+def test_command_runs_with_its_own_store(site: Path) -> None:
     done = run(site, "-m", "pyspark_mq", "topic", "create", str(site / "mq"), "orders")
     assert (done.returncode, done.stdout) == (0, "orders: 4 queues\n"), done.stderr
     assert run(site, "-m", "pyspark_mq", "--help").stdout.startswith("Usage: pyspark-mq ")
 
 
-def test_an_old_pyspark() -> None:
+def test_old_pyspark_is_an_error() -> None:
     said = "pyspark-mq needs PySpark 4.2 or later, this is 4.1.4: pip install -U 'pyspark>=4.2'"
     used = run(ROOT, "-c", USES, "4.1.4")
     assert (used.returncode, used.stdout.splitlines()) == (0, [said] * 3), used.stderr
@@ -86,7 +85,7 @@ def test_an_old_pyspark() -> None:
     ("version", "enough"),
     [("3.5.9", False), ("4.0.0.dev2", False), ("4.1", False), ("4.2.0", True), ("4.10.1", True), ("5.0.0+x", True)],
 )
-def test_versions_of_pyspark(version: str, enough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_of_pyspark_are_compared(version: str, enough: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyspark.__version__", version)
     if enough:
         require_pyspark()

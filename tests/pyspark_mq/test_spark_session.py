@@ -1,5 +1,3 @@
-"""`pyspark_mq.session` in environments where Spark alone does not find the source."""
-
 from __future__ import annotations
 
 import os
@@ -28,7 +26,7 @@ except PySparkException as error:
 """
 
 
-def test_session_works_where_path_has_another_python(filled: Filled, tmp_path: Path) -> None:
+def test_session_works_although_path_has_another_python(filled: Filled, tmp_path: Path) -> None:
     other = tmp_path / "python3"
     other.write_text("#!/bin/sh\nexit 1\n")
     other.chmod(0o755)

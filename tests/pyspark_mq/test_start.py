@@ -1,4 +1,4 @@
-"""Modules that each of a query's processes loads: only those it uses, since every query starts some."""
+"""Modules that a query's processes load: only the needed ones, since every query starts several processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ assert sum(len(batch) for partition in partitions for batch in reader.read(parti
     ],
     ids=["look-up", "schema", "driver", "tasks"],
 )
-def test_it_loads_only_what_it_uses(program: str, spared: set[str], filled: Filled) -> None:
+def test_processes_load_only_needed_modules(program: str, spared: set[str], filled: Filled) -> None:
     program += f"\nprint(*sorted({spared!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program, str(filled.path)], capture_output=True, text=True)
     assert not done.returncode, done.stderr

@@ -22,7 +22,7 @@ CONFIG = StoreConfig(mappedFileSizeCommitLog=1 << 20, mappedFileSizeConsumeQueue
 
 
 class Visitor:
-    """A browser, with or without the token. Forms are sent as a page of the console sends them."""
+    """A browser, with or without the token, that sends forms as the console's pages do."""
 
     def __init__(self, client: TestClient, keys: ConsoleKeys) -> None:
         self.client = client
@@ -49,7 +49,6 @@ Visit = Callable[..., Visitor]
 
 @pytest.fixture
 def visit() -> Iterator[Visit]:
-    """Open the console of a log."""
     with ExitStack() as stack:
 
         def visitor(address: LogAddress, *, allow_changes: bool = False) -> Visitor:
@@ -79,5 +78,5 @@ def shop(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def visitor(visit: Visit, shop: Path) -> Visitor:
-    """A visitor of "shop" with the token; changes are allowed."""
+    """A visitor of "shop" with the token, who may make changes."""
     return visit(DirectoryAddress(str(shop)), allow_changes=True).enter()

@@ -16,11 +16,11 @@ from pyspark_mq.console.body_text import SHOWN_BYTES, hex_dump, preview, shown_b
         (b"line\n\tline", "text", "line\n\tline"),
     ],
 )
-def test_first_form_that_fits(body: bytes, form: str, text: str) -> None:
+def test_body_is_shown_in_the_first_form_that_fits(body: bytes, form: str, text: str) -> None:
     assert shown_body(body)[:2] == (form, text)
 
 
-def test_form_that_does_not_fit_is_said() -> None:
+def test_note_says_that_the_requested_form_does_not_fit() -> None:
     assert shown_body(b"plain", "json").note == "The body is not JSON. "
     assert shown_body(b"\xff", "text").note == "The body is not UTF-8. "
     assert shown_body(b"{}", "hex").form == "hex"

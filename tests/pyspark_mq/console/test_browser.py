@@ -1,4 +1,4 @@
-"""The console in the system's Chromium, driven by Playwright. Skipped if either is missing."""
+"""The console in the system's Chromium, driven by Playwright; skipped if either is missing."""
 
 from __future__ import annotations
 
@@ -48,10 +48,7 @@ def server(shop: Path) -> Iterator[ConsoleServer]:
 
 @pytest.fixture
 def page(browser: Browser, server: ConsoleServer) -> Iterator[Page]:
-    """A page of the console.
-
-    The test fails if the browser reports an error, as of the security policy, or runs a script.
-    """
+    """A page of the console. The test fails if the browser reports an error or runs a script."""
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     context.set_default_timeout(PATIENCE_MS)
     found, complaints = context.new_page(), list[str]()

@@ -1,5 +1,3 @@
-"""Access to the console: the token, forms, and the headers of every response."""
-
 from pathlib import Path
 
 import pytest

@@ -41,7 +41,7 @@ def test_topics_with_sizes_and_lag(visitor: Visitor) -> None:
     assert "messages not read by 1 groups" in page
 
 
-def test_empty_store_says_how_to_begin(visit: Visit, tmp_path: Path) -> None:
+def test_empty_store_shows_the_first_steps(visit: Visit, tmp_path: Path) -> None:
     MessageStore.open(tmp_path / "new").close()
     page = visit(DirectoryAddress(str(tmp_path / "new"))).enter().page("/")
     assert "There are no topics yet" in page
@@ -109,7 +109,7 @@ def test_message_is_found_by_its_id(visitor: Visitor) -> None:
         ("tags=A&sql=TRUE", "give one of them"),
     ],
 )
-def test_wrong_search_is_said_beside_the_form(visitor: Visitor, query: str, words: str) -> None:
+def test_wrong_search_is_reported_beside_the_form(visitor: Visitor, query: str, words: str) -> None:
     page = visitor.page(f"/topic?topic=orders&{query}")
     assert words in page
     assert 'role="search"' in page
@@ -187,7 +187,7 @@ def test_body_that_does_not_decompress_is_shown_as_stored(visit: Visit, tmp_path
         ("/static/../access.py", 404),
     ],
 )
-def test_what_is_not_there_is_a_page(visitor: Visitor, path: str, status: int) -> None:
+def test_missing_objects_get_an_error_page(visitor: Visitor, path: str, status: int) -> None:
     assert '<p class="failure">' in visitor.page(path, status)
 
 

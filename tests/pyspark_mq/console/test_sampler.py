@@ -1,5 +1,3 @@
-"""Rates, sizes and lags between two samples."""
-
 from pathlib import Path
 
 import pytest
@@ -9,7 +7,7 @@ from store import Message, MessageStore
 from store.directory.directory_log import DirectoryAddress
 
 
-def test_rates_between_two_looks(shop: Path) -> None:
+def test_rates_are_computed_from_two_samples(shop: Path) -> None:
     with DirectoryAddress(str(shop)).open() as log:
         first = take_sample(log, None)
         assert first.topics["orders"].rate is None
@@ -25,7 +23,7 @@ def test_rates_between_two_looks(shop: Path) -> None:
         assert (orders.messages, billing.lag) == (14, 7)  # 6 of queue 0, and 1 of queue 1 that it never read
 
 
-def test_sizes_are_those_of_a_first_look(shop: Path) -> None:
+def test_later_sample_has_the_sizes_of_a_first_one(shop: Path) -> None:
     with DirectoryAddress(str(shop)).open() as log:
         first = take_sample(log, None)
         with MessageStore.open(shop) as store:
@@ -37,13 +35,13 @@ def test_sizes_are_those_of_a_first_look(shop: Path) -> None:
     ("topic", "is_system"),
     [("orders", False), ("%RETRY%a", True), ("%DLQ%a", True), ("rmq_sys_wheel_timer", True), ("TBW102", True)],
 )
-def test_topics_of_users_and_of_the_system(topic: str, is_system: bool) -> None:
+def test_system_topics_are_told_apart(topic: str, is_system: bool) -> None:
     assert TopicFigures(topic, 1, 0, 0, None, None).is_system == is_system
 
 
-def test_sampler_opens_a_log_again_that_was_replaced(shop: Path) -> None:
+def test_sampler_reopens_a_replaced_log(shop: Path) -> None:
     sampler = Sampler(DirectoryAddress(str(shop)), 1.0)
-    sampler.log.close()  # as after `StoreReplaced`: its calls raise from now on
+    sampler.log.close()  # as after `StoreReplaced`
     sampler.look()
     sampler.look()
     assert sampler.failure is None
@@ -51,7 +49,7 @@ def test_sampler_opens_a_log_again_that_was_replaced(shop: Path) -> None:
     sampler.close()
 
 
-def test_failure_is_kept_until_the_next_look(shop: Path) -> None:
+def test_failure_is_kept_until_the_next_sample(shop: Path) -> None:
     sampler = Sampler(DirectoryAddress(str(shop)), 1.0)
     sampler.log.close()
     moved = shop.rename(shop.with_name("moved"))

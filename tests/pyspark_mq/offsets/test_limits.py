@@ -31,10 +31,8 @@ Q0, Q1 = Queue("orders", 0), Queue("orders", 1)
 
 
 class TimedLog:
-    """A log whose queue 0 got 10 messages, then 5 more; queue 1 got 4 with the first ones.
-
-    `between` is a time between the two, in ms.
-    """
+    """A log whose queue 0 got 10 messages, then 5 more; queue 1 got 4 with the first ones. `between` is a time between,
+    ms."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -77,11 +75,11 @@ def resolved(log: Log, given: dict[str, str]) -> Positions:
     ],
 )
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
-def test_offsets(log: Log, option: str, text: str, positions: Positions) -> None:
+def test_offsets_are_resolved(log: Log, option: str, text: str, positions: Positions) -> None:
     assert resolved(log, {option: text, "consumerGroup": "readers"}) == positions
 
 
-def test_a_time_is_the_first_message_stored_at_it_or_after(timed: TimedLog, log: Log) -> None:
+def test_time_resolves_to_the_first_message_not_older(timed: TimedLog, log: Log) -> None:
     moment = {"startingTimestamp": str(timed.between), "startingOffsetsByTimestampStrategy": "latest"}
     assert resolved(log, moment) == {Q0: 10, Q1: 4}
     assert resolved(log, {"endingTimestamp": str(timed.between)}) == {Q0: 10, Q1: 4}
@@ -91,7 +89,7 @@ def test_a_time_is_the_first_message_stored_at_it_or_after(timed: TimedLog, log:
     assert resolved(log, {"endingOffsetsByTimestamp": by_queue}) == {Q0: 10, Q1: 0}
 
 
-def test_a_start_after_all_messages_is_an_error_unless_that_is_meant(timed: TimedLog, log: Log) -> None:
+def test_start_after_all_messages_is_an_error_unless_allowed(timed: TimedLog, log: Log) -> None:
     between = f"{iso_time(timed.between)} or after; give an earlier time, or set"
     with pytest.raises(OptionError, match=f"startingTimestamp: no message of orders/1 was .* at {between}"):
         resolved(log, {"startingTimestamp": str(timed.between)})
@@ -126,7 +124,7 @@ def test_times_are_shown_as_iso() -> None:
         ("-1 hour", "2020-01-01T00:00:00Z", "is before startingTimestamp"),
     ],
 )
-def test_an_end_before_the_start_is_refused_in_these_words(start: str, end: str, said: str) -> None:
+def test_end_before_the_start_is_refused(start: str, end: str, said: str) -> None:
     first, last = start_of({"startingTimestamp": start}), end_of({"endingTimestamp": end})
     assert first is not None
     assert last is not None
@@ -137,7 +135,7 @@ def test_an_end_before_the_start_is_refused_in_these_words(start: str, end: str,
 
 
 @pytest.mark.parametrize("text", ["-10 minutes", "-10m", "- 0.5 h", "-1day", "-2 Days", "-90000 ms"])
-def test_a_relative_time(log: Log, text: str) -> None:
+def test_relative_time_counts_from_now(log: Log, text: str) -> None:
     assert resolved(log, {"startingTimestamp": text}) == {Q0: 0, Q1: 0}
 
 
@@ -153,11 +151,11 @@ def test_a_relative_time(log: Log, text: str) -> None:
         ("0001-01-01T00:00:00+14:00", 0),
     ],
 )
-def test_times(text: str, milliseconds: int) -> None:
+def test_times_are_parsed(text: str, milliseconds: int) -> None:
     assert start_of({"startingTimestamp": text}) == Time("startingTimestamp", milliseconds, "error")
 
 
-def test_what_is_more_exact_counts_as_in_the_kafka_source() -> None:
+def test_most_precise_option_wins_as_in_the_kafka_source() -> None:
     given = {"startingOffsets": "-5", "startingOffsetsByTimestamp": '{"orders": {"0": 5}}', "startingTimestamp": "7"}
     assert start_of(given) == Time("startingTimestamp", 7, "error")
     del given["startingTimestamp"]
@@ -166,11 +164,11 @@ def test_what_is_more_exact_counts_as_in_the_kafka_source() -> None:
     assert start_of(given) == LastMessages(5)
     assert start_of({"endingOffsets": "latest"}) is None
     assert end_of({"endingOffsets": "latest", "endingTimestamp": "7"}) == Time("endingTimestamp", 7, "latest")
-    with pytest.raises(OptionError, match="startingOffsets takes"):  # an unused option must be valid all the same
+    with pytest.raises(OptionError, match="startingOffsets takes"):  # an unused option must be valid, too
         start_of({"startingTimestamp": "7", "startingOffsets": "newest"})
 
 
-def test_offsets_that_a_log_outgrows_meanwhile_end_where_it_ended(log: Log) -> None:
+def test_limits_stay_within_the_planned_bounds(log: Log) -> None:
     earlier = {Q0: Bounds(0, 8), Q1: Bounds(2, 3)}
     for text, positions in (("group", {Q0: 7, Q1: 2}), ("-5", {Q0: 3, Q1: 2})):
         limit = start_of({"startingOffsets": text, "consumerGroup": "readers"})
@@ -195,7 +193,7 @@ def test_offsets_that_a_log_outgrows_meanwhile_end_where_it_ended(log: Log) -> N
         ('{"a": {"0": 1, "1": 2, "0": 3}}', "'0' stands twice in one object"),
     ],
 )
-def test_a_wrong_offset_says_where(text: str, message: str) -> None:
+def test_wrong_offset_is_located_in_the_error(text: str, message: str) -> None:
     with pytest.raises(OptionError, match="startingOffsets takes earliest, latest, group, -1000") as caught:
         start_of({"startingOffsets": text})
     assert message in str(caught.value)
@@ -240,13 +238,13 @@ def test_exactly_the_subscribed_queues_are_named(
         resolved(log, {option: json.dumps({"orders": queues})})
 
 
-def test_what_is_copied_from_a_checkpoint() -> None:
+def test_offsets_of_a_checkpoint_are_accepted() -> None:
     text = (RESOURCES / "v1-pinned.json").read_text()
     content: Any = json.loads(text)
     expected = OffsetsByQueue("startingOffsets", StreamOffset.from_json(content).next)
     assert start_of({"startingOffsets": text}) == expected
 
 
-def test_named_ones_are_told_apart() -> None:
+def test_earliest_and_latest_are_told_apart() -> None:
     assert start_of({"startingOffsets": "earliest"}) == EarliestOrLatest(EARLIEST)
     assert end_of({"endingOffsets": "latest"}) == EarliestOrLatest(LATEST)

@@ -1,4 +1,4 @@
-"""Test every row of the table in `losses`: which losses end a query, and where an accepting query continues."""
+"""Every row of the table in `losses`: which losses end a query, and at which offset an accepting query continues."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HAS = Bounds(10, 20)
         (15, None, False, (Case.GONE, 15, 15)),
     ],
 )
-def test_what_is_lost_before_a_batch(
+def test_losses_before_a_batch(
     position: int, there: Bounds | None, is_another: bool, lost: tuple[Case, int, int] | None
 ) -> None:
     loss = loss_before(A0, position, there, is_another)
@@ -61,7 +61,7 @@ def test_what_is_lost_before_a_batch(
         ((15, 18), None, False, (Case.GONE, 15, 18), (18, 18)),
     ],
 )
-def test_what_is_lost_of_a_range(
+def test_losses_within_a_range(
     wanted: tuple[int, int],
     there: Bounds | None,
     is_another: bool,
@@ -83,9 +83,6 @@ def test_lost_messages_are_an_error_or_a_warning(caplog: pytest.LogCaptureFixtur
     assert not caplog.records
     report_loss(False, loss, "startingOffsets")
     assert f"going on because failOnDataLoss is false: startingOffsets: {what}" in caplog.text
-
-
-# --- through the readers -------------------------------------------------------------------------------
 
 
 class Query:
@@ -150,7 +147,7 @@ def available_now(request: pytest.FixtureRequest) -> bool:
     return bool(request.param == "available now")
 
 
-def test_expired(filled: Filled, available_now: bool) -> None:
+def test_expired_messages_are_a_loss(filled: Filled, available_now: bool) -> None:
     query = Query(filled)
     first = expire(filled)
     query.must_end(DataLossError, rf"orders/0 \[3, {first}\) is lost: the queue's first message is {first}")
@@ -160,7 +157,7 @@ def test_expired(filled: Filled, available_now: bool) -> None:
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_expired_before_a_start(filled: Filled, fail: bool) -> None:
+def test_start_before_expired_messages_is_a_loss(filled: Filled, fail: bool) -> None:
     first = expire(filled)
     start = {"startingOffsets": '{"orders": {"0": 1, "1": -1}}', "failOnDataLoss": str(fail)}
     if fail:
@@ -170,7 +167,7 @@ def test_expired_before_a_start(filled: Filled, fail: bool) -> None:
         assert reader(filled, **start).initialOffset()["orders"] == {"0": first, "1": 6}
 
 
-def test_expired_while_a_task_reads(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_expired_while_a_task_reads(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retention runs between the first rows and the next."""
     filled.put("orders", 0, 250, size=1000)
     wanted, scan = QueueRange(Queue("orders", 0), 0, 253), DirectoryLog.scan
@@ -181,7 +178,7 @@ def test_expired_while_a_task_reads(filled: Filled, monkeypatch: pytest.MonkeyPa
             yield next(batches)
             filled.store.clean(forced=True)
             filled.put("orders", 1, 1)
-            scan(log, wanted, spec)  # raises
+            scan(log, wanted, spec)
         yield from batches
 
     monkeypatch.setattr(DirectoryLog, "scan", overtaken)
@@ -194,8 +191,8 @@ def test_expired_while_a_task_reads(filled: Filled, monkeypatch: pytest.MonkeyPa
     assert len(set(offsets)) == len(offsets)
 
 
-def test_made_anew_while_a_task_reads_a_log_that_cannot_tell(filled: Filled) -> None:
-    """As in a cluster, which cannot tell whether a message was replaced: each offset is returned once."""
+def test_topic_recreated_while_a_task_reads_without_fingerprints(filled: Filled) -> None:
+    """As in a cluster: each offset is returned once."""
     filled.put("orders", 0, BATCH_ROWS)
     wanted = QueueRange(Queue("orders", 0), 0, BATCH_ROWS + 3)
     parsed = SourceOptions.parse({"path": filled.path, "subscribe": "orders", "failOnDataLoss": "false"})
@@ -212,7 +209,7 @@ def read(filled: Filled, wanted: QueueRange, task: RangeTask | None = None, **op
     return [offset for batch in batches for offset in batch.column("queueOffset").to_pylist()]
 
 
-def test_cut(filled: Filled, available_now: bool) -> None:
+def test_shortened_queue_is_a_loss(filled: Filled, available_now: bool) -> None:
     query = Query(filled)
     recreate(filled, 2)
     query.must_end(DataLossError, r"orders/0 \[2, 3\) is lost: the queue ends at 2, it was recreated or cut")
@@ -220,7 +217,7 @@ def test_cut(filled: Filled, available_now: bool) -> None:
 
 
 @pytest.mark.parametrize("count", [3, 4, 30])
-def test_another_life_of_a_topic(filled: Filled, available_now: bool, count: int) -> None:
+def test_recreated_topic_is_a_loss(filled: Filled, available_now: bool, count: int) -> None:
     query = Query(filled)
     recreate(filled, count)
     filled.store.put(Message("orders", b"more", queue_id=1))
@@ -231,7 +228,7 @@ def test_another_life_of_a_topic(filled: Filled, available_now: bool, count: int
     assert query.accepts() == filled.rows[-1:]
 
 
-def test_another_store_from_a_backup(filled: Filled, tmp_path: Path, available_now: bool) -> None:
+def test_store_restored_from_a_backup_is_a_loss(filled: Filled, tmp_path: Path, available_now: bool) -> None:
     filled.store.flush()
     shutil.copytree(filled.path, tmp_path / "backup")
     filled.put("orders", 0, 2)
@@ -249,7 +246,7 @@ def test_another_store_from_a_backup(filled: Filled, tmp_path: Path, available_n
 
 
 @pytest.mark.parametrize("count", [2, 3, 30])
-def test_another_life_between_planning_and_reading(filled: Filled, count: int) -> None:
+def test_topic_recreated_between_planning_and_reading(filled: Filled, count: int) -> None:
     """The next batch begins with all messages of the recreated topic."""
     it = reader(filled, **EARLIEST)
     start = it.initialOffset()
@@ -266,8 +263,8 @@ def test_another_life_between_planning_and_reading(filled: Filled, count: int) -
     assert query.accepts() == filled.rows
 
 
-def test_a_shorter_life_when_retention_took_the_one_before(filled: Filled) -> None:
-    """The last planned message is deleted, but the queue ends early because the topic was recreated."""
+def test_recreated_topic_is_shorter_than_the_planned_range(filled: Filled) -> None:
+    """The last planned message is deleted, so only the queue's end shows the recreation."""
     filled.put("orders", 0, 250, size=1000)
     it = reader(filled, **EARLIEST)
     start = it.initialOffset()
@@ -283,7 +280,7 @@ def test_a_shorter_life_when_retention_took_the_one_before(filled: Filled) -> No
     assert rows(again, end, latest(again, end)) == [r for r in filled.rows if r[1] == 0 and r[2] >= first]
 
 
-def test_another_life_under_a_batch_query(filled: Filled) -> None:
+def test_topic_recreated_during_a_batch_query(filled: Filled) -> None:
     from pyspark_mq.source.batch_reader import MqBatchReader
 
     options = SourceOptions.parse({"path": filled.path, "subscribe": "orders"})
@@ -296,8 +293,10 @@ def test_another_life_under_a_batch_query(filled: Filled) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 2, 3, 5, 30])
-def test_another_life_while_a_batch_is_planned(filled: Filled, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """The topic is deleted, and possibly recreated, between two requests of the driver."""
+def test_topic_deleted_or_recreated_while_a_batch_is_planned(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """It happens between two requests of the driver."""
     query, last = Query(filled), Queues.last
     filled.put("orders", 0, 1)
 
@@ -318,7 +317,7 @@ def test_another_life_while_a_batch_is_planned(filled: Filled, monkeypatch: pyte
     assert read == filled.rows
 
 
-def test_gone(filled: Filled, available_now: bool) -> None:
+def test_deleted_topic_is_a_loss(filled: Filled, available_now: bool) -> None:
     filled.store.create_topic("more", 1)
     filled.put("more", 0, 2)
     query = Query(filled, subscribe="orders,more")
@@ -333,7 +332,7 @@ def test_gone(filled: Filled, available_now: bool) -> None:
     assert query.accepts(available_now=available_now) == filled.rows[-3:]
 
 
-def test_gone_and_back_in_a_running_query(filled: Filled) -> None:
+def test_topic_deleted_and_created_during_a_query(filled: Filled) -> None:
     it = reader(filled, **EARLIEST, failOnDataLoss="false")
     end = latest(it, it.initialOffset())
     delete(filled)
@@ -346,7 +345,7 @@ def test_gone_and_back_in_a_running_query(filled: Filled) -> None:
     assert rows(it, gone, back) == filled.rows
 
 
-def test_gone_between_planning_and_reading(filled: Filled) -> None:
+def test_topic_deleted_between_planning_and_reading(filled: Filled) -> None:
     it = reader(filled, **EARLIEST)
     start = it.initialOffset()
     partitions = it.partitions(start, latest(it, start))
@@ -358,7 +357,7 @@ def test_gone_between_planning_and_reading(filled: Filled) -> None:
         assert list(reader(filled, failOnDataLoss="false").read(partition)) == []
 
 
-def test_unseen(filled: Filled) -> None:
+def test_unpublished_messages_are_a_loss_after_a_while(filled: Filled) -> None:
     wanted = QueueRange(Queue("orders", 0), 1, 9)
     with pytest.raises(DataLossError, match=r"orders/0 \[3, 9\) is lost: the queue still ends at 3; .*does not see"):
         read(filled, wanted)
@@ -372,7 +371,7 @@ def test_missing_from_the_start(filled: Filled, fail: str) -> None:
         first_batch(it)
 
 
-def test_not_yet(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
+def test_start_beyond_the_end_is_refused(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
     start = {"startingOffsets": '{"orders": {"0": 99, "1": 1}}'}
     with pytest.raises(OptionError, match="says 99 for orders/0, and its next message will be 3"):
         first_batch(reader(filled, **start))
@@ -381,7 +380,7 @@ def test_not_yet(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
     assert "Going on because failOnDataLoss is false: startingOffsets says 99" in caplog.text
 
 
-def test_nothing_is_missed_of_an_empty_range(filled: Filled) -> None:
+def test_empty_range_is_never_a_loss(filled: Filled) -> None:
     for start, end in ((99, 99), (3, 3), (0, 0)):
         assert read(filled, QueueRange(Queue("orders", 0), start, end)) == []
         assert read(filled, QueueRange(Queue("payments", 0), start, end)) == []

@@ -1,4 +1,4 @@
-"""Offsets to and from JSON, stored checkpoints, and where batches begin."""
+"""Offsets to and from JSON, stored checkpoints, and the begin of batches."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def load(name: str) -> Any:
 
 
 @given(positions, positions, st.dictionaries(queues, fingerprints, max_size=10))
-def test_an_offset_survives_the_checkpoint(
+def test_offset_survives_the_checkpoint(
     following: dict[Queue, int], starts: dict[Queue, int], last: dict[Queue, Fingerprint]
 ) -> None:
     offset = StreamOffset(following, starts, last)
@@ -61,7 +61,7 @@ def test_an_offset_survives_the_checkpoint(
 
 
 @given(positions)
-def test_offsets_are_written_in_one_order(following: dict[Queue, int]) -> None:
+def test_offsets_are_written_in_a_fixed_order(following: dict[Queue, int]) -> None:
     backwards = dict(reversed(following.items()))
     assert json.dumps(to_json(following)) == json.dumps(to_json(backwards))
 
@@ -86,12 +86,12 @@ def test_offsets_are_written_in_one_order(following: dict[Queue, int]) -> None:
         ),
     ],
 )
-def test_checkpoint_fixtures(name: str, offset: StreamOffset) -> None:
+def test_stored_checkpoints_are_read(name: str, offset: StreamOffset) -> None:
     assert StreamOffset.from_json(load(name)) == offset
     assert json.dumps(offset.to_json()) == (RESOURCES / name).read_text().strip()
 
 
-def test_a_future_checkpoint_is_refused_with_what_to_do() -> None:
+def test_checkpoint_of_a_newer_version_is_refused() -> None:
     with pytest.raises(
         CheckpointError, match=r"^The checkpoint has an offset with '\$epoch', written by a newer pyspark-mq: upgrade"
     ):
@@ -149,7 +149,7 @@ def test_a_foreign_checkpoint_is_refused(json_: Any) -> None:
         ("gone", {A0: 5, B0: 7}, {A0: (0, 9)}, {A0: 5}, {}, ["b/0 from 7 on is lost: the queue is gone"]),
     ],
 )
-def test_where_a_batch_begins(
+def test_begin_of_a_batch(
     what: str,
     start: dict[Queue, int],
     bounds: dict[Queue, tuple[int, int]],
@@ -164,7 +164,7 @@ def test_where_a_batch_begins(
         assert str(loss).startswith(expected)
 
 
-def test_a_queue_in_which_another_message_was_last_begins_anew() -> None:
+def test_replaced_queue_is_read_from_its_first_message() -> None:
     start = StreamOffset({A0: 15, A1: 5, B0: 7}, last={queue: Fingerprint(100, 1) for queue in (A0, A1, B0)})
     batch = begin_batch(start, {A0: Bounds(10, 20), A1: Bounds(0, 5), B0: Bounds(8, 9)}, replaced=[A0])
     assert batch.begin == {A0: 10, A1: 5, B0: 8}
@@ -174,11 +174,11 @@ def test_a_queue_in_which_another_message_was_last_begins_anew() -> None:
     assert "begins at 10" in str(batch.losses[0])
 
 
-def test_what_a_checkpoint_says_of_a_queue_that_it_does_not_have_is_passed_over() -> None:
+def test_fingerprint_of_an_unknown_queue_is_ignored() -> None:
     assert begin_batch(StreamOffset({A0: 5}, last={B0: Fingerprint(100, 1)}), {A0: Bounds(0, 9)}).last == {}
 
 
-def test_the_first_batch_is_pinned_until_it_is_read() -> None:
+def test_start_offsets_are_pinned_until_they_are_read() -> None:
     initial = StreamOffset({A0: 5, A1: 0}, starts={A0: 5, A1: 0})
     bounds = {A0: Bounds(0, 9), A1: Bounds(0, 0)}
     first = StreamOffset({A0: 7, A1: 0}, begin_batch(initial, bounds).starts)
@@ -211,7 +211,7 @@ def test_a_real_time_offset_survives_the_checkpoint() -> None:
 
 
 @given(any_json | nearly)
-def test_whatever_a_checkpoint_holds_is_an_offset_or_refused(json_: Any) -> None:
+def test_any_json_is_an_offset_or_refused(json_: Any) -> None:
     with suppress(CheckpointError):
         offset = EpochOffset.from_json(json_) or StreamOffset.from_json(json_)
         if isinstance(offset, EpochOffset):
@@ -249,7 +249,7 @@ def test_a_wrong_real_time_offset_is_refused(json_: dict[str, Any], message: str
         EpochOffset.from_json(json_)
 
 
-def test_the_real_time_checkpoint_fixture() -> None:
+def test_stored_real_time_checkpoint_is_read() -> None:
     tasks = ({Queue("orders", 0): 23, Queue("orders", 2): 0}, {Queue("orders", 1): 345})
     offset = EpochOffset(7, READER, tasks, LAST)
     assert EpochOffset.from_json(load("real_time.json")) == offset

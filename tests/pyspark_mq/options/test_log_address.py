@@ -1,5 +1,3 @@
-"""Which kind of log a path names."""
-
 from __future__ import annotations
 
 import pickle
@@ -23,7 +21,7 @@ from tests.certificates import certificate
 from tests.filled import Filled
 
 
-def test_a_store_and_the_archive_that_it_remembers(filled: Filled, tmp_path: Path) -> None:
+def test_path_of_a_store_includes_its_archive(filled: Filled, tmp_path: Path) -> None:
     archive = str(tmp_path / "archive")
     assert address_of({"path": filled.path}) == DirectoryAddress(filled.path)
     assert address_of({"path": filled.path, "archive": "s3://b/mq"}) == TieredDirectoryAddress(filled.path, "s3://b/mq")
@@ -32,7 +30,7 @@ def test_a_store_and_the_archive_that_it_remembers(filled: Filled, tmp_path: Pat
     assert address_of({"path": filled.path, "archive": ""}) == DirectoryAddress(filled.path)
 
 
-def test_an_archive(filled: Filled, tmp_path: Path) -> None:
+def test_url_of_an_archive_is_an_address(filled: Filled, tmp_path: Path) -> None:
     archive = str(tmp_path / "archive")
     filled.store.archive(archive)
     (cluster,) = (tmp_path / "archive").iterdir()
@@ -56,13 +54,13 @@ def test_an_archive(filled: Filled, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_options_that_would_say_nothing(filled: Filled, more: dict[str, str], told: str) -> None:
+def test_options_without_effect_are_refused(filled: Filled, more: dict[str, str], told: str) -> None:
     with pytest.raises(OptionError, match=told):
         address_of({"path": filled.path, **more})
 
 
 @pytest.mark.parametrize("given", ["{", "[]", "anon=true"])
-def test_storage_options_are_read_where_nothing_needs_them(filled: Filled, given: str) -> None:
+def test_storage_options_are_always_parsed(filled: Filled, given: str) -> None:
     with pytest.raises(ConfigError, match=r"storage options are (no JSON|a JSON object)"):
         address_of({"path": filled.path, "storageOptions": given})
 
@@ -72,7 +70,7 @@ A0 = Queue("orders", 0, broker="broker-a")
 PAGE = Path(__file__).parents[3] / "docs" / "cluster.md"
 
 
-def test_the_address() -> None:
+def test_name_servers_are_an_address() -> None:
     assert SourceOptions.parse(BASE).address == ClusterAddress(("a:1", "b:2"))
     account = {"accessKey": "me", "secretKey": "12345678", "consumerGroup": "billing"}
     parsed = SourceOptions.parse({**BASE, **account})
@@ -98,13 +96,13 @@ def test_the_address() -> None:
         ({"useTls": "true", "tlsCaFile": __file__}, f"tlsCaFile: {__file__}: no file of certificates"),
     ],
 )
-def test_what_is_refused(more: dict[str, str], told: str) -> None:
+def test_wrong_options_of_a_cluster_are_refused(more: dict[str, str], told: str) -> None:
     with pytest.raises(OptionError, match=told):
         SourceOptions.parse({**BASE, **more})
 
 
-def test_tls(tmp_path: Path) -> None:
-    """The certificates are sent to tasks with the options, so tasks need no file."""
+def test_certificates_are_sent_with_the_options(tmp_path: Path) -> None:
+    """So tasks need no file."""
     assert SourceOptions.parse({**BASE, "useTls": "false"}).address == ClusterAddress(("a:1", "b:2"))
     assert SourceOptions.parse({**BASE, "useTls": "True"}).address == ClusterAddress(("a:1", "b:2"), tls=Tls())
     made = certificate(tmp_path).path
@@ -126,7 +124,7 @@ def test_real_time_needs_a_place_for_its_ledger() -> None:
         options.stream_start()
 
 
-def test_queues_of_brokers_in_json() -> None:
+def test_queues_of_brokers_are_named_in_json() -> None:
     assert SourceOptions.parse({"nameServer": "a:1", "assign": '{"orders": ["broker-a:0"]}'}).subscription.assigned == (
         A0,
     )
@@ -138,7 +136,7 @@ def test_queues_of_brokers_in_json() -> None:
             positions_from_json({"orders": {text: 1}})
 
 
-def test_the_page_says_of_all_options_what_becomes_of_them() -> None:
+def test_page_describes_every_option_on_a_cluster() -> None:
     """It also names no unknown option."""
     names = {*names_of(READ_OPTIONS), *names_of(WRITE_OPTIONS)}
     assert names >= NOT_ON_A_CLUSTER.keys() | OTHERWISE_ON_A_CLUSTER.keys()

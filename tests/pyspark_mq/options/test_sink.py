@@ -1,5 +1,3 @@
-"""Options of writes: accepted values and errors."""
-
 from __future__ import annotations
 
 import re
@@ -14,7 +12,7 @@ from store.directory.directory_log import DirectoryAddress
 BASE = {"path": "/data/mq", "topic": "orders"}
 
 
-def test_defaults() -> None:
+def test_defaults_are_set() -> None:
     assert WriteOptions.parse(BASE) == WriteOptions(
         address=DirectoryAddress("/data/mq"),
         topic="orders",
@@ -24,7 +22,7 @@ def test_defaults() -> None:
     )
 
 
-def test_what_lies_beside_the_log() -> None:
+def test_staging_and_commits_are_beside_the_log() -> None:
     beside = WriteOptions.parse(BASE)
     assert (beside.staging_path, str(beside.commits_path)) == ("/data/mq/staging", "/data/mq/commits")
     named = WriteOptions.parse({**BASE, "stagingPath": "/fast"})
@@ -33,7 +31,7 @@ def test_what_lies_beside_the_log() -> None:
     assert (in_a_bucket.staging_path, str(in_a_bucket.commits_path)) == ("s3://bucket/x", "/data/mq/commits")
 
 
-def test_names_are_in_any_case_and_sparks_own_are_passed_over() -> None:
+def test_names_ignore_case_and_sparks_options_are_skipped() -> None:
     given = {"path": "/data/mq", "STAGINGPATH": "file:///fast", "Delivery": "Exactly-Once"}
     options = WriteOptions.parse({**given, "checkpointlocation": "/c", "queryname": "q"})
     assert options.topic is None
@@ -64,12 +62,12 @@ def test_an_archive_is_not_written() -> None:
         ({"path": ""}, "The option path is missing"),
     ],
 )
-def test_what_is_refused_says_what_to_write(given: dict[str, str], message: str) -> None:
+def test_errors_name_the_remedy(given: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError, match=re.escape(message)):
         WriteOptions.parse({**BASE, **given})
 
 
-def test_a_stream_is_known_by_its_checkpoint() -> None:
+def test_producer_group_is_refused_for_streams() -> None:
     assert WriteOptions.parse(BASE).for_stream() == WriteOptions.parse(BASE)
     with pytest.raises(OptionError, match=r"producerGroup is for df\.write in foreachBatch"):
         WriteOptions.parse({**BASE, "producerGroup": "copier"}).for_stream()
@@ -85,5 +83,5 @@ def test_a_stream_is_known_by_its_checkpoint() -> None:
         ({"path": "/m"}, False),
     ],
 )
-def test_which_views_are_to_insert_into(options: dict[str, str], expected: bool) -> None:
+def test_views_for_insert_into_are_told_apart(options: dict[str, str], expected: bool) -> None:
     assert is_for_writing(options) is expected

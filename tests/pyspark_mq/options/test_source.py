@@ -1,5 +1,3 @@
-"""Options of reads: accepted values and errors."""
-
 from __future__ import annotations
 
 import re
@@ -20,7 +18,7 @@ from store.model.log_protocol import Queue
 BASE = {"path": "/data/mq", "subscribe": "orders"}
 
 
-def test_defaults() -> None:
+def test_defaults_are_set() -> None:
     options = SourceOptions.parse(BASE)
     assert options == SourceOptions(
         address=DirectoryAddress("/data/mq"),
@@ -86,7 +84,7 @@ def test_defaults() -> None:
         ("ledgerPath", "s3://bucket/ledger", "ledger_path", "s3://bucket/ledger"),
     ],
 )
-def test_values(name: str, text: str, field: str, value: object) -> None:
+def test_values_are_parsed(name: str, text: str, field: str, value: object) -> None:
     assert getattr(SourceOptions.parse({**BASE, name.lower(): text}), field) == value
     assert getattr(SourceOptions.parse({**BASE, name.upper(): text}), field) == value
 
@@ -150,13 +148,13 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
         ("assign", '{"orders": [0]}', "subscribe and assign exclude each other"),
     ],
 )
-def test_refused(name: str, text: str, message: str) -> None:
+def test_wrong_values_are_refused(name: str, text: str, message: str) -> None:
     with pytest.raises(OptionError) as caught:
         SourceOptions.parse({**BASE, name.lower(): text})
     assert message in str(caught.value)
 
 
-def test_conditions() -> None:
+def test_conditions_are_parsed() -> None:
     condition = {**BASE, "subExpression": "region = 'eu'", "expressionType": "SQL92"}
     assert SourceOptions.parse(condition).message_filter == message_filter("region = 'eu'", "SQL92")
     with pytest.raises(OptionError, match=r"subExpression: SQL92 expression, character 8: .*write <>.*\n    region !="):
@@ -187,13 +185,13 @@ def test_path_means_the_same_in_every_process(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("path", ["dbfs:/data/mq", "dbfs:///data/mq", "DBFS:/data/mq"])
-def test_a_path_of_databricks(path: str) -> None:
+def test_databricks_paths_are_accepted(path: str) -> None:
     with pytest.raises(OptionError, match=r"opened as a directory.* that is '/dbfs/data/mq'"):
         SourceOptions.parse({**BASE, "path": path})
 
 
-def test_a_relative_path_where_nothing_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with Spark Connect, where the client's working directory is another one."""
+def test_relative_path_without_a_store_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Spark Connect, the client's working directory is another one."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError, match=f"'mq' is relative, .* there is no {tmp_path}/mq; give an absolute path"):
         SourceOptions.parse({**BASE, "path": "mq"})
@@ -214,14 +212,14 @@ def test_limits_do_not_go_with_real_time(limit: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("2m", 120.0), ("15min", 900.0), ("1500ms", 1.5)])
-def test_a_delay_is_of_a_least_number_of_messages(text: str, seconds: float) -> None:
+def test_max_delay_needs_a_minimum_of_messages(text: str, seconds: float) -> None:
     given = {**BASE, "maxTriggerDelay": text}
     with pytest.raises(OptionError, match="maxTriggerDelay goes with minOffsetsPerTrigger"):
         SourceOptions.parse(given)
     assert SourceOptions.parse({**given, "minOffsetsPerTrigger": "4"}).max_trigger_delay_seconds == seconds
 
 
-def test_no_batch_is_larger_than_the_largest() -> None:
+def test_minimum_of_messages_must_not_exceed_the_maximum() -> None:
     options = {**BASE, "minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}
     with pytest.raises(OptionError, match=r"minOffsetsPerTrigger \(6\) is above maxOffsetsPerTrigger \(5\)"):
         SourceOptions.parse(options).stream_start()
@@ -236,7 +234,7 @@ def test_a_batch_query_is_not_real_time() -> None:
     ("option", "text"),
     [("endingOffsets", "latest"), ("endingTimestamp", "5"), ("endingOffsetsByTimestamp", '{"orders": {"0": 5}}')],
 )
-def test_a_stream_has_no_end(option: str, text: str) -> None:
+def test_end_options_are_refused_for_streams(option: str, text: str) -> None:
     with pytest.raises(OptionError, match=r"endingOffsets, .* are for batch queries"):
         SourceOptions.parse({**BASE, option: text}).stream_start()
 
@@ -254,7 +252,7 @@ def test_a_stream_has_no_end(option: str, text: str) -> None:
         ("minOffsetsPerTrigger", "5", "minOffsetsPerTrigger is for streaming queries"),
     ],
 )
-def test_refused_in_batch_queries(name: str, text: str, message: str) -> None:
+def test_stream_options_are_refused_in_batch_queries(name: str, text: str, message: str) -> None:
     options = SourceOptions.parse({**BASE, name: text})
     with pytest.raises(OptionError, match=r"batch|streaming") as caught:
         options.batch_limits()
@@ -277,7 +275,7 @@ TOPICS = {
         ((None, None, '{"orders": [1], "audit": [0]}'), [("audit", 0), ("orders", 1)]),
     ],
 )
-def test_subscriptions_select(
+def test_subscriptions_select_queues(
     subscription: tuple[str | None, str | None, str | None], queues: list[tuple[str, int]]
 ) -> None:
     selected = SubscribedQueues.parse(*subscription)
@@ -288,7 +286,7 @@ def test_subscriptions_select(
 @pytest.mark.parametrize(
     "internal", ["SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "%RETRY%readers", "%DLQ%readers", "%LMQ%device"]
 )
-def test_topics_of_rocketmqs_own_are_named_or_not_read(internal: str) -> None:
+def test_system_topics_are_read_only_if_named(internal: str) -> None:
     topics = {**TOPICS, internal: (Queue(internal, 0),)}
     for pattern in (".*", re.escape(internal)):
         assert Queue(internal, 0) not in SubscribedQueues.parse(None, pattern, None).select(topics)
@@ -309,14 +307,14 @@ def test_named_topics_must_exist(subscription: tuple[str | None, str | None, str
 
 
 @pytest.mark.parametrize("subscription", [("order, audit", None, None), (None, None, '{"order": [0]}')])
-def test_a_topic_that_is_misspelled(subscription: tuple[str | None, str | None, str | None]) -> None:
+def test_misspelled_topic_gets_a_suggestion(subscription: tuple[str | None, str | None, str | None]) -> None:
     with pytest.raises(
         SubscriptionError, match=r"The log has no order.*\. Did you mean orders\? Create the topic first"
     ):
         SubscribedQueues.parse(*subscription).require(TOPICS)
 
 
-def test_of_many_topics_none_is_suggested() -> None:
+def test_many_topics_get_no_suggestion() -> None:
     """A waiting query checks at every arrival, and the suggestion would take most of the time."""
     many = {f"orders-{number}": (Queue(f"orders-{number}", 0),) for number in range(1000)}
     with pytest.raises(SubscriptionError, match=r"queues\)\. Create the topic first"):

@@ -97,7 +97,7 @@ def read(option: Option, options: SourceOptions) -> int:
 
 
 @pytest.mark.parametrize("option", READ_OPTIONS, ids=by_name)
-def test_examples_of_queries(option: Option, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_read_options_work(option: Option, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_PIPELINED_UDF", "1")
     given = options_with(option, option.example, path)
     if option.name in STREAMS | HELD:
@@ -106,14 +106,14 @@ def test_examples_of_queries(option: Option, path: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("option", WRITE_OPTIONS, ids=by_name)
-def test_examples_of_writes(option: Option, path: str) -> None:
-    """Their results are checked in `end_to_end/test_sink`."""
+def test_examples_of_write_options_are_accepted(option: Option, path: str) -> None:
+    """`end_to_end/test_sink` checks their results."""
     given = {"path": path, option.name: option.example.replace("/data/mq", path)}
     assert WriteOptions.parse(given) != WriteOptions.parse({"path": path}) or option.name == "path"
 
 
 @pytest.mark.parametrize("option", READ_OPTIONS, ids=by_name)
-def test_the_default_is_what_is_done_without(option: Option, path: str) -> None:
+def test_leaving_out_an_option_means_its_default(option: Option, path: str) -> None:
     if option.default is None:
         return
     with_default = options_with(option, option.default, path)
@@ -134,12 +134,11 @@ def table(options: Iterable[Option]) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_pages_have_the_tables(page: Path) -> None:
+def test_pages_have_the_current_tables(page: Path) -> None:
     assert table(PAGES[page]) + "\n" in page.read_text("utf-8")
 
 
-def test_what_is_called_as_in_kafka() -> None:
-    """Check each row of the page that says yes."""
+def test_options_named_as_in_kafka_exist() -> None:
     rows = re.findall(r"^\| (.*?) \| yes \|", (DOCS / "coming-from-kafka.md").read_text("utf-8"), re.MULTILINE)
     names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     assert len(names) > 15

@@ -1,5 +1,3 @@
-"""Limits and partitions: tables of inputs and outputs, and properties of all of them."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -33,7 +31,7 @@ def arrays(sizes: list[list[int]]) -> list[np.ndarray]:
         (2, [5, 0, 5, 5], 2, [0, 0, 1, 1]),
     ],
 )
-def test_share(limit: int, backlog: list[int], turn: int, shares: list[int]) -> None:
+def test_share_of_each_queue(limit: int, backlog: list[int], turn: int, shares: list[int]) -> None:
     assert share(limit, backlog, turn) == shares
 
 
@@ -57,7 +55,7 @@ def test_shares_are_in_proportion(limit: int, backlog: list[int]) -> None:
 
 
 @given(st.integers(1, 5), st.lists(st.integers(1, 10), min_size=1, max_size=12))
-def test_nobody_waits_for_ever(limit: int, backlog: list[int]) -> None:
+def test_every_queue_is_served_in_turn(limit: int, backlog: list[int]) -> None:
     served = np.sum([share(limit, backlog, turn) for turn in range(len(backlog))], axis=0)
     assert all(served > 0)
 
@@ -74,7 +72,7 @@ def test_nobody_waits_for_ever(limit: int, backlog: list[int]) -> None:
         (1000, [[1000], [1000]], 0, [1, 0]),
     ],
 )
-def test_fit(limit: int, sizes: list[list[int]], turn: int, counts: list[int]) -> None:
+def test_messages_that_fit_a_limit_of_bytes(limit: int, sizes: list[list[int]], turn: int, counts: list[int]) -> None:
     assert fit(limit, arrays(sizes), [sum(s) for s in sizes], turn) == counts
 
 
@@ -90,7 +88,7 @@ def test_bytes_never_exceed_the_limit(limit: int, sizes: list[list[int]], turn: 
 
 
 @given(st.integers(1, 5000), st.lists(st.lists(st.integers(91, 9000), min_size=1), min_size=1, max_size=6))
-def test_every_first_message_has_its_turn(limit: int, sizes: list[list[int]]) -> None:
+def test_first_message_of_every_queue_is_served_in_turn(limit: int, sizes: list[list[int]]) -> None:
     backlog = [sum(s) for s in sizes]
     served = np.sum([fit(limit, arrays(sizes), backlog, turn) for turn in range(len(sizes))], axis=0)
     assert all(served > 0)
@@ -102,9 +100,7 @@ def test_every_first_message_has_its_turn(limit: int, sizes: list[list[int]]) ->
     st.lists(st.lists(st.integers(91, 5000), max_size=40), max_size=5),
     turns,
 )
-def test_both_limits_hold_together(
-    messages: int | None, limit_bytes: int | None, sizes: list[list[int]], turn: int
-) -> None:
+def test_both_limits_hold(messages: int | None, limit_bytes: int | None, sizes: list[list[int]], turn: int) -> None:
     ranges = [QueueRange(Queue("t", i), 10, 10 + len(s)) for i, s in enumerate(sizes)]
 
     def sizes_of(r: QueueRange) -> np.ndarray:
@@ -119,7 +115,7 @@ def test_both_limits_hold_together(
     assert count > 0 or not any(sizes)
 
 
-def test_a_long_backlog_is_not_sized_to_its_end() -> None:
+def test_sizes_of_a_long_backlog_are_not_all_read() -> None:
     asked: list[QueueRange] = []
 
     def sizes_of(r: QueueRange) -> np.ndarray:
@@ -146,7 +142,7 @@ def test_a_long_backlog_is_not_sized_to_its_end() -> None:
         ([10], 3, 2, [(0, 0, 2), (0, 2, 4), (0, 4, 6), (0, 6, 8), (0, 8, 10)]),
     ],
 )
-def test_split(
+def test_ranges_are_split_into_partitions(
     lengths: list[int],
     min_partitions: int | None,
     max_records: int | None,

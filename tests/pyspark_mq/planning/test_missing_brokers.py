@@ -110,7 +110,7 @@ def test_stream_ends_after_broker_timeout_with_remedy(pair: Pair, begin: Callabl
     skipping.until(2)
 
 
-def test_queue_of_broker_that_is_not_named_is_lost(pair: Pair, begin: Callable[..., Query]) -> None:
+def test_queue_of_an_unnamed_broker_is_lost(pair: Pair, begin: Callable[..., Query]) -> None:
     query = begin(options_of(pair))
     pair.put("b", 1)
     query.until(1)
@@ -119,7 +119,7 @@ def test_queue_of_broker_that_is_not_named_is_lost(pair: Pair, begin: Callable[.
         begin(options_of(pair, brokers="a"), query.at).step()
 
 
-def test_batch_misses_broker_that_is_named(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+def test_batch_raises_for_a_named_missing_broker(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     pair.put("a", 1)
     pair.put("b", 2)
     pair.serving["b"].close()

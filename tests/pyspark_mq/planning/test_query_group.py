@@ -1,7 +1,4 @@
-"""Orderly streams over real stores, called as Spark calls them.
-
-Two real queries: `tests/end_to_end/test_orderly.py`.
-"""
+"""Orderly streams over real stores, called as Spark calls them. Real queries: `tests/end_to_end/test_orderly.py`."""
 
 from __future__ import annotations
 
@@ -63,7 +60,7 @@ def group(filled: Filled) -> DirectoryGroup:
     return DirectoryGroup(filled.path, "g")
 
 
-def test_a_query_has_its_queues_while_it_runs(reader: Readers, group: DirectoryGroup) -> None:
+def test_query_owns_its_queues_while_it_runs(reader: Readers, group: DirectoryGroup) -> None:
     it = reader()
     start = it.initialOffset()
     assert group.members() == []
@@ -76,7 +73,7 @@ def test_a_query_has_its_queues_while_it_runs(reader: Readers, group: DirectoryG
     assert group.committed([Q0, Q1]) == {Q0: 3, Q1: 5}
 
 
-def test_the_group_knows_what_is_done_before_the_query_ends(reader: Readers, group: DirectoryGroup) -> None:
+def test_group_has_all_offsets_before_the_query_ends(reader: Readers, group: DirectoryGroup) -> None:
     """Spark ends a query that has read everything without calling `stop`."""
     it = reader()
     end = latest(it, it.initialOffset())
@@ -84,7 +81,7 @@ def test_the_group_knows_what_is_done_before_the_query_ends(reader: Readers, gro
     assert group.committed([Q0, Q1]) == {Q0: 3, Q1: 5}
 
 
-def test_another_waits_and_goes_on_where_the_group_is(reader: Readers, filled: Filled) -> None:
+def test_second_query_waits_and_continues_at_the_groups_offsets(reader: Readers, filled: Filled) -> None:
     one, other = reader(maxOffsetsPerTrigger="4"), reader()
     start = one.initialOffset()
     end = latest(one, start)
@@ -102,7 +99,7 @@ def test_another_waits_and_goes_on_where_the_group_is(reader: Readers, filled: F
     assert bare(latest(other, theirs)) == {"orders": {"0": 4, "1": 5}}
 
 
-def test_where_the_group_is_counts_when_nothing_is_new(reader: Readers, filled: Filled) -> None:
+def test_groups_offsets_count_although_no_message_is_new(reader: Readers, filled: Filled) -> None:
     one, other = reader(), reader()
     start = one.initialOffset()
     end = latest(one, start)
@@ -113,7 +110,7 @@ def test_where_the_group_is_counts_when_nothing_is_new(reader: Readers, filled: 
     assert ranges(other, start, latest(other, start)) == ["orders/1 [5, 6)"]
 
 
-def test_one_that_is_to_fail(reader: Readers, filled: Filled, group: DirectoryGroup) -> None:
+def test_query_fails_if_its_queues_are_owned_on_request(reader: Readers, filled: Filled, group: DirectoryGroup) -> None:
     one, other = reader(), reader(whenLocked="fail")
     end = latest(one, one.initialOffset())
     (member,) = group.members()
@@ -126,7 +123,7 @@ def test_one_that_is_to_fail(reader: Readers, filled: Filled, group: DirectoryGr
     assert latest(other, other.initialOffset())["orders"] == {"0": 4, "1": 5}
 
 
-def test_one_that_takes_over(reader: Readers) -> None:
+def test_query_takes_over_queues_on_request(reader: Readers) -> None:
     one, other = reader(), reader(whenLocked="takeOver")
     start = one.initialOffset()
     end = latest(one, start)
@@ -138,7 +135,7 @@ def test_one_that_takes_over(reader: Readers) -> None:
     assert other._planner._group.acquire([Q0, Q1], 0)
 
 
-def test_a_query_that_is_to_end_waits_for_its_queues(reader: Readers) -> None:
+def test_available_now_query_waits_for_its_queues(reader: Readers) -> None:
     one, other = reader(maxOffsetsPerTrigger="4"), reader()
     start = one.initialOffset()
     latest(one, start)
@@ -150,7 +147,7 @@ def test_a_query_that_is_to_end_waits_for_its_queues(reader: Readers) -> None:
         assert asked.result()["orders"] == {"0": 3, "1": 5}
 
 
-def test_a_batch_that_is_run_again_waits_for_its_queues(reader: Readers, filled: Filled) -> None:
+def test_repeated_batch_waits_for_its_queues(reader: Readers, filled: Filled) -> None:
     it = reader()
     start = it.initialOffset()
     end = latest(it, start)
@@ -167,9 +164,7 @@ def test_a_batch_that_is_run_again_waits_for_its_queues(reader: Readers, filled:
             assert asked.result() == planned
 
 
-def test_a_queue_that_is_added_is_locked_before_it_is_read(
-    reader: Readers, filled: Filled, group: DirectoryGroup
-) -> None:
+def test_added_queue_is_locked_before_it_is_read(reader: Readers, filled: Filled, group: DirectoryGroup) -> None:
     it = reader()
     end = latest(it, it.initialOffset())
     filled.store.create_topic("orders", 3)
@@ -178,7 +173,7 @@ def test_a_queue_that_is_added_is_locked_before_it_is_read(
     assert group.members()[0].queues == (Q0, Q1, Queue("orders", 2))
 
 
-def test_a_queue_that_another_locks_while_a_batch_is_planned_does_not_end_a_query_that_is_to_end(
+def test_available_now_query_waits_for_an_added_locked_queue(
     reader: Readers, filled: Filled, group: DirectoryGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it, q2 = reader(), Queue("orders", 2)
@@ -213,13 +208,11 @@ def test_real_time_tasks_wait_for_the_lock(reader: Readers, filled: Filled) -> N
     assert latest(other, start)["$from"] == [{"orders": {"0": 3}}, {"orders": {"1": 5}}]
 
 
-def test_real_time_tasks_end_with_the_process_that_has_their_queues(
+def test_real_time_tasks_end_with_the_process_that_owns_queues(
     reader: Readers, filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The Python process beside the driver was killed.
-
-    Spark learns that only after the batch, when another query owns the queues.
-    """
+    """The Python process beside the driver was killed. Spark notices only after the batch, when another query owns the
+    queues."""
     monkeypatch.setenv("SPARK_PIPELINED_UDF", "1")
     it, other = reader(realTime="true", batchDuration="10 minutes", realTimePartitions="1"), reader()
     start = it.initialOffset()
@@ -238,7 +231,7 @@ def test_real_time_tasks_end_with_the_process_that_has_their_queues(
     assert latest(following, end)["$from"] == [{"orders": {"0": 3}}, {"orders": {"1": 5}}]
 
 
-def test_one_that_was_stopped_for_long_loses_its_queues(
+def test_member_stopped_for_long_loses_its_queues(
     reader: Readers, filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyspark_mq.planning.query_group._RENEW_SECONDS", 0.05)
@@ -255,7 +248,7 @@ def test_one_that_was_stopped_for_long_loses_its_queues(
         assert member.call("lock", [Q0]) == set()
 
 
-def test_a_plain_consumer_is_not_let_in(reader: Readers, group: DirectoryGroup) -> None:
+def test_plain_consumer_cannot_join(reader: Readers, group: DirectoryGroup) -> None:
     it = reader(subExpression="a||b")
     latest(it, it.initialOffset())
     with pytest.raises(GroupConflict, match=r"reads orders by TAG 'a\|\|b', and this one .* TAG '\*'"):
@@ -265,7 +258,9 @@ def test_a_plain_consumer_is_not_let_in(reader: Readers, group: DirectoryGroup) 
         assert member.lock([Q0, Q1]) == set()
 
 
-def test_a_reset_is_warned_of(reader: Readers, group: DirectoryGroup, caplog: pytest.LogCaptureFixture) -> None:
+def test_reset_is_ignored_with_a_warning(
+    reader: Readers, group: DirectoryGroup, caplog: pytest.LogCaptureFixture
+) -> None:
     it = reader()
     end = latest(it, it.initialOffset())
     group.reset({Q0: 1})
@@ -273,9 +268,7 @@ def test_a_reset_is_warned_of(reader: Readers, group: DirectoryGroup, caplog: py
     assert "Group g was reset in orders/0; a query goes on from its checkpoint" in caplog.text
 
 
-def test_nothing_is_done_of_a_topic_that_was_created_anew(
-    reader: Readers, filled: Filled, group: DirectoryGroup
-) -> None:
+def test_old_offsets_are_void_for_a_recreated_topic(reader: Readers, filled: Filled, group: DirectoryGroup) -> None:
     it = reader()
     end = latest(it, it.initialOffset())
     assert latest(it, end) == end
@@ -300,7 +293,7 @@ def test_nothing_is_done_of_a_topic_that_was_created_anew(
         (ORDERLY | {"maxRecordsPerPartition": "2"}, "maxRecordsPerPartition splits queues"),
     ],
 )
-def test_options_that_do_not_go_together(options: dict[str, Any], says: str) -> None:
+def test_incompatible_options_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(OptionError, match=says):
         SourceOptions.parse({"path": os.devnull, "subscribe": "orders", **options})
 
@@ -311,9 +304,7 @@ def test_a_batch_query_locks_nothing() -> None:
         options.batch_limits()
 
 
-def test_whatever_keeps_it_from_keeping_its_queues_is_told(
-    group: DirectoryGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_to_renew_locks_ends_the_query(group: DirectoryGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the query continued, it would read queues that have another owner a minute later."""
     monkeypatch.setattr("pyspark_mq.planning.query_group._RENEW_SECONDS", 0.05)
     with DirectoryAddress(group.path).open() as log:
@@ -325,6 +316,6 @@ def test_whatever_keeps_it_from_keeping_its_queues_is_told(
             until(lambda: not it.acquire([Q0, Q1], 0))
 
 
-def test_closing_what_nobody_took(group: DirectoryGroup) -> None:
+def test_closing_without_queues(group: DirectoryGroup) -> None:
     with DirectoryAddress(group.path).open() as log:
         OrderlyQueues(log, group, EVERYTHING, WhenLocked.WAIT).close()

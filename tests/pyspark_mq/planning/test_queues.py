@@ -1,4 +1,4 @@
-"""Warnings of the driver for queries that read nothing."""
+"""Warnings for queries that read nothing."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def warned(filled: Filled, caplog: pytest.LogCaptureFixture, **options: str) -> 
         ("-eu", ""),
     ],
 )
-def test_a_pattern_that_matches_nothing(
+def test_pattern_without_a_match_is_warned_of(
     filled: Filled, caplog: pytest.LogCaptureFixture, pattern: str, hint: str
 ) -> None:
     expected = [f"subscribePattern {pattern!r} matches no topic; {hint}"] if hint else []
     assert warned(filled, caplog, subscribePattern=pattern) == expected
 
 
-def test_an_expression_that_is_never_true(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
+def test_expression_that_is_never_true_is_warned_of(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
     options = {"subscribe": "orders", "expressionType": "SQL92"}
     assert warned(filled, caplog, **options, subExpression="a = 'x' AND b = 5") == []
     assert [text[:50] for text in warned(filled, caplog, **options, subExpression="a = 'x' AND a = 'y'")] == [

@@ -76,12 +76,12 @@ def delete_old(store: MessageStore) -> None:
     assert store.min_offset(COMMITS_TOPIC, 0) > 0
 
 
-def test_a_query_that_wrote_nothing_has_nothing(store: MessageStore) -> None:
+def test_new_query_has_written_no_batch(store: MessageStore) -> None:
     assert not has(store, 0)
 
 
 @pytest.mark.parametrize(("until", "written"), [("begin", False), ("append", True), ("end", True)])
-def test_killed_after_each_step(store: MessageStore, until: str, written: bool) -> None:
+def test_batch_is_written_once_if_killed_after_any_step(store: MessageStore, until: str, written: bool) -> None:
     write(store, 0)
     write(store, 1, until=until)
     assert has(store, 1) is written
@@ -91,7 +91,7 @@ def test_killed_after_each_step(store: MessageStore, until: str, written: bool) 
     assert not has(store, 3)
 
 
-def test_records_are_found_where_the_topic_was_made_with_more_queues(store: MessageStore) -> None:
+def test_records_are_found_in_a_topic_with_more_queues(store: MessageStore) -> None:
     store.create_topic(COMMITS_TOPIC, 3)
     for number in range(3):
         write(store, number, until="append")
@@ -107,21 +107,21 @@ def test_an_old_checkpoint_is_refused(store: MessageStore, until: str) -> None:
 
 
 @pytest.mark.parametrize("until", ["begin", "append", "end"])
-def test_queries_know_nothing_of_each_other(store: MessageStore, until: str) -> None:
+def test_queries_do_not_affect_each_other(store: MessageStore, until: str) -> None:
     write(store, 3, until=until)
     for other in ("other", f"{QUERY}-group"):
         assert not has(store, 3, other)
         assert not has(store, 0, other)
 
 
-def test_after_retention_what_was_finished_is_known(store: MessageStore) -> None:
+def test_finished_batch_is_known_after_retention(store: MessageStore) -> None:
     write(store, 7)
     delete_old(store)
     assert has(store, 7)
     assert not has(store, 8)
 
 
-def test_after_retention_nobody_guesses_about_what_was_not_finished(store: MessageStore) -> None:
+def test_unfinished_batch_after_retention_is_an_error(store: MessageStore) -> None:
     write(store, 7, until="append")
     delete_old(store)
     assert not has(store, 8)
@@ -134,13 +134,13 @@ def test_after_retention_nobody_guesses_about_what_was_not_finished(store: Messa
     assert not has(store, 7)
 
 
-def test_a_batch_that_was_begun_before_retention_and_appended_after_it(store: MessageStore) -> None:
+def test_batch_begun_before_retention_and_appended_after(store: MessageStore) -> None:
     write(store, 7, until="begin")
     write(store, 7, until="append")
     assert has(store, 7)
 
 
-def test_an_end_that_a_crash_of_the_machine_took_back(store: MessageStore, tmp_path: Path) -> None:
+def test_mark_is_newer_than_the_log_after_a_machine_crash(store: MessageStore, tmp_path: Path) -> None:
     for batch in range(3):
         write(store, batch, query="other")
     write(store, 0, until="begin")
@@ -160,7 +160,7 @@ def test_an_end_that_a_crash_of_the_machine_took_back(store: MessageStore, tmp_p
 
 
 @pytest.mark.parametrize("until", ["append", "end"])
-def test_a_batch_that_was_planned_anew_is_refused(store: MessageStore, until: str) -> None:
+def test_batch_planned_again_is_refused(store: MessageStore, until: str) -> None:
     """The checkpoint lost the files of its newest batch."""
     write(store, 7, until=until)
     with pytest.raises(CommitError, match=r"batch 7 .* with 1 rows for orders, and now comes with 31 rows for orders"):
@@ -171,15 +171,15 @@ def test_a_batch_that_was_planned_anew_is_refused(store: MessageStore, until: st
     assert has(store, 7, rows=31)
 
 
-def test_two_writes_of_one_batch_with_one_name_are_refused(store: MessageStore) -> None:
+def test_second_write_of_a_batch_by_one_name_is_refused(store: MessageStore) -> None:
     write(store, 7)
     with pytest.raises(CommitError, match=r"batch 7 was written before in this run .* have the same producerGroup"):
         has(store, 7, run="first run")
     assert not has(store, 8, run="first run")
 
 
-def test_a_batch_is_the_same_if_its_plan_is(store: MessageStore) -> None:
-    """Whatever rows the query computes. With another plan it is another batch, even with as many rows."""
+def test_batches_of_equal_plans_are_equal(store: MessageStore) -> None:
+    """The query may compute other rows. With another plan it is another batch, even with as many rows."""
     commits, rows = commits_of(store), {"orders": 1}
     with commits.file.locked():
         commits.begin(Batch(7, rows, plan="one"))
@@ -192,7 +192,7 @@ def test_a_batch_is_the_same_if_its_plan_is(store: MessageStore) -> None:
         assert commits.has(Batch(7, rows))
 
 
-def test_a_log_that_is_older_than_the_file(store: MessageStore) -> None:
+def test_log_older_than_the_mark(store: MessageStore) -> None:
     """The store was restored from a backup whose file is newer than its log."""
     write(store, 6, query="other")
     write(store, 7)
@@ -207,7 +207,7 @@ def test_a_log_that_is_older_than_the_file(store: MessageStore) -> None:
                 has(older, 7)
             with pytest.raises(CommitError, match=r"batch 7 was written, now comes batch 8, and the log has nothing"):
                 has(older, 8)
-            for batch in range(3):  # batches of others, past this one's position
+            for batch in range(3):  # batches of other queries, past this batch's position
                 write(older, batch, query="other")
         write(older, 7, until="append")  # the batch exists, at another position
         shutil.copy(mark, copied)
@@ -227,8 +227,10 @@ def put_back(store: MessageStore, name: str = "put back") -> Iterator[MessageSto
 
 
 @UNTIL
-def test_a_stream_whose_store_was_put_back(store: MessageStore, caplog: pytest.LogCaptureFixture, until: str) -> None:
-    """The checkpoint is newer than the store, so batches between are lost."""
+def test_stream_refuses_a_store_older_than_its_checkpoint(
+    store: MessageStore, caplog: pytest.LogCaptureFixture, until: str
+) -> None:
+    """The batches between are lost."""
     for batch in range(7):
         write(store, batch, consecutive=True)
     write(store, 7, consecutive=True, until=until)
@@ -246,7 +248,7 @@ def test_a_stream_whose_store_was_put_back(store: MessageStore, caplog: pytest.L
 
 
 @UNTIL
-def test_a_note_that_is_older_than_the_log_says_nothing_of_a_loss(store: MessageStore, until: str) -> None:
+def test_mark_older_than_the_log_is_no_loss(store: MessageStore, until: str) -> None:
     """The file was restored alone: the log has the batch before."""
     write(store, 6, consecutive=True)
     mark = Path(store.path, "commits", QUERY, "mark.json")
@@ -262,14 +264,14 @@ def test_a_note_that_is_older_than_the_log_says_nothing_of_a_loss(store: Message
         assert not has(store, 9)
 
 
-def test_batches_of_foreach_batch_have_gaps(store: MessageStore) -> None:
+def test_batches_of_foreach_batch_may_have_gaps(store: MessageStore) -> None:
     write(store, 7)
     assert not has(store, 9)
     write(store, 9, consecutive=True)
     assert not has(store, 10)
 
 
-def test_a_batch_without_rows_that_comes_again_with_some_is_written(store: MessageStore) -> None:
+def test_empty_batch_repeated_with_rows_is_written(store: MessageStore) -> None:
     """The checkpoint lost its newest files, so the batch was planned again, and the store has none of its rows."""
     commits = commits_of(store)
     write(store, 6, consecutive=True)
@@ -284,7 +286,7 @@ def test_a_batch_without_rows_that_comes_again_with_some_is_written(store: Messa
         has(store, 7, rows=0)
 
 
-def test_without_its_file_the_records_tell(store: MessageStore) -> None:
+def test_batches_are_known_by_their_records_without_the_mark(store: MessageStore) -> None:
     for batch in range(5):
         write(store, batch)
         write(store, batch + 10, query="other")
@@ -309,7 +311,7 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize("content", DAMAGED)
-def test_a_file_that_is_damaged_is_named(store: MessageStore, content: bytes) -> None:
+def test_damaged_mark_is_named(store: MessageStore, content: bytes) -> None:
     write(store, 0)
     mark = Path(store.path, "commits", QUERY, "mark.json")
     mark.write_bytes(content)
@@ -317,7 +319,7 @@ def test_a_file_that_is_damaged_is_named(store: MessageStore, content: bytes) ->
         has(store, 0)
 
 
-def test_only_one_process_at_a_time(store: MessageStore, capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_process_commits_at_a_time(store: MessageStore, capfd: pytest.CaptureFixture[str]) -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_take_turn, args=(str(store.path), theirs), daemon=True)
@@ -343,7 +345,7 @@ def _take_turn(path: str, pipe) -> None:  # type: ignore[no-untyped-def]
             pipe.recv()
 
 
-def test_the_file_of_a_batch_in_the_checkpoint(tmp_path: Path) -> None:
+def test_plan_is_read_from_the_checkpoint(tmp_path: Path) -> None:
     checkpoint = tmp_path / "check # point"
     (checkpoint / "offsets").mkdir(parents=True)
     (checkpoint / "offsets" / "7").write_text("v1 ...")
@@ -353,7 +355,7 @@ def test_the_file_of_a_batch_in_the_checkpoint(tmp_path: Path) -> None:
     assert plan_of(str(checkpoint), 8) not in {"", *plans}
 
 
-def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_checkpoint_path_is_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("checkpoint", "offsets").mkdir(parents=True)
     Path("checkpoint", "offsets", "7").write_text("v1 ...")
@@ -363,12 +365,12 @@ def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     "checkpoint", [None, "", "relative", "hdfs://host/checkpoint", "s3a://bucket/checkpoint", "/no"]
 )
-def test_where_it_is_not_seen(checkpoint: str | None) -> None:
+def test_plan_is_unknown_without_a_readable_checkpoint(checkpoint: str | None) -> None:
     assert plan_of(checkpoint, 7) == ""
 
 
 @pytest.mark.parametrize("damage", [Path.mkdir, lambda path: path.symlink_to(path)])
-def test_what_the_system_refuses(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_system_errors_name_the_file(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     (tmp_path / "offsets").mkdir()
     damage(tmp_path / "offsets" / "7")
     with pytest.raises(StoreUnavailable, match="offsets/7: "):

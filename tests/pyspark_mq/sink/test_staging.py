@@ -1,4 +1,4 @@
-"""Staged rows: the driver reads what tasks wrote, and old rows are deleted."""
+"""Staged rows: the driver reads the tasks' files, and old rows are deleted."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_rows_of_tasks_by_topic_in_the_order_of_the_files(place: str) -> None:
     assert bodies(staging.tables([second, first])) == {"b": ["5", "3"], "a": ["7", "1", "2", "4"]}
 
 
-def test_a_task_without_rows_makes_no_file(place: str) -> None:
+def test_task_without_rows_writes_no_file(place: str) -> None:
     assert begun(place).write("q", "run", "0-0", []) == ("", {})
     assert list(objects_at(place, {}).names("q.run")) == [".made"]
 
 
-def test_a_query_has_one_live_batch_and_others_have_many(place: str) -> None:
+def test_forget_deletes_other_batches_of_the_query_only(place: str) -> None:
     staging = Staging(place)
     staging.prepare()
     q1, q9, q10 = run_of_batch(1, "a"), run_of_batch(9, "b"), run_of_batch(10, "c")
@@ -77,7 +77,7 @@ def test_a_query_has_one_live_batch_and_others_have_many(place: str) -> None:
     assert list(objects_at(place, {}).names("")) == sorted(["batch.6", *others])
 
 
-def test_what_is_old_anywhere(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_rows_are_deleted_in_any_place(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Object times cannot be changed, so the test makes new objects count as old."""
     run = uuid4().hex
     staging = begun(place, "batch", run)
@@ -89,7 +89,7 @@ def test_what_is_old_anywhere(place: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert list(objects_at(place, {}).names("")) == []
 
 
-def test_what_nobody_touched_for_long_is_deleted_by_anybody(tmp_path: Path) -> None:
+def test_rows_unused_for_long_are_deleted_by_any_query(tmp_path: Path) -> None:
     runs = [uuid4().hex, run_of_batch(1, uuid4().hex), run_of_batch(1, uuid4().hex)]
     owners = ["batch", str(uuid4()), f"{uuid4()}-a-group"]
     paths = []
@@ -104,7 +104,7 @@ def test_what_nobody_touched_for_long_is_deleted_by_anybody(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", [".ssh", "project.v1", "image.0123456789abcdef0123456789abcdef"])
-def test_what_is_not_ours_stays_however_old(tmp_path: Path, name: str) -> None:
+def test_foreign_files_are_kept(tmp_path: Path, name: str) -> None:
     """stagingPath may be a directory that has other contents."""
     theirs = tmp_path / name / "file"
     theirs.parent.mkdir()
@@ -126,7 +126,7 @@ def test_a_failing_task_raises_its_own_error(place: str) -> None:
         begun(place).write("q", "run", "0-0", failing())
 
 
-def test_a_task_that_lives_longer_than_its_run_writes_no_more(place: str) -> None:
+def test_task_cannot_write_after_its_run_ended(place: str) -> None:
     driver, task = begun(place, "batch", "1"), Staging(place)
 
     def late() -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -141,7 +141,7 @@ def test_a_task_that_lives_longer_than_its_run_writes_no_more(place: str) -> Non
     assert list(objects_at(place, {}).names("")) == []
 
 
-def test_a_file_that_is_gone_or_torn(tmp_path: Path) -> None:
+def test_missing_or_torn_file_is_an_error(tmp_path: Path) -> None:
     staging = begun(tmp_path)
     file, _ = staging.write("q", "run", "0-0", [("a", batch("1" * 5000))])
     path = tmp_path / file
@@ -153,7 +153,7 @@ def test_a_file_that_is_gone_or_torn(tmp_path: Path) -> None:
         staging.tables([file])
 
 
-def test_an_object_that_is_gone_or_torn(bucket: str) -> None:
+def test_missing_or_torn_object_is_an_error(bucket: str) -> None:
     import fsspec
 
     staging = begun(f"{bucket}/staging")
@@ -170,7 +170,7 @@ def test_an_object_that_is_gone_or_torn(bucket: str) -> None:
         Staging(f"{bucket}-not").prepare()
 
 
-def test_where_nobody_may_write(tmp_path: Path) -> None:
+def test_unwritable_place_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StagingError, match="set the option stagingPath to a directory that the driver and every"):
         Staging(str(tmp_path / "file" / "staging")).prepare()

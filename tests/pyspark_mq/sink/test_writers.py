@@ -17,7 +17,7 @@ from store import MessageStore
 from store.format.topic_names import COMMITS_TOPIC
 
 
-def test_a_file_that_became_shorter(tmp_path: Path) -> None:
+def test_shortened_file_is_an_error(tmp_path: Path) -> None:
     """The file was cut between two record batches, where it looks complete."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 1)
@@ -65,7 +65,7 @@ def commit(store: MessageStore, sent: TaskRows, **options: str) -> None:
     OncePerBatch(options_of(store, **options)).commit([sent])
 
 
-def test_a_stream_notes_batches_without_rows_so_that_one_that_is_missing_is_told(store: MessageStore) -> None:
+def test_stream_records_empty_batches_to_detect_missing_ones(store: MessageStore) -> None:
     commit(store, staged(store, 0))
     commit(store, staged(store, 1, "a"))
     commit(store, staged(store, 2))
@@ -78,7 +78,7 @@ def test_a_stream_notes_batches_without_rows_so_that_one_that_is_missing_is_told
 
 
 @pytest.mark.parametrize("options", [{}, {"producerGroup": "copier"}])
-def test_a_batch_that_comes_again_where_the_note_is_an_older_one(store: MessageStore, options: dict[str, str]) -> None:
+def test_repeated_batch_with_an_older_mark_is_not_written(store: MessageStore, options: dict[str, str]) -> None:
     """The file was restored from a backup; the record beside the rows in the log decides."""
     mark = Path(store.path, "commits", QUERY, "mark.json")
     commit(store, staged(store, 6, "a"), **options)
@@ -91,13 +91,13 @@ def test_a_batch_that_comes_again_where_the_note_is_an_older_one(store: MessageS
     assert store.max_offset("orders", 0) == 4
 
 
-def test_writes_in_foreach_batch_may_leave_batches_out(store: MessageStore) -> None:
+def test_writes_in_foreach_batch_may_skip_batches(store: MessageStore) -> None:
     for number, *bodies in ((0,), (3, "a"), (4,), (7, "b"), (7,)):
         commit(store, staged(store, number, *bodies), producerGroup="copier")
     assert store.max_offset("orders", 0) == 2
 
 
-def test_a_second_write_of_one_name_is_told_in_the_run_that_skips_the_first(store: MessageStore) -> None:
+def test_second_write_of_one_name_fails_in_a_repeated_batch(store: MessageStore) -> None:
     """The earlier run was killed between the two writes: the second write's rows were never stored."""
     commit(store, staged(store, 7, "a", run="1"), producerGroup="copier")
     commit(store, staged(store, 7, "a", run="2"), producerGroup="copier")
@@ -106,7 +106,7 @@ def test_a_second_write_of_one_name_is_told_in_the_run_that_skips_the_first(stor
     assert store.max_offset("orders", 0) == 1
 
 
-def test_a_commit_that_comes_late_leaves_the_rows_of_the_next_batch(store: MessageStore) -> None:
+def test_late_commit_keeps_the_rows_of_the_next_batch(store: MessageStore) -> None:
     """The late commit is a killed driver's; the next driver has written the batch, and its tasks already stage rows."""
     late = staged(store, 7, "a", run="1", attempt="a")
     commit(store, staged(store, 7, "a", run="2", attempt="b"))
@@ -118,10 +118,8 @@ def test_a_commit_that_comes_late_leaves_the_rows_of_the_next_batch(store: Messa
 
 
 @pytest.mark.parametrize("is_noted", [True, False])
-def test_a_batch_that_comes_again_without_rows_was_written_all_the_same(
-    store: MessageStore, tmp_path: Path, is_noted: bool
-) -> None:
-    """It may come again with rows: Spark repeats the batch until its own commit log has it."""
+def test_batch_repeated_without_rows_stays_written(store: MessageStore, tmp_path: Path, is_noted: bool) -> None:
+    """It may be repeated with rows later: Spark repeats the batch until its own commit log has it."""
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "7").write_text("one")
     commit(store, staged(store, 7, "a", run="1"), checkpointLocation=str(tmp_path))
@@ -133,7 +131,7 @@ def test_a_batch_that_comes_again_without_rows_was_written_all_the_same(
 
 
 @pytest.mark.parametrize("options", [{}, {"producerGroup": "copier"}])
-def test_a_batch_that_was_planned_anew_is_told_by_its_checkpoint(
+def test_batch_planned_again_is_detected_by_its_checkpoint(
     store: MessageStore, tmp_path: Path, options: dict[str, str]
 ) -> None:
     options["checkpointLocation"] = str(tmp_path)

@@ -1,5 +1,3 @@
-"""Columns of writes: accepted and refused ones, and the rows that each topic gets."""
-
 from __future__ import annotations
 
 import re
@@ -47,7 +45,7 @@ def schema(**columns: DataType) -> StructType:
         (schema(body=TEXT, delayLevel=ShortType(), deliverAt=TimestampType()), "t"),
     ],
 )
-def test_columns_that_are_taken(columns: StructType, topic: str | None) -> None:
+def test_columns_are_accepted(columns: StructType, topic: str | None) -> None:
     check_schema(columns, topic)
 
 
@@ -76,12 +74,12 @@ def test_columns_that_are_taken(columns: StructType, topic: str | None) -> None:
         (StructType([StructField("body", TEXT)] * 2), "Columns that stand twice: body"),
     ],
 )
-def test_columns_that_are_refused_and_what_to_write_instead(columns: StructType, message: str) -> None:
+def test_refused_columns_get_a_remedy(columns: StructType, message: str) -> None:
     with pytest.raises(SchemaError, match=re.escape(message)):
         check_schema(columns, "t")
 
 
-def test_without_any_topic() -> None:
+def test_missing_topic_is_refused() -> None:
     with pytest.raises(SchemaError, match=re.escape('Set option("topic", ...), or add a column topic')):
         check_schema(schema(body=TEXT), None)
 
@@ -90,7 +88,7 @@ rows = st.lists(st.tuples(st.sampled_from("abcd"), st.binary(max_size=3)), min_s
 
 
 @given(rows, st.integers(0, 3))
-def test_each_topic_gets_its_rows_in_their_order(rows: list[tuple[str, bytes]], skipped: int) -> None:
+def test_each_topic_gets_its_rows_in_order(rows: list[tuple[str, bytes]], skipped: int) -> None:
     topics, bodies = zip(*rows, strict=True)
     batch = pa.record_batch({"topic": pa.array(topics), "body": pa.array(bodies)}).slice(skipped)
     got = {topic: table["body"].to_pylist() for topic, table in tables_by_topic(batch, None)}
@@ -98,7 +96,7 @@ def test_each_topic_gets_its_rows_in_their_order(rows: list[tuple[str, bytes]], 
     assert got == {topic: [body for other, body in kept if other == topic] for topic in {topic for topic, _ in kept}}
 
 
-def test_the_option_overrides_the_column() -> None:
+def test_topic_option_overrides_the_column() -> None:
     batch = pa.record_batch({"topic": ["a", None], "body": ["1", "2"]})
     ((topic, table),) = tables_by_topic(batch, "all")
     assert topic == "all"
@@ -106,7 +104,7 @@ def test_the_option_overrides_the_column() -> None:
 
 
 @pytest.mark.parametrize("name", ["topic", "body"])
-def test_a_row_without_what_it_needs(name: str) -> None:
+def test_row_without_topic_or_body_is_refused(name: str) -> None:
     batch = pa.record_batch({"topic": ["a"] * 3, "body": ["1"] * 3}).set_column(
         0 if name == "topic" else 1, name, pa.array(["x", None, None])
     )
@@ -115,7 +113,7 @@ def test_a_row_without_what_it_needs(name: str) -> None:
 
 
 @pytest.mark.parametrize("others", [[], ["orders"]])
-def test_no_row_goes_where_the_store_notes_what_was_written(others: list[str]) -> None:
+def test_row_for_the_commits_topic_is_refused(others: list[str]) -> None:
     """The row could hide a batch of another query."""
     topics = [*others, COMMITS_TOPIC]
     batch = pa.record_batch({"topic": topics, "body": ['{"batch": 3}'] * len(topics)})
@@ -123,7 +121,7 @@ def test_no_row_goes_where_the_store_notes_what_was_written(others: list[str]) -
         list(tables_by_topic(batch, None))
 
 
-def test_nulls_in_other_columns_are_none() -> None:
+def test_nulls_in_optional_columns_mean_defaults() -> None:
     now = int(time.time() * 1000)
     times = pa.array([5_000_000, None], pa.timestamp("us", "UTC"))
     batch = pa.record_batch(

@@ -20,7 +20,7 @@ from tests.filled import Filled
 from tests.name_server import name_server
 
 
-def test_start_and_end_are_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_and_end_are_resolved_at_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled = Filled(tmp_path / "mq", {"orders": 1})
     resolve = Queues.resolve
 
@@ -48,7 +48,7 @@ def test_start_and_end_are_of_one_moment(tmp_path: Path, monkeypatch: pytest.Mon
         ("resolve", {"endingOffsets": "group", "consumerGroup": "g"}),
     ],
 )
-def test_a_broker_that_dies_while_a_query_is_planned_is_told(
+def test_broker_lost_while_a_query_is_planned_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, end: dict[str, str]
 ) -> None:
     """Later the name servers forget the broker, and nothing shows that its queues are missing."""
@@ -99,7 +99,7 @@ def test_a_broker_that_dies_while_a_query_is_planned_is_told(
         ("KEYS = ''", ["orders/0 [0, 5)", "orders/1 [0, 6)"]),
     ],
 )
-def test_a_condition_on_keys_is_looked_up_in_the_index(tmp_path: Path, condition: str, wanted: list[str]) -> None:
+def test_condition_on_keys_uses_the_index(tmp_path: Path, condition: str, wanted: list[str]) -> None:
     filled = Filled(tmp_path / "mq", {"orders": 2})
     options = {"path": filled.path, "subscribe": "orders", "subExpression": condition, "expressionType": "SQL92"}
     with filled.store:
@@ -109,7 +109,7 @@ def test_a_condition_on_keys_is_looked_up_in_the_index(tmp_path: Path, condition
     assert sorted(str(r) for partition in partitions for r in partition.value.ranges) == wanted
 
 
-def test_a_condition_on_an_id_is_looked_up_in_the_index(tmp_path: Path) -> None:
+def test_condition_on_an_id_uses_the_index(tmp_path: Path) -> None:
     filled = Filled(tmp_path / "mq", {"orders": 1})
     with filled.store as store:
         filled.put("orders", 0, 5)

@@ -1,4 +1,4 @@
-"""What tasks of real-time batches read, over real stores."""
+"""Tasks of real-time batches over real stores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _pipelined_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_PIPELINED_UDF", "1")
 
 
-def test_a_batch_reads_what_is_there_and_what_arrives(filled: Filled) -> None:
+def test_batch_reads_existing_and_arriving_messages(filled: Filled) -> None:
     it = reader(filled, batch_seconds=2)
     start = it.initialOffset()
     end = latest(it, start)
@@ -41,14 +41,14 @@ def test_a_batch_reads_what_is_there_and_what_arrives(filled: Filled) -> None:
     assert run(reader(filled), it.partitions(end, following)) == []
 
 
-def test_a_short_batch_in_which_nothing_matches_gets_on(filled: Filled) -> None:
+def test_short_batch_without_a_match_advances(filled: Filled) -> None:
     it = reader(filled, subExpression="C")
     end = latest(it, it.initialOffset())
     assert run(it, it.partitions(end, end)) == []
     assert latest(it, end)["$from"] == [{"orders": {"0": 3}}, {"orders": {"1": 5}}]
 
 
-def test_rows_come_out_as_they_arrive(filled: Filled) -> None:
+def test_rows_are_returned_as_they_arrive(filled: Filled) -> None:
     it = reader(filled, batchDuration="60s", startingOffsets="latest")
     start = it.initialOffset()
     (partition, _) = it.partitions(start, latest(it, start))
@@ -61,7 +61,7 @@ def test_rows_come_out_as_they_arrive(filled: Filled) -> None:
     batches.close()  # type: ignore[attr-defined]
 
 
-def test_an_open_batch_is_told_of_a_new_owner(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_batch_raises_for_a_new_owner(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.05)
     it = reader(filled, batchDuration="60s", realTimePartitions="1")
     start = it.initialOffset()
@@ -80,7 +80,7 @@ def test_an_open_batch_is_told_of_a_new_owner(filled: Filled, monkeypatch: pytes
     assert len(run(again, again.partitions(start, latest(again, start)))) == len(filled.rows)
 
 
-def test_a_batch_that_ran_is_replayed_exactly(filled: Filled) -> None:
+def test_completed_batch_is_replayed_exactly(filled: Filled) -> None:
     it = reader(filled)
     start = it.initialOffset()
     end = latest(it, start)
@@ -93,7 +93,7 @@ def test_a_batch_that_ran_is_replayed_exactly(filled: Filled) -> None:
     assert latest(again, end)["$from"] == [{"orders": {"0": 3}}, {"orders": {"1": 5}}]
 
 
-def test_a_task_without_a_record_reads_anew_beside_one_with(filled: Filled) -> None:
+def test_recorded_tasks_are_replayed_and_others_read_again(filled: Filled) -> None:
     it = reader(filled)
     start = it.initialOffset()
     end = latest(it, start)
@@ -107,7 +107,7 @@ def test_a_task_without_a_record_reads_anew_beside_one_with(filled: Filled) -> N
     assert latest(again, end)["$from"] == [{"orders": {"0": 3}}, {"orders": {"1": 7}}]
 
 
-def test_two_attempts_at_once_agree_or_one_fails(filled: Filled) -> None:
+def test_concurrent_attempts_agree_or_one_fails(filled: Filled) -> None:
     it = reader(filled, realTimePartitions="1")
     start = it.initialOffset()
     end = latest(it, start)
@@ -146,7 +146,7 @@ def record(filled: Filled, *ends: int) -> TaskRecord:
     return TaskRecord(dict(zip(queues, ends, strict=True)), last=last)
 
 
-def test_an_attempt_that_read_more_than_is_recorded_fails(filled: Filled) -> None:
+def test_attempt_that_read_more_than_recorded_fails(filled: Filled) -> None:
     it = reader(filled, realTimePartitions="1")
     start = it.initialOffset()
     (partition,) = it.partitions(start, latest(it, start))
@@ -159,7 +159,7 @@ def test_an_attempt_that_read_more_than_is_recorded_fails(filled: Filled) -> Non
     assert [row[:3] for row in task(it, partition)] == [("orders", 0, 0), *(("orders", 1, n) for n in range(5))]
 
 
-def test_an_attempt_that_read_less_reads_on(filled: Filled) -> None:
+def test_attempt_that_read_less_than_recorded_reads_on(filled: Filled) -> None:
     it = reader(filled, realTimePartitions="1", startingOffsets="latest")
     start = it.initialOffset()
     (partition,) = it.partitions(start, latest(it, start))
@@ -175,7 +175,7 @@ def test_an_attempt_that_read_less_reads_on(filled: Filled) -> None:
 
 
 @pytest.mark.parametrize(("expression", "kind"), [("B", "TAG"), ("TAGS = 'B'", "SQL92")])
-def test_what_does_not_match_is_passed_over(filled: Filled, expression: str, kind: str) -> None:
+def test_messages_without_a_match_are_skipped(filled: Filled, expression: str, kind: str) -> None:
     it = reader(filled, subExpression=expression, expressionType=kind)
     start = it.initialOffset()
     end = latest(it, start)
@@ -183,7 +183,7 @@ def test_what_does_not_match_is_passed_over(filled: Filled, expression: str, kin
     assert latest(it, end)["$from"][1] == {"orders": {"1": 5}}
 
 
-def test_workers_that_keep_batches_back_are_refused(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_buffer_batches_are_refused(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_PIPELINED_UDF")
     it = reader(filled)
     start = it.initialOffset()
@@ -191,9 +191,7 @@ def test_workers_that_keep_batches_back_are_refused(filled: Filled, monkeypatch:
         task(it, it.partitions(start, latest(it, start))[0])
 
 
-def test_a_backlog_comes_in_full_batches_and_all_queues_have_turns(
-    filled: Filled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backlog_is_read_in_full_batches_queue_by_queue(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_reading, "_ROWS_AT_ONCE", 100)
     filled.put("orders", 0, 250, size=1)
     it = reader(filled, realTimePartitions="1", batchDuration="60s")

@@ -29,7 +29,6 @@ def record(offset: int, *, starved: bool = False) -> TaskRecord:
 
 @pytest.fixture(params=["directory", "memory", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place for a ledger."""
     if request.param == "memory":
         return f"memory://{uuid4().hex}/ledger"
     return f"{request.getfixturevalue('bucket')}/ledger" if request.param == "s3" else str(tmp_path / "new" / "ledger")
@@ -42,7 +41,7 @@ def age(ledger: Path, days: float) -> None:
         os.utime(path, (times.st_atime, times.st_mtime - days * 86400), follow_symlinks=False)
 
 
-def test_what_is_recorded_is_found(place: str) -> None:
+def test_record_is_found(place: str) -> None:
     ledger = Ledger(place)
     assert ledger.find(TASK, QUEUES) is None
     told = replace(record(7, starved=True), slots=3)
@@ -51,7 +50,7 @@ def test_what_is_recorded_is_found(place: str) -> None:
     assert list(objects_at(place, {}).names(A)) == ["3-0.json"]
 
 
-def test_the_first_record_wins(place: str) -> None:
+def test_first_record_wins(place: str) -> None:
     ledger = Ledger(place)
     ledger.prepare(A)
     ledger.record(TASK, record(7))
@@ -60,8 +59,8 @@ def test_the_first_record_wins(place: str) -> None:
     assert ledger.find(TASK, QUEUES) == record(7)
 
 
-def test_a_record_that_is_there_and_not_seen_yet_is_not_replaced_by_an_own_one(tmp_path: Path) -> None:
-    """As on a file system that caches the missing name."""
+def test_record_hidden_by_a_cache_is_not_replaced(tmp_path: Path) -> None:
+    """A file system may cache that the name was missing."""
     ledger = Ledger(tmp_path)
     ledger.prepare(A)
     (tmp_path / A / "3-0.json").symlink_to("elsewhere")
@@ -69,7 +68,7 @@ def test_a_record_that_is_there_and_not_seen_yet_is_not_replaced_by_an_own_one(t
         ledger.record(TASK, record(8))
 
 
-def test_one_of_many_at_once_wins_and_all_agree(place: str) -> None:
+def test_one_of_many_concurrent_records_wins(place: str) -> None:
     start = threading.Barrier(8)
     answers: list[TaskRecord] = []
 
@@ -100,7 +99,7 @@ for epoch in range(int(sys.argv[3])):
 
 
 @pytest.mark.parametrize("place", ["directory", "s3"], indirect=True)
-def test_of_two_processes_that_race_one_wins_and_both_agree(place: str) -> None:
+def test_one_of_two_racing_processes_wins(place: str) -> None:
     rounds = int(os.environ.get("ROUNDS", "20"))
     racers = [
         subprocess.Popen(
@@ -127,7 +126,7 @@ def test_of_two_processes_that_race_one_wins_and_both_agree(place: str) -> None:
     assert [racer.wait(60) for racer in racers] == [0, 0]
 
 
-def test_tasks_epochs_and_readers_are_apart(place: str) -> None:
+def test_tasks_epochs_and_readers_have_own_records(place: str) -> None:
     ledger = Ledger(place)
     names = [TaskName(reader, epoch, task) for reader in (A, B) for epoch in (1, 11) for task in (0, 1)]
     for offset, name in enumerate(names):
@@ -137,7 +136,7 @@ def test_tasks_epochs_and_readers_are_apart(place: str) -> None:
     assert not ledger.any_ended(TaskName(A, 2, 0))
 
 
-def test_old_records_are_forgotten(place: str) -> None:
+def test_old_records_are_deleted(place: str) -> None:
     ledger = Ledger(place)
     for epoch in (8, 9, 10):
         ledger.record(TaskName(A, epoch, 0), record(epoch))
@@ -148,7 +147,7 @@ def test_old_records_are_forgotten(place: str) -> None:
     assert ledger.find(TaskName(B, 8, 0), QUEUES) == record(8)
 
 
-def test_what_is_pruned_anywhere(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passed_readers_are_pruned_in_any_place(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Object times cannot be changed, so the test makes new objects count as old."""
     ledger, objects = Ledger(place), objects_at(place, {})
     assert objects.names("") == {}
@@ -169,7 +168,7 @@ def test_what_is_pruned_anywhere(place: str, monkeypatch: pytest.MonkeyPatch) ->
     assert objects.names(B).keys() == {"notes.txt"}
 
 
-def test_readers_go_some_days_after_they_were_passed_and_never_before(tmp_path: Path) -> None:
+def test_passed_readers_are_pruned_after_some_days(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     for reader in (A, B, C):
         ledger.prepare(reader)
@@ -194,12 +193,12 @@ def test_readers_go_some_days_after_they_were_passed_and_never_before(tmp_path: 
     assert {path.name for path in tmp_path.iterdir()} == {C}  # a stopped query may continue from it at any time
 
 
-def test_a_place_that_cannot_be_listed_is_not_pruned(tmp_path: Path) -> None:
+def test_unlistable_place_is_not_pruned(tmp_path: Path) -> None:
     (tmp_path / "ledger").touch()
     Ledger(tmp_path / "ledger").prune()
 
 
-def test_nothing_is_deleted_that_is_not_the_ledgers(tmp_path: Path) -> None:
+def test_foreign_files_are_kept(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger")
     other = tmp_path / "other"
     other.mkdir()
@@ -222,7 +221,7 @@ def test_nothing_is_deleted_that_is_not_the_ledgers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reader", ["", ".", "..", "../other", "/other", "reader", A.upper(), A + "\n", A[1:]])
-def test_an_id_that_is_none_names_no_folder(tmp_path: Path, reader: str) -> None:
+def test_wrong_reader_id_is_refused(tmp_path: Path, reader: str) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "1-0.json").touch()
     ledger = Ledger(tmp_path / "ledger")
@@ -258,7 +257,7 @@ def test_an_id_that_is_none_names_no_folder(tmp_path: Path, reader: str) -> None
         b'{"next": {"orders": {"0": 1, "1": 1, "2": 1}}, "starved": false, "last": {}, "slots": null}',
     ],
 )
-def test_a_damaged_record_says_how_to_go_on(tmp_path: Path, content: bytes) -> None:
+def test_error_of_a_damaged_record_has_a_remedy(tmp_path: Path, content: bytes) -> None:
     ledger = Ledger(tmp_path)
     ledger.prepare(A)
     (tmp_path / A / "3-0.json").write_bytes(content)
@@ -266,7 +265,7 @@ def test_a_damaged_record_says_how_to_go_on(tmp_path: Path, content: bytes) -> N
         ledger.find(TASK, QUEUES)
 
 
-def test_a_directory_that_cannot_be_written_says_what_to_set(tmp_path: Path) -> None:
+def test_unwritable_directory_has_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for attempt in (lambda it: it.prepare(A), lambda it: it.record(TASK, record(1))):
         with pytest.raises(LedgerError, match="set the option ledgerPath to a directory"):
@@ -274,7 +273,7 @@ def test_a_directory_that_cannot_be_written_says_what_to_set(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_store_says_what_to_set(tmp_path: Path) -> None:
+def test_read_only_store_has_a_remedy(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(LedgerError, match="ledgerPath"):
         Ledger(tmp_path / "ledger").prepare(A)

@@ -1,4 +1,4 @@
-"""The ledger on S3: its requirements of the server, and the errors for servers that do not meet them."""
+"""The ledger on S3 servers that meet its requirements, or do not."""
 
 from __future__ import annotations
 
@@ -83,20 +83,20 @@ def altered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("altered", [HeedsNoCondition], indirect=True)
-def test_a_server_that_heeds_no_condition_is_refused(altered: str) -> None:
+def test_server_that_ignores_conditions_is_refused(altered: str) -> None:
     with pytest.raises(LedgerError, match=r"s3://.*/ledger: cannot record .*a server that heeds If-None-Match"):
         Ledger(f"{altered}/ledger").prepare(READER)
 
 
 @pytest.mark.parametrize("altered", [LosesAnswers], indirect=True)
-def test_a_record_whose_answer_is_lost_counts(altered: str) -> None:
+def test_record_counts_although_its_response_was_lost(altered: str) -> None:
     ledger = Ledger(f"{altered}/ledger")
     assert ledger.record(TASK, TaskRecord({QUEUE: 1})) == TaskRecord({QUEUE: 1})
     assert ledger.record(TASK, TaskRecord({QUEUE: 2})) == TaskRecord({QUEUE: 1})
 
 
 @pytest.mark.parametrize("altered", [RefusesInOtherWords], indirect=True)
-def test_a_refusal_in_other_words_is_one(altered: str) -> None:
+def test_refusal_without_a_named_condition_counts(altered: str) -> None:
     ledger = Ledger(f"{altered}/ledger")
     ledger.prepare(READER)
     ledger.record(TASK, TaskRecord({QUEUE: 1}))
@@ -104,19 +104,19 @@ def test_a_refusal_in_other_words_is_one(altered: str) -> None:
 
 
 @pytest.mark.parametrize("altered", [LetsNobodyWrite], indirect=True)
-def test_who_may_not_write_is_told(altered: str) -> None:
+def test_missing_permission_is_an_error(altered: str) -> None:
     with pytest.raises(LedgerError, match=r"no permission.*ledgerPath to a directory .* or to a place on S3"):
         Ledger(f"{altered}/ledger").record(TASK, TaskRecord({QUEUE: 1}))
 
 
-def test_no_such_bucket(bucket: str) -> None:
+def test_missing_bucket_is_an_error(bucket: str) -> None:
     ledger = Ledger(f"{bucket}-not/ledger")
     with pytest.raises(LedgerError, match=rf"{bucket}-not/ledger: cannot record .*create the bucket"):
         ledger.prepare(READER)
     assert ledger.find(TASK, [QUEUE]) is None
 
 
-def test_no_secret_is_handed_on(bucket: str) -> None:
+def test_errors_show_no_secrets(bucket: str) -> None:
     ledger = Ledger(f"{bucket}/ledger")
     ledger.prepare(READER)
     assert SECRET.encode() not in pickle.dumps(ledger)
@@ -137,7 +137,7 @@ def test_a_missing_package_is_named() -> None:
     assert "what reads s3:// is not installed; pip install 'pyspark-mq[s3]'" in ended.stderr
 
 
-def test_a_large_record_is_not_read(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_record_is_not_read(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(f"{bucket}/ledger")
     ledger.record(TASK, TaskRecord({QUEUE: 1}))
     monkeypatch.setattr("pyspark_mq.source.ledger._MAX_BYTES", 4)

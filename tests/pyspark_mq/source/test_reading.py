@@ -38,7 +38,7 @@ def bodies(filled: Filled, wanted: QueueRange, **options: str) -> list[bytes | N
 
 @pytest.fixture
 def expired(filled: Filled) -> Filled:
-    """The store after retention deleted its first commit log segments."""
+    """A store after retention deleted its first segments."""
     filled.put("orders", 0, 200, size=1000)
     segments = sorted((Path(filled.path) / "commitlog").iterdir())
     for segment in segments[:2]:
@@ -46,32 +46,32 @@ def expired(filled: Filled) -> Filled:
     return filled
 
 
-def test_no_partition_is_nothing_to_read(filled: Filled) -> None:
+def test_no_partition_reads_nothing(filled: Filled) -> None:
     assert offsets(filled, None) == []
 
 
-def test_a_range_is_a_range(filled: Filled) -> None:
+def test_task_reads_exactly_its_range(filled: Filled) -> None:
     assert offsets(filled, QueueRange(Queue("orders", 1), 1, 4)) == [1, 2, 3]
     assert offsets(filled, QueueRange(Queue("orders", 1), 0, 5), subExpression="B || C") == [1, 3]
     condition = {"subExpression": "TAGS = 'B' OR KEYS = 'k4'", "expressionType": "SQL92"}
     assert offsets(filled, QueueRange(Queue("orders", 1), 0, 5), **condition) == [1, 3, 4]
 
 
-def test_waits_for_what_is_not_published_yet(filled: Filled) -> None:
+def test_task_waits_for_unpublished_messages(filled: Filled) -> None:
     arrival = threading.Timer(0.1, filled.put, ("orders", 0, 2))
     arrival.start()
     assert offsets(filled, QueueRange(Queue("orders", 0), 1, 5), timeout=60) == [1, 2, 3, 4]
     arrival.join()
 
 
-def test_what_never_comes_is_data_loss(filled: Filled) -> None:
+def test_messages_that_never_arrive_are_data_loss(filled: Filled) -> None:
     wanted = QueueRange(Queue("orders", 0), 1, 9)
     with pytest.raises(DataLossError, match=r"orders/0 \[3, 9\) is lost: the queue still ends at 3"):
         offsets(filled, wanted)
     assert offsets(filled, wanted, failOnDataLoss="false") == [1, 2]
 
 
-def test_a_topic_that_is_gone_is_data_loss(filled: Filled) -> None:
+def test_deleted_topic_is_data_loss(filled: Filled) -> None:
     wanted = QueueRange(Queue("payments", 0), 1, 9)
     with pytest.raises(DataLossError, match=r"payments/0 \[1, 9\) is lost"):
         offsets(filled, wanted)
@@ -85,7 +85,7 @@ class Hurried(DirectoryLog):
         raise AssertionError(seen)
 
 
-def test_nothing_is_waited_for_where_nothing_is_wanted(filled: Filled) -> None:
+def test_empty_range_does_not_wait(filled: Filled) -> None:
     """As with a queue that was recreated with fewer messages while a task held it."""
     reader = RangeReader(SourceOptions.parse({"path": filled.path, "subscribe": "orders"}), default_schema(False))
     wanted = QueueRange(Queue("orders", 0), 9, 9)
@@ -103,7 +103,7 @@ def test_deleted_messages_are_data_loss(expired: Filled) -> None:
     assert offsets(expired, QueueRange(Queue("orders", 0), first, end)) == list(range(first, end))
 
 
-def test_a_body_that_becomes_too_large_ends_the_query_or_is_null(filled: Filled) -> None:
+def test_too_large_body_fails_the_query_or_is_null(filled: Filled) -> None:
     for result in filled.store.put_many(
         [
             Message("orders", zlib.compress(body), queue_id=0)
@@ -121,7 +121,7 @@ def test_a_body_that_becomes_too_large_ends_the_query_or_is_null(filled: Filled)
     assert offsets(filled, wanted, **bound, unreadable="null") == [2, 3, 4, 5]
 
 
-def test_default_columns() -> None:
+def test_default_columns_are_read() -> None:
     assert default_schema(include_properties=False).simpleString() == (
         "struct<topic:string,queueId:int,queueOffset:bigint,msgId:string,tags:string,keys:string,body:binary,"
         "bornTimestamp:timestamp,storeTimestamp:timestamp>"
@@ -131,7 +131,7 @@ def test_default_columns() -> None:
     assert names[-2:] == ["properties", "bodyError"]
 
 
-def test_spark_expects_the_types_the_store_gives() -> None:
+def test_types_of_spark_and_store_agree() -> None:
     every = StructType([StructField(f.name, f.dataType) for f in default_schema(True).fields])
     names, schema = projection(every)
     assert list(names) == every.fieldNames()
@@ -139,14 +139,14 @@ def test_spark_expects_the_types_the_store_gives() -> None:
         assert kind.equals(COLUMNS[name])
 
 
-def test_any_subset_in_any_order() -> None:
+def test_columns_are_read_in_any_order() -> None:
     wanted = StructType([StructField("tags", StringType()), StructField("queueOffset", LongType(), False)])
     names, schema = projection(wanted)
     assert names == ("tags", "queueOffset")
     assert schema == pa.schema([("tags", pa.string()), pa.field("queueOffset", pa.int64(), nullable=False)])
 
 
-def test_bodies_may_be_null_where_those_that_are_too_large_are() -> None:
+def test_body_column_must_be_nullable_if_large_ones_are_null() -> None:
     never = StructType([StructField("body", BinaryType(), False)])
     assert projection(never)[0] == ("body",)
     with pytest.raises(SchemaError, match="Column body may be null"):
@@ -164,7 +164,7 @@ def test_bodies_may_be_null_where_those_that_are_too_large_are() -> None:
         ([("tags", StringType(), True), ("tags", StringType(), True)], "a column twice: tags"),
     ],
 )
-def test_refused(fields: list[tuple[str, object, bool]], message: str) -> None:
+def test_wrong_schemas_are_refused(fields: list[tuple[str, object, bool]], message: str) -> None:
     with pytest.raises(SchemaError) as caught:
         projection(StructType([StructField(*field) for field in fields]))
     assert message in str(caught.value)

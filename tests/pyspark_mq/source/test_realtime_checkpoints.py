@@ -1,4 +1,4 @@
-"""Checkpoints and ledgers of real-time batches that are damaged, missing or moved."""
+"""Damaged, missing or moved checkpoints and ledgers of real-time batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _pipelined_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("json_", DAMAGED)
-def test_a_damaged_checkpoint_is_refused_and_nothing_is_deleted(filled: Filled, tmp_path: Path, json_: Any) -> None:
+def test_damaged_checkpoint_is_refused_and_nothing_deleted(filled: Filled, tmp_path: Path, json_: Any) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "0-0.json").write_text('{"next": {"orders": {"0": 1}}, "starved": false}')
@@ -47,7 +47,7 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_is_deleted(filled: Filled, 
     assert (outside / "0-0.json").exists()
 
 
-def test_a_deleted_ledger_says_how_to_go_on(filled: Filled) -> None:
+def test_error_of_a_deleted_ledger_has_a_remedy(filled: Filled) -> None:
     it = reader(filled)
     start = it.initialOffset()
     end = latest(it, start)
@@ -62,7 +62,7 @@ def test_a_deleted_ledger_says_how_to_go_on(filled: Filled) -> None:
             latest(reader(filled, real_time=real_time), end)
 
 
-def test_the_ledger_may_be_elsewhere(filled: Filled, tmp_path: Any) -> None:
+def test_ledger_may_be_elsewhere(filled: Filled, tmp_path: Any) -> None:
     it = reader(filled, ledgerPath=str(tmp_path / "elsewhere"))
     start = it.initialOffset()
     end = latest(it, start)

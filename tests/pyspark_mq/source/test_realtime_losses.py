@@ -60,7 +60,7 @@ class Held:
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 30])
-def test_another_life_inside_a_held_batch_is_read_from_its_begin_by_the_next(filled: Filled, count: int) -> None:
+def test_topic_recreated_in_a_held_batch_is_read_by_the_next(filled: Filled, count: int) -> None:
     query, before = Held(filled, 0.5, **ACCEPTING), list(filled.rows)
     recreate(filled, count)
     filled.put("orders", 1, 4)
@@ -71,7 +71,7 @@ def test_another_life_inside_a_held_batch_is_read_from_its_begin_by_the_next(fil
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 30])
-def test_another_life_inside_a_held_batch_ends_a_query_that_may_lose_nothing(filled: Filled, count: int) -> None:
+def test_topic_recreated_in_a_held_batch_fails_a_strict_query(filled: Filled, count: int) -> None:
     query, before = Held(filled), list(filled.rows)
     recreate(filled, count)
     filled.put("orders", 1, 4)
@@ -85,10 +85,10 @@ def test_another_life_inside_a_held_batch_ends_a_query_that_may_lose_nothing(fil
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("real_time", [True, False])
 @pytest.mark.parametrize("call", range(1, 10))
-def test_made_anew_while_a_batch_is_planned_where_retention_took_what_is_before(
+def test_empty_topic_recreated_while_a_batch_is_planned(
     tmp_path: Path, call: int, real_time: bool, is_known: bool
 ) -> None:
-    """With a query that has read the topic, and one that does not know it yet."""
+    """Retention deleted its messages. The query has read the topic, or does not know it yet."""
     filled = Filled(tmp_path / "mq", {"orders": 1, "other": 1})
     filled.put("orders", 0, 5)
     filled.put("other", 0, 300, size=1000)
@@ -113,7 +113,7 @@ def test_made_anew_while_a_batch_is_planned_where_retention_took_what_is_before(
 
 
 @pytest.mark.parametrize("count", [3, 4, 30])
-def test_another_life_inside_a_batch_held_where_retention_took_what_is_before(filled: Filled, count: int) -> None:
+def test_empty_topic_recreated_in_a_held_batch(filled: Filled, count: int) -> None:
     it = reader(filled, batch_seconds=2, **behind_what_was_deleted(filled), **ACCEPTING)
     end = latest(it, it.initialOffset())
     partitions = it.partitions(end, end)
@@ -138,7 +138,7 @@ def empty_anew(filled: Filled) -> list[Row]:
     return [row for row in filled.rows if row[0] == "empty"]
 
 
-def test_made_anew_where_a_held_batch_read_nothing(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topic_recreated_in_a_held_batch_without_rows(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     """The query is at offset 0 of the old and of the new topic."""
     monkeypatch.setattr(held_reading, "_HEARTBEAT_SECONDS", 0.1)
     filled.store.create_topic("empty", 1)
@@ -152,7 +152,7 @@ def test_made_anew_where_a_held_batch_read_nothing(filled: Filled, monkeypatch: 
 
 @pytest.mark.parametrize("count", [0, 2, 8])
 @pytest.mark.parametrize("call", range(1, 4))
-def test_made_anew_while_a_held_task_looks(tmp_path: Path, call: int, count: int) -> None:
+def test_topic_recreated_between_two_requests_of_a_held_task(tmp_path: Path, call: int, count: int) -> None:
     """The topic has `count` messages then and nine in the end; each is read once."""
     path = str(tmp_path / "mq")
     fill(path, 3)
@@ -170,7 +170,7 @@ def test_made_anew_while_a_held_task_looks(tmp_path: Path, call: int, count: int
     assert [offset for _, _, offset, _ in rows] == list(range(9))
 
 
-def test_made_anew_before_the_first_message_of_a_micro_batch(filled: Filled) -> None:
+def test_unread_topic_recreated_before_a_micro_batch(filled: Filled) -> None:
     filled.store.create_topic("empty", 1)
     it = reader(filled, real_time=False, subscribe="empty")
     start = latest(it, it.initialOffset())
@@ -178,7 +178,7 @@ def test_made_anew_before_the_first_message_of_a_micro_batch(filled: Filled) -> 
     assert run(it, it.partitions(start, latest(it, start))) == rows
 
 
-def test_gone_inside_a_held_batch(filled: Filled) -> None:
+def test_topic_deleted_in_a_held_batch_is_data_loss(filled: Filled) -> None:
     query = Held(filled)
     delete(filled)
     filled.store.create_topic("more", 1)
@@ -187,7 +187,7 @@ def test_gone_inside_a_held_batch(filled: Filled) -> None:
         query.next_batch()
 
 
-def test_a_real_time_query_notices_a_store_that_is_another_now(filled: Filled) -> None:
+def test_real_time_query_notices_a_replaced_store(filled: Filled) -> None:
     it = reader(filled)
     start = it.initialOffset()
     first = latest(it, start)
@@ -221,7 +221,7 @@ def test_a_real_time_query_notices_a_store_that_is_another_now(filled: Filled) -
         assert run(accepting, accepting.partitions(first, again)) == sorted(filled.rows)
 
 
-def test_lost_messages_are_said_before_the_batch(filled: Filled) -> None:
+def test_lost_messages_are_reported_before_the_batch(filled: Filled) -> None:
     before = seen(filled, {"0": 50, "1": 5})
     with pytest.raises(DataLossError, match=r"orders/0 \[3, 50\) is lost"):
         latest(reader(filled), before)

@@ -1,4 +1,4 @@
-"""The reader of real-time batches, called as Spark calls it, over real stores."""
+"""The reader of real-time batches over real stores, called as Spark calls it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_queues_are_packed_into_tasks(filled: Filled) -> None:
 
 
 @pytest.mark.parametrize(("given", "told", "tasks"), [({}, 1, 1), ({}, 2, 2), ({"realTimePartitions": "2"}, 1, 2)])
-def test_as_many_tasks_as_the_last_batch_had_slots_unless_told(
+def test_number_of_tasks_follows_the_slots_unless_set(
     filled: Filled, given: dict[str, str], told: int, tasks: int
 ) -> None:
     options = {"path": filled.path, "subscribe": "orders", "startingOffsets": "earliest", "realTime": "true", **given}
@@ -55,14 +55,14 @@ def test_as_many_tasks_as_the_last_batch_had_slots_unless_told(
 @pytest.mark.parametrize(
     ("queues", "tasks", "sizes"), [(5, 2, [3, 2]), (2, 5, [1, 1]), (1, 1, [1]), (0, 3, []), (7, 3, [3, 2, 2])]
 )
-def test_packing(queues: int, tasks: int, sizes: list[int]) -> None:
+def test_queues_are_dealt_out_evenly(queues: int, tasks: int, sizes: list[int]) -> None:
     begin = {Queue("orders", queue_id): 10 * queue_id for queue_id in range(queues)}
     packed = deal_out(begin, tasks)
     assert [len(part) for part in packed] == sizes
     assert {queue: offset for part in packed for queue, offset in part.items()} == begin
 
 
-def test_a_new_queue_joins_at_the_next_batch(filled: Filled) -> None:
+def test_new_queue_joins_at_the_next_batch(filled: Filled) -> None:
     it = reader(filled)
     start = it.initialOffset()
     end = latest(it, start)
@@ -74,7 +74,7 @@ def test_a_new_queue_joins_at_the_next_batch(filled: Filled) -> None:
     assert len(run(it, it.partitions(end, following))) == 2
 
 
-def test_a_pattern_may_match_nothing_yet(filled: Filled) -> None:
+def test_pattern_may_match_nothing_yet(filled: Filled) -> None:
     options = {"path": filled.path, "subscribePattern": "later", "realTime": "true", "holdTimeoutMs": "0"}
     it = stream_reader(SourceOptions.parse(options), default_schema(False))
     start = it.initialOffset()
@@ -83,7 +83,7 @@ def test_a_pattern_may_match_nothing_yet(filled: Filled) -> None:
     assert latest(it, start)["$from"] == [{"later": {"0": 0}}]
 
 
-def test_from_real_time_to_micro_batches_and_back(filled: Filled) -> None:
+def test_query_switches_between_real_time_and_micro_batches(filled: Filled) -> None:
     first = reader(filled)
     start = first.initialOffset()
     end = latest(first, start)
@@ -115,7 +115,7 @@ def test_micro_batches_finish_a_real_time_batch_without_holding(filled: Filled) 
 
 
 @pytest.mark.parametrize("trigger", ["availableNow", "once"])
-def test_triggers_with_an_end_take_micro_batches(filled: Filled, trigger: str) -> None:
+def test_triggers_with_an_end_use_micro_batches(filled: Filled, trigger: str) -> None:
     it = reader(filled, batchDuration="1h")
     start = it.initialOffset()
     if trigger == "availableNow":
@@ -127,7 +127,7 @@ def test_triggers_with_an_end_take_micro_batches(filled: Filled, trigger: str) -
     assert run(it, it.partitions(start, end)) == sorted(filled.rows)
 
 
-def test_records_are_kept_as_long_as_a_batch_may_start_from_them(filled: Filled) -> None:
+def test_records_are_kept_while_a_batch_may_start_from_them(filled: Filled) -> None:
     it = reader(filled)
     offset = it.initialOffset()
     for _ in range(3):
@@ -164,7 +164,7 @@ runs = st.tuples(
 
 @settings(max_examples=ROUNDS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(runs, max_size=12))
-def test_killed_drivers_and_copied_checkpoints_go_on_exactly(
+def test_killed_drivers_and_copied_checkpoints_continue_exactly(
     tmp_path_factory: pytest.TempPathFactory, plan: list[tuple[int, bool, bool, int, int, int]]
 ) -> None:
     filled = Filled(tmp_path_factory.mktemp("run") / "mq", {"orders": 2})

@@ -1,4 +1,4 @@
-"""The streaming reader with a consumer group: it starts at the group's offsets and commits its own progress."""
+"""The streaming reader starts at a consumer group's offsets and commits its own progress."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def group(filled: Filled) -> dict[int, int | None]:
     return {queue: filled.store.consumer_offset("readers", "orders", queue) for queue in (0, 1)}
 
 
-def test_a_group_is_told_what_is_done_and_no_more(filled: Filled) -> None:
+def test_group_gets_offsets_of_committed_batches_only(filled: Filled) -> None:
     it = reader(filled, consumerGroup="readers", maxOffsetsPerTrigger="4", **EARLIEST)
     start = it.initialOffset()
     end = latest(it, start)
     assert group(filled) == {0: 0, 1: 0}
-    it.stop()  # before Spark asked for another batch: this one may not be committed
+    it.stop()  # This batch may not be committed: Spark has not asked for the next one.
     assert group(filled) == {0: 0, 1: 0}
     it = reader(filled, consumerGroup="readers", **EARLIEST)
     following = latest(it, end)
@@ -34,7 +34,7 @@ def test_a_group_is_told_what_is_done_and_no_more(filled: Filled) -> None:
     it.stop()
 
 
-def test_a_group_that_cannot_be_told_is_a_warning(
+def test_failed_commit_to_the_group_is_a_warning(
     filled: Filled, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "mq/config").mkdir(exist_ok=True)
@@ -46,7 +46,7 @@ def test_a_group_that_cannot_be_told_is_a_warning(
     assert len([text for text in caplog.messages if "Group readers is not told" in text]) == 1
 
 
-def test_a_group_with_consumers_is_not_moved(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
+def test_group_with_consumers_is_not_moved(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
     """Otherwise later members would skip messages that the current ones have not read."""
     queue = Queue("orders", 1)
     readers = DirectoryAddress(filled.path).group("readers")
@@ -63,7 +63,7 @@ def test_a_group_with_consumers_is_not_moved(filled: Filled, caplog: pytest.LogC
 
 
 @pytest.mark.parametrize("messages", [1, 50])
-def test_a_group_is_not_told_of_a_topic_that_was_created_anew(filled: Filled, messages: int) -> None:
+def test_group_gets_no_offsets_of_a_recreated_topic(filled: Filled, messages: int) -> None:
     it = reader(filled, consumerGroup="readers", **EARLIEST)
     end = latest(it, it.initialOffset())
     it.stop()
@@ -77,15 +77,13 @@ def test_a_group_is_not_told_of_a_topic_that_was_created_anew(filled: Filled, me
     assert group(filled)[0] in (0, None)
 
 
-def test_a_start_where_a_group_stands(filled: Filled) -> None:
+def test_query_starts_at_the_groups_offsets(filled: Filled) -> None:
     filled.store.commit_offsets("readers", "orders", {1: 2})
     it = reader(filled, consumerGroup="readers", startingOffsets="group")
     assert it.initialOffset()["orders"] == {"0": 0, "1": 2}
 
 
-def test_a_start_where_a_group_stands_of_a_topic_that_was_created_anew(
-    filled: Filled, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_start_at_a_groups_offset_beyond_the_end_is_refused(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
     filled.store.commit_offsets("readers", "orders", {0: 9})  # as restored from a backup of config/
     options = {"consumerGroup": "readers", "startingOffsets": "group"}
     with pytest.raises(OptionError, match=r"startingOffsets says 9 for orders/0, and its next message will be 3\. Was"):
@@ -94,7 +92,7 @@ def test_a_start_where_a_group_stands_of_a_topic_that_was_created_anew(
     assert "startingOffsets says 9 for orders/0" in caplog.text
 
 
-def test_a_start_where_a_group_stands_that_retention_overtook(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
+def test_start_at_a_groups_expired_offset_is_data_loss(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
     filled.store.commit_offsets("readers", "orders", {0: 1})
     filled.put("orders", 0, 2000, size=60)
     filled.store.clean(forced=True)

@@ -1,5 +1,3 @@
-"""How much the streaming reader takes for a batch, and when."""
-
 from __future__ import annotations
 
 import time
@@ -16,7 +14,7 @@ from tests.filled import Filled
 from tests.pyspark_mq.source.streaming import EARLIEST, latest, reader, rows
 
 
-def test_a_batch_waits_until_it_is_large_enough(filled: Filled) -> None:
+def test_batch_waits_for_the_minimum_of_messages(filled: Filled) -> None:
     it = reader(filled, minOffsetsPerTrigger="4", holdTimeoutMs="1", **EARLIEST)
     first = latest(it, it.initialOffset())
     assert first["orders"] == {"0": 3, "1": 5}  # as in the Kafka source, the first batch does not wait
@@ -27,7 +25,7 @@ def test_a_batch_waits_until_it_is_large_enough(filled: Filled) -> None:
     assert latest(it, first)["orders"] == {"0": 5, "1": 7}
 
 
-def test_an_empty_start_counts_as_the_first_batch(filled: Filled) -> None:
+def test_empty_start_counts_as_the_first_batch(filled: Filled) -> None:
     it = reader(filled, minOffsetsPerTrigger="4", holdTimeoutMs="1")
     start = it.initialOffset()
     assert latest(it, start) == start
@@ -37,7 +35,7 @@ def test_an_empty_start_counts_as_the_first_batch(filled: Filled) -> None:
     assert latest(it, start)["orders"] == {"0": 7, "1": 5}
 
 
-def test_a_batch_that_is_waited_for_comes_when_it_is_large_enough(filled: Filled) -> None:
+def test_held_request_returns_at_the_minimum_of_messages(filled: Filled) -> None:
     it = reader(filled, minOffsetsPerTrigger="4", holdTimeoutMs="60000", **EARLIEST)
     first = latest(it, it.initialOffset())
     with ThreadPoolExecutor() as pool:
@@ -48,7 +46,7 @@ def test_a_batch_that_is_waited_for_comes_when_it_is_large_enough(filled: Filled
         assert asked.result()["orders"] == {"0": 7, "1": 5}
 
 
-def test_a_small_batch_comes_after_the_longest_delay(filled: Filled) -> None:
+def test_small_batch_is_returned_after_the_maximum_delay(filled: Filled) -> None:
     it = reader(filled, minOffsetsPerTrigger="4", maxTriggerDelay="1s", holdTimeoutMs="10", **EARLIEST)
     first, since = latest(it, it.initialOffset()), time.monotonic()
     filled.put("orders", 0, 1)
@@ -58,7 +56,7 @@ def test_a_small_batch_comes_after_the_longest_delay(filled: Filled) -> None:
     assert time.monotonic() - since >= 0.9
 
 
-def test_what_is_there_is_read_however_little(filled: Filled) -> None:
+def test_available_now_ignores_the_minimum_of_messages(filled: Filled) -> None:
     it = reader(filled, minOffsetsPerTrigger="100", **EARLIEST)
     it.prepareForTriggerAvailableNow()
     first = latest(it, it.initialOffset())
@@ -67,7 +65,7 @@ def test_what_is_there_is_read_however_little(filled: Filled) -> None:
     assert latest(it, first)["orders"] == {"0": 4, "1": 5}
 
 
-def test_available_now_ends_at_the_tails_it_saw_first(filled: Filled) -> None:
+def test_available_now_ends_at_its_first_end_offsets(filled: Filled) -> None:
     it = reader(filled, subscribePattern=".*", maxOffsetsPerTrigger="5", holdTimeoutMs="60000", **EARLIEST)
     it.prepareForTriggerAvailableNow()
     filled.put("orders", 0, 10)
@@ -81,7 +79,7 @@ def test_available_now_ends_at_the_tails_it_saw_first(filled: Filled) -> None:
     assert [row for row in seen if row[0] == "later"] == []
 
 
-def test_once_takes_everything(filled: Filled) -> None:
+def test_trigger_once_reads_everything(filled: Filled) -> None:
     it = reader(filled, maxOffsetsPerTrigger="2", maxBytesPerTrigger="1", holdTimeoutMs="60000", **EARLIEST)
     start = it.initialOffset()
     assert rows(it, start, it.latestOffset(start, ReadAllAvailable())) == filled.rows
@@ -99,7 +97,7 @@ def test_once_takes_everything(filled: Filled) -> None:
         ({"maxBytesPerTrigger": "1g", "maxOffsetsPerTrigger": "6"}, [(2, 4), (1, 1)]),
     ],
 )
-def test_limits(filled: Filled, limits: dict[str, str], batches: list[tuple[int, int]]) -> None:
+def test_batches_keep_their_limits(filled: Filled, limits: dict[str, str], batches: list[tuple[int, int]]) -> None:
     it = reader(filled, **EARLIEST, **limits)
     offset, counts, seen = it.initialOffset(), [], []
     while (end := latest(it, offset)) is not offset:
@@ -111,7 +109,7 @@ def test_limits(filled: Filled, limits: dict[str, str], batches: list[tuple[int,
     assert sorted(seen) == sorted(filled.rows)
 
 
-def test_one_that_is_restarted_after_every_batch_serves_all_queues(filled: Filled) -> None:
+def test_query_restarted_after_every_batch_serves_all_queues(filled: Filled) -> None:
     filled.store.create_topic("orders", 4)
     for queue_id in range(4):
         filled.put("orders", queue_id, 40)
@@ -137,7 +135,7 @@ def test_bytes_per_trigger_hold_exactly(filled: Filled) -> None:
 
 
 @pytest.mark.parametrize("accepted", [True, False])
-def test_retention_between_the_tails_and_the_sizes(
+def test_retention_between_end_offsets_and_sizes(
     tmp_path: Path, accepted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled = Filled(tmp_path / "mq", {"orders": 1})

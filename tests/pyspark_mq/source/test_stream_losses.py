@@ -26,7 +26,7 @@ from tests.pyspark_mq.source.streaming import EARLIEST, bare, latest, ranges, re
 from tests.restarted import delete_as_broker
 
 
-def test_a_queue_created_anew_is_data_loss(filled: Filled) -> None:
+def test_shorter_recreated_queue_is_data_loss(filled: Filled) -> None:
     before = seen(filled, {"0": 50, "1": 5})
     with pytest.raises(DataLossError, match=r"orders/0 \[3, 50\) is lost.*set the option failOnDataLoss to false"):
         latest(reader(filled), before)
@@ -37,7 +37,7 @@ def test_a_queue_created_anew_is_data_loss(filled: Filled) -> None:
     assert latest(accepting, end) is end
 
 
-def test_a_topic_that_is_gone_is_data_loss(filled: Filled) -> None:
+def test_deleted_topic_is_data_loss(filled: Filled) -> None:
     before = seen(filled, {"0": 3, "1": 5}) | {"payments": {"0": 7}}
     with pytest.raises(DataLossError, match=r"payments/0 .* is gone, or no longer subscribed"):
         latest(reader(filled, subscribe="orders,payments"), before)
@@ -55,7 +55,6 @@ def made_anew(filled: Filled) -> Filled:
 
 
 def put_back(filled: Filled, backup: Path) -> MessageStore:
-    """Restore the store from `backup`."""
     filled.store.close()
     shutil.rmtree(filled.path)
     shutil.copytree(backup, filled.path)
@@ -65,7 +64,7 @@ def put_back(filled: Filled, backup: Path) -> MessageStore:
 
 @pytest.mark.parametrize("count", [6, 7, 60])
 @pytest.mark.parametrize("how", ["made anew", "put back"])
-def test_a_queue_that_is_another_now_is_data_loss(filled: Filled, tmp_path: Path, how: str, count: int) -> None:
+def test_replaced_queue_is_data_loss(filled: Filled, tmp_path: Path, how: str, count: int) -> None:
     filled.store.flush()
     shutil.copytree(filled.path, tmp_path / "backup")
     filled.put("orders", 0, 3)
@@ -90,7 +89,7 @@ def test_a_queue_that_is_another_now_is_data_loss(filled: Filled, tmp_path: Path
         assert latest(reader(filled), end) is end
 
 
-def test_a_backup_that_is_newer_than_the_checkpoint_is_gone_on_with(filled: Filled, tmp_path: Path) -> None:
+def test_backup_newer_than_the_checkpoint_is_no_loss(filled: Filled, tmp_path: Path) -> None:
     it = reader(filled, **EARLIEST)
     offset = latest(it, it.initialOffset())
     filled.put("orders", 0, 2)
@@ -102,7 +101,7 @@ def test_a_backup_that_is_newer_than_the_checkpoint_is_gone_on_with(filled: Fill
         assert ranges(again, offset, latest(again, offset)) == ["orders/0 [3, 9)"]
 
 
-def test_a_batch_is_not_run_again_from_a_queue_that_is_another_now(filled: Filled) -> None:
+def test_batch_is_not_repeated_from_a_replaced_queue(filled: Filled) -> None:
     it = reader(filled, **EARLIEST)
     start = it.initialOffset()
     end = latest(it, start)
@@ -121,8 +120,8 @@ def test_a_batch_is_not_run_again_from_a_queue_that_is_another_now(filled: Fille
 
 
 @pytest.mark.parametrize("count", [4, 8])
-def test_made_anew_while_a_query_waits_that_began_at_the_latest_offset(filled: Filled, count: int) -> None:
-    """It has read nothing, and would skip the messages of the recreated topic."""
+def test_topic_recreated_before_the_first_batch_is_data_loss(filled: Filled, count: int) -> None:
+    """The query began at the latest offset, and would skip the messages of the recreated topic."""
     it = reader(filled)
     end = latest(it, it.initialOffset())
     recreate(filled, count)
@@ -131,8 +130,8 @@ def test_made_anew_while_a_query_waits_that_began_at_the_latest_offset(filled: F
     assert ranges(it, end, latest(reader(filled, failOnDataLoss="false"), end))[0] == f"orders/0 [0, {count})"
 
 
-def test_a_topic_that_is_deleted_and_created_while_the_query_runs(filled: Filled) -> None:
-    """As a broker does: the queue is replaced, and the log continues."""
+def test_topic_recreated_by_a_broker_is_data_loss(filled: Filled) -> None:
+    """The queue is replaced, and the log continues."""
     filled.store.create_topic("later", 1)
     it = reader(filled, **EARLIEST)
     end = latest(it, it.initialOffset())
@@ -201,7 +200,7 @@ class OfOne(DirectoryAddress):
 
 @pytest.mark.parametrize("count", [3, 8])
 @pytest.mark.parametrize("call", range(1, 8))
-def test_a_topic_that_is_made_anew_while_a_batch_is_planned(tmp_path: Path, call: int, count: int) -> None:
+def test_topic_recreated_while_a_batch_is_planned(tmp_path: Path, call: int, count: int) -> None:
     """For any number of new messages, this batch or the next raises data loss."""
     path = str(tmp_path / "mq")
     fill(path, 5)
@@ -224,8 +223,8 @@ def test_a_topic_that_is_made_anew_while_a_batch_is_planned(tmp_path: Path, call
 
 
 @pytest.mark.parametrize("call", range(1, 10))
-def test_made_anew_while_a_batch_is_planned_and_filled_a_moment_later(tmp_path: Path, call: int) -> None:
-    """No fingerprint was known for the batch's end, so messages were read twice."""
+def test_topic_recreated_during_planning_and_filled_later(tmp_path: Path, call: int) -> None:
+    """There is no fingerprint for the batch's end."""
     filled = Filled(tmp_path / "mq", {"orders": 1, "other": 1})
     for topic in ("orders", "other"):
         filled.put(topic, 0, 5)
@@ -245,7 +244,7 @@ def test_made_anew_while_a_batch_is_planned_and_filled_a_moment_later(tmp_path: 
     assert sorted(offset for topic, _, offset, body in read if body == b"body") == list(range(9))
 
 
-def test_what_retention_took_before_the_next_message_is_no_loss(filled: Filled) -> None:
+def test_read_messages_deleted_by_retention_are_no_loss(filled: Filled) -> None:
     filled.put("orders", 0, 250, size=1000)
     it = reader(filled, **EARLIEST)
     end = latest(it, it.initialOffset())
@@ -261,7 +260,7 @@ def test_what_retention_took_before_the_next_message_is_no_loss(filled: Filled) 
     assert following["$last"]["orders"]["0"] > after["$last"]["orders"]["1"]
 
 
-def test_a_topic_made_anew_with_as_many_messages_while_a_query_idles(filled: Filled) -> None:
+def test_topic_recreated_with_as_many_messages_is_data_loss(filled: Filled) -> None:
     for options in ({}, {"failOnDataLoss": "false"}):
         it = reader(filled, **EARLIEST, **options)
         end = latest(it, it.initialOffset())
@@ -277,10 +276,7 @@ ORDERLY = {"consumeMode": "orderly", "consumerGroup": "g"}
 
 
 def behind_what_was_deleted(filled: Filled, subscribe: str = "orders,other") -> dict[str, str]:
-    """Return options of a query that begins after deleted messages.
-
-    Retention deleted all messages of orders, but not of the other topic.
-    """
+    """Delete all messages of orders by retention; return options of a query that begins after them."""
     filled.store.create_topic("other", 1)
     filled.put("other", 0, 300, size=1000)
     filled.store.clean(forced=True)
@@ -290,9 +286,7 @@ def behind_what_was_deleted(filled: Filled, subscribe: str = "orders,other") -> 
 
 @pytest.mark.parametrize("mode", [{}, ORDERLY], ids=["concurrently", "orderly"])
 @pytest.mark.parametrize("subscribe", ["orders,other", "orders"])
-def test_a_topic_made_anew_where_retention_took_what_is_before(
-    filled: Filled, subscribe: str, mode: dict[str, str]
-) -> None:
+def test_empty_topic_recreated_is_data_loss(filled: Filled, subscribe: str, mode: dict[str, str]) -> None:
     """The query began at the latest offset, and has read nothing."""
     options = {**behind_what_was_deleted(filled, subscribe), "consumerGroup": "readers", **mode}
     it = reader(filled, **options)
@@ -317,7 +311,7 @@ def test_a_topic_made_anew_where_retention_took_what_is_before(
     accepting.stop()
 
 
-def test_a_queue_that_lost_its_messages_in_a_log_that_went_back(filled: Filled) -> None:
+def test_replaced_log_is_data_loss_in_an_empty_queue(filled: Filled) -> None:
     """The message before the next offset is deleted, so only the log's start shows the replacement."""
     filled.put("orders", 1, 300, size=1000)
     filled.put("orders", 0, 1)
@@ -336,7 +330,7 @@ def test_a_queue_that_lost_its_messages_in_a_log_that_went_back(filled: Filled) 
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-def test_query_goes_on_in_a_recreated_topic(filled: Filled, is_read: bool) -> None:
+def test_query_continues_in_a_recreated_topic(filled: Filled, is_read: bool) -> None:
     """If the query had read everything, nothing is lost; otherwise the unread messages count as expired."""
     it = reader(filled, **EARLIEST)
     end = it.initialOffset()

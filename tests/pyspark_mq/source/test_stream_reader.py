@@ -1,4 +1,4 @@
-"""The streaming reader, called as Spark calls it, over real stores."""
+"""The streaming reader over real stores, called as Spark calls it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.pyspark_mq.source.streaming import EARLIEST, bare, first_batch, lates
 from tests.takeover import broker
 
 
-def test_everything_once(filled: Filled) -> None:
+def test_every_message_is_read_once(filled: Filled) -> None:
     it = reader(filled, **EARLIEST)
     start = it.initialOffset()
     end = latest(it, start)
@@ -36,13 +36,13 @@ def test_everything_once(filled: Filled) -> None:
     assert it.reportLatestOffset() == {"orders": {"0": 3, "1": 7}}
 
 
-def test_the_latest_start_is_pinned(filled: Filled) -> None:
+def test_latest_start_is_pinned(filled: Filled) -> None:
     it = reader(filled)
     start = it.initialOffset()
     filled.put("orders", 0, 4)
     end = latest(it, start)
     filled.put("orders", 0, 9)
-    # Spark was killed before it committed the batch: it asks again where to start, and the end has moved.
+    # Spark was killed before it committed the batch: it asks again for the start, and the end has moved.
     replayed = reader(filled)
     moved = replayed.initialOffset()
     assert moved != start
@@ -51,8 +51,8 @@ def test_the_latest_start_is_pinned(filled: Filled) -> None:
 
 
 @pytest.mark.parametrize("real_time", ["false", "true"])
-def test_a_first_batch_is_run_again_though_a_queue_was_added(filled: Filled, real_time: str) -> None:
-    """Spark asks again where to start, and the option now lacks a queue. Only a new query must name every start."""
+def test_first_batch_is_repeated_although_a_queue_was_added(filled: Filled, real_time: str) -> None:
+    """Spark asks again for the start, and the option now lacks a queue. Only a new query must name every start."""
     options = {"path": filled.path, "subscribe": "orders", "holdTimeoutMs": "0"}
     options["startingOffsets"] = '{"orders": {"0": 1, "1": 2}}'
     it, replayed = (stream_reader(SourceOptions.parse(options), default_schema(False)) for _ in range(2))
@@ -66,8 +66,7 @@ def test_a_first_batch_is_run_again_though_a_queue_was_added(filled: Filled, rea
         first_batch(new)
 
 
-def test_a_query_begins_behind_a_damaged_message(filled: Filled) -> None:
-    """As a user does to skip the message."""
+def test_query_can_start_after_a_damaged_message(filled: Filled) -> None:
     damaged = filled.store.fingerprints({Queue("orders", 0): 0})[Queue("orders", 0)].physical_offset
     with next(Path(filled.path, "commitlog").iterdir()).open("r+b") as segment:
         segment.seek(damaged)
@@ -77,15 +76,15 @@ def test_a_query_begins_behind_a_damaged_message(filled: Filled) -> None:
     assert ranges(it, start, latest(it, start)) == ["orders/0 [1, 3)"]
 
 
-def test_an_idle_query_keeps_its_offset(filled: Filled) -> None:
+def test_idle_query_keeps_its_offset(filled: Filled) -> None:
     it = reader(filled)
     start = it.initialOffset()
     assert latest(it, start) is start
     assert ranges(it, start, start) == []
 
 
-def test_the_driver_is_told_of_a_new_owner(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query ends. A restarted query continues with the new owner, and later with the old one."""
+def test_driver_raises_for_a_new_owner(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restarted query continues with the new owner, and later with the old one."""
     monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.0)
     it = reader(filled, holdTimeoutMs="60000", **EARLIEST)
     end = latest(it, it.initialOffset())
@@ -105,7 +104,7 @@ def test_the_driver_is_told_of_a_new_owner(filled: Filled, monkeypatch: pytest.M
         assert rows(it, theirs, latest(it, theirs)) == filled.rows[-3:]
 
 
-def test_new_topics_and_queues_are_read_from_their_beginning(filled: Filled) -> None:
+def test_new_topics_and_queues_are_read_from_their_start(filled: Filled) -> None:
     it = reader(filled, subscribePattern="orders.*")
     start = it.initialOffset()
     filled.store.create_topic("orders", 3)
@@ -129,7 +128,7 @@ def test_a_new_empty_queue_joins_once(filled: Filled) -> None:
     assert latest(it, end) is end
 
 
-def test_a_pattern_may_match_nothing_yet(filled: Filled) -> None:
+def test_pattern_may_match_nothing_yet(filled: Filled) -> None:
     it = reader(filled, subscribePattern="later")
     start = it.initialOffset()
     assert start == {"$last": {}}
@@ -139,7 +138,7 @@ def test_a_pattern_may_match_nothing_yet(filled: Filled) -> None:
     assert ranges(it, start, latest(it, start)) == ["later/0 [0, 2)"]
 
 
-def test_holding_ends_with_an_arrival(filled: Filled) -> None:
+def test_holding_ends_when_a_message_arrives(filled: Filled) -> None:
     it = reader(filled, holdTimeoutMs="60000")
     start = it.initialOffset()
     arrival = threading.Timer(0.1, filled.put, ("orders", 0, 1))
@@ -149,14 +148,14 @@ def test_holding_ends_with_an_arrival(filled: Filled) -> None:
     assert ranges(it, start, end) == ["orders/0 [3, 4)"]
 
 
-def test_partitions_are_cut(filled: Filled) -> None:
+def test_partitions_are_split(filled: Filled) -> None:
     it = reader(filled, **EARLIEST, maxRecordsPerPartition="2", minPartitions="5")
     start = it.initialOffset()
     cut = ranges(it, start, latest(it, start))
     assert cut == ["orders/0 [0, 1)", "orders/0 [1, 3)", "orders/1 [0, 1)", "orders/1 [1, 3)", "orders/1 [3, 5)"]
 
 
-def test_starting_offsets_as_json(filled: Filled) -> None:
+def test_starting_offsets_are_read_from_json(filled: Filled) -> None:
     it = reader(filled, startingOffsets='{"orders": {"0": 1, "1": -1}}')
     start = it.initialOffset()
     assert ranges(it, start, latest(it, start)) == ["orders/0 [1, 3)"]
@@ -176,22 +175,24 @@ def test_starting_offsets_as_json(filled: Filled) -> None:
         ({"subscribe": "shop.orders"}, SubscriptionError, "There can be none: topic 'shop.orders': only letters"),
     ],
 )
-def test_wrong_starts(filled: Filled, options: dict[str, str], error: type[Exception], message: str) -> None:
+def test_wrong_starts_are_refused(
+    filled: Filled, options: dict[str, str], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         first_batch(reader(filled, **options))
 
 
-def test_a_start_out_of_range_is_moved_when_loss_is_accepted(filled: Filled) -> None:
+def test_start_out_of_range_is_moved_if_loss_is_accepted(filled: Filled) -> None:
     it = reader(filled, startingOffsets='{"orders": {"0": 99, "1": 1}}', failOnDataLoss="false")
     assert it.initialOffset()["orders"] == {"0": 3, "1": 1}
 
 
-def test_no_store(filled: Filled) -> None:
+def test_missing_store_is_refused(filled: Filled) -> None:
     with pytest.raises(NotAStore):
         reader(filled, path=filled.path + "-elsewhere").initialOffset()
 
 
-def test_an_offset_says_which_messages_stood_before_it(filled: Filled) -> None:
+def test_offset_has_fingerprints_of_the_last_messages(filled: Filled) -> None:
     end = first_batch(reader(filled, startingOffsets='{"orders": {"0": 3, "1": 0}}'))
     found = [filled.store.fingerprint("orders", queue_id, offset) for queue_id, offset in ((0, 2), (1, 4))]
     assert [tuple(it) for it in end["$last"]["orders"].values()] == found

@@ -1,4 +1,4 @@
-"""The number of Spark's task slots, computed from its settings and in a task."""
+"""The number of Spark's task slots, from its settings and in a task."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ from tests.filled import Filled
         ({}, None),
     ],
 )
-def test_slots_by_settings(settings: dict[str, str], there_are: int | None) -> None:
+def test_slots_are_computed_from_the_settings(settings: dict[str, str], there_are: int | None) -> None:
     named = {f"spark.{name}": value for name, value in settings.items()}
     assert slots(named.get) == there_are
 
 
-def test_outside_of_a_task_nobody_knows() -> None:
+def test_slots_are_unknown_outside_of_a_task() -> None:
     assert task_slots() is None
 
 
-def test_a_task_is_told(spark: SparkSession) -> None:
+def test_slots_are_known_in_a_task(spark: SparkSession) -> None:
     def told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             yield pa.RecordBatch.from_pydict({"slots": pa.array([task_slots()], pa.int32())})
@@ -63,7 +63,7 @@ def test_a_task_is_told(spark: SparkSession) -> None:
 
 
 class SparedReader(MqBatchReader):
-    """Reads as usual, and then returns the number of frozen objects at planning and at reading."""
+    """Returns the number of frozen objects at planning and at reading."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
@@ -84,7 +84,7 @@ class SparedSource(DefaultSource):
         return SparedReader(SourceOptions.parse(self.options), schema)
 
 
-def test_the_collector_leaves_alone_what_workers_have_loaded(spark: SparkSession, filled: Filled) -> None:
+def test_garbage_collector_skips_modules_of_workers(spark: SparkSession, filled: Filled) -> None:
     spark.dataSource.register(SparedSource)
     source = spark.read.format("spared").schema("queueOffset bigint")
     rows = source.options(path=filled.path, subscribe="orders").load().collect()
@@ -92,7 +92,7 @@ def test_the_collector_leaves_alone_what_workers_have_loaded(spark: SparkSession
     assert min(row.queueOffset for row in rows) > 10_000
 
 
-def test_but_not_in_the_users_own_process(filled: Filled) -> None:
+def test_garbage_collector_skips_nothing_in_the_users_process(filled: Filled) -> None:
     spared = gc.get_freeze_count()
     DefaultSource({"path": filled.path, "subscribe": "orders"}).reader(StructType.fromDDL("queueOffset bigint"))
     assert gc.get_freeze_count() <= spared

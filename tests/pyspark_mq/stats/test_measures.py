@@ -1,4 +1,4 @@
-"""Lags, extents and metrics of a store whose topics are deleted and recreated between two requests."""
+"""Measures of a store whose topics are deleted and recreated between two requests."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def of_metrics(store: MessageStore) -> Look:
 
 
 @pytest.mark.parametrize("looking", [of_lags, of_extents, of_metrics])
-def test_a_topic_that_goes_between_two_looks(store: MessageStore, looking: Callable[[MessageStore], Look]) -> None:
+def test_topic_deleted_between_two_requests_hides_no_other(
+    store: MessageStore, looking: Callable[[MessageStore], Look]
+) -> None:
     look, found = looking(store), []
     passing = threading.Thread(target=come_and_go, args=(str(store.path),))
     passing.start()
@@ -88,7 +90,7 @@ def test_a_topic_that_goes_between_two_looks(store: MessageStore, looking: Calla
     assert {"kept"} in found
 
 
-def test_a_topic_that_was_made_anew_has_no_bytes_of_the_one_before(store: MessageStore) -> None:
+def test_recreated_topic_does_not_count_old_bytes(store: MessageStore) -> None:
     path, registry = str(store.path), CollectorRegistry()
     registry.register(StoreCollector(store))
 

@@ -1,5 +1,3 @@
-"""A store's Prometheus metrics."""
-
 from __future__ import annotations
 
 import time
@@ -53,7 +51,7 @@ def put(store: MessageStore, count: int, topic: str = "orders") -> int:
     return store.confirm_offset - begin
 
 
-def test_what_came_in(store: MessageStore, registry: CollectorRegistry) -> None:
+def test_received_messages_and_bytes_are_counted(store: MessageStore, registry: CollectorRegistry) -> None:
     size = 0
     for count in (3, 4, 5):
         size += put(store, count)
@@ -65,7 +63,7 @@ def test_what_came_in(store: MessageStore, registry: CollectorRegistry) -> None:
     assert registry.get_sample_value("rocketmq_storage_size") > 0
 
 
-def test_counters_do_not_step_back_with_retention(store: MessageStore, registry: CollectorRegistry) -> None:
+def test_counters_do_not_decrease_with_retention(store: MessageStore, registry: CollectorRegistry) -> None:
     size = put(store, 100)
     assert registry.get_sample_value("rocketmq_throughput_in_total", {"topic": "orders"}) == size
     put(store, 2000, "empty")
@@ -76,7 +74,7 @@ def test_counters_do_not_step_back_with_retention(store: MessageStore, registry:
     assert registry.get_sample_value("rocketmq_throughput_in_total", {"topic": "orders"}) == size
 
 
-def test_groups(store: MessageStore, registry: CollectorRegistry) -> None:
+def test_groups_have_lag_and_progress(store: MessageStore, registry: CollectorRegistry) -> None:
     labels = {"topic": "orders", "consumer_group": "readers"}
     before = time.time() * 1000
     put(store, 10)
@@ -94,14 +92,13 @@ def test_groups(store: MessageStore, registry: CollectorRegistry) -> None:
     assert registry.get_sample_value("rocketmq_consumer_lag_messages", labels) == 0
 
 
-def test_dead_letters(store: MessageStore, registry: CollectorRegistry) -> None:
+def test_dead_letters_are_counted(store: MessageStore, registry: CollectorRegistry) -> None:
     store.create_topic("%DLQ%readers", 1)
     store.put_many([Message("%DLQ%readers", b"")] * 3)
     assert registry.get_sample_value("rocketmq_send_to_dlq_messages_total", {"consumer_group": "readers"}) == 3
 
 
-def test_a_topic_that_was_made_anew(tmp_path: Path) -> None:
-    """The counter continues, as offsets do."""
+def test_counter_continues_in_a_recreated_topic(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("orders", 2)
         put(store, 10)
@@ -122,7 +119,7 @@ def told(registry: CollectorRegistry, name: str, **labels: str) -> float:
     return sum(each.value for each in every if labels.items() <= each.labels.items())
 
 
-def test_how_long_appends_take(store: MessageStore, registry: CollectorRegistry) -> None:
+def test_durations_of_appends_are_counted(store: MessageStore, registry: CollectorRegistry) -> None:
     found = partial(told, registry, "rocketmq_put_cost_time_count")
     store.create_topic("other", 1)
     for _ in range(5):
@@ -148,7 +145,7 @@ def test_how_long_appends_take(store: MessageStore, registry: CollectorRegistry)
         until(lambda topic=topic: found(topic=topic, invocation_status="failure") == 1)
 
 
-def test_what_clients_tell(store: MessageStore, registry: CollectorRegistry) -> None:
+def test_metrics_of_clients_are_counted(store: MessageStore, registry: CollectorRegistry) -> None:
     found = partial(told, registry)
 
     def listen(messages: Sequence[ReceivedMessage]) -> None:

@@ -28,7 +28,7 @@ def source(reached: dict[str, Any], ends: dict[str, Any]) -> dict[str, str]:
     return {"endOffset": json.dumps({**reached, "$last": {}}), "latestOffset": json.dumps(ends)}
 
 
-def test_the_lag_of_each_queue() -> None:
+def test_lag_of_each_queue() -> None:
     progress = source(
         {"orders": {"0": 5, "1": 7}, "$start": {"orders": {"0": 0}}}, {"orders": {"0": 9, "1": 7, "2": 4}}
     )
@@ -40,7 +40,7 @@ def test_the_lag_of_each_queue() -> None:
     assert total(query_lags(progress)) == QueryLag(8, None, None)
 
 
-def test_a_real_time_batch_is_as_far_as_where_it_began() -> None:
+def test_real_time_batch_counts_from_its_begin() -> None:
     epoch = {"$epoch": 3, "$reader": "0" * 32, "$from": [{"orders": {"0": 5}}, {"orders": {"1": 6}}]}
     assert positions(source(epoch, {"orders": {"0": 9, "1": 6}})) == (
         {Queue("orders", 0): 5, Queue("orders", 1): 6},
@@ -60,11 +60,11 @@ def test_a_real_time_batch_is_as_far_as_where_it_began() -> None:
         {"endOffset": '{"logOffset": 3}', "latestOffset": "null"},
     ],
 )
-def test_sources_of_other_kinds_have_none(other: dict[str, Any]) -> None:
+def test_other_sources_have_no_lag(other: dict[str, Any]) -> None:
     assert query_lags(other) == {}
 
 
-def test_bytes_and_seconds_by_the_log(filled: Filled) -> None:
+def test_log_gives_bytes_and_seconds(filled: Filled) -> None:
     with DirectoryAddress(str(filled.store.path)).open() as log:
         by_queue = query_lags(source({"orders": {"0": 1, "1": 5}}, {"orders": {"0": 3, "1": 5}}), log)
         assert by_queue[Queue("orders", 0)].bytes == filled.store.sizes("orders", 0, 1, 3).sum()
@@ -74,7 +74,7 @@ def test_bytes_and_seconds_by_the_log(filled: Filled) -> None:
         assert gone == {Queue("orders", 0): QueryLag(98)}
 
 
-def test_messages_that_are_deleted_do_not_count(tmp_path: Path) -> None:
+def test_deleted_messages_do_not_count(tmp_path: Path) -> None:
     """In a queue that was never read, and in one where retention deleted unread messages."""
     filled = Filled(tmp_path / "mq", {"orders": 2})
     with filled.store as store, DirectoryAddress(filled.path).open() as log:
@@ -89,7 +89,7 @@ def test_messages_that_are_deleted_do_not_count(tmp_path: Path) -> None:
         assert None not in by_queue[Queue("orders", 0)]
 
 
-def test_of_a_cluster(tmp_path: Path) -> None:
+def test_lag_of_a_cluster(tmp_path: Path) -> None:
     """A cluster does not report message sizes, and a query's progress names brokers."""
     with (
         MessageStore.open(tmp_path / "mq") as store,
@@ -108,9 +108,7 @@ def test_of_a_cluster(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("turn", [1, -1])
-def test_of_two_sources_of_one_topic_the_one_that_is_farther_behind_is_told(
-    turn: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_larger_lag_of_two_sources_of_a_topic_is_reported(turn: int, caplog: pytest.LogCaptureFixture) -> None:
     ends = {"orders": {"0": 9, "1": 7}}
     sources = [source({"orders": {"0": 9, "1": 7}}, ends), source({"orders": {"0": 2, "1": 7}}, ends)][::turn]
     registry = CollectorRegistry()
@@ -121,9 +119,7 @@ def test_of_two_sources_of_one_topic_the_one_that_is_farther_behind_is_told(
     assert [gauge_of(registry, "joined", queue) for queue in "01"] == [7, 0]
 
 
-def test_a_query_that_falls_behind_is_seen(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_query_that_falls_behind_has_lag(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = str(tmp_path / "mq")
     with MessageStore.open(path) as store:
         store.create_topic("orders", 2)
