@@ -1,1 +1,1 @@
-"""The work of a RocketMQ broker beside its log: holding and answering pulls, groups, retries, transactions."""
+"""The work of a RocketMQ broker beside its log: pulls, groups, retries, transactions."""

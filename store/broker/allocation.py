@@ -1,8 +1,8 @@
 """The queues of each member of a group: by its share, and by the locks of orderly groups.
 
 The share is RocketMQ's AllocateMessageQueueAveragely, which all members compute from the same queues and members. The
-locks are RocketMQ's RebalanceLockManager, as rules over the members' claims: queues with the time of the request.
-Claims of members that left or died do not count. The caller ensures that claims change one at a time.
+locks are RocketMQ's RebalanceLockManager, as rules over the claims of living members. The caller changes claims one at
+a time.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from store.model.log_protocol import Queue
 
 
 def allocate(queues: Iterable[Queue], members: Sequence[str], member: str) -> list[Queue]:
-    """Return the queues of `member`, sorted: adjacent ones of each topic; the first members may have one more.
+    """Return the queues of `member`, sorted: adjacent ones of each topic. The first members may have one more.
 
-    members: ids, sorted. A member that is not among them gets none.
+    members: ids, sorted. Any other member gets none.
     """
     if member not in members:
         return []
@@ -45,10 +45,10 @@ def held(claims: Claims, now: float) -> set[Queue]:
 
 
 def claim(wanted: Iterable[Queue], own: Claims, others: Set[Queue], now: float) -> dict[Queue, float]:
-    """Return a member's claims after it requested the queues `wanted`: granted ones have the time `now`.
+    """Return a member's claims after a request for `wanted`: granted queues have the time `now`.
 
-    own: its claims before. others: queues of other members. The first request after a claim expired is refused, because
-    another member may have had the queue since: the reader has to notice and ask again.
+    own: its claims before. others: queues of other members. The first request after a claim expired is refused: another
+    member may have had the queue since, so the reader has to notice and ask again.
     """
     kept = {queue: own[queue] for queue in held(own, now) - others}
     lost = own.keys() - kept.keys()

@@ -30,8 +30,8 @@ class MemberEntry:
     """A member. id: host@instance.
 
     heard, claims: `time.monotonic()`, which all processes of a host share: of the last heart-beat, and of the last
-    request for each queue. asks: the queues that it requests from others. slots: its queues, in the order of its
-    offsets' file. resets: the number of resets it has seen. boot: the kernel's boot id.
+    request for each queue. asks: the queues requested from other members. slots: its queues, as ordered in its offsets'
+    file. resets: the number that it has seen. boot: the kernel's boot id.
     """
 
     id: str
@@ -51,7 +51,6 @@ class MemberEntry:
         return self.id.partition("@")[2]
 
     def is_well(self, now: float) -> bool:
-        """Whether its last heart-beat is recent."""
         return now - self.heard <= SILENT_SECONDS
 
     def info(self, now: float) -> MemberInfo:
@@ -72,8 +71,6 @@ class MemberEntry:
 
 
 class _Written(Struct):
-    """The JSON of an entry."""
-
     id: str
     subscriptions: dict[str, Subscription]
     model: MessageModel
@@ -92,7 +89,7 @@ def _pairs(queues: Iterable[Queue]) -> list[tuple[str, int]]:
 
 
 def client_id(instance: str | None = None) -> str:
-    """Return RocketMQ's client id of a member in this process: host@instance. Raises `InvalidArgument`."""
+    """Return RocketMQ's client id of a member of this process. Raises `InvalidArgument`."""
     if instance is None:
         instance = f"{os.getpid()}#{time.monotonic_ns()}"
     if not re.fullmatch(_INSTANCE, instance):
@@ -101,10 +98,7 @@ def client_id(instance: str | None = None) -> str:
 
 
 def check_fit(group: str, entry: MemberEntry, other: MemberEntry, processes: str) -> None:
-    """Raise `GroupConflict` if two members cannot be in one group.
-
-    processes: the process ids of the other.
-    """
+    """Raise `GroupConflict` if two members cannot be in one group. processes: the other's."""
     if entry.instance == other.instance:  # of containers that share the directory and host name
         found = "has this name already: give each member an instance of its own"
     elif entry.model is not other.model:
@@ -138,7 +132,7 @@ def _meaning(subscriptions: Subscriptions) -> dict[str, object]:
 
 
 def _wanted(subscription: Subscription) -> Iterator[str]:
-    """Yield the parts to compare: an expression may name tags in any order."""
+    """An expression may name tags in any order."""
     if subscription.expression_type != "TAG":
         yield from subscription
     elif subscription.expression.strip() in ("", EVERYTHING):

@@ -1,4 +1,5 @@
-"""The files of one consumer group: offsets, resets, and the lock for changing them.
+"""The files of one consumer group: offsets, resets, and the lock (`GroupFiles.in_turn`) that callers hold to change
+them.
 
 A member commits in memory, and persists regularly. Offsets never decrease, except by a reset. A reset is recorded for
 the present members, whose commits do not count until they have read it:
@@ -44,10 +45,10 @@ class GroupOffsets:
         self._note = note
         self._threads = threading.Lock()
         self._done: Positions = {}
-        self._persisted: Positions = {}  # of the queues in `_done`
+        self._persisted: Positions = {}
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        """Return offsets as committed here, or else from the files; queues without one are absent."""
+        """Return offsets as committed here, or else from the files, if any."""
         queues = list(queues)
         with self._threads:
             done = dict(self._done)
@@ -64,7 +65,7 @@ class GroupOffsets:
                     self._done[queue] = offset
 
     def put(self, positions: Positions) -> None:
-        """`commit` after a reset: smaller offsets count, too."""
+        """Smaller offsets count, too, after a reset."""
         with self._threads:
             for queue, offset in positions.items():
                 self._note(queue, offset)
@@ -76,7 +77,7 @@ class GroupOffsets:
             return self._done == self._persisted
 
     def persist(self, queues: Set[Queue], before: Callable[[], None]) -> None:
-        """Write the commits in these queues that are ahead of the files. Call it with the lock.
+        """Write the commits in these queues that are ahead of the files.
 
         before: called after the commits were collected, before a file changes.
         """
@@ -89,14 +90,14 @@ class GroupOffsets:
             self._persisted |= {queue: offset for queue, offset in news.items() if queue in self._done}
 
     def begin(self, positions: Positions) -> None:
-        """Set the offsets of queues that have none in the files. Call it with the lock."""
+        """Set the offsets of queues that have none in the files."""
         there = self._files.positions(self._group, {queue.topic for queue in positions})
         missing = {queue: offset for queue, offset in positions.items() if queue not in there}
         if missing:
             self._files.commit_positions(self._group, missing)
 
     def forget(self, queues: Iterable[Queue]) -> None:
-        """Drop the commits in these queues, and read them from the files from now on."""
+        """Drop the commits in these queues."""
         with self._threads:
             for queue in queues:
                 if self._done.pop(queue, None) is not None:
@@ -105,7 +106,7 @@ class GroupOffsets:
 
 
 def advance(files: ConsumerOffsets, group: str, positions: Positions) -> None:
-    """Set the offsets that are ahead of a group's files. Call it with the lock."""
+    """Set the offsets that are ahead of a group's files."""
     there = files.positions(group, {queue.topic for queue in positions})
     larger = {queue: offset for queue, offset in positions.items() if offset > there.get(queue, -1)}
     if larger:
@@ -132,10 +133,7 @@ class Resets:
         self._path = root / CONSUMERS_DIR / group / "resets.json"
 
     def read(self) -> tuple[int, Mapping[tuple[Queue, str], Reset]]:
-        """Return their count, and the last one of each queue and instance, in order.
-
-        Raises `CorruptStore`.
-        """
+        """Return their count, and the last one of each queue and instance. Raises `CorruptStore`."""
         try:
             text = read_file(self._path, MAX_BYTES)
         except FileNotFoundError:
@@ -150,7 +148,7 @@ class Resets:
         }
 
     def since(self, count: int, instance: str) -> tuple[int, Positions]:
-        """Return their count, and the offsets of an instance from those after the first `count`."""
+        """Return their count, and the offsets set for an instance after the first `count`."""
         now, resets = self.read()
         return now, {
             queue: reset.offset
@@ -159,8 +157,8 @@ class Resets:
         }
 
     def add(self, positions: Positions, whose: str = ALL, by_all: int = 0, by_any: int = 0) -> None:
-        """Call it with the lock. by_all: resets that all members have seen, which are dropped. by_any: the highest
-        number that a member has seen, in case the file was lost or replaced by an older one.
+        """by_all: resets that all members have seen, which are dropped. by_any: the most that a member has seen,
+        because the file may be lost or older.
         """
         count, resets = self.read()
         count = max(count, by_any)
@@ -171,7 +169,7 @@ class Resets:
         write_file(self._path, encode(_ResetsFile(count + 1, queues)))
 
     def forget(self) -> None:
-        """Call it with the lock, if the group has no members."""
+        """Call it if the group has no members."""
         with system_errors(self._path):
             self._path.unlink(missing_ok=True)
 
@@ -203,7 +201,7 @@ _logger = logging.getLogger("store")
 
 
 class GroupFiles:
-    """The files of a group. Raises `InvalidGroup`."""
+    """Raises `InvalidGroup`."""
 
     def __init__(self, root: Path, name: str, timeout: float) -> None:
         """timeout: seconds to wait for the lock."""
@@ -218,21 +216,20 @@ class GroupFiles:
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Lock all groups of this store, and remove dead members.
-
-        Raises `StoreLocked` while a RocketMQ broker runs here, `StoreBusy`.
+        """Lock all groups of this store, and remove dead members. Raises `StoreBusy`, and `StoreLocked` while a
+        RocketMQ broker runs.
         """
         with among_groups(self.root, self._timeout):
             self.roster.bury(self._inherit)
             yield
 
     def enter(self, entry: MemberEntry) -> Seat:
-        """Become a member, and create the group if it is new. Call it with the lock. Raises `GroupConflict`."""
+        """Become a member; create a new group. Raises `GroupConflict`."""
         self.offsets.settings.create(self.name)
         return self.roster.enter(entry)
 
     def reset(self, positions: Positions) -> None:
-        """Set offsets for all, and notify members. Call it with the lock. Raises `UnknownTopic`, `OffsetOutOfRange`."""
+        """Set offsets for all members, and notify them. Raises `UnknownTopic`, `OffsetOutOfRange`."""
         self._reset([self.offsets, *ConsumerOffsets.of_instances(self.root, self.name)], positions, ALL)
 
     def reset_by(self, entry: MemberEntry, positions: Positions) -> None:
@@ -250,7 +247,7 @@ class GroupFiles:
         self._leave_note(positions, whose)
 
     def _leave_note(self, positions: Positions, whose: str) -> None:
-        """Notify present members, even if the file of resets was lost or replaced by an older one."""
+        """Notify present members, even if the file of resets was lost or is older."""
         if members := self.roster.present():
             known = [entry.resets for entry in members]
             self.resets.add(positions, whose, min(known), max(known))
@@ -258,18 +255,17 @@ class GroupFiles:
             self.resets.forget()
 
     def offsets_of(self, entry: MemberEntry) -> ConsumerOffsets:
-        """Return the file with a member's offsets; a broadcasting member has its own."""
+        """A broadcasting member has its own file."""
         if entry.model is MessageModel.CLUSTERING:
             return self.offsets
         return ConsumerOffsets.of_instance(self.root, self.name, entry.instance)
 
     def existing(self, queues: Set[Queue]) -> set[Queue]:
-        """Return the queues that exist."""
         counts = self._topics.queue_counts()
         return {queue for queue in queues if queue.queue_id < counts.get(queue.topic, 0)}
 
     def _inherit(self, entry: MemberEntry, done: Positions) -> None:
-        """Take over the offsets of a dead member, except in queues that were reset since."""
+        """Take over a dead member's offsets, except in queues that were reset since."""
         _, reset = self.resets.since(entry.resets, entry.instance)
         counts = self.existing(done.keys() - reset.keys())
         if not counts:

@@ -42,21 +42,19 @@ def offsets_ended(body: bytes) -> list[int]:
     return [int(each) for each in body.split(OP_SEPARATOR.encode()) if _OFFSET.fullmatch(each)]
 
 
-QUEUE = 0  # the only queue of both topics
-_AT_ONCE = 32  # messages in one read
+QUEUE = 0  # of both topics
+_AT_ONCE = 32
 _logger = logging.getLogger("store")
 
 
 class Half(NamedTuple):
-    """queue_offset, physical_offset: of the half message."""
-
     transaction_id: str
     queue_offset: int
     physical_offset: int
 
 
 class HalfMessages:
-    """The half messages of a store. Not thread-safe."""
+    """Not thread-safe."""
 
     def __init__(self, store: MessageStore) -> None:
         """Create the topics. Raises `ReadOnlyStore`."""
@@ -64,9 +62,9 @@ class HalfMessages:
         for topic in (HALF_TOPIC, OP_TOPIC):
             made(store, topic)
         self._ops_seen = self._done(OP_TOPIC)  # first, so that half messages of earlier ones are before `_begin`
-        self._begin = self._done(HALF_TOPIC)  # half messages before it are ended
+        self._begin = self._done(HALF_TOPIC)  # all before it are ended
         self._ended: set[int] = set()  # queue offsets of half messages, from `_begin` on
-        self._last_half: dict[int, int] = {}  # by op message: the last half message that it ends
+        self._last_half: dict[int, int] = {}  # of each op message: the last half message that it ends
         self._told: set[int] = set()  # queue offsets of unreadable half messages
 
     def look(self) -> None:
@@ -101,17 +99,16 @@ class HalfMessages:
         done = [op for op, last in self._last_half.items() if last >= begin]
         ops = min(done, default=self._ops_seen)
         if (begin, ops) != (self._done(HALF_TOPIC), self._done(OP_TOPIC)):
-            self._store.flush()  # a crash must not lose op messages that the offsets skip
-            # Together and only forward, because skipped op messages may end half messages that are not skipped.
+            self._store.flush()  # a crash must not lose op messages before these offsets
+            # Together and only forward, because earlier op messages may end later half messages.
             path, offsets = self._store.path, {Queue(HALF_TOPIC, QUEUE): begin, Queue(OP_TOPIC, QUEUE): ops}
             with among_groups(path, self._store.config.lockTimeoutMillis / 1000):
                 advance(ConsumerOffsets(path), TRANSACTIONS_GROUP, offsets)
         self._go_on(begin, ops)
 
     def forget(self) -> None:
-        """Free the memory of messages before the committed offsets."""
         self.look()
-        # The committed offsets may be lost or replaced by older ones; never step back.
+        # The committed offsets may be lost or older; never step back.
         self._go_on(max(self._begin, self._done(HALF_TOPIC)), self._done(OP_TOPIC))
 
     def _left_open(self) -> Iterator[tuple[int, StoredMessage | StoreError]]:
@@ -137,7 +134,6 @@ class HalfMessages:
             offset, count = got.next_begin_offset, _AT_ONCE
 
     def _go_on(self, begin: int, ops: int) -> None:
-        """Forget half messages before `begin`, and op messages before `ops`."""
         self._begin = begin
         self._ended = {offset for offset in self._ended if offset >= begin}
         self._last_half = {op: last for op, last in self._last_half.items() if op >= ops}
@@ -159,7 +155,7 @@ def _to_be_asked(message: StoredMessage) -> StoredMessage | StoreError:
 
 
 def number_in(message: StoredMessage, name: str) -> int:
-    """Return a property as a number, or 0."""
+    """0 without a valid number."""
     said = message.properties.get(name, "")
     return int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
 

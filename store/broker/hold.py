@@ -33,9 +33,9 @@ _NEVER = float("inf")
 # Pauses after vain wake-ups, doubled each time: a busy stream of other messages must not keep a core busy, and a
 # message right after another must not wait.
 _REST_SECONDS = (0.00005, 0.001)
-_BYTES_A_QUEUE = 1 << 10  # reading this much log costs about as much as checking one queue
+_BYTES_A_QUEUE = 1 << 10  # reading this much log costs about as much as checking a queue
 
-# For these errors, the request is woken, and its reader gets the error. Any other error ends the service.
+# The request is woken, and its reader gets the error. Any other error ends the service.
 _TOLD_TO_READERS = (UnknownTopic, OffsetOutOfRange, CorruptStore, StoreUnavailable)
 
 QueueName = tuple[str, int]  # topic, queue id
@@ -53,9 +53,9 @@ class Wake(Enum):
 
 @dataclass(eq=False, slots=True)
 class HeldRequest:
-    """offset: queue offset. wake: called once, with this request and the reason, in the waiting thread or inside
-    `hold`; it must be quick and raise nothing. codes: accepted tags codes, None for all. deadline: `time.monotonic()`.
-    noticed: queue offset before which no message matches.
+    """wake: called once, with this request and the reason, in the waiting thread or inside `hold`; it must be quick and
+    raise nothing. codes: accepted tags codes, None for all. deadline: `time.monotonic()`. noticed: queue offset before
+    which no message matches.
     """
 
     topic: str
@@ -75,10 +75,7 @@ class HeldRequest:
 
 
 class HeldRequests:
-    """The held requests, by queue. Thread-safe.
-
-    changed: the lock. Hold it for a consistent view of several calls.
-    """
+    """Thread-safe. changed: the lock, for a consistent view of several calls."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -123,7 +120,6 @@ class HeldRequests:
         return [request for request in self.all() if request.deadline <= now]
 
     def next_expiry(self) -> float:
-        """Return the first deadline."""
         return min((request.deadline for request in self.all()), default=_NEVER)
 
     def accepting(self, arrivals: list[Arrival]) -> list[HeldRequest]:
@@ -144,14 +140,14 @@ class PullRequestHoldService(Opened):
     """Holds requests until a message arrives that may match, or until their timeout.
 
     One thread waits for all of them, on the kernel's notification of the published end, which any process may advance.
-    The first request starts it. A message with another tag wakes no request. As in RocketMQ, every `CHECK_SECONDS` each
-    request with messages after its offset is woken even if none matches, so that its reader skips them.
+    A message with another tag wakes no request. As in RocketMQ, every `CHECK_SECONDS` each request with messages after
+    its offset is woken even if none matches, so that its reader skips them.
 
-    Closing the store, which the caller does, or an error (`failure`) stops the service. In a forked process, methods
-    raise `StoreForked`, and `stop` does nothing.
+    An error (`failure`) or closing the store stops the service. In a forked process, methods raise `StoreForked`, and
+    `stop` does nothing.
     """
 
-    failure: StoreError | None = None  # the error that ended it
+    failure: StoreError | None = None
 
     def __init__(self, store: MessageStore) -> None:
         super().__init__(f"a hold service of {store.path}", "PullRequestHoldService(store)")
@@ -163,7 +159,7 @@ class PullRequestHoldService(Opened):
         self._watch: Watch | None = None
         self._next_expiry = _NEVER
         self._seen = 0  # confirm offset
-        self._polled = False  # at the last check
+        self._polled = False
         self._rest_seconds = 0.0
 
     def hold(
@@ -188,7 +184,7 @@ class PullRequestHoldService(Opened):
         with self._lock:
             self._start()
             self._requests.add(request)
-        # The thread notices arrivals from now on; this call checks for earlier ones, whatever the timeout.
+        # The thread notices arrivals from now on; this call checks for earlier ones.
         if self._stopping:
             self._wake_all([request], Wake.STOPPED)
         elif self._due([request]):
@@ -244,7 +240,7 @@ class PullRequestHoldService(Opened):
             self._seen = self._store.confirm_offset
             thread = threading.Thread(target=self._run, args=(watch,), name=type(self).__name__, daemon=True)
             thread.start()
-            self._thread = thread  # if no thread can start, the next request tries again
+            self._thread = thread  # only now, because no thread may start; the next request tries again
 
     def _interrupt(self) -> None:
         """Call it with the lock."""
@@ -258,7 +254,7 @@ class PullRequestHoldService(Opened):
                 rest = _NEVER
                 try:
                     self._notice_arrivals(watch)
-                except StoreUnavailable:  # if it lasts, each reader gets the error after its deadline
+                except StoreUnavailable:  # each reader gets the error after its deadline
                     rest = POLL_SECONDS
                 now = time.monotonic()
                 if now >= next_check:
@@ -269,7 +265,7 @@ class PullRequestHoldService(Opened):
                     with self._lock:
                         self._next_expiry = self._requests.next_expiry()
                 watch.wait(min(next_check - now, self._next_expiry - now, rest))
-        except StoreError as error:  # the requests are woken below
+        except StoreError as error:
             self.failure = error
             if not isinstance(error, StoreClosed):
                 _logger.error("%s: no requests are held any more: %s", self._store.path, error)
@@ -302,7 +298,7 @@ class PullRequestHoldService(Opened):
         if self._seen <= confirm_offset <= self._seen + _BYTES_A_QUEUE * self._requests.queues:
             try:
                 return self._requests.accepting(self._store.arrivals(self._seen, confirm_offset))
-            except _TOLD_TO_READERS:  # deleted concurrently, or not a record
+            except _TOLD_TO_READERS:  # deleted concurrently, or no record
                 pass
         return self._behind()
 
@@ -339,6 +335,6 @@ class PullRequestHoldService(Opened):
 
 
 def _hashes(tags_codes: npt.NDArray[np.int64]) -> list[int] | None:
-    """Return the distinct hashes of tags; None if some are delivery times or addresses, so only the tag can decide."""
+    """Return None if some codes are delivery times or addresses, so only the tag can decide."""
     codes = np.unique(tags_codes)
     return codes.tolist() if (codes == codes.astype(np.int32)).all() else None

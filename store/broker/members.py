@@ -4,8 +4,8 @@
     consumers/{group}/done/{member id}      its offset in each queue: one `DONE_OFFSET` for each of its slots
 
 When a process ends, the kernel releases the lock and notifies watchers of the folder, so the group notices a killed
-member at once, and keeps its commits. A member that hangs counts as lost after two minutes without a heart-beat, as
-with RocketMQ's broker.
+member at once, and keeps its commits. As with RocketMQ's broker, a member that hangs counts as lost after two minutes
+without a heart-beat.
 
 A server locks each group of its clients: one byte of `clients/served`, at a hash of the group's name.
 """
@@ -43,7 +43,7 @@ from store.model.log_protocol import Positions, Queue
 from store.publish.locks import holders, is_held, set_lock
 from store.publish.published_end import current_boot_id
 
-_LOOK_SECONDS = 0.5  # the kernel closes a killed process's files shortly before it releases their locks
+_LOOK_SECONDS = 0.5  # the kernel closes a killed process's files before it releases their locks
 _LOCK_BYTE = 0
 _TRIES = 100  # to read an entry during a write
 
@@ -60,7 +60,7 @@ class Roster:
         self.path = root / CONSUMERS_DIR / group
 
     def present(self) -> list[MemberEntry]:
-        """Return the members, sorted by id. Raises `CorruptStore` for a file that no member wrote."""
+        """Sorted by id. Raises `CorruptStore` for a file that no member wrote."""
         found = (_entry(path) for path in self._files())
         return [entry for entry in found if entry is not None]
 
@@ -74,7 +74,7 @@ class Roster:
                 _remove(path)
 
     def enter(self, entry: MemberEntry) -> Seat:
-        """Become a member. Raises `GroupConflict` if it does not fit the others."""
+        """Raises `GroupConflict` if it does not fit the others."""
         make_folder(self.path / DONE_DIR)
         for other in self.present():
             check_fit(self.path.name, entry, other, _processes(self._file(other)))
@@ -109,7 +109,7 @@ class Seat(Opened):
         """Write this member's queues, the number of resets it has seen, and the queues that it requests; None keeps the
         old values.
 
-        It is also a heart-beat. Call it with the groups' lock. Raises `StoreReplaced` if the file is missing. If
+        This is also a heart-beat. Call it with the groups' lock. Raises `StoreReplaced` if the file is missing. If
         writing fails, the member leaves, and later calls raise that error.
         """
         self.must_be_in_place()
@@ -127,7 +127,7 @@ class Seat(Opened):
             with self._threads:
                 self.must_be_open()
                 with system_errors(self._path):
-                    write_at(self._file.fd, text.ljust(self._size), 0)  # padded over a longer old text
+                    write_at(self._file.fd, text.ljust(self._size), 0)  # overwrites a longer old text
         except BaseException as error:
             self._refusal = error if isinstance(error, OSError) else None
             self.drop()
@@ -152,10 +152,7 @@ class Seat(Opened):
         self._place.check()
 
     def note(self, queue: Queue, offset: int) -> None:
-        """Write this member's offset in a queue, for the member that inherits the queue; 0: none.
-
-        Raises `StoreClosed`, `StoreForked`.
-        """
+        """Write this member's offset in a queue, for its heir; 0: none. Raises `StoreClosed`, `StoreForked`."""
         self.must_be_open()  # before the lock, which a child process may never get
         slot = self._slots.get(queue)
         if slot is not None:
@@ -169,7 +166,7 @@ class Seat(Opened):
         self.drop()
 
     def drop(self) -> None:
-        """Leave as if killed, so that other members inherit the offsets. Does nothing after `leave` and in a forked
+        """Leave as if killed, so that others inherit the offsets. Does nothing after `leave` and in a forked
         process.
         """
         if not self._is_over:
@@ -192,21 +189,21 @@ def _is_alive(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Remove the file that makes it a member last."""
+    """The file that makes it a member is the last."""
     for each in (done_path(path), path):
         with system_errors(each):
             each.unlink(missing_ok=True)
 
 
 def _last_entry(path: Path) -> MemberEntry | None:
-    """Return a dead member's entry; None if it was killed during a write, or no member wrote the file."""
+    """Return None if the member was killed during a write, or no member wrote the file."""
     with suppress(ValueError):
         return MemberEntry.of_json(entry_of(path))
     return None
 
 
 def _entry(path: Path) -> MemberEntry | None:
-    """Return a member's entry; None if it left, died, or has not written yet."""
+    """Return None if the member left, died, or has not written yet."""
     with system_errors(path):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -253,7 +250,7 @@ class ServerGroups:
             self._file = Descriptor(self._path, open_file)
 
     def enter(self, group: str) -> bool:
-        """Lock a group. Return False if another server has it. Raises `StoreUnavailable`."""
+        """Return False if another server has the group. Raises `StoreUnavailable`."""
         with system_errors(self._path):
             return set_lock(self._file.fd, fcntl.F_WRLCK, _byte(group))
 
@@ -277,7 +274,7 @@ def is_served(root: Path, group: str) -> bool:
 
 
 def server_of(root: Path, group: str) -> str:
-    """Return the process of a group's server, for errors."""
+    """Return a group's server, for errors."""
     return " and ".join(map(str, holders(_path(root), _byte(group)))) or "a process that this user may not look into"
 
 

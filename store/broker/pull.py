@@ -39,10 +39,7 @@ class PullRequest:
 
 @dataclass(frozen=True, slots=True)
 class PullResponse:
-    """All offsets are queue offsets; the next pull begins at `next_begin_offset`.
-
-    remark: the store's status, or the error. records: see `GetResult`.
-    """
+    """Offsets are queue offsets. remark: the store's status, or the error. records: see `GetResult`."""
 
     code: ResponseCode
     remark: str

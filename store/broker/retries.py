@@ -53,8 +53,8 @@ def send_back(
     max_reconsume_times: retries before a message becomes a dead letter; default: the group's setting (`retryMaxTimes`),
     16 if unset. Dead letters are logged. Missing topics are created.
 
-    The messages may be from the store's archive, or deleted. Raises `InvalidGroup`, `CorruptStore` for an invalid
-    setting, and the errors of `MessageStore.put`.
+    The messages may be from the store's archive, or deleted. Raises `CorruptStore` for an invalid setting,
+    `InvalidGroup`, and the errors of `MessageStore.put`.
     """
     check_group_name(group)
     level, (most, retry_queues) = integer("level", level), GroupConfigs(store.path).retries(group)
@@ -80,12 +80,11 @@ def send_back(
 
 
 def first_id(msg_id: str, properties: Mapping[str, str]) -> str:
-    """Return the message's id before it was first sent back. A producer's id stays; an offset id changes."""
+    """Return the id before the message was first sent back. A producer's id stays; an offset id changes."""
     return msg_id if PROPERTY_UNIQ_KEY in properties else properties.get(PROPERTY_ORIGIN_ID, msg_id)
 
 
 def _made(store: MessageStore, topic: str, queues: int) -> str:
-    """Return the topic, created if missing."""
     try:
         store.max_offset(topic, queues - 1)
     except UnknownTopic:
@@ -99,16 +98,14 @@ def _copies(store: MessageStore, messages: Sequence[StoredMessage]) -> RecordCop
     at = np.array([message.physical_offset for message in messages], np.int64)
     try:
         own = [store.copies(at[has])] if has.any() else []
-    except OffsetLost:  # retention deleted them concurrently
+    except OffsetLost:  # deleted concurrently
         return RecordCopies.of_messages(messages)
     read = [RecordCopies.of_messages([messages[row] for row in np.flatnonzero(~has).tolist()])] if not has.all() else []
     return RecordCopies.concatenate(own + read).take(np.argsort(np.argsort(~has, kind="stable")))
 
 
 def _has(store: MessageStore, message: StoredMessage) -> bool:
-    """Whether the message's offset is one in the store: as an offset in an archive, it may be of another
-    message here.
-    """
+    """An offset in an archive may be the offset of another message here."""
     try:
         record = store.record_at(message.physical_offset)
         found = decode_record(record, f"commit log offset {message.physical_offset}", check_crc=False)

@@ -70,7 +70,7 @@ Result = TypeVar("Result")
 
 
 class Outcome(Enum):
-    """The state of a transaction (LocalTransactionState)."""
+    """LocalTransactionState."""
 
     COMMIT = "commit"
     ROLL_BACK = "roll back"
@@ -78,9 +78,8 @@ class Outcome(Enum):
 
 
 class Transactions:
-    """The transactions of one producer group in a store that is open for writing. Thread-safe.
-
-    Several processes may have one for a group. A half message is ended once, by the first that ends it.
+    """The transactions of one producer group in a store that is open for writing. Thread-safe, also between
+    processes.
     """
 
     def __init__(self, store: MessageStore, group: str) -> None:
@@ -94,7 +93,7 @@ class Transactions:
 
     @property
     def is_inside(self) -> bool:
-        """Whether the calling thread is in a signal handler that interrupted another method."""
+        """Whether this is a signal handler that interrupted another method."""
         return is_owned(self._turn) or self._store.is_inside
 
     # --- the producer's verbs ----------------------------------------------------------------------------
@@ -102,7 +101,7 @@ class Transactions:
     def prepare(self, messages: Sequence[Message], fields: Mapping[str, npt.ArrayLike] | None = None) -> list[Half]:
         """Append half messages atomically. Readers see them after a commit. fields: see `Append.add_messages`.
 
-        Raises as `MessageStore.put_many`, and `MessageRefused` for delayed messages, as in RocketMQ.
+        Raises as `MessageStore.put_many`, and `MessageRefused` for delayed messages, as RocketMQ.
         """
         if any(message.delay_level or message.deliver_at is not None for message in messages):
             raise MessageRefused(PutStatus.MESSAGE_ILLEGAL, "a delayed message in a transaction; leave out the delay")
@@ -118,10 +117,10 @@ class Transactions:
         return list(map(Half, ids, placed.queue_offsets.tolist(), placed.physical_offsets.tolist()))
 
     def commit(self, halves: Sequence[Half]) -> AppendResult:
-        """Put the messages into their topics atomically, and return their places.
+        """Put the messages into their topics atomically, and return their places, or raise an error and do nothing.
 
         Raises `TransactionEnded` if one of them was committed, rolled back or given up before, `UnknownTopic` if a
-        topic was deleted, and `OffsetLost` if retention deleted a half message. Nothing is done then.
+        topic was deleted, and `OffsetLost` if retention deleted a half message.
         """
         return self._end_at_current_places(halves, self._commit)
 
@@ -134,7 +133,7 @@ class Transactions:
         ending.add_committed(halves)
         with self._turn:
             placed = ending.publish(halves)
-        count = len(halves)  # the op message is the last
+        count = len(halves)  # without the op message
         return AppendResult(placed.queue_ids[:count], placed.queue_offsets[:count], placed.physical_offsets[:count])
 
     def _roll_back(self, halves: Sequence[Half]) -> None:
@@ -166,10 +165,9 @@ class Transactions:
     # --- those left open ---------------------------------------------------------------------------------
 
     def open(self, immunity: float = IMMUNITY_SECONDS) -> list[tuple[Half, StoredMessage]]:
-        """Return the half messages of the group that are older than `immunity` seconds, oldest first, as they would be
-        committed.
+        """Return the group's half messages that are older than `immunity` seconds, as they would be committed.
 
-        It returns up to 1,000 or 16 MiB, and at least one.
+        The oldest come first: up to 1,000 or 16 MiB, and at least one.
         """
         now, immunity = time.time(), seconds("immunity", immunity)
         with self._turn:
@@ -181,8 +179,8 @@ class Transactions:
         immunity: float = IMMUNITY_SECONDS,
         max_checks: int = MAX_CHECKS,
     ) -> int:
-        """Call `decide` for each half message that is `open`, and end it. Return their number. Call it regularly, as
-        RocketMQ does every 30 s.
+        """End each half message that is `open` as `decide` returns. Return their number. Call it regularly, as RocketMQ
+        does every 30 s.
 
         An UNKNOWN one is checked again later, up to `max_checks` times, then it goes to UNDECIDED_TOPIC. Outcomes take
         effect when this returns, unless the half message was ended concurrently.
@@ -202,15 +200,15 @@ class Transactions:
     # --- steps -------------------------------------------------------------------------------------------
 
     def _is_due(self, message: StoredMessage, now: float, immunity: float) -> bool:
-        """A message from the future is due, too, because the clock was set back, and its age is unknown."""
+        """A message from the future is due, too: the clock was set back, and its age is unknown."""
         asked = message.properties.get(PROPERTY_CHECK_IMMUNITY, "")
         least = float(asked) if asked.isdecimal() else immunity
         is_own = message.properties.get(PROPERTY_PRODUCER_GROUP) == self._group
-        born_ms = min(message.born_timestamp, message.store_timestamp)  # a remote producer's clock may be ahead
+        born_ms = min(message.born_timestamp, message.store_timestamp)  # a remote clock may be ahead
         return is_own and abs(now - born_ms / 1000) > least
 
     def _end_all(self, outcomes: list[tuple[Half, StoredMessage, Outcome]], max_checks: int) -> None:
-        """End the half messages that are still open. One that cannot be ended does not stop the others."""
+        """End those that are still open. One that cannot be ended does not stop the others."""
         while outcomes:
             try:
                 ending = EndingAppend(self._store, self._halves)
@@ -240,18 +238,18 @@ class Transactions:
 
 
 class EndingAppend:
-    """An append that ends half messages: commits some, moves others to wait again, and names all of them."""
+    """An append that ends half messages: commits some, and moves others to wait again."""
 
     def __init__(self, store: MessageStore, halves: HalfMessages) -> None:
-        """halves: used only by `publish`, because its owner's lock protects it."""
+        """halves: used only by `publish`, with its owner's lock."""
         self._store = store
         self._halves = halves
         self._append = store.begin()
         self._topics = Topics(Path(store.path))
-        self._needed: list[tuple[str, Half]] = []  # topics that must exist, and for which message
+        self._needed: list[tuple[str, Half]] = []  # topics that must exist
 
     def add_committed(self, halves: Sequence[Half]) -> None:
-        """Put the messages into their topics. Raises `MessageRefused` for one that names no queue."""
+        """Raises `MessageRefused` if a half message names no queue."""
         if not halves:
             return
         offsets = np.array([half.physical_offset for half in halves], np.int64)
@@ -267,7 +265,7 @@ class EndingAppend:
         self._needed += zip(topics.to_pylist(), halves, strict=True)
 
     def add_waiting(self, half: Half, message: StoredMessage, max_checks: int) -> None:
-        """Append a message again as a half message, with one more check.
+        """Append a half message again, with one more check.
 
         After `max_checks`, or if its topic is missing so that it can never be committed, it goes to UNDECIDED_TOPIC.
         """
@@ -333,10 +331,7 @@ def _was(store: MessageStore, half: Half) -> _KnownBy | None:
 
 
 def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> bytes:
-    """Return the record of a half message as it would be committed, which its producer is shown.
-
-    Raises `OffsetLost` if retention deleted it.
-    """
+    """Return the record of a half message as it would be committed. Raises `OffsetLost` if retention deleted it."""
     copies = store.copies(np.array([half.physical_offset], np.int64))
     places = Places(message.topic, np.array([message.queue_id], np.int64))
     (records,) = copies.records(places, encoding_of(store.config))
@@ -346,7 +341,7 @@ def as_committed(store: MessageStore, half: Half, message: StoredMessage) -> byt
 
 
 def _known_by(message: StoredMessage) -> _KnownBy:
-    """A check keeps these parts when it moves a half message. Producers may use an id twice."""
+    """A check keeps these parts. Producers may use an id twice."""
     return message.msg_id, message.properties.get(PROPERTY_PRODUCER_GROUP), message.born_timestamp, message.body_crc
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from store.cluster.cluster_writer import ClusterWriter
     from store.cluster.group import ClusterGroup
 
-SCHEME = "rocketmq://"  # tells a cluster's address from a path
+SCHEME = "rocketmq://"
 ACCESS_KEY, SIGNATURE = "AccessKey", "Signature"
 TOOLS_GROUP = "TOOLS_CONSUMER"  # every broker has it, and leaves it out of statistics
 REQUEST_SECONDS = 10.0
@@ -34,7 +34,6 @@ class Credentials:
     secret_key: str = field(repr=False)
 
     def signed(self, fields: Mapping[str, str], body: Bytes = b"") -> dict[str, str]:
-        """Return a request's fields with the account and its signature."""
         all_fields = {**fields, ACCESS_KEY: self.access_key}
         return {**all_fields, SIGNATURE: signature(Command(0, all_fields, body), self.secret_key.encode())}
 
@@ -49,7 +48,6 @@ class ClusterAddress:
     """A `LogAddress`: the brokers that some name servers know.
 
     name_servers: "host:port" of each.
-    credentials: None if the cluster needs none.
     consumer_group: the group that pulls.
     tls: None for plain connections.
     patience: seconds in which a failed request is repeated.
@@ -76,9 +74,8 @@ class ClusterAddress:
         consumer_group: str = TOOLS_GROUP,
         tls: Tls | None = None,
     ) -> Self:
-        """Parse "host:port;host:port", as RocketMQ writes it, and an optional "?brokers=broker-a,broker-b".
-
-        Raises `InvalidArgument`.
+        """Parse RocketMQ's "host:port;host:port", with an optional "?brokers=broker-a,broker-b". Raises
+        `InvalidArgument`.
         """
         names, _, query = text.partition("?")
         servers = tuple(dict.fromkeys(part.strip() for part in names.replace(",", ";").split(";") if part.strip()))
@@ -92,13 +89,13 @@ class ClusterAddress:
         return cls(servers, credentials, consumer_group, tls, brokers=broker_names(brokers))
 
     def signed(self, fields: Mapping[str, str], body: bytes = b"") -> Mapping[str, str]:
-        """Return the fields of a request, signed if there are credentials."""
+        """Sign if there are credentials."""
         return fields if self.credentials is None else self.credentials.signed(fields, body)
 
     def __str__(self) -> str:
         return f"cluster at {';'.join(self.name_servers)}"
 
-    # These imports are slow, and not needed to parse options.
+    # Slow imports, not needed to parse options.
 
     def open(self) -> ClusterLog:
         from store.cluster.cluster_log import ClusterLog

@@ -41,7 +41,7 @@ def may_pass(error: RemotingError) -> bool:
 
 
 def explained(answer: Command, who: str, code: int, what: object = None) -> RequestRefused:
-    """Return the error for a refusal: the server, the request, its remark and the remedy. what: the queue or topic."""
+    """what: the queue or topic."""
     remark = (answer.remark or "no remark").strip().partition("\n")[0][:300].rstrip(".")
     means = ResponseCode(answer.code) if answer.code in _KNOWN else ResponseCode.SYSTEM_ERROR
     if means is ResponseCode.SYSTEM_ERROR and _OF_ACCOUNTS in remark:

@@ -32,8 +32,7 @@ class CopyAnswers:
         self._known: dict[tuple[Queue, RequestCode], int] = {}  # the master's last answer, or a slave's that is further
 
     def heard(self, broker: Broker, queue: Queue, code: RequestCode, answer: Command) -> Command:
-        """Return an answer. A slave's is replaced so that no end is lower, and no begin higher, than the last known
-        one.
+        """Return an answer. For a slave, no end is lower, and no begin higher, than the last known one.
 
         Raises `Unreachable` if a slave lacks the topic or the offset, because only its master can decide.
         """
@@ -49,7 +48,7 @@ class CopyAnswers:
         )
 
     def bounds(self, broker: Broker, queue: Queue, there: Bounds) -> Bounds:
-        """Correct the bounds of a queue as `heard` does."""
+        """Correct bounds as `heard` does."""
         first = self._further(broker, queue, RequestCode.GET_MIN_OFFSET, there.min_offset)
         return Bounds(first, self._further(broker, queue, RequestCode.GET_MAX_OFFSET, there.max_offset))
 
@@ -64,7 +63,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 class Ask(NamedTuple):
-    """A request to the broker of a queue. answers: accepted codes; all others are refusals."""
+    """answers: accepted codes; all others are refusals."""
 
     queue: Queue
     code: RequestCode
@@ -128,9 +127,8 @@ class Brokers:
         return self._begin(broker.readable, ask.code, ask.header.texts(), timeout=ask.timeout)
 
     def take(self, answer: Future[Command], broker: Broker, ask: Ask) -> Command | None:
-        """Return the answer, see `CopyAnswers`; None if the topic does not exist.
-
-        Raises `Unreachable`, `Untrusted`, `RequestRefused`.
+        """Return the answer, see `CopyAnswers`; None if the topic does not exist. Raises `Unreachable`, `Untrusted`,
+        `RequestRefused`.
         """
         said = answered(answer, broker, ask.code, ask.queue, (*ask.answers, ResponseCode.TOPIC_NOT_EXIST))
         command = self._copies.heard(broker, ask.queue, ask.code, said)
@@ -175,7 +173,7 @@ class Brokers:
         body: bytes = b"",
         answers: tuple[int, ...] = (ResponseCode.SUCCESS,),
     ) -> dict[str, Command]:
-        """Return each broker's answer, by its name. Raises `Unreachable`, `RequestRefused`."""
+        """Return each broker's answer, by name. Raises `Unreachable`, `RequestRefused`."""
         fields = {} if header is None else header.texts()
         asked = [(broker, self._begin(broker.readable, code, fields, body)) for broker in self.routes.brokers()]
         return {broker.name: answered(answer, broker, code, answers=answers) for broker, answer in asked}
@@ -212,7 +210,7 @@ def answered(
     what: object = None,
     answers: tuple[int, ...] = (ResponseCode.SUCCESS,),
 ) -> Command:
-    """Return a broker's answer. what: the subject, for errors. Raises `Unreachable`, `Untrusted`, `RequestRefused`."""
+    """what: the subject, for errors. Raises `Unreachable`, `Untrusted`, `RequestRefused`."""
     try:
         command = answer.result()
     except (Unreachable, Untrusted) as error:

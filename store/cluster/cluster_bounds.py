@@ -24,16 +24,16 @@ _KNOWN_SECONDS = 60.0  # retention moves the begin of a queue
 class ClusterBounds:
     """Asks each broker once for all queues of a topic. Thread-safe.
 
-    A broker is missing from its first request without an answer to the next one with an answer. Brokers are not asked
-    about a queue while a pull is held at its end, because the end has not changed.
+    A broker is missing from its first request without an answer to the next one with an answer. While a pull is held at
+    a queue's end, that end is known, so the broker is not asked.
     """
 
     def __init__(self, brokers: Brokers, tails: Tails) -> None:
         self._brokers = brokers
         self._tails = tails
-        self._known: dict[Queue, tuple[float, Bounds]] = {}  # with the `time.monotonic()` of the request
+        self._known: dict[Queue, tuple[float, Bounds]] = {}  # `time.monotonic()` of the request
         self._missing: dict[str, MissingBroker] = {}
-        self._asked: dict[str, float] = {}  # missing brokers, by the `time.monotonic()` of the last request
+        self._asked: dict[str, float] = {}  # `time.monotonic()` of the last request to a missing broker
 
     def look(self, queues: Iterable[Queue]) -> LogLook:
         """Return the bounds from brokers that answer. Raises `RequestRefused`."""
@@ -75,7 +75,7 @@ class ClusterBounds:
         return bounds if is_fresh and self._tails.is_held(queue, bounds.max_offset) else None
 
     def _ask(self, where: Mapping[Queue, Broker], attempt: int) -> tuple[dict[Queue, Bounds], dict[str, RemotingError]]:
-        """Return the answers of brokers, and the temporary errors of others. Raises `RequestRefused`."""
+        """Return the answers, and the temporary error of each other broker. Raises `RequestRefused`."""
         parts: dict[tuple[str, Broker], list[Queue]] = {}
         for queue, broker in where.items():
             parts.setdefault((queue.topic, broker.next(attempt)), []).append(queue)

@@ -37,7 +37,7 @@ from store.remoting.headers import Offset, SearchOffset
 
 
 class ClusterTopics(Mapping[str, tuple[Queue, ...]]):
-    """The topics and their queues. A cluster's own topics can be looked up, but are not listed.
+    """A cluster's own topics can be looked up, but are not listed.
 
     wanted: which topics are listed, by name. oldest: see `Log.topics`.
     """

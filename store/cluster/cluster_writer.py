@@ -1,4 +1,4 @@
-"""`ClusterWriter`: sends messages to the brokers of a cluster, in the order of each queue, in batches if possible."""
+"""`ClusterWriter`: sends messages to the brokers of a cluster, in the order of each queue."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from store.remoting.served_routes import DEFAULT_TOPIC, READ_WRITE
 
 PRODUCER_GROUP = "pyspark-mq"
 _BATCH_BYTES = 1 << 20  # as RocketMQ advises; brokers accept 4 MiB
-_BATCH_MESSAGES = 8192  # brokers count a record's 91 bytes, too, and answer with an id for each message
+_BATCH_MESSAGES = 8192  # brokers count a record's 91 bytes, too, and answer with each message's id
 _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = 0.05, 1.0
-_ID_DIGITS = 16  # the last ones of an offsetMsgId: the log offset
+_ID_DIGITS = 16  # at the end of an offsetMsgId: the log offset
 
 
 class _Send(NamedTuple):
-    """A request. rows: its messages. is_free: whether they may go to any queue."""
+    """is_free: whether the messages may go to any queue."""
 
     rows: Int64s
     code: RequestCode
@@ -61,10 +61,7 @@ class _Send(NamedTuple):
 
 
 class Sending:
-    """Sends messages of one topic to the queues of brokers.
-
-    placed: their places. ends: the offset after the last one, by queue.
-    """
+    """Sends messages of one topic. ends: the offset after the last one, by queue."""
 
     def __init__(self, brokers: Brokers, topic: str, messages: MessageColumns) -> None:
         self._brokers = brokers
@@ -107,7 +104,7 @@ class Sending:
             pause = _PAUSE_SECONDS
 
     def _send_first_of_each(self) -> dict[Queue, RemotingError]:
-        """Send the first request of each queue, and drop it if it was stored. Return the temporary errors."""
+        """Return the temporary errors."""
         failed: dict[Queue, RemotingError] = {}
         under_way = []
         route = self._brokers.routes.route(self._topic)
@@ -165,7 +162,6 @@ _NOT_ON_ALL_DEVICES = frozenset(
 
 
 def _batched(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, now: int) -> Iterator[_Send]:
-    """Yield requests for `rows`, each of about _BATCH_BYTES."""
     flags = np.zeros(len(messages), np.int64) if messages.flags is None else messages.flags
     indices = rows.tolist()
     bodies, properties = messages.body.take(indices), encoded_properties(messages).take(indices)
@@ -182,7 +178,7 @@ def _batched(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, 
 
 
 def _single(topic: str, queue_id: int, messages: MessageColumns, rows: Int64s, now: int) -> Iterator[_Send]:
-    """Yield a request for each message, because a batch has one birth time and one delay."""
+    """A batch has one birth time and one delay."""
     encoded = encoded_properties(messages)
     for row in rows.tolist():
         waits = {
@@ -218,7 +214,7 @@ class ClusterWriter(ClusterLog):
         self._turns = count(random.randrange(1 << 16))
 
     def create_topic(self, topic: str, queues: int) -> int:
-        """Create the queues on every master. Raises `UnsupportedStore` if no name server lists them in time."""
+        """Raises `UnsupportedStore` if no name server lists the queues in time."""
         check_topic_name(topic)
         self._brokers.create_topic(topic, queues, DEFAULT_TOPIC, READ_WRITE)
         deadline = time.monotonic() + self._address.patience
@@ -301,7 +297,7 @@ class ClusterAppend:
         self._parts = None
 
     def _queues(self, topic: str) -> list[Queue]:
-        """Return the writable queues, in order."""
+        """Return the writable queues."""
         route = self._brokers.routes.route(topic) or self._brokers.routes.route(topic, oldest=0.0)
         if route is None or not route.write:
             raise UnknownTopic(
@@ -311,9 +307,7 @@ class ClusterAppend:
         return list(route.write)
 
     def _choose(self, topic: str, messages: MessageColumns, queues: list[Queue]) -> tuple[Int64s, Bools]:
-        """Return the index of each message's queue, by its queue id or sharding key, else in turn; and where neither is
-        given.
-        """
+        """Return the index of each message's queue, and which messages have neither a queue id nor a sharding key."""
         there = self._queues(topic)
         here = np.flatnonzero([queue in there for queue in queues])
         turn, is_free = next(self._turns), np.ones(len(messages), np.bool_)

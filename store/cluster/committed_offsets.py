@@ -23,11 +23,10 @@ _logger = logging.getLogger("store")
 class MemberOffsets:
     """The offsets that a member committed in its own queues, until they are persisted. Thread-safe.
 
-    own: the member's queues. resets: the number of resets that brokers reported.
+    resets: the number that brokers reported.
     """
 
     def __init__(self, brokers: Brokers, group: str, what: str) -> None:
-        """what: the member's name in errors."""
         self._brokers = brokers
         self._group = group
         self._what = what
@@ -70,7 +69,7 @@ class MemberOffsets:
         self._set(self._committed_in(queues))
 
     def persist_soon(self, queues: Collection[Queue]) -> None:
-        """Like `persist`, but leave retries to the next call. Raises `Unreachable` if no broker answers."""
+        """Leave retries to the next call. Raises `Unreachable` if no broker answers."""
         of_broker: dict[str, list[Queue]] = {}
         for queue in queues:
             of_broker.setdefault(queue.broker, []).append(queue)
@@ -151,7 +150,7 @@ def commit(brokers: Brokers, group: str, positions: Positions, *, once: bool = F
 
 
 def resets(brokers: Brokers, group: str, positions: Positions) -> Positions:
-    """Return the offsets after a reset, for queues whose broker refused a commit. positions: their current offsets.
+    """Return the new offsets of queues whose broker refused a commit. positions: their old offsets.
 
     The broker reports the reset until a client of the group pulls, so pull last.
     """

@@ -1,6 +1,6 @@
 """`ClusterGroup`: a consumer group of a cluster, whose members are RocketMQ's clients, in any language.
 
-Brokers know a group's members by their heart-beats, and keep its offsets. Methods that need more raise
+Brokers know the members by their heart-beats, and keep the group's offsets. Methods that need more raise
 `UnsupportedStore`.
 """
 
@@ -77,7 +77,7 @@ class ClusterGroup:
             brokers.ask_all(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=settings)
 
     def members(self) -> list[MemberInfo]:
-        """All have the subscriptions of the group's last heart-beat. Brokers do not know their queues."""
+        """All have the group's last subscriptions. Brokers do not know their queues."""
         with closing(Brokers(self.address)) as brokers:
             answers = brokers.ask_all(
                 RequestCode.GET_CONSUMER_CONNECTION_LIST,

@@ -26,7 +26,6 @@ HOLD_SECONDS = 15.0  # brokerSuspendMaxTimeMillis
 
 
 def held_pull(group: str, queue: Queue, position: int, count: int, seconds: float) -> Ask:
-    """Return a pull that a broker may hold."""
     header = pull_header(group, QueueRange(queue, position, position + count), seconds)
     return Ask(queue, RequestCode.PULL_MESSAGE, header, PULLED, seconds + REQUEST_SECONDS)
 
@@ -102,7 +101,7 @@ _MOST_AT_ONCE = 32  # in an answer; more are pulled as any range
 
 
 class _Pull(NamedTuple):
-    """A pull of a queue. failing: since when its pulls fail, or None."""
+    """failing: since when the queue's pulls fail, or None."""
 
     queue: Queue
     position: int
@@ -110,7 +109,7 @@ class _Pull(NamedTuple):
 
 
 def _nothing(pull: _Pull) -> QueueRange:
-    """Report a queue that no broker has, so that its reader finds out and continues with other queues."""
+    """Let the reader of a queue that no broker has find out, and continue with other queues."""
     return QueueRange(pull.queue, pull.position, pull.position)
 
 
@@ -122,7 +121,7 @@ class _Answered(NamedTuple):
 
 
 class ClusterHeld:
-    """A `Held`. A failed pull is repeated after a second. If all fail for `ClusterAddress.broker_timeout` seconds, the
+    """A `Held` that repeats a failed pull after a second. If all fail for `ClusterAddress.broker_timeout` seconds, the
     error is raised.
     """
 
@@ -175,7 +174,7 @@ class ClusterHeld:
         raise StopIteration
 
     def _is_retried(self) -> bool:
-        """Whether failed pulls wait for a retry. After the deadline, none does, because the broker may stay missing."""
+        """After the deadline, failed pulls are not repeated, because the broker may stay missing."""
         if time.monotonic() >= self._deadline:
             self._failed.clear()
         return bool(self._failed)
@@ -239,7 +238,7 @@ class ClusterHeld:
         return QueueRange(pull.queue, pull.position, max(pull.position, header.max_offset))
 
     def _fail(self, pull: _Pull, error: RemotingError) -> None:
-        """Repeat the pull later. Raises `error` if it is permanent, or lasts for too long."""
+        """Raises `error` if it is permanent, or lasts for too long."""
         now, timeout = time.monotonic(), self._brokers.address.broker_timeout
         since = now if pull.failing is None else pull.failing
         self._failing.add(pull.queue)

@@ -25,7 +25,7 @@ from store.remoting.bodies import LockRequest, MessageQueue
 from store.remoting.command import Command
 from store.remoting.headers import SendBack
 
-_LOOK_SECONDS = 10.0  # between two lists of members without a notification; RocketMQ's waitInterval is 20 s
+_LOOK_SECONDS = 10.0  # without a notification; RocketMQ's waitInterval is 20 s
 _UNHEARD_SECONDS = LOCK_SECONDS / 2  # how long a lock lasts if its broker does not answer
 _logger = logging.getLogger("store")
 
@@ -33,9 +33,9 @@ _logger = logging.getLogger("store")
 class ClusterMember(Opened):
     """A `Member` of a group that RocketMQ's clients may share, so queues change hands by RocketMQ's rules.
 
-    A concurrent member locks no queues. The next owner of a queue begins at the group's offset, so messages of the last
-    5 s may be delivered twice, or more while a broker does not answer. Orderly members have brokers lock queues, for 60
-    s or until they unlock them.
+    A concurrent member locks no queues. The next owner begins at the group's offset, so messages of the last 5 s may be
+    delivered twice, or more while a broker does not answer. Orderly members lock queues at their brokers, for 60 s or
+    until they unlock them.
 
     A broker that does not answer is asked again, and does not delay queues of other brokers. Orderly members lose its
     queues when their locks should have been renewed.
@@ -101,7 +101,7 @@ class ClusterMember(Opened):
             return wanted & self._claims.keys()
 
     def asked(self) -> set[Queue]:
-        """Return none, because brokers do not pass requests on."""
+        """None, because brokers do not pass requests on."""
         self.must_be_open()
         return set()
 
@@ -126,13 +126,13 @@ class ClusterMember(Opened):
         self._offsets.begin(positions)
 
     def commit(self, positions: Positions) -> None:
-        """Commit in memory. If the process is killed before `persist`, messages are delivered again."""
+        """Commit in memory. Without `persist`, a killed process receives the messages again."""
         self.must_be_open()
         self._offsets.commit(positions)
 
     def persist(self) -> None:
         """Send all offsets again, as RocketMQ's clients do: a former owner may have sent a lower one later, and the
-        broker may answer with a reset.
+        broker may report a reset.
         """
         self.must_be_open()
         self._offsets.persist_soon(self._offsets.own)
@@ -173,7 +173,7 @@ class ClusterMember(Opened):
             answered(answer, broker, code, message.msg_id)
 
     def leave(self) -> None:
-        if self.is_forked:  # in a child, the lock may never be released
+        if self.is_forked:  # a child may never get the lock
             return
         with self._turn:
             if self._is_over:
@@ -210,7 +210,7 @@ class ClusterMember(Opened):
 
 
 class _BrokerLocks:
-    """The locks of an orderly member's queues, at their brokers."""
+    """An orderly member's locks at the brokers."""
 
     def __init__(self, brokers: Brokers, presence: Presence, group: str, client_id: str) -> None:
         self._brokers = brokers

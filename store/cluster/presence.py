@@ -29,7 +29,7 @@ _logger = logging.getLogger("store")
 class Presence:
     """One member in its group, as brokers see it.
 
-    members: the group's ids, sorted, as the first broker that answered listed them. listed_at: `time.monotonic()`.
+    members: ids, sorted, as listed by the first broker that answered. listed_at: `time.monotonic()`.
     """
 
     def __init__(self, brokers: Brokers, group: str, entry: MemberEntry, what: str) -> None:
@@ -50,7 +50,7 @@ class Presence:
         self.look()
 
     def masters(self) -> dict[str, Broker]:
-        """Return the masters of all subscribed topics, by name. Raises `Unreachable`."""
+        """Of all subscribed topics, by name. Raises `Unreachable`."""
         routes = [route for topic in self._topics if (route := self._brokers.routes.route(topic)) is not None]
         found = {broker.name: broker for route in routes for broker in (*route.read.values(), *route.write.values())}
         return {name: broker for name, broker in sorted(found.items()) if broker.writable}
@@ -98,7 +98,7 @@ class Presence:
                 yield error
 
     def _listed(self) -> list[str] | None:
-        """Return the members that the first answering broker lists; None if none answers."""
+        """Return the members listed by the first broker that answers, or None."""
         for broker in self.masters().values():
             code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
             answer = self._brokers.send(broker, code, ConsumerGroup(self._group), timeout=ANSWER_SECONDS)

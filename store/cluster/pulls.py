@@ -49,13 +49,13 @@ PULLED = (
     ResponseCode.PULL_OFFSET_MOVED,
 )
 _MOST_UNDER_WAY, _BYTES_UNDER_WAY = 256, 16 << 20
-_FIRST_WIDTH, _MOST_WIDTH = 32, 1024  # messages in one pull; brokers return 32 by default
+_FIRST_WIDTH, _MOST_WIDTH = 32, 1024  # brokers return 32 messages by default
 _WIDEN_AFTER = 8  # full answers
 _EVERYTHING, _FIRST_PAUSE_SECONDS, _PAUSE_SECONDS = "*", 0.05, 1.0
 
 
 class PulledRecords(NamedTuple):
-    """Messages [start, end) of a queue. data: their records, concatenated."""
+    """Messages [start, end) of a queue. data: concatenated records."""
 
     start: int
     end: int
@@ -71,7 +71,7 @@ def pull_header(group: str, wanted: QueueRange, seconds: float = 0.0) -> PullMes
 
 
 def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[PulledRecords]:
-    """Yield the messages of an existing range, in order, in pieces.
+    """Yield the messages of an existing range, in order.
 
     A failed pull is repeated, also at the broker's slaves. Raises `OffsetLost`, `UnknownTopic`, `Unreachable`,
     `RequestRefused`.
@@ -139,7 +139,7 @@ class _Pulls:
                 yield records
 
     def _next_pulls(self) -> list[Command]:
-        """Return as many pulls as may be pending, first for the rest of short answers."""
+        """First for the rest of short answers."""
         commands = []
         most = min(_MOST_UNDER_WAY, _BYTES_UNDER_WAY // self._largest)
         while (self._unasked and len(self._asked) + len(self._answered) < most) or self._is_stuck():

@@ -1,4 +1,7 @@
-"""`RouteTable`: the brokers of each topic, from a cluster's name servers."""
+"""`RouteTable`: the brokers of each topic, from a cluster's name servers.
+
+The functions that parse answers raise `BadFrame`.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ class Broker(NamedTuple):
     addresses: tuple[tuple[int, str], ...]
 
     def next(self, attempt: int) -> Broker:
-        """Return the broker with the address for an attempt, counted from 0, first.
+        """Move the address for an attempt, counted from 0, to the front.
 
         Each address has two attempts, because connections are lost more often than brokers, and slaves may be behind.
         """
@@ -73,7 +76,7 @@ class Broker(NamedTuple):
 
 @dataclass(frozen=True)
 class Route:
-    """The brokers of a topic's queues. made: `time.monotonic()` of the request."""
+    """made: `time.monotonic()` of the request."""
 
     read: dict[Queue, Broker] = field(default_factory=dict)
     write: dict[Queue, Broker] = field(default_factory=dict)
@@ -130,7 +133,7 @@ class _MemberIds(msgspec.Struct, rename="camel"):
 
 
 def parse_json(data: bytes, kind: type[T], what: str = "an answer") -> T:
-    """what: the kind of answer, for errors. Raises `BadFrame`."""
+    """what: the kind of answer, for errors."""
     try:
         return decode_fastjson(data, kind)
     except ValueError as error:
@@ -138,7 +141,7 @@ def parse_json(data: bytes, kind: type[T], what: str = "an answer") -> T:
 
 
 def parse_route(topic: str, data: bytes, made: float) -> Route:
-    """Parse the answer to GET_ROUTEINFO_BY_TOPIC. Raises `BadFrame`."""
+    """GET_ROUTEINFO_BY_TOPIC."""
     found = parse_json(data, _RouteData, f"a route of topic {topic!r}")
     brokers = {each.broker_name: each.broker() for each in found.broker_datas or ()}
     parts = [part for part in found.queue_datas or () if part.broker_name in brokers]
@@ -153,17 +156,17 @@ def parse_route(topic: str, data: bytes, made: float) -> Route:
 
 
 def parse_topics(data: bytes) -> list[str]:
-    """Parse the answer to GET_ALL_TOPIC_LIST_FROM_NAMESERVER, GET_SYSTEM_TOPIC_LIST_FROM_NS. Raises `BadFrame`."""
+    """GET_ALL_TOPIC_LIST_FROM_NAMESERVER, GET_SYSTEM_TOPIC_LIST_FROM_NS."""
     return parse_json(data, _Topics, "a list of topics").topic_list or []
 
 
 def parse_brokers(data: bytes) -> list[Broker]:
-    """Parse the answer to GET_BROKER_CLUSTER_INFO. Raises `BadFrame`."""
+    """GET_BROKER_CLUSTER_INFO."""
     return [each.broker() for each in parse_json(data, _Brokers, "a list of brokers").broker_addr_table.values()]
 
 
 def parse_offsets(data: bytes) -> Iterator[tuple[str, str, int, int]]:
-    """Parse the answer to GET_ALL_CONSUMER_OFFSET: topic, group, queue id and offset. Raises `BadFrame`."""
+    """GET_ALL_CONSUMER_OFFSET: topic, group, queue id and offset."""
     for key, offsets in parse_json(data, _Offsets, "offsets of groups").offset_table.items():
         topic, _, group = key.partition(GROUP_SEPARATOR)
         for number, offset in offsets.items():
@@ -171,13 +174,13 @@ def parse_offsets(data: bytes) -> Iterator[tuple[str, str, int, int]]:
 
 
 def parse_reset(data: bytes) -> Positions:
-    """Parse RESET_CONSUMER_CLIENT_OFFSET, which has objects as keys, so it is not JSON. Raises `BadFrame`."""
+    """RESET_CONSUMER_CLIENT_OFFSET, which is not JSON, because its keys are objects."""
     found = ((parse_json(queue, MessageQueue, "a reset"), offset) for queue, offset in _QUEUE_AND_OFFSET.findall(data))
     return {Queue(each.topic, each.queue_id, broker=each.broker_name): int(offset) for each, offset in found}
 
 
 def parse_topic_stats(broker: str, data: bytes) -> dict[Queue, Bounds]:
-    """Parse a broker's answer to GET_TOPIC_STATS_INFO, which has objects as keys. Raises `BadFrame`."""
+    """GET_TOPIC_STATS_INFO, whose keys are objects."""
     found: dict[Queue, Bounds] = {}
     for key, value in _QUEUE_AND_VALUES.findall(data):
         queue, offsets = parse_json(key, MessageQueue, "statistics"), parse_json(value, _TopicOffset, "statistics")
@@ -187,18 +190,17 @@ def parse_topic_stats(broker: str, data: bytes) -> dict[Queue, Bounds]:
 
 
 def parse_locked(broker: str, data: bytes) -> set[Queue]:
-    """Parse a broker's answer to LOCK_BATCH_MQ. Raises `BadFrame`."""
+    """LOCK_BATCH_MQ."""
     locked = parse_json(data, _LockedQueues, "a list of locked queues").queues or ()
     return {Queue(each.topic, each.queue_id, broker=broker) for each in locked}
 
 
 def parse_member_ids(data: bytes) -> list[str]:
-    """Parse the answer to GET_CONSUMER_LIST_BY_GROUP. Raises `BadFrame`."""
+    """GET_CONSUMER_LIST_BY_GROUP."""
     return parse_json(data, _MemberIds, "a list of members").consumer_id_list or []
 
 
 def _route_of(topic: str, answers: Iterable[Command], made: float) -> Route | None:
-    """Return the union of name servers' answers."""
     routes = [parse_route(topic, bytes(each.body), made) for each in answers if each.code == ResponseCode.SUCCESS]
     if not routes:
         return None
@@ -208,12 +210,12 @@ def _route_of(topic: str, answers: Iterable[Command], made: float) -> Route | No
 
 
 _NOT_SUPPORTED = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-ROUTE_SECONDS = 60.0  # after a failed request, a route is refreshed at once
+ROUTE_SECONDS = 60.0  # a failed request refreshes its route at once
 _NAMES_SECONDS = _AGAIN_SECONDS = 1.0
 _AT_ONCE = 16  # requests to name servers
 _REPLY_TOPIC = "_REPLY_TOPIC"
-# The answer of a name server that waits until it knows all brokers (needWaitForService). One that lists no topics
-# (enableAllTopicList=false) always has it for lists, so this is only for routes.
+# From a name server that waits until it knows all brokers (needWaitForService). One that lists no topics
+# (enableAllTopicList=false) always answers so to lists, so this is only for routes.
 _NOT_READY = ResponseCode.SYSTEM_ERROR, RequestCode.GET_ROUTEINFO_BY_TOPIC
 
 
@@ -231,17 +233,16 @@ class RouteTable:
         self._lock = threading.Lock()
         self._routes: dict[str, Route | None] = {}
         self._last: dict[str, Broker] = {}  # every broker that was in a route
-        self._listed: tuple[float, dict[str, Broker]] = -math.inf, {}  # with the `time.monotonic()` of the request
+        self._listed: tuple[float, dict[str, Broker]] = -math.inf, {}  # `time.monotonic()` of the request
         self._names: tuple[float, list[str]] = -math.inf, []
         self._written: dict[str, dict[Queue, Broker]] = {}  # every queue that was in a route
         self._order: dict[str, tuple[float, dict[str, int]]] = {}
         self._own: tuple[float, list[str]] = -math.inf, []  # topics of the cluster and its brokers
-        self._server = 0  # index of the name server that answered last
+        self._server = 0  # index of the one that answered last
         self._unheard = -math.inf  # `time.monotonic()` when none of them answered, so that not each topic waits for it
 
     def topics(self, oldest: float) -> list[str]:
-        """Return the names of all topics except a cluster's own, at most a second old; older ones if no name server
-        answers.
+        """All topics except a cluster's own, at most a second old; older ones if no name server answers.
 
         oldest: 0.0 for the current ones.
         """
@@ -309,7 +310,7 @@ class RouteTable:
         return {topic: route for topic in topics if (route := found.get(topic)) is not None}
 
     def readable(self, queues: Iterable[Queue]) -> dict[Queue, Broker]:
-        """Return the brokers of the queues that are not deleted. A missing broker has its last addresses, if known."""
+        """Return the brokers of the queues that are not deleted. A missing broker has its last addresses."""
         found: dict[Queue, Broker] = {}
         for queue in queues:
             route = self.route(queue.topic)
@@ -412,7 +413,7 @@ class RouteTable:
         patience: float | None = None,
         answers: tuple[int, ...] = (),
     ) -> Command:
-        """Ask the name server first that answered last. answers: accepted codes beside SUCCESS.
+        """The name server that answered last is asked first. answers: accepted codes beside SUCCESS.
 
         Raises `Unreachable`, `RequestRefused`.
         """

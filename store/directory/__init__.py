@@ -1,1 +1,1 @@
-"""Implements `Log`, `Group` and `Member` for a store's directory."""
+"""`Log`, `Group` and `Member` of a store's directory."""

@@ -25,10 +25,7 @@ _logger = logging.getLogger("store")
 
 
 class DirectoryGroup:
-    """A `Group` whose members are processes of this host, and have files in directory `path`.
-
-    Raises `NotAStore`, `InvalidGroup`.
-    """
+    """A `Group` of processes of this host, with files in directory `path`. Raises `NotAStore`, `InvalidGroup`."""
 
     def __init__(self, path: str | os.PathLike[str], name: str) -> None:
         directory = StoreDirectory.at(path)
@@ -97,7 +94,7 @@ class DirectoryGroup:
             self._files.offsets.settings.configure(self.name, settings)
 
     def delete(self, *, with_offsets: bool) -> None:
-        """Delete the group's settings, and optionally its offsets. The next member to join recreates it.
+        """Delete the group's settings. The next member to join recreates it.
 
         Raises `UnknownGroup`, and `GroupConflict` while the group has members.
         """
@@ -109,7 +106,7 @@ class DirectoryGroup:
                 offsets.delete(self.name, with_offsets=with_offsets)
 
     def must_exist(self) -> None:
-        """Raise `UnknownGroup`, which suggests similar names."""
+        """Raises `UnknownGroup`, which suggests similar names."""
         known = self._files.offsets.names()
         if self.name not in known:
             like = difflib.get_close_matches(self.name, known) or known

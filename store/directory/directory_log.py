@@ -73,7 +73,7 @@ class DirectoryAddress:
 
 
 class DirectoryLog:
-    """A `Log` that owns its store, and closes it."""
+    """A `Log` that closes its store."""
 
     is_ordered = True
 
@@ -104,7 +104,7 @@ class DirectoryLog:
         return {queue: offset for queue, offset in offsets.items() if offset is not None}
 
     def groups(self) -> Mapping[str, Positions]:
-        """Return the offsets of all groups, including groups without any."""
+        """Groups without offsets are included."""
         return ConsumerOffsets(Path(self._store.path)).all_positions()
 
     def commit(self, group: str, positions: Positions) -> None:
@@ -145,7 +145,7 @@ class DirectoryLog:
     def few(self, wanted: QueueRange) -> list[StoredMessage] | None:
         """Return all messages of a short published range, in a tenth of the time of `scan`.
 
-        None if the messages are too large, or if one is unreadable: `scan` then raises the error.
+        None if the messages are too large, or one is unreadable: `scan` then raises the error.
         """
         try:
             found = self._store.get_message("", wanted.queue.topic, wanted.queue.queue_id, wanted.start, wanted.length)
@@ -177,7 +177,7 @@ class DirectoryLog:
         return self._store.bounds([queue]).get(queue)
 
     def _before(self, queue: Queue, position: int) -> Fingerprint | None:
-        """Return None if the queue is missing or shorter, or the message is damaged: its reader gets the error."""
+        """Return None if a reader gets the error: the queue is missing or shorter, or the message is damaged."""
         while (bounds := self._bounds(queue)) is not None and position <= bounds.max_offset:
             try:
                 return self._store.fingerprint(queue.topic, queue.queue_id, position - 1)
@@ -201,8 +201,6 @@ class DirectoryLog:
 
 
 class DirectoryWriter(DirectoryLog):
-    """A `LogWriter`, whose store is open for writing."""
-
     def create_topic(self, topic: str, queues: int) -> int:
         return self._store.create_topic(topic, queues)
 
@@ -214,7 +212,7 @@ class DirectoryWriter(DirectoryLog):
 
 
 class DirectoryHeld:
-    """A `Held`: holds one request for each queue, and yields the queues of woken requests."""
+    """A `Held` that holds one request for each queue."""
 
     def __init__(
         self, store: MessageStore, begin: Positions, deadline: float, message_filter: MessageFilter, idle: float
@@ -282,7 +280,7 @@ class DirectoryHeld:
 
 @dataclass(frozen=True)
 class TieredDirectoryAddress(DirectoryAddress):
-    """The store in directory `path`, and the archive at `url`; "" for the one that the store's settings name.
+    """The store in directory `path`, and the archive at `url`; "" for the one in the store's settings.
 
     options: fsspec's storage options, as JSON; no error shows them.
     """
@@ -307,7 +305,7 @@ class TieredDirectoryAddress(DirectoryAddress):
 class TieredDirectoryLog(DirectoryLog):
     """A `Log`: a store, which this log closes, and its archive."""
 
-    is_ordered = False  # each archived queue has a log of its own
+    is_ordered = False  # each archived queue has its own log
 
     def __init__(self, store: MessageStore, archive: StoreArchive) -> None:
         super().__init__(store)

@@ -28,7 +28,7 @@ _logger = logging.getLogger("store")
 
 
 class _Sight(NamedTuple):
-    """A change of it ends `wait`. others: for each member, the queues that it owns and the ones that it requests."""
+    """A change ends `wait`. others: for each member, the queues that it owns and the ones that it requests."""
 
     resets: int
     others: dict[str, tuple[set[Queue], set[Queue]]]
@@ -145,7 +145,7 @@ class DirectoryMember:
                 with (
                     suppress(StoreNotOpen),
                     self._in_turn(),
-                ):  # other members inherit the offsets in a replaced directory
+                ):  # others inherit the offsets of a replaced directory
                     self._persist()
                     self._seat.leave()
         finally:
@@ -176,12 +176,12 @@ class DirectoryMember:
         self._offsets.persist(self._files.existing(own), self._store.flush)
 
     def _unseen(self) -> tuple[int, Positions]:
-        """Return the number of all resets, and the new offsets from unseen ones."""
+        """Return the number of all resets, and the offsets of those that this member has not seen."""
         entry = self._seat.entry
         return self._files.resets.since(entry.resets, entry.instance)
 
     def _known(self, positions: Positions) -> Positions:
-        """Drop queues whose reset this member has not seen. Call it within `_in_turn`."""
+        """Drop queues with an unseen reset. Call it within `_in_turn`."""
         _, unseen = self._unseen()
         return {queue: offset for queue, offset in positions.items() if queue not in unseen}
 
@@ -191,7 +191,7 @@ class DirectoryMember:
         return _Sight(resets, {entry.id: (set(entry.claims), set(entry.asks)) for entry in self._other_members()})
 
     def _other_members(self) -> list[MemberEntry]:
-        """Return the members that share the queues with this one; none if it broadcasts."""
+        """Return the members that share the queues; none if this one broadcasts."""
         if self._seat.entry.model is MessageModel.BROADCASTING:
             return []
         now = time.monotonic()
@@ -208,7 +208,7 @@ class _WriterOnDemand:
         self._files = files
         self._seat = seat
         self._store: MessageStore | None = None
-        self._threads = threading.RLock()  # one thread at a time opens the store, or closes it
+        self._threads = threading.RLock()  # held to open or close the store
 
     def open(self) -> MessageStore:
         with self._threads:
@@ -226,7 +226,7 @@ class _WriterOnDemand:
             threading.Thread(target=self._try_to_open, name="mq-open", daemon=True).start()
 
     def _try_to_open(self) -> None:
-        if self._threads.acquire(blocking=False):  # else another thread is opening the store
+        if self._threads.acquire(blocking=False):  # else another thread opens the store
             try:
                 self.open()
             except (StoreError, OSError) as error:  # retried when the locks are renewed
@@ -235,7 +235,7 @@ class _WriterOnDemand:
                 self._threads.release()
 
     def flush(self) -> None:
-        """Flush messages that were sent back, before offsets behind them are persisted."""
+        """Flush messages that were sent back, before offsets after them are persisted."""
         store = self._store
         if store is not None:
             store.flush()

@@ -50,10 +50,10 @@ def restore(
 
     A killed process leaves a directory with the suffix ".restoring", which the next call replaces.
 
-    Raises `NotAStore` if the directory exists, or for a URL of another file system. Raises `StoreLocked` while another
-    process restores to the directory. Raises `UnsupportedStore` for a topic of delayed or half messages, and, without
-    `topics`, for light queues that would change. Raises `UnknownTopic`, `StoreFull`, `StoreUnavailable`, and the errors
-    of reading an archive: `OffsetLost` if some of it is deleted concurrently.
+    Raises `NotAStore` if the directory exists, or for a URL of another file system; `StoreLocked` while another process
+    restores to the directory; `UnsupportedStore` for a topic of delayed or half messages, and, without `topics`, for
+    light queues that would change; `UnknownTopic`, `StoreFull`, `StoreUnavailable`; and the errors of reading an
+    archive: `OffsetLost` if some of it is deleted concurrently.
     """
     path = StoreDirectory.at(path).root
     unfinished = path.parent / (path.name + UNFINISHED)
@@ -76,10 +76,7 @@ def restore(
 
 
 def _chosen(archive: ArchiveAddress, log: ArchiveLog, topics: Sequence[str]) -> dict[str, tuple[Queue, ...]]:
-    """Return the topics to restore and their queues, without light queues, whose messages are in other queues.
-
-    Raises `UnknownTopic`, `UnsupportedStore`.
-    """
+    """Leave out light queues, whose messages are in other queues. Raises `UnknownTopic`, `UnsupportedStore`."""
     archived = log.topics()
     if missing := [topic for topic in topics if topic not in archived]:
         raise UnknownTopic(f"{archive}: no topic {', '.join(missing)} (there are: {', '.join(archived)})")
@@ -124,7 +121,7 @@ def _must_be_free(path: Path) -> None:
 
 @contextmanager
 def _alone(unfinished: Path) -> Iterator[None]:
-    """Lock an empty directory against other processes that restore. Raises `StoreLocked`."""
+    """Lock an empty directory against other restores. Raises `StoreLocked`."""
     make_root(unfinished)
     with closing(Descriptor(unfinished, lambda path: os.open(path, os.O_RDONLY | os.O_DIRECTORY))) as folder:
         try:
@@ -161,7 +158,7 @@ def _ranges(log: ArchiveLog, queues: Sequence[Queue], begin: int | None, end: in
 def _write(log: ArchiveLog, root: Path, ranges: Sequence[QueueRange], config: StoreConfig, progress: Progress) -> int:
     """Return the number of messages."""
     total, done = sum(wanted.length for wanted in ranges), 0
-    # A queue may begin after offset 0 only if the first segment of the log is missing, so start at the second one.
+    # A queue may begin after offset 0 only if the first segment is missing, so start at the second one.
     is_shortened = any(wanted.start for wanted in ranges)
     first = at = config.mappedFileSizeCommitLog if is_shortened else 0
     make_folder(root / COMMIT_LOG_DIR)
