@@ -54,7 +54,7 @@ POLL_SECONDS = 0.5
 
 
 class PolledHeld:
-    """A `Held` that polls. It ignores the message filter."""
+    """Polls, and ignores the message filter."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ _MAX_BODY_BYTES = StoreConfig().maxDecompressedMessageSize
 
 @dataclass(frozen=True)
 class ArchiveAddress:
-    """The archive at an fsspec URL or in a directory. options: storage options as JSON, not shown in errors."""
+    """The archive at an fsspec URL or in a directory. options: JSON, not shown in errors."""
 
     url: str
     options: str = field(default="", repr=False)
@@ -154,7 +154,7 @@ class ArchiveAddress:
 
 
 class ArchiveLog:
-    """A `Log`. Each call uses the current metadata."""
+    """Each call uses the current metadata."""
 
     is_ordered = False  # each queue has a log of its own
 
@@ -190,7 +190,7 @@ class ArchiveLog:
         ranges = list(ranges)
         try:
             return self._steady(lambda queues: KeySearch(queues).narrowed(ranges, keys))
-        except (OffsetLost, CorruptSegment):  # a bad index: read all records instead
+        except (OffsetLost, CorruptSegment):
             return ranges
 
     def query(self, wanted: KeyQuery, before: Positions | None = None) -> list[StoredMessage]:
@@ -212,8 +212,7 @@ class ArchiveLog:
     def with_id(self, topic: str, msg_id: str) -> list[StoredMessage]:
         """Return the messages of a topic with this id in the column `msgId`.
 
-        Several may match without an id from their producer: the id is then an offset in a queue's log, and each queue
-        has its own.
+        Ids that are not from a producer are offsets in a queue's log, so several queues may have the same one.
         """
         there = [QueueRange(queue, *bounds) for queue, bounds in self.bounds(self.topics().get(topic, ())).items()]
         pieces = self.with_keys(there, [msg_id])
@@ -221,9 +220,9 @@ class ArchiveLog:
         return [message for message in found if message.msg_id == msg_id]
 
     def _steady(self, look: Callable[[ArchivedQueues], Found], oldest: float = 0.0) -> Found:
-        """Return the result of `look`, called with a catalog that is at most `oldest` seconds old. Raises as `look`.
+        """Call `look` with a catalog that is at most `oldest` seconds old.
 
-        If an object was deleted since, retry with a newer catalog.
+        If an object was deleted since, retry with a newer catalog. Raises as `look`.
         """
         queues = self._queues(oldest)
         while True:
@@ -236,12 +235,10 @@ class ArchiveLog:
                 queues = self._queues()
 
     def look_again(self) -> None:
-        """Let the next call read the metadata."""
         self._read_at = -math.inf
         self._place.look_again()
 
     def reaches(self, queue: Queue, kin: Kin) -> bool:
-        """Return `Kin.reaches` of a queue, False if the queue is not archived."""
         return self._steady(lambda queues: any(kin.reaches(it) for it in queues.archived([queue])))
 
     def committed(self, group: str, queues: Iterable[Queue]) -> Positions:
@@ -363,7 +360,7 @@ class ArchiveLog:
         self.close()
 
     def _queues(self, oldest: float = 0.0) -> ArchivedQueues:
-        """Return the queues from metadata at most `oldest` seconds old; the same object if nothing changed."""
+        """Return the same object as before if the metadata are unchanged. oldest: their age in seconds."""
         known = self._known
         if known is not None and time.monotonic() < self._read_at + oldest:
             return known
@@ -397,9 +394,9 @@ def _scan(it: FlatQueue, wanted: QueueRange, spec: ReadSpec) -> Iterator[pa.Reco
 
 
 def _is_strange(it: FlatQueue, position: int, was: Fingerprint) -> bool:
-    """Return whether the message before `position` was replaced. Its fingerprint is known not to be `was`.
+    """Return whether the message before `position` was replaced, given that its fingerprint is not `was`.
 
-    If the archived queue ends earlier, it was replaced if the queue's log extends beyond that message.
+    If the archived queue ends earlier, it was replaced if its log extends beyond that message.
     """
     if position <= it.min_offset():
         return False

@@ -11,8 +11,6 @@ from store.model.log_protocol import Queue, QueueRange
 
 
 class ArchivedQueues:
-    """The queues of one catalog."""
-
     def __init__(self, place: ArchivePlace, catalog: Catalog) -> None:
         self.url = place.url
         self.catalog = catalog

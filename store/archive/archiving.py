@@ -1,8 +1,8 @@
 """Archiving: copy messages of a store's queues into segments of the archive.
 
-A piece of a queue becomes one segment of its log and one of its entries. First both segments are written and compared,
-then its keys, then metadata that name the segments. Readers ignore other objects. A killed process may leave some; the
-next run overwrites them with the same bytes and more.
+The order of writes: a segment of a queue's log and one of its entries, their keys, metadata that name the segments.
+Readers ignore other objects, which a killed process may leave. The next run overwrites these with the same bytes and
+more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from store.read.fingerprint import can_have
 from store.read.published import PublishedQueues
 from store.read.scan import CheckedBlock, checked_blocks
 
-PIECE_BYTES = 64 << 20  # a segment of a queue's log is complete
+PIECE_BYTES = 64 << 20  # size at which a segment of a queue's log is complete
 _SMALL = 4  # a last segment smaller than a piece divided by this is replaced by a longer one with the same beginning
 _PIECES_AT_ONCE = 4  # between two writes of the metadata
 _BLOCK_BYTES = 8 << 20
@@ -50,11 +50,7 @@ Progress = Callable[[int, int], None]  # messages archived so far, and in all
 
 
 class Archived(NamedTuple):
-    """Result of a run.
-
-    messages, bytes: archived. deleted: number of expired objects. forgotten: messages of deleted topics that were
-    deleted from the archive.
-    """
+    """messages, bytes: archived. deleted: number of expired objects. forgotten: deleted messages of deleted topics."""
 
     messages: int = 0
     bytes: int = 0
@@ -104,7 +100,9 @@ class Piece:
         self.end = max(self.end, int(times.max())) if known else int(times.max())
 
     def write(self, place: ArchivePlace, queue: str, *, sealed: bool) -> tuple[Segment, Segment, Fingerprint]:
-        """Write both segments and compare. Return them (log, entries) and the last message's fingerprint."""
+        """Write both segments, read them back and compare. Return them (log, entries) and the last message's
+        fingerprint.
+        """
         log, entries = b"".join(self._log), b"".join(self._entries)
         for kind, base, data in ((COMMIT_LOG, self.base, log), (CONSUME_QUEUE, self.entries_base, entries)):
             place.write(segment_path(queue, kind, base), data)
@@ -199,7 +197,7 @@ class Archiving:
     def _save(self) -> None:
         """Write the index, then metadata that name all written segments.
 
-        The store's log is flushed first: if a machine crash lost archived records, the archive would look like another
+        The store's log is flushed first: if it lost archived records in a crash, the archive would look like another
         store's.
         """
         begin, end = self._stretch

@@ -71,7 +71,6 @@ def is_cluster_folder(name: str) -> bool:
 
 
 def is_folder(name: str) -> bool:
-    """Return whether a name can be the name of a folder."""
     return name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
@@ -85,7 +84,7 @@ def index_path(broker: str) -> str:
 
 
 def segment_path(queue: str, kind: str, base: int) -> str:
-    """Return a segment's path below the cluster's folder. queue: its `queue_path`. kind: a key of SEGMENT_TYPES."""
+    """Return a segment's path below the cluster's folder. queue: a `queue_path`. kind: a key of SEGMENT_TYPES."""
     return f"{queue}/{kind}/{hashed(str(base))}{segment_name(base)}"
 
 
@@ -144,7 +143,6 @@ class ArchivedQueue:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether the queue's messages were deleted from the archive."""
         return not self.entries and self.indexed_from is None and bool(self.log) and self.log[-1].base > 0
 
     def written(self, log: Segment, entries: Segment, last: Fingerprint) -> ArchivedQueue:
@@ -158,10 +156,7 @@ class ArchivedQueue:
 
 @dataclass(frozen=True)
 class Catalog:
-    """The archive of one broker.
-
-    topics: topic to its number in the archive. index: segments of the key index, each complete in itself.
-    """
+    """topics: topic to its number in the archive. index: segments of the key index, each complete in itself."""
 
     broker: str
     topics: Mapping[str, int] = field(default_factory=dict)
@@ -176,7 +171,7 @@ class Catalog:
         return {topic: tuple(Queue(topic, each) for each in range(count)) for topic, count in counts.items() if count}
 
     def queue(self, queue: Queue) -> ArchivedQueue | None:
-        """Return one queue, None if it is not in `of_topics`."""
+        """Return None for queues that are not in `of_topics`."""
         found = self.queues.get(queue)
         if found is None and queue in self.of_topics().get(queue.topic, ()):
             return ArchivedQueue()
@@ -206,7 +201,7 @@ class Catalog:
 
     @staticmethod
     def parse(where: str, data: bytes) -> Catalog | None:
-        """Parse the metadata of one broker. Return None if they name no broker, and so no queue and no segment.
+        """Return None if the metadata name no broker, and so no queue and no segment.
 
         where: the path for error messages. Raises `CorruptStore`.
         """

@@ -111,7 +111,7 @@ class FlatConsumeQueue:
         return np.frombuffer(self._read(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize), CQ_ENTRY)
 
     def _one(self, offset: int) -> Entries:
-        """Return one entry. A cache miss reads a block of entries, because callers read nearby ones."""
+        """Return one entry. A cache miss reads a block, because callers read nearby entries."""
         begin, block = self._block
         if not begin <= offset < begin + len(block):
             begin, block = offset, self._many(offset, min(max(self._max_offset, offset + 1), offset + _BLOCK_ENTRIES))
@@ -156,7 +156,6 @@ class FlatQueue:
     """The archived part of one queue. begin: the first offset of its log that is not deleted."""
 
     def __init__(self, objects: ByteReader, folder: str, path: str, queue: Queue, archived: ArchivedQueue) -> None:
-        """folder: the cluster's folder. path: the `queue_path`."""
         self.queue = queue
         self.archived = archived
         self._log_file = FlatFile(objects, folder, path, COMMIT_LOG, archived.log)
@@ -172,8 +171,7 @@ class FlatQueue:
     def min_offset(self) -> int:
         """Return the queue offset of the first message whose record is not deleted.
 
-        A broker deletes segments of log and entries independently, so the first entries may have no record. Records do
-        not tell the offset: those of a light queue have offsets of other queues.
+        A broker deletes segments of log and entries independently, so the first entries may have no record.
         """
         if self._min_offset is None:
             first, end = self.archived.first_entry, self.archived.max_offset
@@ -211,7 +209,7 @@ class FlatQueue:
         return found
 
     def offset_of(self, physical_offset: int) -> int | None:
-        """Return the queue offset of the message whose record begins at a log offset, None without one."""
+        """Return None if no record begins at this log offset."""
         at = physical_offset + field_offset(RECORD_HEADER, "queue_offset")
         width = RECORD_HEADER["queue_offset"].itemsize
         if not self.begin <= physical_offset <= at + width <= self._end:

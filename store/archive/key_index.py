@@ -1,6 +1,6 @@
 """The key index of an archive, in the format of RocketMQ's compacted index files.
 
-An item has the hash of a key, and the queue and log offset of a record. Hashes collide, so a lookup returns candidates.
+A lookup returns candidates, because hashes of keys collide.
 
 Objects are never overwritten. A small last segment is rewritten, with more items, under a new name; the old object is
 deleted once the metadata name the new one.
@@ -34,7 +34,7 @@ from store.read.scan import CheckedBlock
 Items = npt.NDArray[Any]  # dtype ARCHIVE_INDEX_ITEM
 
 _MOST_ITEMS = 1 << 21  # in one segment: 56 MiB
-_SMALL = 1 << 19  # a last segment with fewer items is rewritten with more
+_SMALL = 1 << 19  # a smaller last segment is rewritten with more items
 _MS = 1000
 _WRONG = "it was changed or cut; restore it from a copy"
 
@@ -58,8 +58,6 @@ def segment_bytes(items: Items, begin: int, end: int, slots: int = INDEX_SLOTS) 
 
 
 class Filing:
-    """Collects keys of new messages."""
-
     def __init__(self) -> None:
         self._items: list[Items] = []
         self._times: list[Int64s] = []
@@ -83,8 +81,8 @@ class Filing:
     def write(
         self, catalog: Catalog, existing: KeyIndex, write: Callable[[str, bytes], None], first: int = 0
     ) -> tuple[Segments, list[str]]:
-        """Write the added keys to new segments. Return the segments for the metadata, and the objects to delete after
-        these are written.
+        """Write the added keys to new segments. Return the catalog's new segments, and the objects to delete after the
+        metadata.
 
         existing: the catalog's index.
         first: the lowest offset for a new segment.
@@ -137,7 +135,6 @@ class KeyIndex:
             return list(pool.map(lambda each: each.candidates(hashes), asked))
 
     def all_items(self, segment: Segment) -> Items:
-        """Return the items of one segment, ordered by slot."""
         return next(each for each in self._segments if each.named == segment).all_items()
 
 

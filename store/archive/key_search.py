@@ -26,7 +26,7 @@ from store.read.narrowing import joined
 from store.read.query import KeyQuery, offset_of_id
 from store.read.scan import Decoding, scan_queue
 
-_MOST_FOUND = 1000  # with more candidates, reading the whole range is faster
+_MOST_FOUND = 1000  # with more, reading the whole range is faster
 _AT_ONCE = 8
 _MS = 1000
 _NO_ITEMS = np.empty(0, ARCHIVE_INDEX_ITEM)
@@ -35,8 +35,6 @@ _KEYS = ReadSpec(("msgId", "keys"), EVERYTHING)
 
 
 class KeySearch:
-    """Searches the archived queues of one catalog."""
-
     def __init__(self, queues: ArchivedQueues) -> None:
         self._queues = queues
         self._catalog = queues.catalog
@@ -102,8 +100,8 @@ class KeySearch:
     def _messages(self, there: Mapping[Queue, FlatQueue], wanted: KeyQuery) -> Iterator[StoredMessage]:
         """Yield the candidates of the index, newest first.
 
-        A heap has the next candidate of each queue. The index has store times in seconds, so a candidate is read when
-        it may be the newest, and pushed again with its exact time.
+        A heap has the next candidate of each queue. Times in the index are in seconds, so a candidate is read when it
+        may be the newest, and pushed again with its exact time.
         """
         topic = next(iter(there)).topic if there else ""
         found = list(self._of_topic(topic, [key_hash(topic, wanted.key)], wanted.begin))

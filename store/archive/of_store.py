@@ -67,11 +67,7 @@ class ArchiveOrder:
 
 
 class StoreArchive:
-    """The archive of one store.
-
-    url: "" if the store is not archived.
-    names: the topics to archive; if empty, all except system topics.
-    """
+    """url: "" if the store is not archived. names: the topics to archive; if empty, all except system topics."""
 
     def __init__(
         self, root: Path, url: str, broker: str, names: Sequence[str] = (), options: Mapping[str, Any] | None = None
@@ -90,7 +86,6 @@ class StoreArchive:
         return StoreArchive(root, url, broker, _listed(names), options)
 
     def must_be_there(self, topics: Topics) -> None:
-        """Raise `UnknownTopic` if a named topic does not exist."""
         counts = topics.queue_counts()
         missing = [name for name in self._names if name not in counts]
         if missing:
@@ -153,7 +148,7 @@ class StoreArchive:
                 archived = archiving.run(order.queues, order.end_of, remembering, is_remembered=self.is_remembered())
             except QueuesPassedOver as error:
                 passed = error
-            if archiving.is_begun:  # false if there were no queues
+            if archiving.is_begun:  # no queues
                 self._remember()
             deleted = 0 if kept_since is None else expire(place, kept_since)
             if passed is not None:
@@ -182,10 +177,8 @@ class StoreArchive:
     ) -> int | None:
         """Return the first log offset whose record may not be archived yet, None if the store is not archived.
 
-        A recreated topic counts as not archived.
-        confirm_offset: the published end, read before; later messages are ignored.
-        is_brokers: a broker writes the store, so queues may lag behind the log. Raises `ObjectsUnavailable`, and
-        `CorruptSegment` if a queue is damaged.
+        A recreated topic counts as not archived. confirm_offset: the published end, read before. is_brokers: queues may
+        lag behind the log. Raises `ObjectsUnavailable`, and `CorruptSegment` if a queue is damaged.
         """
         if not self.url:
             return None
@@ -243,7 +236,6 @@ def _plain(url: str) -> str:
 
 
 def queues_of(topics: Topics, names: Iterable[str]) -> list[Queue]:
-    """Return the queues of the named topics that exist."""
     counts = topics.queue_counts()
     return [Queue(name, queue_id) for name in dict.fromkeys(names) for queue_id in range(counts.get(name, 0))]
 
@@ -260,10 +252,7 @@ class Remembered(NamedTuple):
 
 
 def remembered(root: Path) -> Remembered:
-    """Return the archive in a store's settings, with an empty URL if they name none or there is no store.
-
-    Raises `ConfigError`.
-    """
+    """Return the archive in a store's settings. Its URL is empty without a store or settings. Raises `ConfigError`."""
     own = settings_there(root / CONF_FILE)
     return Remembered(str(own.get("archive", "")), _listed(str(own.get("archiveTopics", ""))))
 
@@ -279,7 +268,7 @@ def is_same_place(url: str, other: str) -> bool:
 
 @contextmanager
 def alone(root: Path) -> Iterator[None]:
-    """Lock a store's archive: one process at a time may write it. Raises `StoreLocked`."""
+    """Lock a store's archive for this process. Raises `StoreLocked`."""
     make_directory(root / CONFIG_DIR)
     with closing(Descriptor(root / _LOCK_FILE, open_file)) as file:
         try:

@@ -37,9 +37,7 @@ class _SeenMetadata(NamedTuple):
 
 
 class ArchivePlace:
-    """The archive of one broker.
-
-    url: for error messages, without secrets.
+    """url: for error messages, without secrets.
     folder, metadata: paths of the cluster's folder and of the metadata object, relative to the URL.
     """
 
@@ -61,7 +59,7 @@ class ArchivePlace:
 
     @staticmethod
     def at(url: str, options: Mapping[str, Any]) -> ArchivePlace:
-        """Return the archive at a URL: of a broker's folder, or of a folder with only one archive below it.
+        """Return the archive in a broker's folder, or the only archive below a folder.
 
         Raises `NoArchive`, `UnsupportedStore` if there are several archives, `ObjectsUnavailable`.
         """
@@ -157,7 +155,6 @@ class StillPlace(ArchivePlace):
 
 
 def is_archive(directory: str) -> bool:
-    """Return whether a directory is an archive or a broker's folder in one."""
     objects = objects_at(directory, {})
     above, _, _ = directory.rstrip("/").rpartition("/")
     inside = is_cluster_folder(above.rpartition("/")[2]) and bool(objects.names(METADATA.partition("/")[0]))

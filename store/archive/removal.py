@@ -30,7 +30,7 @@ def expire(place: ArchivePlace, before: int) -> int:
     """Delete segments whose messages were all stored before a time (ms since 1970). Return the number of objects.
 
     The last segment of a queue stays. The caller must hold the lock `of_store.alone`. A killed process leaves objects
-    that the metadata do not name. Raises `ObjectsUnavailable`, `CorruptStore`.
+    without metadata. Raises `ObjectsUnavailable`, `CorruptStore`.
     """
     catalog = place.load()
     if catalog is None:
@@ -56,10 +56,7 @@ def expire(place: ArchivePlace, before: int) -> int:
 
 
 def _without_old_index(catalog: Catalog, before: int) -> tuple[Catalog, list[str]]:
-    """Return the catalog without expired index segments, and the paths of their objects.
-
-    Messages whose keys are lost may still be archived, so `indexed_from` is raised.
-    """
+    """Also return the paths of the objects. Archived messages may lose their keys, so `indexed_from` is raised."""
     old = [each for each in catalog.index if _is_old(each, before)]
     if not old:
         return catalog, []
@@ -81,10 +78,11 @@ def _is_old(segment: Segment, before: int) -> bool:
 def forget(place: ArchivePlace, catalog: Catalog, standing: Standing, topics: Mapping[str, Sequence[Queue]]) -> int:
     """Delete archived queues that the store's queues do not continue. Return the number of deleted messages.
 
-    standing: compares the queues of `topics` in archive and store.
-    topics: topic to its queues in the store; a topic without queues is deleted from the archive. The caller must hold
-    the lock `of_store.alone`. A killed process leaves objects, which the next call deletes. Raises `UnknownTopic`,
-    `ObjectsUnavailable`.
+    topics: topic to its queues in the store; a topic without queues is deleted from the archive.
+    standing: of these queues.
+
+    The caller must hold the lock `of_store.alone`. A killed process leaves objects, which the next call deletes. Raises
+    `UnknownTopic`, `ObjectsUnavailable`.
     """
     unknown = [topic for topic, queues in topics.items() if not queues and topic not in catalog.topics]
     if unknown:

@@ -52,7 +52,6 @@ def names(topic_number: int, queue_id: int, queue_offsets: Int64s) -> Int64s:
 
 
 def is_name(physical_offset: int) -> bool:
-    """Return whether a physical offset is a name, including `NAMELESS`."""
     return physical_offset >= _ARCHIVED
 
 

@@ -44,10 +44,7 @@ class _Part(NamedTuple):
 
 
 class TieredLog:
-    """A store and its archive as one log. Thread-safe.
-
-    Every method that reads the archive raises `ArchiveError` and `ObjectsUnavailable`.
-    """
+    """Thread-safe. Every method that reads the archive raises `ArchiveError` and `ObjectsUnavailable`."""
 
     def __init__(
         self, newer: PublishedQueues, config: StoreConfig, archive: StoreArchive, *, keeps_blocks: bool = False
@@ -73,13 +70,12 @@ class TieredLog:
         return found
 
     def first(self, queue: Queue, own: Bounds) -> int:
-        """Return the first offset of a queue in store and archive. The archive counts only if it reaches the store's
-        first message.
+        """Return the first offset of a queue. The archive counts only if it reaches the store's first message.
 
         own: the store's bounds. Raises `UnknownTopic`, `ArchiveOfAnother`.
         """
         first = self._first(queue, own)
-        if first == own.min_offset > self._kin.begin(queue):  # the archive may have grown since the last look
+        if first == own.min_offset > self._kin.begin(queue):  # the archive may have grown
             self.older.look_again()
             first = self._first(queue, own)
         return first
@@ -172,10 +168,7 @@ class TieredLog:
         return max(bounds.min_offset, min(found, archived))
 
     def _batches(self, rest: QueueRange, spec: ReadSpec, part: _Part) -> Iterator[pa.RecordBatch]:
-        """Yield all batches, beginning with `part`.
-
-        If retention deletes messages before they are read, continue with the archive.
-        """
+        """If retention deletes messages before they are read, continue with the archive."""
         while True:
             batches, end, is_archived = part
             try:
@@ -193,7 +186,7 @@ class TieredLog:
             part = self._part(rest, spec)
 
     def _part(self, wanted: QueueRange, spec: ReadSpec) -> _Part:
-        """Return the first part of a range that store or archive has. Its batches have column `queueOffset`."""
+        """Return the first part of a range. Its batches have column `queueOffset`."""
         if "queueOffset" not in spec.columns:
             check_columns(spec.columns)
             spec = replace(spec, columns=(*spec.columns, "queueOffset"))

@@ -60,7 +60,6 @@ class Deliverer:
 
     @property
     def delivers(self) -> bool:
-        """Whether this process has the turn."""
         return self._delivering is not None
 
     def stop(self) -> None:
@@ -81,7 +80,6 @@ class Deliverer:
             self._delivering.hand_over(_now())
 
     def leave(self) -> None:
-        """Release the turn. Call it after `stop`."""
         if self._turn is not None:
             self._turn.close()
         if self._watch is not None:

@@ -99,7 +99,6 @@ class Delivery:
         return math.inf
 
     def next_time(self) -> int | None:
-        """Return when the next message is due, ms since 1970; None if none waits."""
         times = self._levels.next_time(), self._timers.next_time()
         return min((time for time in times if time is not None), default=None)
 

@@ -61,7 +61,7 @@ class Due(NamedTuple):
 
     @staticmethod
     def in_order(parts: Sequence[Due]) -> Due:
-        """Order by time, and messages with equal times by their puts."""
+        """Messages with equal times stay in the order of their puts."""
         columns = [np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*parts, strict=True)]
         times, physical_offsets, sizes = columns or [np.empty(0, np.int64)] * 3
         order = np.lexsort((physical_offsets, times))
@@ -114,8 +114,6 @@ class Known(NamedTuple):
 
 
 class Timers:
-    """The waiting messages of one store."""
-
     def __init__(self, log: CommitLog, queues: ConsumeQueues, known: Known, delivered: Int64s, ends: Ends) -> None:
         """delivered: log offsets of messages that are delivered, whatever `known` says. ends: recorded ends of
         queues.
@@ -124,7 +122,7 @@ class Timers:
         self._queue = queues.of(TIMER_TOPIC, 0)
         self._known = known
         self._delivered = delivered
-        self._latest = known.until  # of all delivered messages
+        self._latest = known.until  # latest due time of delivered messages
         self._noted_length = ends.get((TIMER_TOPIC, 0), 0)
         self._end = 0  # queue offset up to which entries are known
         self._runs: list[WaitingMessages] = []
@@ -190,7 +188,6 @@ class Timers:
         return Due.in_order([Due(part.times, part.physical_offsets, part.sizes) for part in parts]), counts
 
     def go_on(self, counts: Sequence[int]) -> None:
-        """Drop the first messages of each run, which are delivered."""
         for run, count in zip(self._runs, counts, strict=True):
             if count:
                 self._latest = max(self._latest, int(run.times[count - 1]))
@@ -260,8 +257,8 @@ _UNITS = (TIMER_LOG_FILE_BYTES - TIMER_BLANK.itemsize) // TIMER_UNIT.itemsize  #
 def write_timer_log(root: Path, waiting: WaitingMessages, newest: tuple[int, int], until: int, now: int) -> None:
     """Replace RocketMQ's timer log, from which a broker rebuilds its wheel.
 
-    A broker continues in TIMER_TOPIC after the message of the last unit. So that is the newest message; if delivered,
-    in a past slot.
+    A broker continues in TIMER_TOPIC after the message of the last unit. So the last unit must be of the newest
+    message. If that is delivered already, its slot is in the past.
 
     newest: log offset and size of TIMER_TOPIC's newest message. until: messages due by then are delivered. now: ms.
     """

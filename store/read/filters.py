@@ -33,8 +33,7 @@ class TagFilter:
         """Parse tags separated by `||`. None, "" and "*" keep all messages. Blanks and empty tags are dropped.
 
         Raises `FilterError` for an expression without a tag, such as "||", for which RocketMQ keeps no message, and for
-        likely
-        mistakes: "a,b", "a|b", SQL92, text that UTF-8 cannot encode. To match such a tag, use `TagFilter(("a,b",))`.
+        likely mistakes: "a,b", "a|b", SQL92, text that UTF-8 cannot encode. For such a tag, use `TagFilter(("a,b",))`.
         """
         if expression is None:
             return TagFilter(None)

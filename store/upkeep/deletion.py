@@ -43,8 +43,8 @@ class Deletion:
         All published messages must be flushed, and unfinished appends undone. Raises `CorruptStore`.
         """
         with system_errors(self._root):
-            check_reached(self._root)  # fail now: with an unreadable file, `finish` and all later appends would fail
-            self._topics.enter(topic)  # without an entry, a recreated topic would count as deleted too early
+            check_reached(self._root)  # fail now: an unreadable file would fail `finish` and all later appends
+            self._topics.enter(topic)  # a recreated topic without an entry would count as deleted too early
             self._published_end.begin_deletion()
             make_directory(self._root / DELETED_DIR)
             make_directory(self._root / DELETED_DIR / topic)
@@ -52,7 +52,6 @@ class Deletion:
         self.finish()
 
     def finish(self) -> None:
-        """Finish a deletion that this process or a killed one began."""
         finish_deletion(self._root)
         self._published_end.end_deletion()
 
@@ -66,7 +65,7 @@ def finish_deletion(root: Path) -> None:
         gone = TopicTable(root).deleted
         for topic in sorted(each.name for each in deleted.iterdir() if each.name in gone):
             forget_reached(root, topic)
-            with suppress(FileNotFoundError):  # no messages, or already moved
+            with suppress(FileNotFoundError):  # the topic had no messages, or the queues were moved already
                 (queues / topic).rename(deleted / topic)  # atomic: readers never see a part of the topic
                 sync_directory(queues)
         shutil.rmtree(deleted)

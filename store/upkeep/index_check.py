@@ -92,7 +92,6 @@ class IndexCheck:
         self._add(INDEX_DIR, _NOT_FILED, missing[self._must_be_filed(missing)])
 
     def finish(self) -> None:
-        """Check the rest of the files."""
         for _ in self._until(self._end):
             pass
 
@@ -194,7 +193,7 @@ class IndexCheck:
             expected = newest[start : start + _SLOTS_AT_ONCE]
             values = file.slot_values(start, start + _SLOTS_AT_ONCE)
             wrong = _before(file, values, limit) != expected
-            if wrong.any():  # a write may have been in progress
+            if wrong.any():  # read again: a write may have been in progress
                 wrong &= _before(file, file.slot_values(start, start + _SLOTS_AT_ONCE), limit) != expected
             self._add(where, _SLOT, start + np.flatnonzero(wrong))
             self._add(where, _SLOT_BEHIND, start + np.flatnonzero(values >= limit))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 class Evidence(NamedTuple):
     published: bool
     current: bool  # of this boot; no flush has failed and no broker has appended since
-    queues: bool  # queues and index are complete, or should be empty and are
+    queues: bool  # queues and index are complete, or are empty and should be
     abort: bool  # a writer, of ours or a broker, did not close the store
     checkpoint: bool  # RocketMQ's checkpoint file has a time
 

@@ -85,7 +85,6 @@ class QueuesCheck:
                 self._queues[name] = queue
 
     def compare(self, chunk: LogChunk, end: int) -> None:
-        """Compare the records of a chunk before log offset `end`."""
         for topic, queue_id, offsets, entries, is_certain in all_entries(chunk, self._deletions):
             if not (is_certain or self._stands(topic, queue_id, offsets, entries)):
                 continue
@@ -132,7 +131,7 @@ class QueuesCheck:
             )
 
     def behind(self, end: int, *, of_records: bool = False) -> list[str]:
-        """Return the places of entries after the queues' ends. of_records: only of records from `end` on."""
+        """Return the places of entries after the queues' ends. of_records: only of records from log offset `end` on."""
         found = []
         for name, queue in self._queues.items():
             at = queue.stale(max(self._max_offset(name, end), self._next.get(name, 0)))
@@ -152,7 +151,9 @@ class QueuesCheck:
         """Compare consecutive records with their entries. Records from before a recreation are left out."""
         life_begin = self._life_begin(name)
         newest = int(np.searchsorted(entries["physical_offset"].astype(np.int64), life_begin))
-        if newest and offsets[newest - 1] >= self._queues[name].first():  # recreated, or a file is lost
+        if (
+            newest and offsets[newest - 1] >= self._queues[name].first()
+        ):  # the topic was recreated, or the queue lost a file
             self._restarted[name[0]] = min(life_begin, self._restarted.get(name[0], life_begin))
             offsets, entries = offsets[newest:], entries[newest:]
             if not len(offsets):
@@ -196,7 +197,7 @@ class QueuesCheck:
 
         Missing files give zeros. Entries whose records retention deleted are as expected.
         """
-        if name not in self._queues:  # missing, or created by a broker concurrently
+        if name not in self._queues:  # the queue is missing, or a broker created it concurrently
             self._queues[name] = self._all_queues.of(*name)
             self._last_at[name] = 0
         if name in self._last_at:
@@ -207,7 +208,7 @@ class QueuesCheck:
         return found, with_delivery_times(chunk, name[0], expected, found)
 
     def _max_offset(self, name: QueueName, end: int) -> int:
-        """Return the queue's end, or the end of the compared records if an entry is damaged."""
+        """If an entry is damaged, return the end of the compared records."""
         try:
             return self._queues[name].max_offset(end)
         except CorruptSegment:
@@ -218,7 +219,7 @@ class QueuesCheck:
         max_offset = self._max_offset(name, end)
         try:
             min_offset = queue.min_offset(self._log.min_offset(), max_offset)
-        except CorruptSegment as error:  # reported already, unless retention deleted the record
+        except CorruptSegment as error:  # already reported, unless retention deleted the record
             min_offset = self._begin.get(name, max_offset)
             if all(name != noted for noted, _ in self._runs):
                 self._report.add(_name(name), str(error).partition(";")[0], _ANEW)

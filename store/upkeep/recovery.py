@@ -216,7 +216,7 @@ class Recovery:
     def _remember(self, found: dict[QueueName, QueueInLog]) -> None:
         """Take the ends of queues without records from the file of ends.
 
-        Raises `CorruptStore` if it is damaged and a queue's end is not known otherwise.
+        Raises `CorruptStore` if that file is damaged and a queue's end is not known otherwise.
         """
         ends, topics = QueueEnds.read(self._root), Topics(self._root).queue_counts()
         bare = [(topic, n) for topic, count in topics.items() for n in range(count) if (topic, n) not in found]
@@ -270,7 +270,7 @@ class Recovery:
             self._index.append(*index_keys(chunk, tags=self._index.has_tags))
             for topic, queue_id, offsets, entries, _ in all_entries(chunk, self._deletions):
                 name = topic, queue_id
-                if name not in queues:  # deleted
+                if name not in queues:
                     continue
                 rows = queues[name].counting(offsets, entries)
                 if rows.start < rows.stop:

@@ -153,7 +153,7 @@ class Retention:
         GiB takes long.
         """
         paths, taken = self._of_log(decision, self._log.segments.delete)
-        with suppress(FileNotFoundError):  # segments that a machine crash restores would have no entries
+        with suppress(FileNotFoundError):  # sync: segments that a machine crash restores would have no entries
             sync_directory(self._log.segments.directory)
         with held():
             minimum, queue_files, index_files = self._of_the_rest()

@@ -144,7 +144,7 @@ class StoreDirectory:
             raise NotAStore(f"{self.root}: a file; name a directory")
         with system_errors(self.root):
             others = sorted(entry.name for entry in self.root.iterdir()) if self.root.exists() else []
-        if self.is_store():  # created concurrently
+        if self.is_store():  # another process created it concurrently
             return
         if others and others != [CONFIG_DIR]:
             raise NotAStore(
@@ -219,7 +219,6 @@ class StoreDirectory:
         sync_directory(self.root.parent, if_readable=True)
 
     def mark_closed(self) -> None:
-        """Delete `abort`. The last writer calls this when log, queues and index are complete."""
         abort = self.root / ABORT_FILE
         with system_errors(abort):
             abort.unlink(missing_ok=True)
@@ -274,7 +273,7 @@ class StoreDirectory:
                 left_alone = left_alone and not published.has_lost
                 files = log, index, queue_file_size, end
                 announced = published.announced_end if current else None
-                anew = abort and not current  # the last index file is rebuilt
+                anew = abort and not current  # then the last index file is rebuilt
                 queues = bool(left_alone and ends and ends.agree_with(*files, announced=announced, filed_anew=anew))
                 if not anew:
                     queues = queues and (not index.is_enabled or index.have_what_they_say(index.names(), end))

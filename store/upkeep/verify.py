@@ -128,7 +128,7 @@ class _Verifier:
             index_check.finish()
             left = self._left_in_log(end)
             behind = [self._place(at) for at in left] + queues_check.behind(end, of_records=log_end.by_log)
-            is_closed = not (self._root / ABORT_FILE).exists()  # after the queues and before the end
+            is_closed = not (self._root / ABORT_FILE).exists()  # read after the queues and before the end
             is_over = end == log_end.confirm_offset
             is_at_rest = log_end.is_at_rest and is_over
             if log_end.by_log and is_closed and is_over:
@@ -261,10 +261,10 @@ def repair(path: str | os.PathLike[str], config: StoreConfig | str | os.PathLike
     index = Index.of(root, settings, writable=True)
     made = root / REPAIR_DIR
     with alone(root, "a repair"), system_errors(root):
-        # Only its own settings are sure to have the right sizes: with others, a sound file looks damaged.
+        # Only the store's own settings are sure to have the right sizes. With others, a sound file looks damaged.
         if not directory.has_configuration:
             index.check()
-        shutil.rmtree(made, ignore_errors=True)  # of a killed repair
+        shutil.rmtree(made, ignore_errors=True)  # left by a killed repair
         new = Index.of(made, settings, writable=True) if settings.messageIndexEnable else index
         recovery = Recovery(root, log, new, settings.mappedFileSizeConsumeQueue)
         evidence = directory.evidence(log, index, settings.mappedFileSizeConsumeQueue, QueueEnds.read(root), alone=True)
