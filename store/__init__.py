@@ -1,4 +1,4 @@
-"""An embedded message log in RocketMQ's on-disk format: `MessageStore` and what goes in and out of it."""
+"""An embedded message log in RocketMQ's on-disk format: `MessageStore`, its types, producers and consumers."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ __all__ = [
     "reply",
 ]
 
-# What stands above the store is loaded when it is asked for.
+# Imported on first use.
 _ABOVE = {
     "Consumer": "store.client.consumer",
     "ConsumerConfig": "store.client.consuming",

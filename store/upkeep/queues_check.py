@@ -151,9 +151,7 @@ class QueuesCheck:
         """Compare consecutive records with their entries. Records from before a recreation are left out."""
         life_begin = self._life_begin(name)
         newest = int(np.searchsorted(entries["physical_offset"].astype(np.int64), life_begin))
-        if (
-            newest and offsets[newest - 1] >= self._queues[name].first()
-        ):  # the topic was recreated, or the queue lost a file
+        if newest and offsets[newest - 1] >= self._queues[name].first():  # recreated, or a file is lost
             self._restarted[name[0]] = min(life_begin, self._restarted.get(name[0], life_begin))
             offsets, entries = offsets[newest:], entries[newest:]
             if not len(offsets):
