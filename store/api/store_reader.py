@@ -77,8 +77,8 @@ class StoreReader(Opened):
 
     @property
     def dispatched_offset(self) -> int:
-        """Commit log offset (bytes) up to which queues have entries: below `confirm_offset` while a broker's dispatch
-        lags.
+        """Commit log offset (bytes) up to which queues have entries. It is lower than `confirm_offset` if a broker's
+        dispatch lags.
         """
         self.must_be_open()
         return self._published.dispatched_offset()
@@ -99,7 +99,7 @@ class StoreReader(Opened):
         return self._published.offsets(topic, queue_id)
 
     def bounds(self, queues: Iterable[Queue]) -> dict[Queue, Bounds]:
-        """Return the `offsets` of those queues that exist, in the given order."""
+        """Return the `offsets` of the queues that exist, in the given order."""
         self.must_be_open()
         return self._published.bounds(queues)
 
@@ -198,8 +198,8 @@ class StoreReader(Opened):
         max_rows, max_bytes: limits of a batch, which has at least one row. `max_bytes` limits the records, and the
         decompressed bodies.
         max_body_bytes: limit of one decompressed body; default: `maxDecompressedMessageSize`.
-        unreadable: what to do with a body over that limit, or one that does not decompress. "error" raises after the
-        messages before it. "null" reads it as null, "raw" as it is stored; column `bodyError` has the reason.
+        unreadable: for a body over that limit, or one that does not decompress. "error" raises after the messages
+        before it. "null" reads it as null, "raw" as it is stored; column `bodyError` has the reason.
 
         Raises at once `OffsetLost` (start < min), `OffsetNotYet` (end > max), `UnknownTopic`, `InvalidColumns`,
         `FilterError`, `InvalidArgument` (a limit below 1). While iterating, raises `CorruptRecord`, `UnreadableBody`,
@@ -233,7 +233,6 @@ class StoreReader(Opened):
             return log.scan(wanted, spec)
 
     def tiered(self, archive: StoreArchive, *, keeps_blocks: bool = False) -> TieredLog:
-        """Return this store and an archive of it as one log. keeps_blocks: see `TieredLog`."""
         self.must_be_open()
         return TieredLog(self._published, self.config, archive, keeps_blocks=keeps_blocks)
 

@@ -193,7 +193,6 @@ class Writer:
         return self._lock.is_inside
 
     def must_not_reenter(self) -> None:
-        """Raises `StoreLocked` if `is_inside`."""
         self._lock.must_not_reenter()
 
     def flush(self) -> None:

@@ -81,13 +81,10 @@ class Filing:
     def write(
         self, catalog: Catalog, existing: KeyIndex, write: Callable[[str, bytes], None], first: int = 0
     ) -> tuple[Segments, list[str]]:
-        """Write the added keys to new segments. Return the catalog's new segments, and the objects to delete after the
-        metadata.
+        """Write the added keys to new segments. Return all index segments, and the objects to delete once they are saved.
 
-        existing: the catalog's index.
-        first: the lowest offset for a new segment.
-
-        Raises as `write`, and `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
+        existing: the catalog's index. first: the lowest offset for a new segment. Raises as `write`, and `OffsetLost`,
+        `CorruptSegment`, `ObjectsUnavailable`.
         """
         if not self._items:
             return catalog.index, []
@@ -182,7 +179,7 @@ class _Segment:
         return np.frombuffer(self._read(at, length), ARCHIVE_INDEX_ITEM) if length else np.empty(0, ARCHIVE_INDEX_ITEM)
 
     def _slot_count(self) -> int:
-        """Return the number of slots. The first slot has the position after the slots, where the items begin."""
+        """The first slot's items follow the last slot, so the slot's position gives the number of slots."""
         if not self._slots:
             head = self._read(0, ARCHIVE_INDEX_HEADER.itemsize + ARCHIVE_INDEX_SLOT.itemsize)
             header = np.frombuffer(head, ARCHIVE_INDEX_HEADER, 1)[0]

@@ -102,7 +102,7 @@ class ArchivePlace:
         return seen.catalog
 
     def save(self, catalog: Catalog) -> None:
-        """Write the metadata. Raises `ObjectsUnavailable`, also if they were changed since the last `load`."""
+        """Write the metadata. Raises `ObjectsUnavailable`, even if they were changed since the last `load`."""
         seen, text = self._seen.data, catalog.text()
         self.load()
         if self._seen.data != seen:

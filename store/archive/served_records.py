@@ -68,8 +68,8 @@ def records_of(
 ) -> RecordPieces:
     """Return the matching records of a range, which must not be empty, and the offset at which the next call continues.
 
-    most, max_bytes: limits of the result, which has at least the first match. Only tag hashes are compared, as in a
-    broker; the client compares tags. Raises `CorruptRecord`, `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
+    most, max_bytes: limits of the result, which has at least the first match. Compares only hashes of tags. Raises
+    `CorruptRecord`, `OffsetLost`, `CorruptSegment`, `ObjectsUnavailable`.
     """
     start, end = wanted.start, wanted.end
     found = it.entries.entries(start, end)

@@ -70,7 +70,6 @@ class GetRequest(NamedTuple):
         return max(1, min(self.max_messages, most))
 
     def most_entries(self, config: StoreConfig) -> int:
-        """Return the limit of examined entries."""
         if not self.message_filter.columns:
             return self.most_messages(config)
         return max(config.maxFilterMessageSize // CQ_ENTRY.itemsize, self.max_messages)
@@ -189,7 +188,7 @@ class _Examined:
         return _Found(messages, self.offset + len(self.entries))
 
     def _candidates(self, at_once: int, *, is_filtered: bool) -> Iterator[tuple[int, int, int, int]]:
-        """Yield row, log offset, size and tags code of entries that may match, filtered `at_once` at a time."""
+        """Yield row, log offset, size and tags code of entries that may match. at_once: entries to filter together."""
         for first in range(0, len(self.entries), at_once):
             some = self.entries[first : first + at_once]
             rows: Iterable[int] = range(first, first + len(some))
@@ -216,7 +215,7 @@ class _Examined:
         return QueueEntry(self.queue.topic, self.queue.queue_id, self.offset + row, *self.entries[row].item())
 
     def _bytes(self, offset: int, length: int) -> memoryview:
-        """Return bytes of the log within one segment. The last segment's view is cached."""
+        """The last segment's view is cached."""
         position = offset - self._begin
         if not 0 <= position < len(self._segment):
             segments = self.log.segments
@@ -230,8 +229,8 @@ class _Examined:
     def records(self, count_limit: int) -> RecordPieces:
         """Return the first matching records, as views of the mapped log: at least one, at most `count_limit`.
 
-        Only tag hashes are compared, as in a broker; the client compares the tags. A filter on properties stops after
-        `_FILTER_SECONDS`, because the thread also serves other clients. Raises `CorruptRecord`, `OffsetLost`.
+        Compares only hashes of tags. A filter on properties stops after `_FILTER_SECONDS`, because the thread also
+        serves other clients. Raises `CorruptRecord`, `OffsetLost`.
         """
         rows, stop = np.arange(len(self.entries)), len(self.entries)
         if self.message_filter.columns:

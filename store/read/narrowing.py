@@ -1,7 +1,7 @@
 """`Narrowing`: reduce ranges to pieces that may have the messages of a search by key or id.
 
-The pieces have all matching messages, and possibly others. The published end has the log offset from which the index
-has all keys. Earlier messages, for example from a broker, are not skipped.
+The pieces have all matching messages, and possibly others. The index may lack keys of messages before a log offset in the
+published end, so these are never skipped.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ _NEARBY = 64  # pieces at most so many messages apart are read together, which i
 
 
 class Narrowing:
-    """Narrows published ranges of one store. Returns pieces of the ranges, in the same order."""
-
     def __init__(
         self,
         log: CommitLog,

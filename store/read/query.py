@@ -118,7 +118,7 @@ def offset_of_id(offset_msg_id: str) -> int:
 
 @dataclass(frozen=True)
 class KeyQuery:
-    """A query for the newest messages of a topic with a key, stored in [begin, end], ms since 1970.
+    """A query for the newest messages of a topic, stored in [begin, end], ms since 1970.
 
     key: one of a message's keys, or its UNIQ_KEY.
     """

@@ -111,7 +111,7 @@ def parse(expression: str | None) -> SqlFilter:
     """Parse an expression. Raises `FilterError` with the position for every expression that RocketMQ rejects.
 
     Also rejects nesting of more than 100 levels, text that UTF-8 cannot encode, and text after a complete condition.
-    RocketMQ ignores that: it reads `a LIKE 'x'` as `a`, which matches no message.
+    RocketMQ ignores such text: it reads `a LIKE 'x'` as `a`, which matches no message.
     """
     if not isinstance(expression, str):
         raise FilterError(f"SQL92 expression {expression!r} is no text; write a condition, such as region = 'eu'")

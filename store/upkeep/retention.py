@@ -149,8 +149,8 @@ class Retention:
     ) -> Cleaned:
         """Execute a decision, and delete queue files that an earlier step left.
 
-        held: acquires the append lock, for files to which appends may write. Segments are deleted without it, because 1
-        GiB takes long.
+        held: acquires the append lock, for files to which appends may write. Segments are deleted without it: that is
+        slow, and no process writes to them.
         """
         paths, taken = self._of_log(decision, self._log.segments.delete)
         with suppress(FileNotFoundError):  # sync: segments that a machine crash restores would have no entries

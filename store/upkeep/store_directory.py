@@ -224,9 +224,7 @@ class StoreDirectory:
             abort.unlink(missing_ok=True)
 
     def warn_of_missing_segments(self, log: CommitLog) -> None:
-        """Warn of a missing segment, and of bytes after the log's end that no append of ours left. Call under the store
-        lock.
-        """
+        """Warn of a missing segment, and of foreign bytes after the log's end. Call under the store lock."""
         try:
             log.segments.check()
         except CorruptSegment as error:
