@@ -81,7 +81,7 @@ class Filing:
     def write(
         self, catalog: Catalog, existing: KeyIndex, write: Callable[[str, bytes], None], first: int = 0
     ) -> tuple[Segments, list[str]]:
-        """Write the added keys to new segments. Return all index segments, and the objects to delete once they are saved.
+        """Write the keys to new segments. Return all index segments, and the objects to delete once these are saved.
 
         existing: the catalog's index. first: the lowest offset for a new segment. Raises as `write`, and `OffsetLost`,
         `CorruptSegment`, `ObjectsUnavailable`.

@@ -1,7 +1,7 @@
 """`Narrowing`: reduce ranges to pieces that may have the messages of a search by key or id.
 
-The pieces have all matching messages, and possibly others. The index may lack keys of messages before a log offset in the
-published end, so these are never skipped.
+The pieces have all matching messages, and possibly others. Messages before the published end's
+`keys_from` are never skipped, because the index may lack their keys.
 """
 
 from __future__ import annotations
