@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from store.model.errors import CorruptStore, system_errors
+from store.model.errors import CorruptStore, raise_translated, system_errors
 
 # Others never write.
 _FILE_RIGHTS = 0o664
@@ -36,10 +36,12 @@ def read_file(path: Path, max_bytes: int) -> bytes:
 def status_of(path: str | Path) -> os.stat_result | None:
     """Return None for a missing file or folder."""
     try:
-        with system_errors(path):
-            return os.stat(path)
+        return os.stat(path)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise_translated(path, error)
+        raise
 
 
 def write_file(path: Path, data: bytes | memoryview, *, backup: Path | None = None) -> None:

@@ -76,7 +76,7 @@ class IndexSlots:
         new = new[np.diff(new, prepend=-1) > 0]
         for run in np.split(new, np.flatnonzero(np.diff(new) > 1) + 1) if len(new) else ():
             where, length = int(run[0]) * _PAGE, len(run) * _PAGE
-            self._file.write(where, memoryview(self._file.read(where, length)))
+            self._file.write(where, self._file.read(where, length))
         self._reserved[new] = True
 
     def get(self, slots: Ints) -> Ints:
@@ -123,7 +123,7 @@ class IndexTable:
         return header
 
     def write_header(self, header: Header) -> None:
-        self.file.write(0, memoryview(_HEADER.pack(*header.values())))
+        self.file.write(0, _HEADER.pack(*header.values()))
 
     def entries(self, start: int, end: int) -> Entries:
         position = self.entries_at + start * INDEX_ENTRY.itemsize
@@ -161,7 +161,7 @@ class IndexTable:
         """Set the newest entry of a slot. Skips a needless write, because the slot may be in a hole."""
         position, value = file_bytes(slot, 0), _SLOT.pack(number)
         if self.file.read(position, _SLOT.size) != value:
-            self.file.write(position, memoryview(value))
+            self.file.write(position, value)
 
     @cached_property
     def slot_table(self) -> IndexSlots:
@@ -212,7 +212,7 @@ class IndexFile(IndexTable):
         if end - first > _FEW_KEYS:
             self._append_all(header, *map(np.asarray, columns))
         else:
-            for row in zip(*(map(int, column) for column in columns), strict=True):
+            for row in zip(*[map(int, column) for column in columns], strict=True):
                 self._append_one(header, *row)
         return end
 
@@ -223,10 +223,10 @@ class IndexFile(IndexTable):
         is_new = not INDEX_NO_ENTRY < newest < number
         seconds = min(max((timestamp - begin) // _MS, 0), _MAX_INT) if begin > 0 else 0
         entry = _ENTRY.pack(hashed, physical_offset, seconds, INDEX_NO_ENTRY if is_new else newest)
-        self.file.write(self.entries_at + number * _ENTRY.size, memoryview(entry))
+        self.file.write(self.entries_at + number * _ENTRY.size, entry)
         _count(header, (physical_offset, timestamp), (physical_offset, timestamp), 1, int(is_new))
         self.write_header(header)
-        self.file.write(slot, memoryview(_SLOT.pack(number)))
+        self.file.write(slot, _SLOT.pack(number))
 
     def _append_all(
         self, header: Header, hashes: npt.NDArray[np.int32], physical_offsets: Ints, timestamps: Ints
@@ -250,7 +250,7 @@ class IndexFile(IndexTable):
         entries["physical_offset"] = physical_offsets
         entries["seconds"] = _seconds(timestamps, header)
         entries["previous"][order] = previous
-        self.file.write(self.entries_at + first * INDEX_ENTRY.itemsize, memoryview(entries.tobytes()))
+        self.file.write(self.entries_at + first * INDEX_ENTRY.itemsize, entries.tobytes())
         begin, end = ((int(physical_offsets[row]), int(timestamps[row])) for row in (0, -1))
         _count(header, begin, end, count, int(np.count_nonzero(newest == INDEX_NO_ENTRY)))
         self.write_header(header)

@@ -21,7 +21,7 @@ from store.model.errors import (
     StoreForked,
     StoreNotOpen,
     StoreReplaced,
-    StoreUnavailable,
+    raise_translated,
     system_errors,
 )
 
@@ -127,12 +127,12 @@ class PinnedPath:
     def check(self) -> None:
         """Raises `StoreReplaced` if the path is missing or names another file."""
         try:
-            with system_errors(self.path):
-                status = os.stat(self.path)
-        except StoreUnavailable as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                raise
-            raise self._replaced("was deleted or moved away") from error
+            status = os.stat(self.path)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                raise self._replaced("was deleted or moved away") from error
+            raise_translated(self.path, error)
+            raise
         if (status.st_dev, status.st_ino) != self._identity:
             raise self._replaced("is another one now")
 

@@ -91,15 +91,16 @@ class QueueFiles:
         Syncs a file before it creates the next one, because after a crash RocketMQ checks only the last three. As
         RocketMQ does, fills the first file with pre-blank entries before the queue's first entry.
         """
-        is_whole = start != self.begin or self.write_blank(start - start % self.entries_per_file, start)
+        in_file = self.entries_per_file
+        is_whole = start != self.begin or self.write_blank(start - start % in_file, start)
         data = memoryview(entries if isinstance(entries, bytes) else entries.tobytes())
         while len(data):
-            position, index = start * CQ_ENTRY.itemsize, start % self.entries_per_file
+            position, index = start * CQ_ENTRY.itemsize, start % in_file
             if start and index == 0 and not self.segments.exists(position):
                 self.flush(start - 1, start)
-            room = (self.entries_per_file - index) * CQ_ENTRY.itemsize
+            room = (in_file - index) * CQ_ENTRY.itemsize
             is_whole &= self.segments.write(position, data[:room])
-            data, start = data[room:], start + self.entries_per_file - index
+            data, start = data[room:], start + in_file - index
         return is_whole
 
     def write_blank(self, start: int, end: int) -> bool:

@@ -99,7 +99,7 @@ class SegmentFile:
                 raise
             return self.size
 
-    def write(self, position: int, data: memoryview) -> None:
+    def write(self, position: int, data: bytes | memoryview) -> None:
         """Raises `StoreFull`."""
         try:
             write_at(self._file.fd, data, position)

@@ -174,7 +174,7 @@ class Segments(SegmentFolder):
                 ) from None
             self._make(start, [(offset - start, data)])
             return offset == start
-        file.write(offset - start, memoryview(data))
+        file.write(offset - start, data)
         return True
 
     def zero(self, begin: int, end: int) -> None:

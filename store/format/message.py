@@ -66,12 +66,14 @@ class Message:
         check_mapping(self.properties)
         if self.tags is not None and not isinstance(self.tags, str):
             raise illegal(f"tags={self.tags!r:.80}: a message has one tag, a text; put more into keys or properties")
-        own = {
-            PROPERTY_TAGS: self.tags,
-            PROPERTY_KEYS: KEY_SEPARATOR.join(self._all_keys()),
-            PROPERTY_SHARDING_KEY: self.sharding_key,
-        }
-        return {**self.properties, **{name: value for name, value in own.items() if value not in (None, "")}}
+        properties = dict(self.properties)
+        if self.tags:
+            properties[PROPERTY_TAGS] = self.tags
+        if keys := KEY_SEPARATOR.join(self._all_keys()):
+            properties[PROPERTY_KEYS] = keys
+        if self.sharding_key not in (None, ""):
+            properties[PROPERTY_SHARDING_KEY] = self.sharding_key
+        return properties
 
     def _all_keys(self) -> Sequence[str]:
         """Raises `MessageRefused` for a key that no search could find."""

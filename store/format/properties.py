@@ -56,7 +56,7 @@ def encode_properties(properties: Mapping[str, str], behind: bytes = b"") -> byt
 
 def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes:
     """Encode stored properties. Raises `MessageRefused` for their size or a lone surrogate."""
-    text = "".join(f"{name}{_NAME_VALUE}{value}{_PROPERTY}" for name, value in properties.items() if value)
+    text = "".join([f"{name}{_NAME_VALUE}{value}{_PROPERTY}" for name, value in properties.items() if value])
     try:
         encoded = text.encode() + behind
     except UnicodeEncodeError as error:

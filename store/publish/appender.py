@@ -93,7 +93,7 @@ class Appender:
         Sets the results even if an interrupt arrives after the publication: threads without a result append again.
         """
         self._tail.repair()
-        records = list(chain.from_iterable(each.records for each in waiting))
+        records = [record for each in waiting for record in each.records]
         flush = self._sync_flush
         appended = self._tail.write(place_few, (records,), flush=flush, hidden=flush and len(records) > 1)
         try:
@@ -131,27 +131,28 @@ class GroupCommit:
         own = WaitingAppend(records)
         self._waiting[own] = None
         try:
-            with self._lock.among_threads() as since:
+            since = time.monotonic()
+            with self._lock.threads:
                 if own.result is None:
                     with self._lock.among_processes(since):
                         self._append_all(own)
         finally:
-            self._withdraw(own)
+            self._waiting.pop(own, None)
         assert own.result is not None
         return own.result
 
     def _append_all(self, own: WaitingAppend) -> None:
-        self._withdraw(own)
-        taken = [own, *(each for each in list(self._waiting) if self._withdraw(each))]
+        self._waiting.pop(own, None)
+        taken = [own]
+        for each in list(self._waiting):
+            if self._waiting.pop(each, own) is None:  # else its thread gave up concurrently
+                taken.append(each)
         try:
             self._append(taken)
         except (MessageRefused, UnknownTopic):  # one thread's records are at fault: each thread retries alone
             if len(taken) == 1:
                 raise
             self._append([own])
-
-    def _withdraw(self, append: WaitingAppend) -> bool:
-        return self._waiting.pop(append, append) is None
 
 
 class _Appended(NamedTuple, Generic[Result]):
@@ -224,7 +225,8 @@ class LogTail:
         self._published_end.publish(end)
         self._seen_end = end
         self._unflushed.note(begin, end, appended.ranges)
-        self._used.update((name, stop) for name, (_, stop) in appended.ranges.items())
+        for name, (_, stop) in appended.ranges.items():
+            self._used[name] = stop
         appended.next_offsets.confirm_offset = end
         self._next_offsets = appended.next_offsets
 

@@ -114,6 +114,7 @@ class StoreLock(Opened):
     """A lock on one byte of the lock file, for one `MessageStore`.
 
     place: detects that another lock file replaced this one, which would not exclude this lock.
+    threads: excludes threads that share this object: the first half of `held`.
     """
 
     def __init__(self, root: Path, timeout: float = _TIMEOUT_SECONDS, byte: int = _APPEND_BYTE) -> None:
@@ -122,7 +123,7 @@ class StoreLock(Opened):
         self._path = root / LOCK_FILE
         self._timeout = timeout
         self._byte = byte
-        self._threads = threading.RLock()  # RLock: a re-entrant call must raise, not deadlock
+        self.threads = threading.RLock()  # RLock: a re-entrant call must raise, not deadlock
         self._holder = 0  # thread id
         self._file = Descriptor(self._path, open_file)
         status = os.fstat(self._file.fd)
@@ -142,30 +143,22 @@ class StoreLock(Opened):
         and `StoreReplaced` if another lock file replaced this one.
         """
         self.must_be_open()
-        with self.among_threads() as since, self.among_processes(since, timeout):
+        since = time.monotonic()
+        with self.threads, self.among_processes(since, timeout):
             yield
 
     @contextmanager
-    def among_threads(self) -> Iterator[float]:
-        """The first half of `held`: exclude threads that share this object. Yields when the wait began."""
-        since = time.monotonic()
-        with self._threads:
-            self.must_not_reenter()
-            self._holder = threading.get_ident()
-            try:
-                yield since
-            finally:
-                self._holder = 0
-
-    @contextmanager
     def among_processes(self, since: float, timeout: float | None = None) -> Iterator[None]:
-        """The second half of `held`: exclude other processes."""
+        """The second half of `held`: exclude other processes. since: when the wait for the first half began."""
+        self.must_not_reenter()
         self.must_be_open()  # may have been closed during the wait for another thread
         try:
+            self._holder = threading.get_ident()
             self._acquire_byte(since, self._timeout if timeout is None else timeout)
             self.place.check()
             yield
         finally:
+            self._holder = 0
             if not self._is_over:
                 set_lock(self._file.fd, fcntl.F_UNLCK, self._byte)
 
@@ -237,7 +230,7 @@ class StoreLock(Opened):
         """Release all bytes after another thread's call ends. Threads that wait for the lock get `StoreClosed`."""
         if self.is_forked:  # the child lacks the thread that has the lock
             return
-        with self._threads:
+        with self.threads:
             self._is_over = True
             self._file.close()
 

@@ -146,7 +146,7 @@ def place_few(
     log: CommitLog, records: Sequence[EncodedRecord], begin: int, next_offsets: NextOffsets, store_timestamp: int
 ) -> tuple[Placed[list[Where]], Stretches]:
     """Do as `place_many` for a few records."""
-    if not log.has_room(begin, sum(record.size for record in records)):
+    if not log.has_room(begin, sum([record.size for record in records])):
         placed, stretches = place_many(log, as_columns(records), begin, next_offsets, store_timestamp)
         return placed._replace(result=placed.result.each()), stretches  # type: ignore[arg-type, return-value]
     at, stamped, went = begin, [], []

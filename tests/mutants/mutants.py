@@ -139,8 +139,8 @@ MUTANTS = [
     Mutant(
         "the slot of a single key written before the index header",
         "store/disk/index_file.py",
-        "        self.write_header(header)\n        self.file.write(slot, memoryview(_SLOT.pack(number)))\n",
-        "        self.file.write(slot, memoryview(_SLOT.pack(number)))\n        self.write_header(header)\n",
+        "        self.write_header(header)\n        self.file.write(slot, _SLOT.pack(number))\n",
+        "        self.file.write(slot, _SLOT.pack(number))\n        self.write_header(header)\n",
         ("tests/device/test_index_writes.py",),
     ),
     Mutant(
