@@ -7,6 +7,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,7 +29,7 @@ NOW = 1_800_000_000_000
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Replace the appender's clock with a settable time in ms."""
     now = [NOW]
-    monkeypatch.setattr(appender, "time", SimpleNamespace(time=lambda: now[0] / 1000))
+    monkeypatch.setattr(appender, "time", SimpleNamespace(time=lambda: now[0] / 1000, monotonic=monotonic))
     return now
 
 

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +66,7 @@ def test_times_behind_an_append_that_was_undone_when_the_clock_had_been_set_back
 ) -> None:
     """The file's header then agrees with its entries, which cannot store a time before its begin."""
     now = [1_800_000_000]
-    monkeypatch.setattr(appender, "time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(appender, "time", SimpleNamespace(time=lambda: now[0], monotonic=time.monotonic))
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 1)
         store.put(message(1))
