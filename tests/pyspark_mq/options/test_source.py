@@ -185,7 +185,7 @@ def test_path_means_the_same_in_every_process(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("path", ["dbfs:/data/mq", "dbfs:///data/mq", "DBFS:/data/mq"])
-def test_databricks_paths_are_accepted(path: str) -> None:
+def test_databricks_path_gets_a_remedy(path: str) -> None:
     with pytest.raises(OptionError, match=r"opened as a directory.* that is '/dbfs/data/mq'"):
         SourceOptions.parse({**BASE, "path": path})
 

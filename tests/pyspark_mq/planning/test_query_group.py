@@ -248,7 +248,7 @@ def test_member_stopped_for_long_loses_its_queues(
         assert member.call("lock", [Q0]) == set()
 
 
-def test_plain_consumer_cannot_join(reader: Readers, group: DirectoryGroup) -> None:
+def test_consumer_with_another_subscription_cannot_join(reader: Readers, group: DirectoryGroup) -> None:
     it = reader(subExpression="a||b")
     latest(it, it.initialOffset())
     with pytest.raises(GroupConflict, match=r"reads orders by TAG 'a\|\|b', and this one .* TAG '\*'"):

@@ -62,7 +62,7 @@ def everything(store: MessageStore) -> dict[str, dict[tuple[int, int], bytes]]:
 
 
 @pytest.mark.parametrize("flush", [False, True])
-def test_tables_and_messages_of_several_topics(store: MessageStore, reader: MessageStore, flush: bool) -> None:
+def test_append_of_several_tables_and_messages(store: MessageStore, reader: MessageStore, flush: bool) -> None:
     append = store.begin()
     append.add("t", table(*(b"%d" % n for n in range(40)), queueId=[n % 2 for n in range(40)]))
     append.add_messages([Message("u", b"u", queue_id=1, keys="k"), Message("t", b"last", queue_id=0)])
@@ -89,7 +89,7 @@ def test_tables_and_messages_of_several_topics(store: MessageStore, reader: Mess
 
 
 @pytest.mark.parametrize("flush", [False, True])
-def test_nothing_is_seen_until_all_is_published(store: MessageStore, reader: MessageStore, flush: bool) -> None:
+def test_nothing_is_visible_before_publication(store: MessageStore, reader: MessageStore, flush: bool) -> None:
     """The append has 50 pieces over a dozen segments, some of which hold one record."""
     before, seen = everything(reader), []
 
@@ -111,7 +111,7 @@ def test_nothing_is_seen_until_all_is_published(store: MessageStore, reader: Mes
     check_log(store.path, 204)
 
 
-def test_one_that_is_too_long_for_a_segment(store: MessageStore, reader: MessageStore) -> None:
+def test_record_larger_than_a_segment_is_refused(store: MessageStore, reader: MessageStore) -> None:
     before, append = everything(reader), store.begin()
     for length in (1, 3000, 4000):
         append.add("t", table(bytes(length)))
@@ -138,7 +138,7 @@ FAILURES: dict[str, tuple[type[BaseException], Callable[[], object]]] = {
 
 @pytest.mark.parametrize("flush", [False, True])
 @pytest.mark.parametrize("failure", FAILURES)
-def test_one_that_fails_late_leaves_nothing(
+def test_append_that_fails_late_leaves_nothing(
     store: MessageStore, reader: MessageStore, failure: str, flush: bool
 ) -> None:
     before, append = everything(reader), store.begin()
@@ -159,10 +159,9 @@ def test_one_that_fails_late_leaves_nothing(
     check_log(store.path, 4)
 
 
-def test_segments_of_one_that_failed_go_with_the_last_writer(store: MessageStore, reader: MessageStore) -> None:
+def test_last_writer_deletes_segments_of_a_failed_append(store: MessageStore, reader: MessageStore) -> None:
     """RocketMQ 4.9 starts recovery three segments before the last, so empty segments at the end would hide the real
-    end.
-    """
+    end."""
 
     def append(to: MessageStore, *, last: object) -> None:
         append = to.begin()
@@ -193,7 +192,7 @@ def test_segments_of_one_that_failed_go_with_the_last_writer(store: MessageStore
         )
 
 
-def test_what_is_wrong_is_said_when_it_is_added(store: MessageStore) -> None:
+def test_wrong_tables_are_refused_by_add(store: MessageStore) -> None:
     append = store.begin()
     with pytest.raises(UnknownTopic):
         append.add("v", table(b""))
@@ -206,8 +205,8 @@ def test_what_is_wrong_is_said_when_it_is_added(store: MessageStore) -> None:
     assert len(append.publish()) == 0
 
 
-def test_unless_it_was_done_already(store: MessageStore, reader: MessageStore) -> None:
-    """Forty threads append five batches concurrently. Each batch is appended once."""
+def test_condition_prevents_a_second_append(store: MessageStore, reader: MessageStore) -> None:
+    """Forty threads append five batches concurrently."""
 
     def batch(number: int) -> None:
         append, key = store.begin(), f"query-{number}"
@@ -228,7 +227,7 @@ def test_unless_it_was_done_already(store: MessageStore, reader: MessageStore) -
     check_log(store.path, 22)
 
 
-def test_unless_sees_nothing_of_one_that_died(store: MessageStore) -> None:
+def test_condition_does_not_see_a_dead_append(store: MessageStore) -> None:
     def die() -> Iterator[pa.Table]:
         yield table(b"x")
         raise Stop
@@ -244,7 +243,7 @@ def test_unless_sees_nothing_of_one_that_died(store: MessageStore) -> None:
     assert append.publish(unless=lambda: bool(store.query(COMMITS_TOPIC, "key"))) is not None
 
 
-def test_an_exception_of_unless(store: MessageStore, reader: MessageStore) -> None:
+def test_exception_of_a_condition_is_raised(store: MessageStore, reader: MessageStore) -> None:
     before, append = everything(reader), store.begin()
     append.add("t", table(b"x"))
     with pytest.raises(ZeroDivisionError):
@@ -253,7 +252,7 @@ def test_an_exception_of_unless(store: MessageStore, reader: MessageStore) -> No
     assert store.put(Message("t", b"x", queue_id=0)).queue_offset == 1
 
 
-def test_abandoned(store: MessageStore, reader: MessageStore) -> None:
+def test_abandoned_append_is_invisible(store: MessageStore, reader: MessageStore) -> None:
     before, append = everything(reader), store.begin()
     append.add("t", table(b"x"))
     append.abandon()
@@ -264,7 +263,7 @@ def test_abandoned(store: MessageStore, reader: MessageStore) -> None:
     assert everything(reader) == before
 
 
-def test_what_is_not_open(store: MessageStore, reader: MessageStore) -> None:
+def test_append_needs_an_open_writer(store: MessageStore, reader: MessageStore) -> None:
     with pytest.raises(ReadOnlyStore):
         reader.begin()
     append = store.begin()
@@ -285,11 +284,11 @@ def test_what_is_not_open(store: MessageStore, reader: MessageStore) -> None:
             verb()
 
 
-def test_the_topic_of_commits_is_nobody_elses() -> None:
+def test_commits_topic_is_internal() -> None:
     assert is_internal_topic(COMMITS_TOPIC)
 
 
-def test_a_stream_is_never_there_as_a_whole(tmp_path: Path) -> None:
+def test_stream_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         most, block = 0, bytes(1 << 20)
@@ -307,8 +306,8 @@ def test_a_stream_is_never_there_as_a_whole(tmp_path: Path) -> None:
         assert most - before < 160 << 20
 
 
-def test_a_stream_that_was_read_is_refused_and_not_what_is_left_of_it_taken_for_all(tmp_path: Path) -> None:
-    """For example, a caller retries a failed append with the same stream."""
+def test_stream_that_was_read_in_part_is_refused(tmp_path: Path) -> None:
+    """As when a caller retries a failed append with the same stream."""
     table = pa.table({"body": [b"x"] * 100_000}, BODY)
     config = StoreConfig(lockTimeoutMillis=0)
     with MessageStore.open(tmp_path, config=config) as store, MessageStore.open(tmp_path) as other:

@@ -52,7 +52,7 @@ def new(count: int) -> list[bytes]:
     return [f"new {n}".encode() for n in range(count)]
 
 
-def test_what_goes_and_what_stays(tmp_path: Path) -> None:
+def test_deletion_removes_queues_and_offsets_and_keeps_the_log(tmp_path: Path) -> None:
     path = filled(tmp_path / "mq")
     log = {file: file.read_bytes() for file in (path / "commitlog").iterdir()}
     delete_topic(path, "t")
@@ -74,7 +74,7 @@ def test_what_goes_and_what_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("others", [0, 3])
 @pytest.mark.parametrize("how", ["watermark gone", "abort", "queue ends gone", "repair", "broker"])
 @pytest.mark.parametrize("is_created_again", [False, True])
-def test_no_recovery_brings_it_back(tmp_path: Path, how: str, others: int, is_created_again: bool) -> None:
+def test_no_recovery_restores_a_deleted_topic(tmp_path: Path, how: str, others: int, is_created_again: bool) -> None:
     path = filled(tmp_path / "mq", other=others)
     if not others:
         delete_topic(path, "other")
@@ -101,7 +101,7 @@ def test_no_recovery_brings_it_back(tmp_path: Path, how: str, others: int, is_cr
 
 
 @pytest.mark.parametrize("gone", [[], [PUBLISHED_END_FILE], [QUEUE_ENDS_FILE, PUBLISHED_END_FILE]])
-def test_queues_that_a_broker_made_anew_do_not_come_into_the_next_topic(tmp_path: Path, gone: list[str]) -> None:
+def test_queues_rebuilt_by_a_broker_stay_out_of_a_new_topic(tmp_path: Path, gone: list[str]) -> None:
     """A broker that restarts after a kill rebuilds such queues from the log."""
     path = filled(tmp_path / "mq")
     queues = shutil.copytree(path / CONSUME_QUEUE_DIR / "t", tmp_path / "queues")
@@ -118,8 +118,8 @@ def test_queues_that_a_broker_made_anew_do_not_come_into_the_next_topic(tmp_path
     assert verify(path).findings == []
 
 
-def test_a_table_from_before_the_next_topic_takes_nothing_of_it(tmp_path: Path) -> None:
-    """With an older table, opening finds the recreated topic in the log. Restoring the newer table is safe, too."""
+def test_older_table_of_topics_loses_no_recreated_topic(tmp_path: Path) -> None:
+    """Opening finds the recreated topic in the log. Restoring the newer table is safe, too."""
     path = filled(tmp_path / "mq")
     delete_topic(path, "t")
     older = (path / TOPICS_FILE).read_bytes()
@@ -137,7 +137,7 @@ def test_a_table_from_before_the_next_topic_takes_nothing_of_it(tmp_path: Path) 
     assert verify(path).findings == []
 
 
-def test_a_damaged_offset_of_a_deletion_takes_nothing_of_the_next_topic(tmp_path: Path) -> None:
+def test_damaged_offset_of_a_deletion_hides_no_new_message(tmp_path: Path) -> None:
     path = filled(tmp_path / "mq")
     delete_topic(path, "t")
     with MessageStore.open(path) as store:
@@ -155,8 +155,8 @@ def test_a_damaged_offset_of_a_deletion_takes_nothing_of_the_next_topic(tmp_path
 
 
 @pytest.mark.parametrize("topic", ["BenchmarkTest", "%LMQ%device"])
-def test_what_a_broker_makes_again_without_listing_it_is_there(tmp_path: Path, topic: str) -> None:
-    """A broker lists neither system topics, which it has in memory, nor light queues. Both can be deleted again."""
+def test_unlisted_topic_recreated_by_a_broker_is_visible(tmp_path: Path, topic: str) -> None:
+    """A broker lists neither system topics, which it has in memory, nor light queues."""
     path = filled(tmp_path / "mq")
 
     def put_into_it(store: MessageStore, count: int) -> None:
@@ -214,7 +214,7 @@ def test_recreated_topic_begins_at_the_old_end(tmp_path: Path, before: int, afte
         assert bodies(store) == [*new(after), b"more 0"]
 
 
-def test_a_batch_that_is_being_read_comes_to_its_end(tmp_path: Path) -> None:
+def test_running_scan_of_a_deleted_topic_ends_normally(tmp_path: Path) -> None:
     path = filled(tmp_path / "mq", first=300)
     with MessageStore.open(path, read_only=True) as reader:
         batches = reader.scan("t", 0, 0, 300, ["body"], max_rows=2)
@@ -252,7 +252,7 @@ def test_reader_of_a_deleted_topic_gets_an_error(
             put(store, "old", 300)
 
 
-def test_one_that_was_killed_before_it_counted_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletion_killed_before_its_commit_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = filled(tmp_path / "mq")
 
     def die(*_: object) -> None:
@@ -270,7 +270,7 @@ def test_one_that_was_killed_before_it_counted_is_undone(tmp_path: Path, monkeyp
     assert not (path / DELETED_DIR).exists()
 
 
-def test_what_a_dead_deletion_left_goes_with_the_next(tmp_path: Path) -> None:
+def test_leftovers_of_a_dead_deletion_are_removed(tmp_path: Path) -> None:
     path = filled(tmp_path / "mq")
     shutil.copytree(path / CONSUME_QUEUE_DIR / "t", path / DELETED_DIR)
     delete_topic(path, "other")
@@ -278,7 +278,7 @@ def test_what_a_dead_deletion_left_goes_with_the_next(tmp_path: Path) -> None:
     assert verify(path).findings == []
 
 
-def test_who_may_not(tmp_path: Path) -> None:
+def test_unknown_and_system_topics_cannot_be_deleted(tmp_path: Path) -> None:
     path = filled(tmp_path / "mq")
     with pytest.raises(UnknownTopic, match=r"no topic 'no such'; .*there are: other, t"):
         delete_topic(path, "no such")
@@ -288,7 +288,7 @@ def test_who_may_not(tmp_path: Path) -> None:
         assert len(bodies(store)) == 12
 
 
-def test_a_topic_without_messages(tmp_path: Path) -> None:
+def test_topic_without_messages_is_deleted(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "mq") as store:
         store.create_topic("t")
     delete_topic(tmp_path / "mq", "t")
@@ -298,7 +298,7 @@ def test_a_topic_without_messages(tmp_path: Path) -> None:
 
 @settings(max_examples=15)
 @given(lives=st.lists(st.tuples(st.integers(0, 17), st.booleans()), min_size=1, max_size=5))
-def test_many_lives(tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[int, bool]]) -> None:
+def test_topic_is_recreated_repeatedly(tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[int, bool]]) -> None:
     path = filled(tmp_path_factory.mktemp("lives") / "mq")
     expected, begin, end = 0, 0, 12
     for count, is_recovered in lives:

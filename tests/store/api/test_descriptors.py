@@ -41,7 +41,7 @@ def put(store: MessageStore, topic: str, count: int) -> None:
     store.put_many([Message(topic, bytes(200), queue_id=0, keys=f"k{number}") for number in range(count)])
 
 
-def test_an_idle_writer_closes_deleted_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_writer_closes_deleted_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "_DELETED_SECONDS", 0.0)
     with MessageStore.open(tmp_path / "mq", config=SMALL) as store:
         for topic in ("idle", "busy"):
@@ -58,7 +58,7 @@ def test_an_idle_writer_closes_deleted_files(tmp_path: Path, monkeypatch: pytest
         put(store, "busy", 1)
 
 
-def test_a_reader_closes_deleted_files_of_queues(tmp_path: Path) -> None:
+def test_reader_closes_deleted_queue_files(tmp_path: Path) -> None:
     with (
         MessageStore.open(tmp_path / "mq", config=SMALL) as store,
         MessageStore.open(tmp_path / "mq", read_only=True) as reader,
@@ -82,11 +82,11 @@ def test_few_descriptors_suffice_for_many_queues(tmp_path: Path) -> None:
         assert store.max_offset("t", 299) == 2
 
 
-def test_an_append_without_a_descriptor_makes_room_for_the_next(tmp_path: Path) -> None:
+def test_append_without_a_descriptor_frees_some_for_the_next(tmp_path: Path) -> None:
     config = replace(SMALL, flushIntervalCommitLog=1_000_000)  # avoids background errors, whose tracebacks keep files
     with MessageStore.open(tmp_path / "mq", config=config) as store:
         store.create_topic("t", 30)
-        for number in (*range(20), *range(20)):  # the second put opens
+        for number in (*range(20), *range(20)):  # the second put opens the files
             store.put(Message("t", b"x", queue_id=number))
         highest = max(map(int, os.listdir("/proc/self/fd")))
         with ExitStack() as others, allowed(highest + 1):

@@ -1,6 +1,5 @@
-"""The public methods, compared with plain lists, on small files and from two stores on one directory; and their
-errors.
-"""
+"""The public methods compared with plain lists, on small files and from two stores on one directory; and their
+errors."""
 
 from __future__ import annotations
 
@@ -168,7 +167,7 @@ def test_everything_public_is_exported() -> None:
 
 
 @pytest.mark.parametrize("topic", ["nope", "order", "../config"])
-def test_an_unknown_topic(orders: MessageStore, topic: str) -> None:
+def test_unknown_topic_is_refused(orders: MessageStore, topic: str) -> None:
     message = rf"no topic '{topic}'; create it first, by .* \(there are: orders\)"
     for verb in (
         lambda: orders.put(Message(topic, b"")),
@@ -184,7 +183,7 @@ def test_an_unknown_topic(orders: MessageStore, topic: str) -> None:
 
 
 @pytest.mark.parametrize("queue", [-1, 2, 1 << 40])
-def test_a_queue_out_of_range(orders: MessageStore, queue: int) -> None:
+def test_queue_out_of_range_is_refused(orders: MessageStore, queue: int) -> None:
     message = rf"topic 'orders' has queues 0 to 1, not {queue}"
     for verb in (
         lambda: orders.put(Message("orders", b"", queue_id=queue)),
@@ -197,7 +196,7 @@ def test_a_queue_out_of_range(orders: MessageStore, queue: int) -> None:
     assert orders.confirm_offset == 0
 
 
-def test_offsets_out_of_range(orders: MessageStore) -> None:
+def test_offsets_out_of_range_are_refused(orders: MessageStore) -> None:
     orders.put(Message("orders", b"", queue_id=0))
     with pytest.raises(OffsetNotYet, match=r"'orders', queue 0: asked up to offset 2, but there are messages up to 1"):
         orders.scan("orders", 0, 0, 2)
@@ -207,7 +206,7 @@ def test_offsets_out_of_range(orders: MessageStore) -> None:
         orders.scan("orders", 0, 0, 1, columns=("body", "value"))
 
 
-def test_nothing_of_a_refused_append_is_there(orders: MessageStore) -> None:
+def test_refused_append_leaves_nothing(orders: MessageStore) -> None:
     good = Message("orders", b"good", queue_id=0)
     for bad, status in (
         (Message("orders", bytes((4 << 20) + 1), queue_id=0), PutStatus.MESSAGE_ILLEGAL),
@@ -220,7 +219,7 @@ def test_nothing_of_a_refused_append_is_there(orders: MessageStore) -> None:
     assert orders.put(good).physical_offset == 0
 
 
-def test_a_reader_does_not_write(orders: MessageStore) -> None:
+def test_reader_does_not_write(orders: MessageStore) -> None:
     with MessageStore.open(orders.path, read_only=True) as reader:
         for verb in (
             lambda: reader.put(Message("orders", b"")),
@@ -233,7 +232,7 @@ def test_a_reader_does_not_write(orders: MessageStore) -> None:
                 verb()
 
 
-def test_choice_of_queues(orders: MessageStore) -> None:
+def test_messages_without_a_queue_are_spread(orders: MessageStore) -> None:
     assert [orders.put(Message("orders", b"")).queue_id for _ in range(4)] == [0, 1, 0, 1]
     result = orders.append_table("orders", pa.table({"body": [b""] * 3}))
     assert result.queue_ids.tolist() == [0, 1, 0]
@@ -247,13 +246,13 @@ def test_choice_of_queues(orders: MessageStore) -> None:
         assert orders.put(Message("orders", b"", sharding_key=key)).queue_id == queue
 
 
-def test_no_messages_are_no_append(orders: MessageStore) -> None:
+def test_putting_no_message_appends_nothing(orders: MessageStore) -> None:
     assert orders.put_many([]) == []
     assert len(orders.append_table("orders", pa.table({"body": pa.array([], pa.binary())}))) == 0
     assert orders.confirm_offset == 0
 
 
-def test_all_columns_of_what_was_put(orders: MessageStore) -> None:
+def test_put_message_has_all_columns(orders: MessageStore) -> None:
     put = orders.put(
         Message(
             "orders",
@@ -278,7 +277,7 @@ def test_all_columns_of_what_was_put(orders: MessageStore) -> None:
     assert row["flag"] == message.flag == -7
 
 
-def test_a_reader_that_was_there_before_the_first_file_learns_its_size(tmp_path: Path) -> None:
+def test_early_reader_learns_the_sizes_of_a_brokers_files(tmp_path: Path) -> None:
     """RocketMQ creates the folders at its start, and files of any size for the first message."""
     path = tmp_path / "mq"
     (path / "commitlog").mkdir(parents=True)
@@ -290,7 +289,7 @@ def test_a_reader_that_was_there_before_the_first_file_learns_its_size(tmp_path:
         seen.assert_same(seen.by_get_message(early), seen.golden(GOLDEN / "clean.jsonl"))
 
 
-def test_a_reader_that_was_there_before_the_first_writer_learns_its_sizes(tmp_path: Path) -> None:
+def test_early_reader_learns_the_sizes_of_the_first_writer(tmp_path: Path) -> None:
     path = tmp_path / "mq"
     (path / "commitlog").mkdir(parents=True)
     with MessageStore.open(path, read_only=True) as early:
@@ -304,7 +303,7 @@ def test_a_reader_that_was_there_before_the_first_writer_learns_its_sizes(tmp_pa
             assert rows == [b"x" * n for n in range(100)]
 
 
-def test_sizes_are_those_of_the_records(orders: MessageStore) -> None:
+def test_sizes_are_lengths_of_records(orders: MessageStore) -> None:
     results = orders.put_many([Message("orders", bytes(n), queue_id=0) for n in range(5)])
     sizes = orders.sizes("orders", 0, 0, 5).tolist()
     assert sizes == [results[0 + 1].physical_offset - results[0].physical_offset + n for n in range(5)]
@@ -312,7 +311,7 @@ def test_sizes_are_those_of_the_records(orders: MessageStore) -> None:
 
 
 def test_tables_go_round_trip(orders: MessageStore) -> None:
-    """An append accepts the result of a scan. The properties repeat tags and keys."""
+    """The properties repeat tags and keys."""
     orders.put(Message("orders", b"x", tags="paid", keys=("k",), properties={"p": "q"}, queue_id=0))
     names = ("body", "tags", "keys", "properties", "queueId", "flag", "bornTimestamp")
     first = pa.Table.from_batches(orders.scan("orders", 0, 0, 1, columns=names))
@@ -322,14 +321,14 @@ def test_tables_go_round_trip(orders: MessageStore) -> None:
     assert second.drop(["properties"]) == first.drop(["properties"])
 
 
-def test_waiting(orders: MessageStore) -> None:
+def test_wait_returns_after_a_put(orders: MessageStore) -> None:
     seen = orders.confirm_offset
     assert orders.wait(seen, 0.01) == seen
     orders.put(Message("orders", b""))
     assert orders.wait(seen, 30) == orders.confirm_offset > seen
 
 
-def test_several_threads_wait_on_one_store(orders: MessageStore) -> None:
+def test_several_threads_wait_concurrently(orders: MessageStore) -> None:
     """Each thread sees every publication, woken only by its notification."""
     waiting, rounds = 4, 50
     steps = threading.Barrier(waiting + 1)
@@ -351,12 +350,12 @@ def test_several_threads_wait_on_one_store(orders: MessageStore) -> None:
         assert {end.result(30) for end in ends} == {orders.confirm_offset}
 
 
-def test_closing_twice(orders: MessageStore) -> None:
+def test_close_is_idempotent(orders: MessageStore) -> None:
     orders.close()
     orders.close()
 
 
-def test_processes_that_put_one_message_each_take_turns(tmp_path: Path) -> None:
+def test_short_lived_writers_spread_messages_over_queues(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "store") as store:
         store.create_topic("t", 3)
     queue_ids = []
@@ -368,12 +367,9 @@ def test_processes_that_put_one_message_each_take_turns(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks at open files where Linux shows them")
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_closed_store_has_no_file_open(tmp_path: Path, read_only: bool) -> None:
-    """`close` itself closes the files, without garbage collection, because an open deleted file keeps its disk
-    space.
-
-    Only the page of the published end stays mapped.
-    """
+def test_closed_store_has_no_file_open(tmp_path: Path, read_only: bool) -> None:
+    """Without garbage collection, because an open deleted file keeps its disk space. Only the page of the published end
+    stays mapped."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"body", keys=("k",)) for _ in range(20)])

@@ -1,5 +1,3 @@
-"""The tables of topics and groups, and the store's repr."""
-
 from __future__ import annotations
 
 import json
@@ -47,13 +45,13 @@ def test_topics_table_counts_after_retention(store: MessageStore) -> None:
     assert store.topics_table()["messages"].to_pylist() == [end - first, 0]
 
 
-def test_tables_of_an_empty_store(tmp_path: Path) -> None:
+def test_empty_store_has_empty_tables(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "mq", config=SMALL) as store:
         assert store.topics_table().equals(TOPICS_SCHEMA.empty_table())
         assert store.groups_table().equals(GROUPS_SCHEMA.empty_table())
 
 
-def test_topic_that_was_deleted_has_no_row(store: MessageStore) -> None:
+def test_deleted_topic_has_no_row(store: MessageStore) -> None:
     assert [row.topic for row in topic_rows(store, ["gone", "t"])] == ["t"]
 
 

@@ -45,7 +45,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_closed_store_leaves_no_cycle_behind(path: Path) -> None:
+def test_closed_store_leaves_no_reference_cycle(path: Path) -> None:
     """The last reference closes the files, without the garbage collector."""
     gc.collect()
     gc.disable()
@@ -61,7 +61,7 @@ def test_a_closed_store_leaves_no_cycle_behind(path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [Deliverer.stop, Flusher.stop])
-def test_a_close_that_is_interrupted_leaves_no_thread_behind(path: Path, step: FunctionType) -> None:
+def test_interrupted_close_leaves_no_thread(path: Path, step: FunctionType) -> None:
     """A leftover thread would write to a directory that other stores may own by then."""
     store, tracing, threads = MessageStore.open(path), sys.gettrace(), threading.active_count()
     store.put(Message("t", b"later", delay_level=18))
@@ -82,10 +82,9 @@ def test_a_close_that_is_interrupted_leaves_no_thread_behind(path: Path, step: F
         assert again.max_offset("t", 0) == 1
 
 
-def test_closing_in_the_middle_of_an_append_in_the_same_thread(path: Path) -> None:
+def test_close_during_an_append_in_the_same_thread(path: Path) -> None:
     """A signal handler may do this. Otherwise the append would continue without the lock and other stores would
-    overwrite it.
-    """
+    overwrite it."""
     store, other = MessageStore.open(path), MessageStore.open(path, config=NEVER_FLUSHED)
 
     def bodies() -> Iterator[pa.RecordBatch]:
@@ -140,7 +139,7 @@ if sys.argv[2] == "drop":
 
 @pytest.mark.parametrize("how", ["drop", "keep"])
 def test_dropped_store_warns_and_is_recovered(path: Path, how: str) -> None:
-    """The kernel releases the locks of a process that exits, as of one that is killed."""
+    """The kernel releases the locks of a process that exits, as for a killed one."""
     command = [sys.executable, "-W", "always", "-c", DROPS, str(path), how]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0
@@ -161,7 +160,7 @@ store.close()
 
 
 def test_closing_while_a_stopped_process_holds_the_lock(path: Path) -> None:
-    """`close` gives up after `lockTimeoutMillis` and raises StoreBusy. The `abort` file stays for the other process."""
+    """`close` raises StoreBusy after `lockTimeoutMillis`. The `abort` file stays for the other process."""
     before = descriptors(path)
     store = MessageStore.open(path, config=NEVER_FLUSHED)
     store.put(Message("t", b"x"))

@@ -35,7 +35,7 @@ def named(body: str, count: int) -> list[str]:
 
 
 def restarted(store: MessageStore, queues: int = 1, topic: str = "orders") -> None:
-    """Recreate a topic as a RocketMQ broker does: queues begin at 0, and no tombstone records the old topic."""
+    """Recreate a topic as a RocketMQ broker does: queues begin at 0, without a tombstone."""
     store.delete_topic(topic)
     path = store.path / TOPICS_FILE
     content = json.loads(path.read_text())
@@ -50,7 +50,7 @@ def forgets_archive(store: MessageStore) -> None:
 
 
 def begin_at(store: MessageStore, count: int) -> None:
-    """Put new orders, then let retention delete the first `count`, so that the queue begins after them."""
+    """Put new orders, then let retention delete the first `count`."""
     put(store, "orders", "new", count)
     first = store.confirm_offset
     while store.confirm_offset // 4096 == first // 4096:

@@ -1,5 +1,3 @@
-"""The archive equals the store, despite kills and repeated runs."""
-
 from __future__ import annotations
 
 import os
@@ -62,7 +60,7 @@ def same(store: MessageStore, url: Path) -> None:
             assert rows(log, queue, first, bounds.max_offset) == rows(store, queue, first, bounds.max_offset)
 
 
-def test_all_of_a_store_and_only_what_is_new(filled: Filled, tmp_path: Path) -> None:
+def test_archive_gets_all_messages_and_then_only_new_ones(filled: Filled, tmp_path: Path) -> None:
     url = tmp_path / "archive"
     assert filled.store.archive(str(url)).messages == 8
     same(filled.store, url)
@@ -72,7 +70,7 @@ def test_all_of_a_store_and_only_what_is_new(filled: Filled, tmp_path: Path) -> 
     same(filled.store, url)
 
 
-def test_more_topics_and_queues_come_with_the_next_time(filled: Filled, tmp_path: Path) -> None:
+def test_new_topics_and_queues_are_archived(filled: Filled, tmp_path: Path) -> None:
     filled.store.archive(str(tmp_path / "archive"))
     filled.store.create_topic("orders", 4)
     filled.store.create_topic("more", 1)
@@ -82,7 +80,7 @@ def test_more_topics_and_queues_come_with_the_next_time(filled: Filled, tmp_path
 
 
 @pytest.mark.parametrize("count", [1, 60, 61, 200])
-def test_recreated_topic_goes_on_in_the_archive(tmp_path: Path, count: int) -> None:
+def test_recreated_topic_continues_in_the_archive(tmp_path: Path, count: int) -> None:
     """Retention keeps messages that are not archived yet; readers of the store get nothing of the deleted topic."""
     with MessageStore.open(tmp_path / "mq", config=StoreConfig(mappedFileSizeCommitLog=4096)) as store:
         for topic in ("orders", "other"):
@@ -111,7 +109,7 @@ def test_recreated_topic_goes_on_in_the_archive(tmp_path: Path, count: int) -> N
         assert {message.body for message in store.query("orders", "k", 500)} == {b"new"}
 
 
-def test_what_is_too_old_is_deleted_from_the_archive(filled: Filled, tmp_path: Path) -> None:
+def test_expired_messages_are_deleted_from_the_archive(filled: Filled, tmp_path: Path) -> None:
     url, queue, store = tmp_path / "archive", Queue("orders", 0), filled.store
     of_store = StoreArchive(store.path, str(url), "")
 
@@ -135,7 +133,7 @@ def test_what_is_too_old_is_deleted_from_the_archive(filled: Filled, tmp_path: P
     assert archive(reserved_hours=0) == 0
 
 
-def test_records_with_a_checksum_of_all_of_them_get_one_that_fits(tmp_path: Path) -> None:
+def test_archived_records_get_a_new_property_crc(tmp_path: Path) -> None:
     config = StoreConfig(enabledAppendPropCRC=True, mappedFileSizeCommitLog=64 << 10)
     with MessageStore.open(tmp_path / "mq", config=config) as store:
         store.create_topic("orders", 2)
@@ -144,8 +142,8 @@ def test_records_with_a_checksum_of_all_of_them_get_one_that_fits(tmp_path: Path
         same(store, tmp_path / "archive")
 
 
-def test_from_the_first_piece_on_whoever_cleans_waits_for_the_rest(filled: Filled, tmp_path: Path) -> None:
-    """Retention waits even if the first archive run is slow or killed."""
+def test_retention_waits_for_an_incomplete_first_archive(filled: Filled, tmp_path: Path) -> None:
+    """The first run may be slow or killed."""
     for _ in range(4):
         filled.put("orders", 0, 50, 1000)
         filled.put("orders", 1, 50, 1000)
@@ -168,7 +166,7 @@ def test_from_the_first_piece_on_whoever_cleans_waits_for_the_rest(filled: Fille
         assert [row["body"] for row in rows(log, Queue("orders", 1), 0, len(put))] == put
 
 
-def test_what_retention_took_before_is_no_silent_hole(filled: Filled, tmp_path: Path) -> None:
+def test_messages_deleted_before_archiving_are_an_error(filled: Filled, tmp_path: Path) -> None:
     filled.store.archive(str(tmp_path / "archive"))
     filled.put("orders", 0, 300, 1000)
     conf = Path(filled.path, "config", "store.conf")
@@ -190,7 +188,7 @@ def test_what_retention_took_before_is_no_silent_hole(filled: Filled, tmp_path: 
         }
 
 
-def test_another_store_of_that_name_is_refused(filled: Filled, tmp_path: Path) -> None:
+def test_other_store_of_the_same_name_is_refused(filled: Filled, tmp_path: Path) -> None:
     filled.store.archive(str(tmp_path / "archive"))
     other = Filled(tmp_path / "other" / "mq", {"orders": 2})
     with other.store:
@@ -211,10 +209,8 @@ def test_another_store_of_that_name_is_refused(filled: Filled, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("topics", [{}, {"more": 1}])
-def test_another_store_of_that_name_with_other_topics_is_refused(
-    filled: Filled, tmp_path: Path, topics: dict[str, int]
-) -> None:
-    """It would change the archived messages of the first store too, for example by expiring them."""
+def test_other_store_with_other_topics_is_refused(filled: Filled, tmp_path: Path, topics: dict[str, int]) -> None:
+    """It would change the archived messages of the first store, for example by expiring them."""
     filled.store.archive(str(tmp_path / "archive"))
     before = contents(tmp_path / "archive")
     other = Filled(tmp_path / "other" / "mq", topics)
@@ -227,7 +223,7 @@ def test_another_store_of_that_name_with_other_topics_is_refused(
     assert remembered(tmp_path / "other" / "mq") == Remembered()
 
 
-def test_two_stores_of_one_name_do_not_meet_in_an_archive_that_was_empty(tmp_path: Path) -> None:
+def test_two_stores_cannot_share_an_archive_that_was_empty(tmp_path: Path) -> None:
     """The empty archive does not show its owner, so the store that archives later is refused."""
     one, other = (Filled(tmp_path / each / "mq", {each: 1}) for each in ("one", "other"))
     url = str(tmp_path / "archive")
@@ -244,7 +240,7 @@ def test_two_stores_of_one_name_do_not_meet_in_an_archive_that_was_empty(tmp_pat
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_a_store_whose_archived_topics_were_all_deleted_goes_on(tmp_path: Path, *, taken: bool) -> None:
+def test_store_continues_after_its_archived_topics_were_deleted(tmp_path: Path, *, taken: bool) -> None:
     """Their messages are still in the log, or retention deleted them and nothing shows their topics."""
     filled = Filled(tmp_path / "mq", {"orders": 1, "more": 1})
     with filled.store as store:
@@ -258,7 +254,7 @@ def test_a_store_whose_archived_topics_were_all_deleted_goes_on(tmp_path: Path, 
         assert store.archive(topics=["more"]).messages == 301 - store.min_offset("more", 0)
 
 
-def test_an_object_that_was_cut_is_named(filled: Filled, tmp_path: Path) -> None:
+def test_truncated_object_is_named(filled: Filled, tmp_path: Path) -> None:
     filled.store.archive(str(tmp_path / "archive"))
     filled.put("orders", 0, 1)
     for file in tmp_path.glob("archive/*/mq/orders/0/COMMIT_LOG/*"):
@@ -272,8 +268,8 @@ def test_an_object_that_was_cut_is_named(filled: Filled, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("before", [0, 3])
-def test_a_queue_that_lost_a_file_keeps_no_other_from_the_archive(tmp_path: Path, before: int) -> None:
-    """Whether or not some of the queue is already archived."""
+def test_damaged_queue_does_not_stop_archiving_others(tmp_path: Path, before: int) -> None:
+    """Some of the queue may already be archived."""
     filled = Filled(tmp_path / "mq", {"a": 1, "b": 1, "c": 1})
     filled.put("a", 0, 1)
     filled.put("b", 0, before)
@@ -335,11 +331,9 @@ with address_at(sys.argv[1]).open() as log:
 """
 
 
-def test_killed_at_any_moment_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
+def test_killed_archivers_lose_and_repeat_nothing(tmp_path: Path) -> None:
     """Processes archive and clean while others read everything; messages written during a run are in the next one.
-
-    Readers are killed now and then, too. A reader that fails prints the error.
-    """
+    Readers are killed now and then, too."""
     filled, moments, url = Filled(tmp_path / "mq", {"orders": 2}), random.Random(SEED), tmp_path / "archive"
     read = [sys.executable, "-c", READER, filled.path]
     with filled.store:
@@ -393,7 +387,7 @@ def ended(reader: subprocess.Popen[bytes]) -> None:
     assert reader.returncode == -signal.SIGKILL, errors.decode()
 
 
-def test_segments_that_go_while_somebody_asks_where_queues_begin(
+def test_bounds_are_right_although_segments_are_deleted(
     filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reader holds stale metadata and loads it again."""

@@ -36,7 +36,7 @@ def changed(content: Any, path: tuple[str, ...], value: object) -> Any:
     return {**content, first: changed(content[first], tuple(rest), value) if rest else value}
 
 
-def test_whatever_the_metadata_says_is_an_error_of_ours_or_read(filled: Filled, tmp_path: Path) -> None:
+def test_wrong_metadata_is_read_or_a_store_error(filled: Filled, tmp_path: Path) -> None:
     url = tmp_path / "archive"
     filled.store.archive(str(url))
     (metadata,) = url.rglob(METADATA.rpartition("/")[2])
@@ -51,8 +51,8 @@ def test_whatever_the_metadata_says_is_an_error_of_ours_or_read(filled: Filled, 
             assert sum(map(len, log.topics().values())) < 1 << 17
 
 
-def test_a_damaged_byte_of_the_metadata_hides_nothing(filled: Filled, tmp_path: Path) -> None:
-    """A damaged queue or table name hid all that was archived under it, and the next `archive` saved that state."""
+def test_damaged_byte_of_the_metadata_hides_nothing(filled: Filled, tmp_path: Path) -> None:
+    """A damaged queue or topic name would hide its archived messages, and the next run would save that state."""
     filled.store.archive(str(tmp_path / "archive"))
     (metadata,) = tmp_path.rglob(METADATA.rpartition("/")[2])
     whole, moments = metadata.read_bytes(), random.Random(SEED)
@@ -72,7 +72,7 @@ def test_a_damaged_byte_of_the_metadata_hides_nothing(filled: Filled, tmp_path: 
             verb()
 
 
-def test_entries_that_are_zeros_are_told(filled: Filled, tmp_path: Path) -> None:
+def test_zeroed_entries_are_an_error(filled: Filled, tmp_path: Path) -> None:
     url, queue = tmp_path / "archive", Queue("orders", 0)
     filled.store.archive(str(url))
     for path in url.rglob("orders/0/CONSUME_QUEUE/*"):
@@ -82,7 +82,7 @@ def test_entries_that_are_zeros_are_told(filled: Filled, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("size", [20 << 20, 20 << 40, (1 << 58) // 20 * 20])
-def test_a_size_that_no_object_has_is_told_and_takes_no_memory(filled: Filled, tmp_path: Path, size: int) -> None:
+def test_impossible_size_is_an_error_and_takes_no_memory(filled: Filled, tmp_path: Path, size: int) -> None:
     url, queue = tmp_path / "archive", Queue("orders", 0)
     filled.store.archive(str(url))
     (metadata,) = url.rglob(METADATA.rpartition("/")[2])
@@ -108,7 +108,7 @@ def test_a_size_that_no_object_has_is_told_and_takes_no_memory(filled: Filled, t
         (("queueMetadataTable", "orders", "0", "lastStoreTimestamp"), 0, False),
     ],
 )
-def test_numbers_that_nothing_can_come_behind(
+def test_numbers_without_a_successor_are_refused(
     filled: Filled, tmp_path: Path, path: tuple[str, ...], value: object, *, is_refused: bool
 ) -> None:
     url = tmp_path / "archive"

@@ -1,4 +1,4 @@
-"""Where an archived queue begins, for any missing segments of its log and of its entries."""
+"""The begin of an archived queue, for any missing segments of its log and of its entries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 BODIES = ReadSpec(("body",), EVERYTHING)
 
 
-def test_light_queues_whose_records_have_other_queues_offsets(tmp_path: Path) -> None:
+def test_light_queues_with_records_of_other_queues(tmp_path: Path) -> None:
     path = shutil.copytree(GOLDEN / "multi-dispatch-5.3", tmp_path / "mq")
     with MessageStore.open(path, create=False, read_only=True) as store:
         of_store = StoreArchive(store.path, str(tmp_path / "archive"), "")
@@ -52,7 +52,7 @@ def test_light_queues_whose_records_have_other_queues_offsets(tmp_path: Path) ->
         assert queues[0].topic.startswith("%LMQ%")
 
 
-def test_what_goes_while_it_is_read_ends_no_process(tmp_path: Path) -> None:
+def test_file_truncated_during_a_read_does_not_kill_the_process(tmp_path: Path) -> None:
     """A missing page of a mapping kills the process: on a bad disk, or if a network file system deleted the file."""
     objects = objects_at(str(tmp_path), {})
     objects.write(f"folder/{segment_path('mq/t/0', COMMIT_LOG, 0)}", bytes([1]) * 9000)

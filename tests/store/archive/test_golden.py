@@ -1,4 +1,4 @@
-"""A directory that RocketMQ's tiered store wrote, compared with what RocketMQ reads from it."""
+"""A directory that RocketMQ's tiered store wrote, compared with RocketMQ's reading of it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def lines(kind: str) -> list[dict[str, Any]]:
     return [line for line in every if line["kind"] == kind]
 
 
-def test_its_queues_are_there_with_their_offsets() -> None:
+def test_queues_equal_rocketmqs() -> None:
     with ArchiveAddress(str(ARCHIVE)).open() as log:
         theirs = {Queue(each["topic"], each["queueId"]): Bounds(each["min"], each["max"]) for each in lines("queue")}
         assert log.bounds([queue for queues in log.topics().values() for queue in queues]) == theirs
 
 
-def test_its_messages_are_read_as_it_reads_them() -> None:
+def test_messages_equal_rocketmqs() -> None:
     ours = []
     with ArchiveAddress(str(ARCHIVE)).open() as log:
         for queue, bounds in log.bounds([queue for queues in log.topics().values() for queue in queues]).items():
@@ -56,7 +56,7 @@ def test_its_messages_are_read_as_it_reads_them() -> None:
             assert {k: v for k, v in row["properties"] if k in each["properties"]} == each["properties"]
 
 
-def test_its_index_names_what_it_finds_there_itself(tmp_path: Path) -> None:
+def test_lookups_by_key_equal_rocketmqs(tmp_path: Path) -> None:
     """A compacted index with several keys in each slot. Unindexed messages are not searched elsewhere."""
     said = [json.loads(line) for line in (GOLDEN / "tiered" / "5.5-index.jsonl").read_text("utf-8").splitlines()]
     theirs = {(each["key"], each["queueId"], each["queueOffset"]) for each in said if "queueId" in each}
@@ -75,13 +75,13 @@ def test_its_index_names_what_it_finds_there_itself(tmp_path: Path) -> None:
             log.query(KeyQuery("keyed", "none"))
 
 
-def test_its_metadata_survives_our_writing() -> None:
+def test_rocketmqs_metadata_survives_a_rewrite() -> None:
     read = Catalog.parse("its metadata", (ARCHIVE / METADATA).read_bytes())
     assert read is not None
     assert Catalog.parse("ours", read.text()) == read
 
 
-def test_where_the_log_begins_later_than_its_entries_so_does_the_queue(tmp_path: Path) -> None:
+def test_queue_begins_at_the_later_of_log_and_entries(tmp_path: Path) -> None:
     """A broker deletes the oldest segments of log and entries independently, each by its own times."""
     copy = shutil.copytree(ARCHIVE, tmp_path / "archive")
     read = Catalog.parse("its metadata", (copy / METADATA).read_bytes())

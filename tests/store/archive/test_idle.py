@@ -1,4 +1,4 @@
-"""Requests that a reader waiting for new archived messages sends to its server."""
+"""Requests of a reader that waits for new archived messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.s3 import WSGI, environment, new_bucket, s3_server
 QUEUES = 8
 
 
-def test_a_look_is_one_request_while_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_check_is_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_log, "_RECENT_SECONDS", 60.0)  # no check takes longer
     asked: Counter[str] = Counter()
 

@@ -81,7 +81,7 @@ def holds(log: ArchiveLog, store: MessageStore, keys: list[str]) -> int:
 
 
 @given(st.lists(st.integers(0, 99), max_size=60), st.integers(1, 20))
-def test_a_segment_of_any_items(hashes: list[int], slots: int) -> None:
+def test_segment_finds_all_its_items(hashes: list[int], slots: int) -> None:
     items = np.zeros(len(hashes), ARCHIVE_INDEX_ITEM)
     items["key_hash"], items["seconds"] = hashes, np.arange(len(hashes))
     data = segment_bytes(items, 7, 9, slots)
@@ -95,7 +95,7 @@ def test_a_segment_of_any_items(hashes: list[int], slots: int) -> None:
         assert list(zip(found["seconds"], found["key_hash"], strict=True)) == expected[::-1]
 
 
-def test_what_is_found_is_what_is_there(it: ArchivedStore, tmp_path: Path) -> None:
+def test_lookups_equal_the_stores(it: ArchivedStore, tmp_path: Path) -> None:
     keys = [*(f"k{each}" for each in range(31)), *(f"id{each}" for each in range(0, 1000, 20))]
     for seed in range(3):
         fill(it.store, 150, seed)
@@ -108,7 +108,7 @@ def test_what_is_found_is_what_is_there(it: ArchivedStore, tmp_path: Path) -> No
     assert len(index_files(tmp_path / "archive")) == 1  # the small one was replaced
 
 
-def test_the_newest_of_several_queues(it: ArchivedStore) -> None:
+def test_newest_messages_of_several_queues_are_found(it: ArchivedStore) -> None:
     """Also of messages stored within one second, which the index cannot order."""
     some = random.Random(1)
     for n in range(60):
@@ -125,7 +125,7 @@ def test_the_newest_of_several_queues(it: ArchivedStore) -> None:
                 assert [each.body for each in log.query(KeyQuery("orders", key, most))] == expected[-most:]
 
 
-def test_by_time(it: ArchivedStore) -> None:
+def test_lookup_by_key_and_time(it: ArchivedStore) -> None:
     for key in ("k", "k", "other", "k"):
         it.store.put(Message("orders", b"", queue_id=0, keys=(key,)))
         another_millisecond()
@@ -142,7 +142,7 @@ def test_by_time(it: ArchivedStore) -> None:
             assert [each.store_timestamp for each in log.query(KeyQuery("orders", "k", 9, begin, end))] == expected
 
 
-def test_many_segments(it: ArchivedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_over_many_segments(it: ArchivedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_index, "_MOST_ITEMS", 100)
     monkeypatch.setattr(key_index, "_SMALL", 40)
     for seed in range(4):
@@ -155,7 +155,7 @@ def test_many_segments(it: ArchivedStore, tmp_path: Path, monkeypatch: pytest.Mo
         assert begins == sorted(set(begins))
 
 
-def test_what_is_deleted_is_found_no_longer_and_the_rest_is(
+def test_deleted_messages_are_not_found_and_others_are(
     it: ArchivedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_index, "_SMALL", 10)
@@ -185,10 +185,8 @@ def test_what_is_deleted_is_found_no_longer_and_the_rest_is(
             assert len(log.query(KeyQuery("orders", key, 999))) == len(kept)
 
 
-def test_an_index_that_begins_anew_is_not_taken_for_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A lookup that began before the new index must not return no message for keys of messages that still exist."""
+def test_new_index_is_not_used_by_an_older_lookup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup that began before the new index must not return nothing for keys of existing messages."""
     monkeypatch.setattr(key_index, "_SMALL", 1)
     address = ArchiveAddress(str(tmp_path / "archive"))
     with MessageStore.open(tmp_path / "mq") as store:
@@ -207,7 +205,7 @@ def test_an_index_that_begins_anew_is_not_taken_for_the_one_before(
         assert [message.body for key in ("k1", "k2") for message in log.query(KeyQuery("orders", key))] == [b"1", b"2"]
 
 
-def test_what_was_archived_without_an_index_is_read(it: ArchivedStore, tmp_path: Path) -> None:
+def test_messages_archived_without_an_index_are_found(it: ArchivedStore, tmp_path: Path) -> None:
     fill(it.store, 200)
     it.archive()
     (metadata,) = tmp_path.glob("archive/*/mq/config/*.json")
@@ -227,7 +225,7 @@ def test_what_was_archived_without_an_index_is_read(it: ArchivedStore, tmp_path:
         assert 0 < sum(each.length for each in ranges) <= 200
 
 
-def test_a_key_of_very_many_is_read_sooner_than_looked_up(it: ArchivedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_common_key_is_found_by_reading(it: ArchivedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_search, "_MOST_FOUND", 9)
     it.append([Message("orders", b"%d" % each, queue_id=0, keys=("same",)) for each in range(50)])
     with it.address.open() as log:
@@ -235,7 +233,7 @@ def test_a_key_of_very_many_is_read_sooner_than_looked_up(it: ArchivedStore, mon
         assert [each.body for each in log.query(KeyQuery("orders", "same", 3))] == [b"47", b"48", b"49"]
 
 
-def test_by_the_id_of_a_place(it: ArchivedStore) -> None:
+def test_lookup_by_an_id_made_of_the_log_offset(it: ArchivedStore) -> None:
     it.append([Message("orders", b"%d" % each, queue_id=each % 2) for each in range(6)])
     with it.address.open() as log:
         (batch,) = log.scan(QueueRange(Queue("orders", 0), 0, 3), ReadSpec(("msgId",), EVERYTHING))
@@ -246,7 +244,7 @@ def test_by_the_id_of_a_place(it: ArchivedStore) -> None:
         assert log.with_id("orders", ids[0][:-8] + "00000003") == []  # no record begins there
 
 
-def test_an_index_that_was_cut_or_changed_is_named(it: ArchivedStore, tmp_path: Path) -> None:
+def test_truncated_or_changed_index_is_named(it: ArchivedStore, tmp_path: Path) -> None:
     it.append([Message("orders", b"", queue_id=0, keys=("k1",))])
     (file,) = index_files(tmp_path / "archive")
     whole = file.read_bytes()
@@ -262,7 +260,7 @@ def test_an_index_that_was_cut_or_changed_is_named(it: ArchivedStore, tmp_path: 
 
 
 @pytest.mark.parametrize("what", ["items", "slots"])
-def test_an_index_that_lost_a_sector_does_not_hide_its_keys(it: ArchivedStore, tmp_path: Path, what: str) -> None:
+def test_index_with_a_lost_sector_hides_no_key(it: ArchivedStore, tmp_path: Path, what: str) -> None:
     fill(it.store, 100)
     it.archive()
     (file,) = index_files(tmp_path / "archive")
@@ -282,8 +280,8 @@ def test_an_index_that_lost_a_sector_does_not_hide_its_keys(it: ArchivedStore, t
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_an_index_that_is_lost_begins_anew(it: ArchivedStore, tmp_path: Path, *, is_cut: bool) -> None:
-    """The index is rebuilt from the next archived messages. Otherwise archiving and cleaning would stop."""
+def test_lost_index_is_begun_again(it: ArchivedStore, tmp_path: Path, *, is_cut: bool) -> None:
+    """Only the next archived messages are indexed. Otherwise archiving and cleaning would stop."""
     fill(it.store, 100)
     it.archive()
     (file,) = index_files(tmp_path / "archive")
@@ -300,7 +298,7 @@ def test_an_index_that_is_lost_begins_anew(it: ArchivedStore, tmp_path: Path, *,
         assert sum(each.length for each in log.with_keys(everything(log), ["none"])) == 100
 
 
-def test_by_a_key_or_an_id_of_a_light_queue_whose_messages_were_sent_to_several_topics(tmp_path: Path) -> None:
+def test_lookup_in_a_light_queue_of_several_topics(tmp_path: Path) -> None:
     """The messages are in queue 0 of each topic, at the same offsets."""
     config = StoreConfig(
         mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=200, maxHashSlotNum=20, maxIndexNum=50
@@ -320,7 +318,7 @@ def test_by_a_key_or_an_id_of_a_light_queue_whose_messages_were_sent_to_several_
         assert log.with_id("%LMQ%x", last.msg_id) == [last]
 
 
-def test_it_is_found_while_the_index_is_replaced(it: ArchivedStore) -> None:
+def test_key_is_found_while_the_index_is_replaced(it: ArchivedStore) -> None:
     it.append([Message("orders", b"first", queue_id=0, keys=("first",))])
     over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""An archive of another store, or of an older topic with the same name, is never joined with a store's messages."""
+"""An archive of another store, or of an older topic of the same name, is never joined with a store's messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.store.archive.lives import (
 )
 
 
-def test_two_lives_are_not_joined_where_one_begins_as_the_other_ends(store: MessageStore, url: str) -> None:
+def test_recreated_topic_is_not_joined_at_the_old_end(store: MessageStore, url: str) -> None:
     put(store, "orders", "old", 40)
     store.archive(url)
     forgets_archive(store)
@@ -45,8 +45,7 @@ def test_two_lives_are_not_joined_where_one_begins_as_the_other_ends(store: Mess
         assert archived(url) == named("newer", 5)
 
 
-def test_who_reads_through_gets_nothing_of_the_old_one(store: MessageStore, url: str) -> None:
-    """Reads by range, by offset and by key through the store."""
+def test_readers_through_the_store_do_not_see_the_old_topic(store: MessageStore, url: str) -> None:
     put(store, "orders", "old", 60)
     store.archive(url)
     settings = (store.path / "config" / "store.conf").read_bytes()
@@ -65,8 +64,8 @@ def test_who_reads_through_gets_nothing_of_the_old_one(store: MessageStore, url:
     assert sum(map(len, store.scan("orders", 0, 40, 45))) == 5
 
 
-def test_what_has_nothing_before_where_it_begins_goes_on(store: MessageStore, url: str) -> None:
-    """Retention deleted every archived message: this looks like a recreated topic, and is not."""
+def test_topic_continues_after_retention_deleted_all_messages(store: MessageStore, url: str) -> None:
+    """This looks like a recreated topic, and is not."""
     begin_at(store, 0)
     put(store, "orders", "old", 35)
     store.archive(url)
@@ -83,7 +82,7 @@ def test_what_has_nothing_before_where_it_begins_goes_on(store: MessageStore, ur
         assert bodies(log, ORDERS, 0, end + 3) == archived(url)
 
 
-def test_an_archive_of_before_this_was_remembered_is_compared(store: MessageStore, url: str) -> None:
+def test_archive_of_an_older_version_is_compared(store: MessageStore, url: str) -> None:
     put(store, "orders", "old", 30)
     put(store, "other", "other", 3)
     store.archive(url)
@@ -102,7 +101,7 @@ def test_an_archive_of_before_this_was_remembered_is_compared(store: MessageStor
     assert store.archive(forget=["orders"]).messages == 31
 
 
-def test_two_that_archive_to_one_place_under_one_name(store: MessageStore, url: str, tmp_path: Path) -> None:
+def test_two_stores_archive_concurrently_under_one_name(store: MessageStore, url: str, tmp_path: Path) -> None:
     put(store, "orders", "ours", 3)
     with MessageStore.open(tmp_path / "elsewhere" / "mq") as other:
         other.create_topic("orders", 1)
@@ -116,7 +115,7 @@ def test_two_that_archive_to_one_place_under_one_name(store: MessageStore, url: 
             store.archive(url, progress=progress)
 
 
-def test_a_store_that_was_restored_goes_on_in_the_same_place(store: MessageStore, url: str, tmp_path: Path) -> None:
+def test_restored_store_continues_in_the_same_archive(store: MessageStore, url: str, tmp_path: Path) -> None:
     """The original store then gets an error."""
     put(store, "orders", "old", 100)
     store.archive(url)

@@ -24,7 +24,7 @@ from tests.filled import Filled
 
 
 class Bad(MemoryFileSystem):  # type: ignore[misc]
-    """A file system whose writes fail as often as `wrong` says."""
+    """A file system whose writes raise the errors in `wrong`."""
 
     protocol = "bad"
     store: dict[str, Any] = {}  # noqa: RUF012
@@ -55,7 +55,7 @@ class ReadTimeoutError(OSError):
     """Mimics the class of botocore."""
 
 
-def test_no_permission_is_told_with_the_url(filled: Filled, wrong: list[Exception | None]) -> None:
+def test_missing_permission_names_the_url(filled: Filled, wrong: list[Exception | None]) -> None:
     wrong.append(PermissionError("secret words"))
     with pytest.raises(ObjectsUnavailable, match=r"bad://bucket/.*: no permission; give the credentials") as caught:
         filled.store.archive("bad://me:hidden@bucket")
@@ -67,13 +67,13 @@ class NoCredentialsError(Exception):
     """Mimics the class of botocore."""
 
 
-def test_missing_credentials_are_told_with_where_to_give_them(filled: Filled, wrong: list[Exception | None]) -> None:
+def test_error_of_missing_credentials_has_a_remedy(filled: Filled, wrong: list[Exception | None]) -> None:
     wrong.append(NoCredentialsError("Unable to locate credentials"))
     with pytest.raises(ObjectsUnavailable, match=r"Unable to locate credentials; give .* in the environment, or as"):
         filled.store.archive("bad://archive")
 
 
-def test_what_takes_too_long_is_tried_again_and_then_told(filled: Filled, wrong: list[Exception | None]) -> None:
+def test_timeouts_are_retried_before_they_are_an_error(filled: Filled, wrong: list[Exception | None]) -> None:
     wrong += [TimeoutError(), TimeoutError()]
     assert filled.store.archive("bad://bucket").messages == 8
     filled.put("orders", 0, 1)
@@ -84,7 +84,7 @@ def test_what_takes_too_long_is_tried_again_and_then_told(filled: Filled, wrong:
     assert filled.store.archive().messages == 1
 
 
-def test_what_was_torn_does_not_count(filled: Filled, wrong: list[Exception | None]) -> None:
+def test_torn_write_does_not_count(filled: Filled, wrong: list[Exception | None]) -> None:
     wrong += [None] * 9
     with pytest.raises(ObjectsUnavailable, match="other bytes were read back than were written"):
         filled.store.archive("bad://bucket")
@@ -116,7 +116,7 @@ class Tagged(MemoryFileSystem):  # type: ignore[misc]
         return "/" + path.removeprefix("tagged://").strip("/")
 
 
-def test_the_metadata_is_read_when_it_changed(filled: Filled) -> None:
+def test_metadata_is_read_once_per_change(filled: Filled) -> None:
     fsspec.register_implementation("tagged", Tagged, clobber=True)
     filled.store.archive("tagged://bucket")
     orders = Queue("orders", 0)
@@ -129,14 +129,14 @@ def test_the_metadata_is_read_when_it_changed(filled: Filled) -> None:
             filled.store.archive()
 
 
-def test_what_is_no_url_of_anything() -> None:
+def test_wrong_urls_are_refused() -> None:
     with pytest.raises(ObjectsUnavailable, match="nowhere://x: no file system that fsspec knows"):
         objects_at("nowhere://x", {})
     with pytest.raises(ConfigError, match="no JSON"):
         ArchiveAddress("memory://x", "{").open()
 
 
-def test_a_url_of_one_slash_is_no_directory(filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_with_one_slash_is_refused(filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for url in ("s3:/key:hush@bucket/x", "S3A:/bucket", "simplecache::gs:/bucket", "File:/x", "file:s3:/x"):
         for use in (filled.store.archive, address_at):
@@ -153,7 +153,7 @@ def test_a_url_of_one_slash_is_no_directory(filled: Filled, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("cache", ["simplecache", "filecache", "blockcache"])
-def test_what_keeps_copies_is_no_place(cache: str) -> None:
+def test_caching_file_systems_are_refused(cache: str) -> None:
     """Stale cached metadata would be continued, and the objects that it does not list would be lost."""
     for url, options in ((f"{cache}::memory://x", {}), (f"{cache}://x", {"target_protocol": "memory"})):
         with pytest.raises(ObjectsUnavailable, match="a cache may give an old copy"):

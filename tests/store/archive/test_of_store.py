@@ -34,7 +34,7 @@ from tests.filled import Filled
 from tests.store.archive.test_archiving import rows, same
 
 
-def test_some_topics(filled: Filled, tmp_path: Path) -> None:
+def test_only_named_topics_are_archived(filled: Filled, tmp_path: Path) -> None:
     filled.store.create_topic("more", 1)
     filled.put("more", 0, 2)
     assert filled.store.archive(str(tmp_path / "archive"), topics=["more"]).messages == 2
@@ -47,7 +47,7 @@ def test_some_topics(filled: Filled, tmp_path: Path) -> None:
         filled.store.archive(topics=["nowhere"])
 
 
-def test_what_is_remembered_of_topics_and_urls(filled: Filled, tmp_path: Path) -> None:
+def test_archive_settings_are_remembered(filled: Filled, tmp_path: Path) -> None:
     """Given topics replace the remembered ones; another URL is not remembered, and `clean` does not ask it."""
     url, copy, root = str(tmp_path / "archive"), str(tmp_path / "copy"), Path(filled.path)
     filled.store.create_topic("more", 1)
@@ -65,8 +65,7 @@ def test_what_is_remembered_of_topics_and_urls(filled: Filled, tmp_path: Path) -
     assert filled.store.clean(forced=True).log == []
 
 
-def test_topics_may_be_listed_with_blanks(filled: Filled, tmp_path: Path) -> None:
-    """A topic after a blank was neither archived nor kept by retention."""
+def test_topic_list_may_have_blanks(filled: Filled, tmp_path: Path) -> None:
     filled.store.create_topic("more", 1)
     filled.store.archive(str(tmp_path / "archive"), topics=["orders", "more"])
     path = Path(filled.path) / CONF_FILE
@@ -78,7 +77,7 @@ def test_topics_may_be_listed_with_blanks(filled: Filled, tmp_path: Path) -> Non
     assert remembered(Path(filled.path)).topics == ("orders", "more")
 
 
-def test_a_topic_that_was_named_and_deleted_since_stops_nothing(filled: Filled, tmp_path: Path) -> None:
+def test_deleted_topic_in_the_settings_stops_nothing(filled: Filled, tmp_path: Path) -> None:
     filled.store.create_topic("more", 1)
     filled.store.archive(str(tmp_path / "archive"), topics=["orders", "more"])
     filled.store.delete_topic("more")
@@ -89,7 +88,7 @@ def test_a_topic_that_was_named_and_deleted_since_stops_nothing(filled: Filled, 
         filled.store.archive(topics=["orders", "more"])
 
 
-def test_only_what_is_old_enough(filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_old_enough_messages_are_archived(filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert filled.store.archive(str(tmp_path / "archive"), older_than=3600).messages == 0
     now = time.time
     with monkeypatch.context() as in_half_an_hour:
@@ -98,7 +97,7 @@ def test_only_what_is_old_enough(filled: Filled, tmp_path: Path, monkeypatch: py
         assert filled.store.archive(older_than=900).messages == 8
 
 
-def test_nothing_is_cleaned_away_that_is_to_be_archived(filled: Filled, tmp_path: Path) -> None:
+def test_retention_keeps_messages_that_are_not_archived(filled: Filled, tmp_path: Path) -> None:
     filled.store.archive(str(tmp_path / "archive"))
     filled.put("orders", 0, 300, 1000)
     assert filled.store.clean(forced=True).log == []
@@ -114,7 +113,7 @@ def test_nothing_is_cleaned_away_that_is_to_be_archived(filled: Filled, tmp_path
 
 
 @pytest.mark.parametrize("at", [1 << 40, 200 << 10, 1])
-def test_no_damaged_entry_says_what_is_to_be_archived(filled: Filled, tmp_path: Path, at: int) -> None:
+def test_damaged_entry_does_not_mislead_retention(filled: Filled, tmp_path: Path, at: int) -> None:
     """The first entry that is not archived names a record elsewhere in the log, or far past its end."""
     filled.store.archive(str(tmp_path / "archive"))
     filled.put("orders", 0, 300, 1000)
@@ -133,7 +132,7 @@ def test_no_damaged_entry_says_what_is_to_be_archived(filled: Filled, tmp_path: 
 
 
 @pytest.mark.parametrize("lost", ["folder", "file"])
-def test_what_a_queue_that_lost_its_end_had_is_not_cleaned_away(tmp_path: Path, lost: str) -> None:
+def test_retention_keeps_messages_of_a_damaged_queue(tmp_path: Path, lost: str) -> None:
     """`archive` cannot read the damaged queue, but the log still has the messages and the queue can be rebuilt."""
     filled, folder = Filled(tmp_path / "mq", {"orders": 1, "others": 1}), tmp_path / "mq/consumequeue/orders/0"
     filled.put("others", 0, 1)
@@ -153,7 +152,7 @@ def test_what_a_queue_that_lost_its_end_had_is_not_cleaned_away(tmp_path: Path, 
         assert len(rows(log, Queue("orders", 0), 0, 150)) == 150
 
 
-def test_who_reads_while_it_is_archived_for_the_first_time(tmp_path: Path) -> None:
+def test_readers_during_the_first_archive_lose_nothing(tmp_path: Path) -> None:
     """The settings name the archive before it is complete, and readers use it from then on."""
     config, seen = StoreConfig(mappedFileSizeCommitLog=16 << 10), list[tuple[int, list[int]]]()
     with MessageStore.open(tmp_path / "mq", config=config) as store:
@@ -177,12 +176,12 @@ def test_who_reads_while_it_is_archived_for_the_first_time(tmp_path: Path) -> No
     assert len(seen) == 3
 
 
-def test_one_at_a_time(filled: Filled, tmp_path: Path) -> None:
+def test_one_process_archives_at_a_time(filled: Filled, tmp_path: Path) -> None:
     with alone(Path(filled.path)), pytest.raises(StoreLocked, match="another process archives"):
         filled.store.archive(str(tmp_path / "archive"))
 
 
-def test_a_child_that_is_forked_meanwhile_archives_nothing(filled: Filled, tmp_path: Path) -> None:
+def test_forked_child_does_not_keep_the_archive_lock(filled: Filled, tmp_path: Path) -> None:
     read, write = os.pipe()
     with alone(Path(filled.path)):
         child = os.fork()
@@ -196,11 +195,9 @@ def test_a_child_that_is_forked_meanwhile_archives_nothing(filled: Filled, tmp_p
     assert ended(child) == 0
 
 
-def test_an_archive_that_is_gone_is_begun_anew_when_it_is_remembered_no_more(filled: Filled, tmp_path: Path) -> None:
-    """The archive's disk is not mounted.
-
-    `clean` would trust the empty mount point, and readers would lose the archived messages.
-    """
+def test_missing_archive_is_begun_again_only_if_forgotten(filled: Filled, tmp_path: Path) -> None:
+    """If the archive's disk is not mounted, `clean` would trust the empty mount point, and readers would lose the
+    archived messages."""
     root, url, mounted = Path(filled.path), tmp_path / "archive", tmp_path / "mounted"
     filled.put("orders", 0, 3)
     filled.store.archive(str(url))
@@ -222,13 +219,13 @@ def test_an_archive_that_is_gone_is_begun_anew_when_it_is_remembered_no_more(fil
     assert filled.store.archive(str(url)).messages == len(filled.rows)
 
 
-def test_what_has_no_queues_begins_no_archive(tmp_path: Path) -> None:
+def test_store_without_queues_begins_no_archive(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "store") as store:
         store.archive(str(tmp_path / "archive"))
         assert remembered(store.path).url == ""
 
 
-def test_a_comment_in_any_encoding_outlives_what_is_remembered(tmp_path: Path) -> None:
+def test_comments_in_any_encoding_survive(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "store") as store:
         store.create_topic("t", 1)
         store.put(Message("t", b"x"))
@@ -242,7 +239,7 @@ def test_a_comment_in_any_encoding_outlives_what_is_remembered(tmp_path: Path) -
         assert store.config.archive == str(tmp_path / "Archiv für 存入")
 
 
-def test_a_store_is_no_place_for_an_archive(filled: Filled, tmp_path: Path) -> None:
+def test_store_directory_is_refused_as_an_archive(filled: Filled, tmp_path: Path) -> None:
     """Its directory would be read as an archive from then on."""
     for url in (filled.path, f"file://{filled.path}", f"{filled.path}/archive", f"{filled.path}/commitlog/x"):
         with pytest.raises(InvalidArgument, match="is a store; archive to a directory outside of it"):
@@ -251,7 +248,7 @@ def test_a_store_is_no_place_for_an_archive(filled: Filled, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["..", "../x", "a/b", "."])
-def test_a_name_that_leads_elsewhere(tmp_path: Path, name: str) -> None:
+def test_broker_name_with_a_path_is_refused(tmp_path: Path, name: str) -> None:
     with MessageStore.open(tmp_path / "mq", config=StoreConfig(brokerName=name)) as store:
         store.create_topic("orders", 1)
         with pytest.raises(ConfigError, match="is no name of a folder in an archive"):

@@ -39,8 +39,8 @@ from tests.store.archive.lives import (
 )
 
 
-def test_who_filters_is_told_of_what_is_archived_in_the_place_of_a_topic(store: MessageStore, url: str) -> None:
-    """By the queue entries no message matches, so no record is read that would reveal the older topic."""
+def test_filtered_scan_raises_if_its_topic_was_replaced(store: MessageStore, url: str) -> None:
+    """No entry matches, so no record is read that would reveal the older topic."""
     store.put_many(Message("orders", b"old", tags="A") for _ in range(40))
     store.archive(url)
     with ArchiveAddress(url).open() as log:
@@ -52,8 +52,8 @@ def test_who_filters_is_told_of_what_is_archived_in_the_place_of_a_topic(store: 
         assert list(log.scan(QueueRange(ORDERS, 0, 40), wanted)) == []
 
 
-def test_nothing_is_looked_at_where_no_queue_is_asked_about(store: MessageStore, url: str) -> None:
-    """Each look at a remote archive is a request, and each task asks once a range."""
+def test_asking_about_no_queue_sends_no_request(store: MessageStore, url: str) -> None:
+    """Each task asks once a range."""
     store.put_many(Message("orders", b"") for _ in range(40))
     store.archive(url)
     with ArchiveAddress(url).open() as log:
@@ -66,8 +66,8 @@ def test_nothing_is_looked_at_where_no_queue_is_asked_about(store: MessageStore,
             log.replaced({ORDERS: 40}, last)
 
 
-def test_who_looks_while_a_topic_is_forgotten_sees_what_is_there_then(store: MessageStore, url: str) -> None:
-    """And gets no error about a truncated object."""
+def test_reader_during_a_removal_sees_the_current_archive(store: MessageStore, url: str) -> None:
+    """It gets no error about a truncated object."""
 
     class Swapping(dict[Queue, int]):
         def __getitem__(self, queue: Queue) -> int:
@@ -83,7 +83,7 @@ def test_who_looks_while_a_topic_is_forgotten_sees_what_is_there_then(store: Mes
 
 
 @pytest.mark.parametrize("count", [0, 1, 30, 31, 80])
-def test_the_others_are_archived_and_then_the_new_one(store: MessageStore, url: str, count: int) -> None:
+def test_other_queues_are_archived_before_the_recreated_one(store: MessageStore, url: str, count: int) -> None:
     put(store, "orders", "old", 30)
     store.archive(url)
     restarted(store)
@@ -107,7 +107,7 @@ def test_the_others_are_archived_and_then_the_new_one(store: MessageStore, url: 
             assert found == ([] if key == "old7" or (key == "new7" and count < 8) else [f"{key[:-1]} {key[-1]}"])
 
 
-def test_other_queues_of_the_old_one_are_not_taken_for_the_new_ones(store: MessageStore, url: str) -> None:
+def test_queues_of_the_old_topic_are_not_joined_with_new_ones(store: MessageStore, url: str) -> None:
     store.create_topic("wide", 4)
     put(store, "wide", "old", 9, queue_id=2)
     put(store, "other", "other", 1)
@@ -123,7 +123,7 @@ def test_other_queues_of_the_old_one_are_not_taken_for_the_new_ones(store: Messa
         assert log.bounds(log.topics()["wide"]) == {Queue("wide", 0): Bounds(0, 0), Queue("wide", 1): Bounds(0, 3)}
 
 
-def test_a_topic_that_is_deleted_for_good(store: MessageStore, url: str, tmp_path: Path) -> None:
+def test_deleted_topic_stays_archived_until_forgotten(store: MessageStore, url: str, tmp_path: Path) -> None:
     put(store, "orders", "old", 30)
     put(store, "other", "other", 3)
     store.archive(url)
@@ -147,7 +147,7 @@ class Killed(BaseException):
     pass
 
 
-def test_who_is_killed_while_it_forgets_is_called_again(
+def test_killed_removal_is_repeated(
     store: MessageStore, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is killed before each object that it writes or deletes. Readers with stale metadata see no new message."""
@@ -196,7 +196,7 @@ def test_who_is_killed_while_it_forgets_is_called_again(
     assert 4 < moment < 40
 
 
-def test_a_topic_that_is_deleted_and_made_again_while_it_is_archived(store: MessageStore, url: str) -> None:
+def test_topic_is_recreated_while_it_is_archived(store: MessageStore, url: str) -> None:
     put(store, "orders", "old", 300)
     put(store, "other", "other", 3)
     of_store = StoreArchive(store.path, url, "")
@@ -224,7 +224,7 @@ def test_a_topic_that_is_deleted_and_made_again_while_it_is_archived(store: Mess
     assert archived(url) == named("new", 400)
 
 
-def test_who_reads_the_archive_alone_is_told_that_it_is_another_topic(store: MessageStore, url: str) -> None:
+def test_reader_of_the_archive_detects_a_replaced_topic(store: MessageStore, url: str) -> None:
     put(store, "orders", "old", 30)
     store.archive(url)
     with ArchiveAddress(url).open() as log:
@@ -238,7 +238,7 @@ def test_who_reads_the_archive_alone_is_told_that_it_is_another_topic(store: Mes
         assert log.replaced({ORDERS: 20}, last) == [ORDERS]
 
 
-def test_a_copy_that_is_made_meanwhile_is_of_one_of_the_two(store: MessageStore, url: str, tmp_path: Path) -> None:
+def test_copy_during_a_removal_is_of_one_topic_only(store: MessageStore, url: str, tmp_path: Path) -> None:
     """The copy is of the old or the new archive, or it fails."""
     store.create_topic("orders", 2)
     for queue_id in range(2):
@@ -258,7 +258,9 @@ def test_a_copy_that_is_made_meanwhile_is_of_one_of_the_two(store: MessageStore,
 
 
 @pytest.mark.parametrize("is_archived_again", [False, True])
-def test_what_was_taken_out_is_not_narrowed_away(store: MessageStore, url: str, *, is_archived_again: bool) -> None:
+def test_removed_messages_are_not_skipped_by_a_key_search(
+    store: MessageStore, url: str, *, is_archived_again: bool
+) -> None:
     put(store, "orders", "first", 5)
     put(store, "other", "kept", 1)
     store.archive(url)

@@ -1,4 +1,4 @@
-"""Compare allocations with those of RocketMQ 5.3.3's AllocateMessageQueueAveragely.
+"""Compare allocations with RocketMQ 5.3.3's AllocateMessageQueueAveragely.
 
 A line of `tests/resources/allocations-5.3.txt`: number of queues, number of members, then the queues of each member,
 "-" for none.
@@ -19,7 +19,7 @@ GIVEN = (Path(__file__).parents[2] / "resources" / "allocations-5.3.txt").read_t
 
 
 @pytest.mark.parametrize("line", GIVEN)
-def test_as_rocketmq_allocates(line: str) -> None:
+def test_allocations_equal_rocketmqs(line: str) -> None:
     queues, members, *shares = line.split()
     all_queues = [Queue("t", number) for number in reversed(range(int(queues)))]
     ids = [f"m{number}" for number in range(int(members))]
@@ -28,13 +28,13 @@ def test_as_rocketmq_allocates(line: str) -> None:
         assert allocate(all_queues, ids, id_) == [Queue("t", int(number)) for number in numbers]
 
 
-def test_each_topic_is_allocated_by_itself() -> None:
+def test_topics_are_allocated_separately() -> None:
     queues = [Queue("b", 0), Queue("a", 0), Queue("a", 10), Queue("a", 9)]
     assert allocate(queues, ["x", "y"], "x") == [Queue("a", 0), Queue("a", 9), Queue("b", 0)]
     assert allocate(queues, ["x", "y"], "y") == [Queue("a", 10)]
 
 
-def test_a_stranger_gets_nothing() -> None:
+def test_stranger_gets_no_queue() -> None:
     assert allocate([Queue("a", 0)], ["x"], "y") == []
     assert allocate([], ["x"], "x") == []
 
@@ -43,22 +43,22 @@ A, B = Queue("a", 0), Queue("a", 1)
 QUEUES = st.sets(st.sampled_from([Queue("a", number) for number in range(4)]))
 
 
-def test_a_free_queue_is_had_for_a_minute() -> None:
+def test_claim_of_a_free_queue_lasts_a_minute() -> None:
     claims = claim([A, B], {}, set(), 100.0)
     assert held(claims, 100.0 + LOCK_SECONDS) == {A, B}
     assert held(claims, 100.1 + LOCK_SECONDS) == set()
 
 
-def test_what_another_has_is_refused_and_lost() -> None:
+def test_claim_of_an_owned_queue_is_refused() -> None:
     assert claim([A, B], {}, {A}, 1.0) == {B: 1.0}
     assert claim([B], {A: 0.5, B: 0.5}, {A}, 1.0) == {B: 1.0}
 
 
-def test_asking_renews_only_what_is_asked_for() -> None:
+def test_only_requested_claims_are_renewed() -> None:
     assert claim([B], {A: 1.0, B: 1.0}, set(), 2.0) == {A: 1.0, B: 2.0}
 
 
-def test_an_expired_queue_is_not_had_again_at_once() -> None:
+def test_expired_claim_is_not_renewed_at_once() -> None:
     claims = claim([A], {}, set(), 0.0)
     claims = claim([A, B], claims, set(), LOCK_SECONDS + 1)
     assert claims == {B: LOCK_SECONDS + 1}
@@ -66,10 +66,8 @@ def test_an_expired_queue_is_not_had_again_at_once() -> None:
 
 
 class LockManager:
-    """RocketMQ's RebalanceLockManager for one group.
-
-    It maps a queue to its owner and the time of the owner's last request.
-    """
+    """RocketMQ's RebalanceLockManager for one group. It maps a queue to its owner and the time of the owner's last
+    request."""
 
     def __init__(self) -> None:
         self.table: dict[Queue, tuple[int, float]] = {}
@@ -93,7 +91,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 2), st.booleans(), QUEUES, st.floats(0
 
 
 @given(STEPS)
-def test_as_rocketmqs_manager_but_for_ones_own_that_expired(steps: list[tuple[int, bool, set[Queue], float]]) -> None:
+def test_claims_equal_rocketmqs_except_own_expired_ones(steps: list[tuple[int, bool, set[Queue], float]]) -> None:
     manager, now = LockManager(), 0.0
     claims: list[dict[Queue, float]] = [{}, {}, {}]
     for member, locks, queues, later in steps:

@@ -30,7 +30,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stores(path: Path) -> Iterator[tuple[MessageStore, MessageStore]]:
-    """Two stores open for writing, as in two processes."""
     with MessageStore.open(path, config=CONFIG) as one, MessageStore.open(path) as other:
         one.create_topic("t", 1)
         one.create_topic("other", 1)
@@ -53,7 +52,7 @@ def new(count: int) -> list[bytes]:
 @pytest.mark.parametrize("flushed", [True, False])
 @pytest.mark.parametrize("after", [0, 1, 4, 5, 12, 13, 20])
 @pytest.mark.parametrize("before", [1, 4, 5, 12])
-def test_writers_go_on_at_the_old_end(
+def test_writers_continue_at_the_old_end(
     path: Path, stores: tuple[MessageStore, MessageStore], before: int, after: int, flushed: bool
 ) -> None:
     for store in stores:
@@ -94,7 +93,7 @@ def test_writers_go_on_at_the_old_end(
 
 @pytest.mark.parametrize("is_created_again", [False, True])
 @pytest.mark.parametrize("few", [True, False])
-def test_what_is_being_put_goes_nowhere_or_into_the_new_one(
+def test_running_append_fails_or_goes_into_the_new_topic(
     path: Path, stores: tuple[MessageStore, MessageStore], few: bool, is_created_again: bool
 ) -> None:
     store, other = stores
@@ -117,7 +116,7 @@ def test_what_is_being_put_goes_nowhere_or_into_the_new_one(
         assert "t" not in other.topics()
 
 
-def test_what_is_being_put_into_a_queue_that_the_new_one_has_not_goes_nowhere(
+def test_running_append_fails_if_the_new_topic_lacks_its_queue(
     path: Path, stores: tuple[MessageStore, MessageStore]
 ) -> None:
     """Readers that know the number of queues would not look there."""
@@ -132,7 +131,9 @@ def test_what_is_being_put_into_a_queue_that_the_new_one_has_not_goes_nowhere(
     assert (other.topics()["t"], store.offsets("t", 0)) == (1, (0, 0))
 
 
-def test_a_writer_that_joins_and_one_that_was_idle(path: Path, stores: tuple[MessageStore, MessageStore]) -> None:
+def test_joining_and_idle_writers_continue_at_the_old_end(
+    path: Path, stores: tuple[MessageStore, MessageStore]
+) -> None:
     """Their cached ends are older or newer than the deletion."""
     store, idle = stores
     for round_ in range(3):
@@ -151,8 +152,8 @@ def test_a_writer_that_joins_and_one_that_was_idle(path: Path, stores: tuple[Mes
     assert ends.of == {("t", 0): 12 + 3 + 11 + 4 + 10 + 6, ("other", 0): 1}
 
 
-def test_a_dead_one_is_finished_by_the_next_that_appends_or_opens(tmp_path: Path) -> None:
-    """A process died right after deleting the topic; only the entry in the table was written."""
+def test_dead_deletion_is_finished_by_the_next_open_or_append(tmp_path: Path) -> None:
+    """The process died after it wrote the entry in the table."""
     path = tmp_path / "mq"
     with MessageStore.open(path, config=CONFIG) as store:
         store.create_topic("t", 1)
@@ -177,7 +178,7 @@ def test_a_dead_one_is_finished_by_the_next_that_appends_or_opens(tmp_path: Path
     assert not (path / DELETED_DIR).exists()
 
 
-def test_a_dead_one_is_finished_by_who_has_the_store_open(
+def test_dead_deletion_is_finished_by_an_open_store(
     path: Path, stores: tuple[MessageStore, MessageStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, other = stores
@@ -201,7 +202,7 @@ def test_a_dead_one_is_finished_by_who_has_the_store_open(
         assert bodies(other) == []
 
 
-def test_who_joins_where_all_topics_were_deleted(path: Path, stores: tuple[MessageStore, MessageStore]) -> None:
+def test_writer_joins_after_all_topics_were_deleted(path: Path, stores: tuple[MessageStore, MessageStore]) -> None:
     put(stores[0], "old", 7)
     for topic in ("t", "other"):
         delete_topic(path, topic)
@@ -212,11 +213,9 @@ def test_who_joins_where_all_topics_were_deleted(path: Path, stores: tuple[Messa
         assert bodies(stores[1]) == new(3)
 
 
-def test_a_deletion_touches_nothing_of_those_before(path: Path, stores: tuple[MessageStore, MessageStore]) -> None:
-    """Otherwise the cost would grow with the number of deletions.
-
-    Such a folder may also exist again without a table entry.
-    """
+def test_deletion_does_not_touch_earlier_deleted_topics(path: Path, stores: tuple[MessageStore, MessageStore]) -> None:
+    """Otherwise the cost would grow with the number of deletions, and a folder may exist again without a table
+    entry."""
     delete_topic(path, "t")
     again = path / "consumequeue" / "t" / "0"
     again.mkdir(parents=True)
@@ -225,8 +224,8 @@ def test_a_deletion_touches_nothing_of_those_before(path: Path, stores: tuple[Me
     assert stores[0].topics() == {}
 
 
-def test_a_table_of_topics_that_is_older_than_what_was_put_since(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The table was restored from a copy: it lists the topic as deleted, and not as recreated."""
+def test_restored_older_table_of_topics(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It lists the topic as deleted, and not as recreated."""
     with MessageStore.open(path, config=CONFIG) as store:
         for topic in ("t", "other"):
             store.create_topic(topic, 1)
@@ -254,7 +253,7 @@ def test_a_table_of_topics_that_is_older_than_what_was_put_since(path: Path, cap
 
 
 @pytest.mark.parametrize("file", ["producers/x/reached.json"])
-def test_where_a_file_cannot_be_read_nothing_is_deleted(
+def test_nothing_is_deleted_if_a_file_cannot_be_read(
     path: Path, stores: tuple[MessageStore, MessageStore], file: str
 ) -> None:
     """Otherwise the next append would have to finish the deletion, and could not."""
@@ -267,7 +266,7 @@ def test_where_a_file_cannot_be_read_nothing_is_deleted(
     assert stores[0].offsets("t", 0) == (0, 4)
 
 
-def test_ends_that_were_noted_before_a_deletion_that_retention_overtook(path: Path, tmp_path: Path) -> None:
+def test_saved_ends_are_older_than_a_deletion(path: Path, tmp_path: Path) -> None:
     """The recreated topic begins at the old end, even after a crash."""
     with MessageStore.open(path, config=CONFIG) as store:
         store.create_topic("t", 1)

@@ -23,7 +23,6 @@ LAST, FIRST, TIMESTAMP = (
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[DirectoryLog]:
-    """Queue 0 has 3 messages, queue 1 has 5."""
     store = MessageStore.open(tmp_path)
     store.create_topic("t", 2)
     store.put_many([Message("t", b"x", queue_id=queue) for queue in (0, 0, 0, 1, 1, 1, 1, 1)])
@@ -37,7 +36,7 @@ def member(log: DirectoryLog, tmp_path: Path) -> Iterator[DirectoryMember]:
         yield member
 
 
-def test_where_a_new_group_begins(log: DirectoryLog, member: DirectoryMember, tmp_path: Path) -> None:
+def test_new_group_begins_as_configured(log: DirectoryLog, member: DirectoryMember, tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, read_only=True) as store:
         time = store.get_message("g", "t", 1, 0).messages[0].store_timestamp
     assert first_offsets(log, "t", member.committed, LAST) == {Q0: 3, Q1: 5}
@@ -48,7 +47,7 @@ def test_where_a_new_group_begins(log: DirectoryLog, member: DirectoryMember, tm
 
 
 @pytest.mark.parametrize("where", ConsumeFromWhere)
-def test_a_queue_that_was_added_is_read_from_its_first_message(
+def test_added_queue_is_read_from_its_first_message(
     log: DirectoryLog, member: DirectoryMember, tmp_path: Path, where: ConsumeFromWhere
 ) -> None:
     member.begin(first_offsets(log, "t", member.committed, LAST))
@@ -58,14 +57,14 @@ def test_a_queue_that_was_added_is_read_from_its_first_message(
     assert first_offsets(log, "t", member.committed, where, 1 << 50) == {Q2: 0}
 
 
-def test_what_was_sent_back_is_read_from_the_first(log: DirectoryLog, member: DirectoryMember, tmp_path: Path) -> None:
+def test_retry_topic_is_read_from_its_first_message(log: DirectoryLog, member: DirectoryMember, tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         member.send_back(store.get_message("g", "t", 0, 0).messages, delay_level=-1)
         store.create_topic("%RETRY%g", 1)
     assert first_offsets(log, "%RETRY%g", member.committed, LAST) == {Queue("%RETRY%g", 0): 0}
 
 
-def test_each_reset_is_told_to_who_does_not_know_it(tmp_path: Path) -> None:
+def test_reset_is_returned_until_it_is_known(tmp_path: Path) -> None:
     resets = Resets(tmp_path, "g")
     assert resets.since(0, "x") == (0, {})
     resets.add({Q0: 1, Q1: 2})
@@ -94,7 +93,7 @@ def test_each_reset_is_told_to_who_does_not_know_it(tmp_path: Path) -> None:
         *('{"count": 1, "queues": [["t", 0, "x", 1]]}', '{"count": Infinity, "queues": []}'),
     ],
 )
-def test_a_note_of_resets_that_is_none(tmp_path: Path, text: str) -> None:
+def test_wrong_file_of_resets_is_an_error(tmp_path: Path, text: str) -> None:
     resets = Resets(tmp_path, "g")
     resets.add({Q0: 1})
     (tmp_path / "consumers/g/resets.json").write_text(text)

@@ -24,8 +24,8 @@ SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 16)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.UNKNOWN, Outcome.COMMIT])
-def test_what_is_said_to_be_done_is_on_the_device(tmp_path: Path, outcome: Outcome) -> None:
-    """The progress of half messages is saved only after a flush: a crash must not lose the messages that ended them."""
+def test_progress_is_saved_only_after_a_flush(tmp_path: Path, outcome: Outcome) -> None:
+    """A crash must not lose the messages that ended the half messages."""
     with MessageStore.open(tmp_path, config=StoreConfig(flushIntervalCommitLog=3_600_000)) as store:
         store.create_topic("orders", 2)
         transactions = Transactions(store, "sellers")
@@ -36,7 +36,7 @@ def test_what_is_said_to_be_done_is_on_the_device(tmp_path: Path, outcome: Outco
             assert published.flushed_offset == store.confirm_offset
 
 
-def test_nobody_else_says_that_transactions_are_over(tmp_path: Path) -> None:
+def test_progress_of_transactions_cannot_be_reset(tmp_path: Path) -> None:
     """Otherwise open transactions would be hidden."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 2)
@@ -51,7 +51,7 @@ def test_nobody_else_says_that_transactions_are_over(tmp_path: Path) -> None:
         assert len(Transactions(store, "sellers").open(-1)) == 1
 
 
-def test_one_that_is_damaged_does_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_half_message_does_not_block_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It stays open until it is rolled back, and is logged once."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("orders", 2)
@@ -79,7 +79,7 @@ def test_one_that_is_damaged_does_not_keep_the_others(tmp_path: Path, caplog: py
 
 
 @pytest.mark.parametrize("part", [b"PGROUP", b"UNIQ_KEY", b"{id}"])
-def test_one_whose_properties_are_damaged_is_told_of(
+def test_half_message_with_damaged_properties_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, part: bytes
 ) -> None:
     """No other transaction is checked and rolled back in its place."""
@@ -102,7 +102,7 @@ def test_one_whose_properties_are_damaged_is_told_of(
 
 
 @pytest.mark.parametrize("files", ["consumerOffset.json", "consumerOffset*"])
-def test_what_is_ended_stays_so_where_the_note_of_it_is_lost(tmp_path: Path, files: str) -> None:
+def test_ended_transactions_stay_ended_if_the_progress_is_lost(tmp_path: Path, files: str) -> None:
     """The progress file is missing, or only its older backup is left."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 2)
@@ -119,8 +119,8 @@ def test_what_is_ended_stays_so_where_the_note_of_it_is_lost(tmp_path: Path, fil
         assert bodies(store) == [b"1", b"2"]
 
 
-def test_how_far_the_topics_are_done_never_goes_back(tmp_path: Path) -> None:
-    """Otherwise processed op messages would no longer end the half messages that are still open."""
+def test_progress_never_decreases(tmp_path: Path) -> None:
+    """Otherwise op messages that were read would no longer end half messages that are still open."""
     over = threading.Event()
 
     def sell(store: MessageStore) -> None:
@@ -149,14 +149,14 @@ def test_how_far_the_topics_are_done_never_goes_back(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(0, 10**18 - 1)))
-def test_it_says_what_was_written(offsets: list[int]) -> None:
+def test_op_body_has_its_offsets(offsets: list[int]) -> None:
     assert offsets_ended(op_body(offsets).encode()) == offsets
 
 
-def test_it_is_rocketmqs() -> None:
+def test_op_body_has_rocketmqs_format() -> None:
     assert op_body([0, 1]) == "0,1,"
 
 
 @pytest.mark.parametrize("text", [b"", b",", b"x", b"-1", b"1.5", "٣".encode(), b"\xff", b" 7", b"9" * 5000])
-def test_what_is_no_offset_ends_nothing(text: bytes) -> None:
+def test_wrong_offsets_in_an_op_body_are_ignored(text: bytes) -> None:
     assert offsets_ended(b"3," + text + b",5,") == [3, 5]

@@ -1,4 +1,4 @@
-"""The hold service: which requests it wakes, why, and which events wake none. Uses real stores and processes."""
+"""The hold service: which requests it wakes, and when, with real stores and processes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def put(store: MessageStore, queue_id: int, tags: str | None = None) -> None:
     store.put(Message("orders", b"x", tags=tags, queue_id=queue_id))
 
 
-def test_an_arrival_wakes_the_request_of_its_queue(store: MessageStore, holding: Holding) -> None:
+def test_arrival_wakes_the_request_of_its_queue(store: MessageStore, holding: Holding) -> None:
     requests = [holding.hold(queue_id, 0) for queue_id in range(4)]
     put(store, 2)
     assert holding.woken() == (requests[2], Wake.ARRIVED)
@@ -98,13 +98,13 @@ def test_all_requests_of_a_queue_are_woken(store: MessageStore, holding: Holding
     assert {holding.woken()[0] for _ in requests} == requests
 
 
-def test_a_message_that_is_there_already_wakes_at_once(store: MessageStore, holding: Holding) -> None:
+def test_existing_message_wakes_at_once(store: MessageStore, holding: Holding) -> None:
     put(store, 0)
     request = holding.hold(0, 0)
     assert holding.events.get_nowait() == (request, Wake.ARRIVED)
 
 
-def test_another_tag_wakes_nobody(store: MessageStore, holding: Holding) -> None:
+def test_other_tag_wakes_no_request(store: MessageStore, holding: Holding) -> None:
     paid = holding.hold(0, 0, "paid || shipped")
     either = holding.hold(0, 0)
     put(store, 0, "cancelled")
@@ -117,29 +117,27 @@ def test_another_tag_wakes_nobody(store: MessageStore, holding: Holding) -> None
     assert holding.woken() == (paid, Wake.ARRIVED)
 
 
-def test_with_a_condition_any_arrival_wakes(store: MessageStore, holding: Holding) -> None:
+def test_any_arrival_wakes_a_request_with_a_condition(store: MessageStore, holding: Holding) -> None:
     condition = message_filter("region = 'eu'", "SQL92")
     request = holding.service.hold("orders", 0, 0, LONG, lambda *event: holding.events.put(event), condition)
     put(store, 0)
     assert holding.woken() == (request, Wake.ARRIVED)
 
 
-def test_a_matching_message_behind_others_wakes(store: MessageStore, holding: Holding) -> None:
+def test_matching_message_after_others_wakes(store: MessageStore, holding: Holding) -> None:
     request = holding.hold(0, 0, "paid")
     store.put_many([Message("orders", b"", tags=tag, queue_id=0) for tag in ("a", "b", "paid", "c")])
     assert holding.woken() == (request, Wake.ARRIVED)
 
 
-def test_the_timeout_answers(holding: Holding) -> None:
+def test_timeout_answers_a_request(holding: Holding) -> None:
     begin = time.monotonic()
     late, soon = holding.hold(0, 0, timeout=0.3), holding.hold(1, 0, timeout=0.05)
     assert [holding.woken(), holding.woken()] == [(soon, Wake.TIMEOUT), (late, Wake.TIMEOUT)]
     assert time.monotonic() - begin >= 0.3
 
 
-def test_a_timeout_is_kept_behind_a_request_that_was_woken_at_once(
-    store: MessageStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timeout_counts_after_a_request_that_woke_at_once(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hold, "CHECK_SECONDS", 3600.0)  # otherwise the periodic check would find it
     holding = Holding(store)
     with holding.service:
@@ -150,7 +148,7 @@ def test_a_timeout_is_kept_behind_a_request_that_was_woken_at_once(
         assert holding.woken() == (late, Wake.TIMEOUT)
 
 
-def test_a_message_that_is_there_counts_more_than_a_timeout_that_is_over(store: MessageStore, holding: Holding) -> None:
+def test_existing_message_takes_precedence_over_a_timeout(store: MessageStore, holding: Holding) -> None:
     put(store, 0)
     holding.hold(1, 0)  # the thread runs, and wakes up for each request
     for _ in range(200):
@@ -160,7 +158,7 @@ def test_a_message_that_is_there_counts_more_than_a_timeout_that_is_over(store: 
         assert holding.woken() == (nothing, Wake.TIMEOUT)
 
 
-def test_a_clock_that_is_set_does_not_matter(holding: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_the_clock_does_not_matter(holding: Holding, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 0.0)
     begin = time.monotonic()
     request = holding.hold(0, 0, timeout=0.1)
@@ -169,7 +167,7 @@ def test_a_clock_that_is_set_does_not_matter(holding: Holding, monkeypatch: pyte
     assert time.monotonic() - begin >= 0.1
 
 
-def test_the_check_wakes_who_lies_behind(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_periodic_check_wakes_a_request_that_is_behind(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hold, "CHECK_SECONDS", 0.2)
     holding = Holding(store)
     with holding.service:
@@ -180,7 +178,7 @@ def test_the_check_wakes_who_lies_behind(store: MessageStore, monkeypatch: pytes
         assert holding.service.cancel(idle)
 
 
-def test_one_look_at_many_appends_finds_who_waited(store: MessageStore, holding: Holding) -> None:
+def test_many_appends_at_once_wake_the_right_requests(store: MessageStore, holding: Holding) -> None:
     """More may be appended than one read of the log returns."""
     unmatched, matched, other = holding.hold(0, 0, "none"), holding.hold(1, 0, "t7"), holding.hold(2, 0)
     store.put_many([Message("orders", b"x" * 5000, tags=f"t{n}", queue_id=n % 2) for n in range(100)])
@@ -191,7 +189,7 @@ def test_one_look_at_many_appends_finds_who_waited(store: MessageStore, holding:
     assert holding.woken() == (unmatched, Wake.ARRIVED)
 
 
-def test_a_request_from_beyond_the_end_waits_for_its_offset(store: MessageStore, holding: Holding) -> None:
+def test_request_beyond_the_end_waits_for_its_offset(store: MessageStore, holding: Holding) -> None:
     ahead = holding.hold(0, 2)
     put(store, 0)
     put(store, 0)
@@ -200,7 +198,7 @@ def test_a_request_from_beyond_the_end_waits_for_its_offset(store: MessageStore,
     assert holding.woken() == (ahead, Wake.ARRIVED)
 
 
-def test_a_delivery_time_is_no_tag(tmp_path: Path) -> None:
+def test_delivery_time_is_no_tag(tmp_path: Path) -> None:
     """The tags code of such an entry is a time, not a tag's hash, so the reader must check the record."""
     golden = Path(__file__).parents[2] / "golden" / "delayed-5.3"
     with MessageStore.open(golden, read_only=True) as broker, PullRequestHoldService(broker) as service:
@@ -211,8 +209,7 @@ def test_a_delivery_time_is_no_tag(tmp_path: Path) -> None:
         assert events.get_nowait()[1] is Wake.ARRIVED
 
 
-def test_no_wake_is_lost_between_holding_and_arriving(store: MessageStore, holding: Holding) -> None:
-    """Requests are held while another thread appends: whichever is first, every message wakes one request."""
+def test_no_wake_is_lost_during_concurrent_appends(store: MessageStore, holding: Holding) -> None:
     count = 2000
     thread = threading.Thread(target=lambda: [put(store, 0, "ab"[n % 2]) for n in range(count)])
     thread.start()
@@ -224,7 +221,7 @@ def test_no_wake_is_lost_between_holding_and_arriving(store: MessageStore, holdi
     assert holding.nobody()
 
 
-def test_what_came_before_it_was_held_is_not_passed_over_for_what_comes_while_it_looks(
+def test_arrival_during_the_first_check_hides_no_earlier_match(
     store: MessageStore, holding: Holding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look, service = PullRequestHoldService._due, holding.service
@@ -241,7 +238,7 @@ def test_what_came_before_it_was_held_is_not_passed_over_for_what_comes_while_it
     assert holding.woken() == (request, Wake.ARRIVED)
 
 
-def test_a_cancelled_request_is_forgotten(store: MessageStore, holding: Holding) -> None:
+def test_cancelled_request_is_forgotten(store: MessageStore, holding: Holding) -> None:
     request, other = holding.hold(0, 0), holding.hold(0, 0)
     assert holding.service.cancel(request)
     assert not holding.service.cancel(request)
@@ -250,7 +247,7 @@ def test_a_cancelled_request_is_forgotten(store: MessageStore, holding: Holding)
     assert holding.nobody()
 
 
-def test_stopping_wakes_everybody_at_once(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_wakes_all_requests_at_once(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hold, "CHECK_SECONDS", 3600.0)
     holding = Holding(store)
     requests = {holding.hold(queue_id, 0) for queue_id in range(4)}
@@ -262,11 +259,11 @@ def test_stopping_wakes_everybody_at_once(store: MessageStore, monkeypatch: pyte
     assert holding.events.get_nowait() == (late, Wake.STOPPED)
 
 
-def test_a_service_that_never_held_stops(store: MessageStore) -> None:
+def test_unused_service_stops(store: MessageStore) -> None:
     PullRequestHoldService(store).stop()
 
 
-def test_signal_handler_amid_another_verb_cannot_stop_it(store: MessageStore, holding: Holding) -> None:
+def test_signal_handler_during_a_call_cannot_stop_the_service(store: MessageStore, holding: Holding) -> None:
     with holding.service._lock, pytest.raises(StoreLocked, match="signal handler"):
         holding.service.stop()
     request = holding.hold(0, 0)
@@ -274,9 +271,7 @@ def test_signal_handler_amid_another_verb_cannot_stop_it(store: MessageStore, ho
     assert holding.woken() == (request, Wake.ARRIVED)
 
 
-def test_where_the_system_has_no_thread_the_next_request_is_held(
-    store: MessageStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_is_held_after_a_thread_failed_to_start(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_thread(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -290,14 +285,14 @@ def test_where_the_system_has_no_thread_the_next_request_is_held(
     holding.service.stop()
 
 
-def test_an_unknown_topic_is_said_at_once_or_to_who_reads(store: MessageStore, holding: Holding) -> None:
+def test_unknown_topic_wakes_at_once(store: MessageStore, holding: Holding) -> None:
     with pytest.raises(UnknownTopic):
         store.max_offset("payments", 0)
     holding.service.hold("payments", 0, 0, LONG, lambda *event: holding.events.put(event))
     assert holding.woken()[1] is Wake.ARRIVED
 
 
-def test_a_moment_without_descriptors_is_told_to_who_reads_and_ends_nothing(store: MessageStore) -> None:
+def test_lack_of_descriptors_wakes_requests_but_not_more(store: MessageStore) -> None:
     store.put(Message("orders", b"", tags="a", queue_id=0))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with MessageStore.open(store.path, read_only=True) as reader:
@@ -316,7 +311,7 @@ def test_a_moment_without_descriptors_is_told_to_who_reads_and_ends_nothing(stor
             assert holding.woken() == (waiting, Wake.ARRIVED)
 
 
-def test_a_look_without_descriptors_does_not_end_the_service(
+def test_check_without_descriptors_does_not_end_the_service(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.0)  # each check opens files
@@ -342,14 +337,14 @@ def test_a_look_without_descriptors_does_not_end_the_service(
             assert event[1] is Wake.ARRIVED
 
 
-def test_a_thousand_requests_and_one_arrival(store: MessageStore, holding: Holding) -> None:
+def test_one_of_a_thousand_requests_is_woken(store: MessageStore, holding: Holding) -> None:
     requests = [holding.hold(number % 4, 0, f"t{number // 4}") for number in range(1000)]
     put(store, 3, "t100")
     assert holding.woken() == (requests[403], Wake.ARRIVED)
     assert holding.service.held == 999
 
 
-def test_another_process_is_noticed(store: MessageStore, holding: Holding) -> None:
+def test_append_of_another_process_wakes(store: MessageStore, holding: Holding) -> None:
     request = holding.hold(0, 0)
     program = (
         "import sys; from store import Message, MessageStore\n"
@@ -360,7 +355,7 @@ def test_another_process_is_noticed(store: MessageStore, holding: Holding) -> No
     assert holding.woken() == (request, Wake.ARRIVED)
 
 
-def test_a_directory_without_a_watermark_is_polled(tmp_path: Path) -> None:
+def test_directory_without_a_watermark_is_polled(tmp_path: Path) -> None:
     import shutil
 
     golden = Path(__file__).parents[2] / "golden" / "clean"
@@ -375,7 +370,6 @@ def test_a_directory_without_a_watermark_is_polled(tmp_path: Path) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A closed store with two messages in each of 2 queues."""
     monkeypatch.setattr(log_end, "LOOK_SECONDS", 0.05)
     path = tmp_path / "mq"
     with MessageStore.open(path) as it:
@@ -396,7 +390,7 @@ def test_requests_are_stopped_when_the_directory_changes_owner(path: Path) -> No
             assert isinstance(holding.service.failure, StoreReplaced)
 
 
-def test_a_queue_entry_that_a_recovery_restores_wakes(path: Path) -> None:
+def test_queue_entry_restored_by_recovery_wakes(path: Path) -> None:
     """The machine crashed: the record reached the device, but its queue entry did not."""
     ConsumeQueue.at(path, "orders", 0, StoreConfig().mappedFileSizeConsumeQueue, writable=True).truncate(1)
     with closing(PublishedEnd(path, writable=True)) as published:

@@ -1,4 +1,4 @@
-"""Kill a process at any step of deleting a topic, while others put into it or a RocketMQ broker starts next."""
+"""Kill a process at any step of deleting a topic, while others put into it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.end_to_end.test_kill import ROOT
 from tests.store.broker.dying_deleters import QUEUES, TOPIC
 
 CONFIG = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=100)
-# The steps at which a deletion is killed, at most; it stops when the deletion survives.
+# at most; the loop stops when the deletion survives
 PLACES = int(os.environ.get("MQ_DELETION_KILLS", "1000"))
 WRITERS = 2
 
@@ -49,7 +49,7 @@ def programs() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         yield start
 
 
-def test_killed_at_any_place_while_others_put(
+def test_deletion_killed_at_any_step_while_others_put(
     path: Path, tmp_path: Path, programs: Callable[..., subprocess.Popen[str]]
 ) -> None:
     with MessageStore.open(path, config=CONFIG) as store:

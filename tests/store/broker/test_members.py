@@ -1,4 +1,4 @@
-"""Members as files: the failures they survive. Their behaviour: `tests/logs/group_conformance.py`."""
+"""Failures of members' files. Behaviour of members: `tests/logs/group_conformance.py`."""
 
 from __future__ import annotations
 
@@ -80,24 +80,23 @@ def is_entry(text: bytes) -> bool:
 
 
 @given(ENTRIES)
-def test_an_entry_is_read_as_it_was_written(entry: MemberEntry) -> None:
+def test_entry_is_read_as_written(entry: MemberEntry) -> None:
     assert MemberEntry.of_json(entry.to_json()) == entry
 
 
 @given(ENTRIES, st.data())
-def test_a_piece_of_an_entry_is_none(entry: MemberEntry, data: st.DataObject) -> None:
+def test_partial_entry_is_no_entry(entry: MemberEntry, data: st.DataObject) -> None:
     text = entry.to_json()
     assert not is_entry(text[: data.draw(st.integers(0, len(text) - 1))])
 
 
 @pytest.mark.parametrize("text", ["[]", "3", "{}", '{"id": 3, "claims": [[1]]}', "[" * 100_000])
-def test_what_is_no_entry(text: str) -> None:
+def test_other_json_is_no_entry(text: str) -> None:
     assert not is_entry(text.encode())
 
 
 @pytest.mark.parametrize("odd", [None, "x", 3, [], {}, [["t", None, 1.0], ["t", 0, 1.0]], {"t": [3, None]}])
-def test_an_entry_of_which_a_field_is_of_another_kind(odd: object) -> None:
-    """The entry is ignored, or still usable."""
+def test_field_of_a_wrong_type_is_ignored_or_harmless(odd: object) -> None:
     entry = MemberEntry("host@x", EVERYTHING, MessageModel.CLUSTERING, orderly=False)
     for name in vars(entry):
         text = json.dumps(json.loads(entry.to_json()) | {name: odd}).encode()
@@ -110,7 +109,7 @@ def test_an_entry_of_which_a_field_is_of_another_kind(odd: object) -> None:
                 check_fit("g", replace(entry, id="host@y"), found, "")
 
 
-def test_an_entry_that_shrinks_is_read(group: DirectoryGroup) -> None:
+def test_shrunk_entry_is_read(group: DirectoryGroup) -> None:
     with group.join(EVERYTHING) as one:
         one.lock([Queue("t", number) for number in range(4)])
         one.unlock([Queue("t", number) for number in range(3)])
@@ -118,7 +117,7 @@ def test_an_entry_that_shrinks_is_read(group: DirectoryGroup) -> None:
         assert info.queues == (Queue("t", 3),)
 
 
-def test_one_that_was_killed_while_it_wrote_is_buried(group: DirectoryGroup, tmp_path: Path) -> None:
+def test_member_killed_during_a_write_is_removed(group: DirectoryGroup, tmp_path: Path) -> None:
     folder = tmp_path / "consumers/g"
     group.join(EVERYTHING).leave()
     (folder / "torn.member").write_text('{"id": "to')
@@ -128,7 +127,7 @@ def test_one_that_was_killed_while_it_wrote_is_buried(group: DirectoryGroup, tmp
         assert [path.name for path in folder.glob("*.member")] == [f"{one.id}.member"]
 
 
-def test_parts_of_two_entries_are_not_inherited_from(tmp_path: Path) -> None:
+def test_torn_entry_passes_on_no_offsets(tmp_path: Path) -> None:
     """Merged entries may be valid JSON: a queue would be inherited at the offset of another."""
     queues = [Queue("t", number) for number in range(100, 300)]
     with MessageStore.open(tmp_path) as store:
@@ -147,11 +146,9 @@ def test_parts_of_two_entries_are_not_inherited_from(tmp_path: Path) -> None:
         assert ConsumerOffsets(tmp_path).offsets("g", "t") == {}
 
 
-def test_what_a_full_disk_cut_and_a_pipe_keep_nobody(group: DirectoryGroup, tmp_path: Path) -> None:
-    """Offsets that the dead member wrote before still count.
-
-    A process that deletes a topic reads all of these files under the lock.
-    """
+def test_truncated_and_foreign_files_do_not_block_members(group: DirectoryGroup, tmp_path: Path) -> None:
+    """Offsets that the dead member wrote before still count. A process that deletes a topic reads all of these files
+    under the lock."""
     folder = tmp_path / "consumers/g"
     signal.alarm(30)  # only this signal ends a read that blocks
     try:
@@ -168,7 +165,7 @@ def test_what_a_full_disk_cut_and_a_pipe_keep_nobody(group: DirectoryGroup, tmp_
     assert ConsumerOffsets(tmp_path).offsets("g", "t") == {0: 3}
 
 
-def test_who_leaves_while_another_thread_commits(group: DirectoryGroup, tmp_path: Path) -> None:
+def test_member_leaves_while_another_thread_commits(group: DirectoryGroup, tmp_path: Path) -> None:
     """The commit is refused, and is not written to another file that reuses the descriptor."""
     (tmp_path / "other").write_bytes(b"another file's bytes")
     member, queue, tracing, opened = group.join(EVERYTHING), Queue("t", 0), sys.gettrace(), []
@@ -190,7 +187,7 @@ def test_who_leaves_while_another_thread_commits(group: DirectoryGroup, tmp_path
     assert (tmp_path / "other").read_bytes() == b"another file's bytes"
 
 
-def test_where_the_device_failed_what_a_dead_one_had_done_is_done_again(
+def test_commits_of_a_dead_member_are_void_after_a_failed_flush(
     group: DirectoryGroup, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The messages that it sent back may be lost. The group stays usable."""
@@ -208,7 +205,7 @@ def test_where_the_device_failed_what_a_dead_one_had_done_is_done_again(
             store.close()
 
 
-def test_who_cannot_join_leaves_nothing_open(group: DirectoryGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_join_leaves_no_file_open(group: DirectoryGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if only one file descriptor is left."""
     opened: list[int] = []
 
@@ -225,7 +222,7 @@ def test_who_cannot_join_leaves_nothing_open(group: DirectoryGroup, monkeypatch:
         os.fstat(opened[0])
 
 
-def test_one_that_cannot_write_says_so_to_all_its_threads(
+def test_failed_write_is_raised_in_all_threads_of_a_member(
     group: DirectoryGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -243,7 +240,7 @@ def test_one_that_cannot_write_says_so_to_all_its_threads(
     assert group.members() == []
 
 
-def test_a_file_that_somebody_else_holds(group: DirectoryGroup, tmp_path: Path) -> None:
+def test_file_locked_by_another_process_is_an_error(group: DirectoryGroup, tmp_path: Path) -> None:
     group.join(EVERYTHING).leave()
     with (tmp_path / "consumers/g/x.member").open("w") as file:
         file.write("nonsense")
@@ -274,7 +271,7 @@ def broker(group: DirectoryGroup) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("broker")
-def test_a_broker_keeps_its_groups_itself(group: DirectoryGroup) -> None:
+def test_join_is_refused_beside_a_running_broker(group: DirectoryGroup) -> None:
     with pytest.raises(StoreLocked, match="a RocketMQ broker runs here"):
         group.join(EVERYTHING)
     assert Roster(group.path, "g").present() == []

@@ -1,5 +1,3 @@
-"""Answers to single pulls: RocketMQ's codes and corrected offsets."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -36,11 +34,11 @@ def request(offset: int, queue_id: int = 0, *, tags: str | None = None) -> PullR
         (GetStatus.NO_MESSAGE_IN_QUEUE, 0, 19),
     ],
 )
-def test_every_status_has_its_code(status: GetStatus, offset: int, code: int) -> None:
+def test_statuses_map_to_rocketmqs_codes(status: GetStatus, offset: int, code: int) -> None:
     assert response_code(status, offset) == code
 
 
-def test_no_status_is_forgotten() -> None:
+def test_every_status_has_a_code() -> None:
     assert all(response_code(status, 0) in ResponseCode for status in GetStatus)
 
 
@@ -56,18 +54,20 @@ def test_no_status_is_forgotten() -> None:
         (0, 2, ResponseCode.INVALID_PARAMETER, 0),
     ],
 )
-def test_answers(store: MessageStore, offset: int, queue_id: int, code: ResponseCode, next_begin: int) -> None:
+def test_pulls_get_codes_and_next_offsets(
+    store: MessageStore, offset: int, queue_id: int, code: ResponseCode, next_begin: int
+) -> None:
     response = answer(store, request(offset, queue_id))
     assert (response.code, response.next_begin_offset) == (code, next_begin)
 
 
-def test_an_unknown_topic(store: MessageStore) -> None:
+def test_unknown_topic_is_refused(store: MessageStore) -> None:
     response = answer(store, PullRequest("group", "payments", 0, 0))
     assert response.code is ResponseCode.TOPIC_NOT_EXIST
     assert "payments" in response.remark
 
 
-def test_only_what_matches(store: MessageStore) -> None:
+def test_only_matching_messages_are_returned(store: MessageStore) -> None:
     response = answer(store, request(0, tags="B"))
     assert [m.body for m in response.messages] == [b"1", b"3", b"5", b"7", b"9"]
     nothing = answer(store, request(0, tags="C"))  # not to be held: the pull can skip messages

@@ -1,4 +1,4 @@
-"""A recreated topic continues at the offsets where the old one ended."""
+"""A recreated topic continues at the offsets of the old one's end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def filled(path: Path, count: int = 12, queues: int = 1) -> None:
             put(store, "old", count - queue_id, queue_id)
 
 
-def test_topic_with_more_queues_than_before(path: Path) -> None:
+def test_recreated_topic_with_other_numbers_of_queues(path: Path) -> None:
     filled(path, 12, 2)
     delete_topic(path, "t")
     with MessageStore.open(path) as store:
@@ -84,7 +84,7 @@ def test_retention_between_deletion_and_recreation(path: Path, deletes_before: b
 
 @pytest.mark.parametrize("count", [0, 3])
 @pytest.mark.parametrize("gone", [CONSUME_QUEUE_DIR, PUBLISHED_END_FILE, QUEUE_ENDS_FILE])
-def test_recovery_knows_where_it_begins(path: Path, gone: str, count: int) -> None:
+def test_recovery_keeps_the_begin_of_a_recreated_topic(path: Path, gone: str, count: int) -> None:
     filled(path)
     delete_topic(path, "t")
     with MessageStore.open(path) as store:
@@ -119,7 +119,7 @@ def test_stale_offsets_are_expired(path: Path) -> None:
         assert {message.body for message in store.query("t", "old")} == set()
 
 
-def test_broker_that_restarted_the_queue_is_believed(path: Path) -> None:
+def test_queue_restarted_by_a_broker_begins_at_0(path: Path) -> None:
     """A broker starts a recreated topic without messages at 0, and may not write the table of topics."""
     filled(path)
     delete_topic(path, "t")
@@ -143,8 +143,8 @@ def test_broker_that_restarted_the_queue_is_believed(path: Path) -> None:
     assert verify(path).findings == []
 
 
-def test_table_of_an_earlier_version(path: Path) -> None:
-    """Its tombstones have no ends, so its recreated topics keep their offsets."""
+def test_tombstones_of_an_earlier_version_have_no_ends(path: Path) -> None:
+    """So their recreated topics keep their offsets."""
     filled(path)
     delete_topic(path, "t")
     content = json.loads((path / TOPICS_FILE).read_text())
@@ -164,8 +164,8 @@ def test_table_of_an_earlier_version(path: Path) -> None:
     assert verify(path).findings == []
 
 
-def test_noted_ends_are_of_topics_with_messages(path: Path) -> None:
-    """Otherwise the next open would miss the files of a topic without messages, and rebuild all queues."""
+def test_saved_ends_lack_topics_without_messages(path: Path) -> None:
+    """Otherwise the next open would miss the topic's files, and rebuild all queues."""
     filled(path)
     with MessageStore.open(path) as store:
         store.put(Message("other", b"x"))

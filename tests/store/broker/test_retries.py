@@ -1,5 +1,3 @@
-"""Failed messages are retried through the delay levels, or become dead letters."""
-
 from __future__ import annotations
 
 import json
@@ -39,7 +37,7 @@ def messages(store: MessageStore, topic: str, queue_id: int = 0) -> list[StoredM
     return store.get_message("workers", topic, queue_id, 0).messages
 
 
-def test_the_first_time_they_wait_at_level_three(store: MessageStore) -> None:
+def test_first_retry_waits_at_level_three(store: MessageStore) -> None:
     failed = messages(store, "orders")
     placed = send_back(store, "workers", failed)
     waiting = messages(store, SCHEDULE_TOPIC, 2)
@@ -68,8 +66,8 @@ def test_the_first_time_they_wait_at_level_three(store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize(("times", "level", "queue"), [(1, 0, 3), (14, 0, 16), (15, 0, 17), (1, 5, 4), (1, 99, 17)])
-def test_later_times_take_longer(store: MessageStore, times: int, level: int, queue: int) -> None:
-    """Sent back `times` times before. A requested level takes precedence, up to the last one."""
+def test_later_retries_wait_longer(store: MessageStore, times: int, level: int, queue: int) -> None:
+    """A requested level takes precedence, up to the last one."""
     failed = messages(store, "orders")[:1]
     for number in range(times):
         send_back(store, "workers", failed, level=1, max_reconsume_times=100)
@@ -82,7 +80,7 @@ def test_later_times_take_longer(store: MessageStore, times: int, level: int, qu
     assert waiting.properties["ORIGIN_MESSAGE_ID"] == messages(store, "orders")[0].msg_id
 
 
-def test_after_the_last_time_it_is_dead(store: MessageStore) -> None:
+def test_message_becomes_a_dead_letter_after_its_last_retry(store: MessageStore) -> None:
     """Only some of a batch may be dead letters; the answers keep the order of the messages."""
     fresh, other, again = messages(store, "orders")
     send_back(store, "workers", [again], level=1)
@@ -95,13 +93,13 @@ def test_after_the_last_time_it_is_dead(store: MessageStore) -> None:
     assert placed.physical_offsets[0] == dead.physical_offset
 
 
-def test_at_once_where_that_is_asked_for(store: MessageStore) -> None:
+def test_dead_letters_on_request(store: MessageStore) -> None:
     send_back(store, "workers", messages(store, "orders"), level=-1)
     assert [each.body for each in messages(store, DEAD)] == [b"0", b"2", b"4"]
     assert SCHEDULE_TOPIC not in store.topics()
 
 
-def test_a_groups_own_settings_count(store: MessageStore) -> None:
+def test_settings_of_the_group_count(store: MessageStore) -> None:
     ConsumerOffsets(store.path).settings.create("workers")
     file = store.path / GROUPS_FILE
     content = json.loads(file.read_text())
@@ -114,8 +112,8 @@ def test_a_groups_own_settings_count(store: MessageStore) -> None:
     assert store.topics()[RETRY] == 3
 
 
-def test_what_was_read_from_an_archive(store: MessageStore, tmp_path: Path) -> None:
-    """Its log offsets belong to the archive: in this log other records are there, or none."""
+def test_archived_message_is_sent_back(store: MessageStore, tmp_path: Path) -> None:
+    """Its log offset belongs to the archive: in this log another record is there, or none."""
     archive = str(tmp_path / "archive")
     store.archive(archive)
     with ArchiveAddress(archive).open() as log:
@@ -123,7 +121,7 @@ def test_what_was_read_from_an_archive(store: MessageStore, tmp_path: Path) -> N
     there = {each.physical_offset for queue_id in (0, 1) for each in messages(store, "orders", queue_id)}
     assert {each.physical_offset for each in failed} <= there
     failed.append(failed[2]._replace(physical_offset=1 << 40, queue_offset=3))
-    failed[4:4] = messages(store, "orders")[1:2]  # this one's record is where its offset says
+    failed[4:4] = messages(store, "orders")[1:2]  # this record is at its log offset
     for level, topic, queue_id in ((2, SCHEDULE_TOPIC, 1), (-1, DEAD, 0)):
         placed = send_back(store, "workers", failed, level=level)
         came = messages(store, topic, queue_id)
@@ -134,7 +132,7 @@ def test_what_was_read_from_an_archive(store: MessageStore, tmp_path: Path) -> N
             assert (now.reconsume_times, now.properties["RETRY_TOPIC"]) == (1, "orders")
 
 
-def test_what_retention_took_meanwhile(tmp_path: Path) -> None:
+def test_deleted_message_is_sent_back(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "small", config=StoreConfig(mappedFileSizeCommitLog=1 << 16)) as store:
         store.create_topic("orders", 1)
         store.put_many([Message("orders", b"%d" % number + b"x" * 3000) for number in range(60)])
@@ -144,7 +142,7 @@ def test_what_retention_took_meanwhile(tmp_path: Path) -> None:
         assert [each.body for each in messages(store, DEAD)] == [kept.body, gone.body]
 
 
-def test_the_record_that_stands_there_is_copied(store: MessageStore) -> None:
+def test_stored_record_is_copied(store: MessageStore) -> None:
     """Compressed as its producer sent it; consumers see the retry under its original topic."""
     send_back(store, "workers", messages(store, "orders")[:1], level=1)
     until(lambda: RETRY in store.topics() and bool(messages(store, RETRY)))
@@ -153,12 +151,12 @@ def test_the_record_that_stands_there_is_copied(store: MessageStore) -> None:
     assert [each.body for each in messages(store, DEAD)] == [again.body]
 
 
-def test_none_is_nothing(store: MessageStore) -> None:
+def test_sending_back_no_message_appends_nothing(store: MessageStore) -> None:
     before = store.confirm_offset
     assert len(send_back(store, "workers", [])) == 0
     assert store.confirm_offset == before
 
 
-def test_no_group(store: MessageStore) -> None:
+def test_wrong_group_is_refused(store: MessageStore) -> None:
     with pytest.raises(InvalidGroup):
         send_back(store, "a group", messages(store, "orders"))

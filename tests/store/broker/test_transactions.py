@@ -1,4 +1,4 @@
-"""Transactions: half messages are invisible, end once despite kills, and are checked while open."""
+"""Half messages are invisible, end once despite kills, and are checked while open."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def bodies(store: MessageStore, topic: str = "orders") -> list[bytes]:
 
 
 @pytest.mark.parametrize("verb", ["commit", "prepare", "roll_back"])
-def test_a_forked_child_waits_for_no_turn(store: MessageStore, verb: str) -> None:
+def test_forked_child_does_not_wait_for_a_lock(store: MessageStore, verb: str) -> None:
     transactions = Transactions(store, "sellers")
     halves = transactions.prepare(orders(1))
     is_amid, goes_on = threading.Event(), threading.Event()
@@ -74,7 +74,7 @@ def test_a_forked_child_waits_for_no_turn(store: MessageStore, verb: str) -> Non
     transactions.roll_back(halves)
 
 
-def test_nobody_sees_what_is_not_committed(store: MessageStore) -> None:
+def test_only_committed_messages_are_visible(store: MessageStore) -> None:
     transactions = Transactions(store, "sellers")
     halves = transactions.prepare(orders(1, 2, 3))
     assert bodies(store) == []
@@ -97,7 +97,7 @@ def test_nobody_sees_what_is_not_committed(store: MessageStore) -> None:
 
 @pytest.mark.parametrize("again", ["commit", "roll_back"])
 @pytest.mark.parametrize("first", ["commit", "roll_back"])
-def test_who_is_first_has_ended_it(store: MessageStore, first: str, again: str) -> None:
+def test_first_call_ends_a_transaction(store: MessageStore, first: str, again: str) -> None:
     """Two producers of a group both believe that the transaction is open; the second call changes nothing."""
     one, other = Transactions(store, "sellers"), Transactions(store, "sellers")
     halves = one.prepare(orders(1, 2))
@@ -110,7 +110,7 @@ def test_who_is_first_has_ended_it(store: MessageStore, first: str, again: str) 
 
 
 @pytest.mark.parametrize("verb", ["commit", "roll_back"])
-def test_one_ends_once_also_where_it_is_given_twice(store: MessageStore, verb: str) -> None:
+def test_transaction_given_twice_is_refused(store: MessageStore, verb: str) -> None:
     transactions = Transactions(store, "sellers")
     (half,) = transactions.prepare(orders(1))
     with pytest.raises(TransactionEnded, match="twice"):
@@ -120,7 +120,7 @@ def test_one_ends_once_also_where_it_is_given_twice(store: MessageStore, verb: s
     assert bodies(store) == [b"1"]
 
 
-def test_as_many_are_asked_for_as_fit_into_memory(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reads_as_many_as_fit_into_memory(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next checks read the others."""
     monkeypatch.setattr("store.broker.transactions._MOST_BYTES", 2)
     transactions, asked = Transactions(store, "sellers"), list[bytes]()
@@ -134,7 +134,7 @@ def test_as_many_are_asked_for_as_fit_into_memory(store: MessageStore, monkeypat
     assert asked == [b"a", b"b", b"long", b"c", b"d", b"a", b"b", b"long"]
 
 
-def test_those_left_open_are_asked_for(store: MessageStore) -> None:
+def test_open_transactions_are_checked(store: MessageStore) -> None:
     asked: list[bytes] = []
 
     def decide(message: StoredMessage) -> Outcome:
@@ -166,14 +166,14 @@ def test_those_left_open_are_asked_for(store: MessageStore) -> None:
         Transactions(store, "sellers").commit(halves[:1])
 
 
-def test_each_may_say_how_long_it_is_not_asked_for(store: MessageStore) -> None:
+def test_message_may_delay_its_check(store: MessageStore) -> None:
     transactions = Transactions(store, "sellers")
     message = Message("orders", b"", properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "3600"})
     transactions.prepare([message])
     assert transactions.open(-1) == []
 
 
-def test_one_that_was_begun_while_the_clock_was_ahead(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transaction_begun_while_the_clock_was_fast(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is checked once the clock is right again. One whose producer's clock is fast is not checked early."""
     clock, ahead = time.time, 86_400.0
     transactions = Transactions(store, "sellers")
@@ -184,7 +184,7 @@ def test_one_that_was_begun_while_the_clock_was_ahead(store: MessageStore, monke
     assert [message.body for _, message in transactions.open(3600)] == [b"ahead"]
 
 
-def test_one_that_is_ended_while_it_is_asked_for(store: MessageStore) -> None:
+def test_transaction_is_ended_while_it_is_checked(store: MessageStore) -> None:
     transactions, producer = Transactions(store, "sellers"), Transactions(store, "sellers")
     halves = producer.prepare(orders(1, 2))
 
@@ -197,7 +197,7 @@ def test_one_that_is_ended_while_it_is_asked_for(store: MessageStore) -> None:
     assert bodies(store) == [b"2"]
 
 
-def test_one_that_is_ended_and_forgotten_while_it_is_asked_for(store: MessageStore) -> None:
+def test_transaction_is_ended_and_forgotten_while_it_is_checked(store: MessageStore) -> None:
     transactions = Transactions(store, "sellers")
     halves = transactions.prepare(orders(1, 2))
 
@@ -213,7 +213,7 @@ def test_one_that_is_ended_and_forgotten_while_it_is_asked_for(store: MessageSto
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_one_of_which_somebody_did_not_know_is_ended_where_it_waits(store: MessageStore, times: int) -> None:
+def test_checked_transaction_is_ended_in_its_new_place(store: MessageStore, times: int) -> None:
     transactions = Transactions(store, "sellers")
     halves = transactions.prepare(orders(1, 2, 3, 4))
     transactions.commit(halves[3:])
@@ -230,7 +230,7 @@ def test_one_of_which_somebody_did_not_know_is_ended_where_it_waits(store: Messa
     assert transactions.check(lambda _: Outcome.COMMIT, immunity=-1) == 0
 
 
-def test_one_of_which_nobody_ever_knew_is_ended(store: MessageStore) -> None:
+def test_transaction_is_given_up_after_its_last_check(store: MessageStore) -> None:
     transactions = Transactions(store, "sellers")
     (half,) = transactions.prepare(orders(1))
     transactions.check(lambda _: Outcome.UNKNOWN, immunity=-1, max_checks=1)
@@ -239,7 +239,7 @@ def test_one_of_which_nobody_ever_knew_is_ended(store: MessageStore) -> None:
     assert bodies(store, UNDECIDED_TOPIC) == [b"1"]
 
 
-def test_one_that_waits_elsewhere_is_no_other_of_its_id(store: MessageStore) -> None:
+def test_transactions_with_equal_ids_are_told_apart(store: MessageStore) -> None:
     transactions = Transactions(store, "sellers")
     first, other = transactions.prepare([Message("orders", body, properties={"UNIQ_KEY": "ours"}) for body in "ab"])
     transactions.commit([first])
@@ -250,8 +250,9 @@ def test_one_that_waits_elsewhere_is_no_other_of_its_id(store: MessageStore) -> 
     assert bodies(store) == [b"a", b"b"]
 
 
-def test_one_begins_while_another_notes_what_is_ended(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ended transactions are not checked, whenever their progress is saved."""
+def test_concurrent_save_of_progress_reopens_no_transaction(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = Transactions(store, "sellers")
     first.commit(first.prepare(orders(1)))
     asked_for = MessageStore.consumer_offset
@@ -267,7 +268,7 @@ def test_one_begins_while_another_notes_what_is_ended(store: MessageStore, monke
     assert bodies(store) == [b"1"]
 
 
-def test_refused(store: MessageStore) -> None:
+def test_wrong_half_messages_are_refused(store: MessageStore) -> None:
     transactions = Transactions(store, "sellers")
     with pytest.raises(UnknownTopic, match="nowhere"):
         transactions.prepare([Message("nowhere", b"")])
@@ -277,7 +278,7 @@ def test_refused(store: MessageStore) -> None:
     assert all_of(store, HALF_TOPIC) == []
 
 
-def test_a_topic_that_was_deleted_meanwhile(tmp_path: Path) -> None:
+def test_commit_into_a_deleted_topic_is_refused(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("gone", 1)
         halves = Transactions(store, "sellers").prepare([Message("gone", b"")])
@@ -301,7 +302,7 @@ def test_transaction_commits_into_a_recreated_topic(tmp_path: Path) -> None:
         assert bodies(store) == [b"1"]
 
 
-def test_it_does_not_wait_for_a_topic_to_come_back(tmp_path: Path) -> None:
+def test_transaction_of_a_deleted_topic_is_given_up(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 2)
         Transactions(store, "sellers").prepare(orders(1))
@@ -314,11 +315,9 @@ def test_it_does_not_wait_for_a_topic_to_come_back(tmp_path: Path) -> None:
         assert transactions.open(-1) == []
 
 
-def test_what_cannot_be_ended_does_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Half messages that cannot be ended, and an invalid op message.
-
-    One is of a deleted topic, one has no room for another property, one has an invalid count, and some name no queue.
-    """
+def test_transactions_that_cannot_end_do_not_block_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One half message is of a deleted topic, one has no room for another property, one has an invalid count, some name
+    no queue, and an op message is invalid."""
     properties = [{}, {"x": "y" * 32_600}, {"TRANSACTION_CHECK_TIMES": "many"}, {}]
     with MessageStore.open(tmp_path) as store:
         for topic in ("gone", "orders"):
@@ -366,8 +365,8 @@ with MessageStore.open(path) as store:
 """
 
 
-def test_each_is_ended_once_however_many_are_killed(tmp_path: Path) -> None:
-    """Two sellers decide about each other's transactions and are killed in the middle."""
+def test_each_transaction_ends_once_despite_kills(tmp_path: Path) -> None:
+    """Two sellers decide about each other's transactions and are killed meanwhile."""
     path = tmp_path / "mq"
     with MessageStore.open(path) as store:
         store.create_topic("orders", 2)

@@ -1,5 +1,3 @@
-"""Signatures and permissions of accounts."""
-
 from __future__ import annotations
 
 import base64
@@ -21,7 +19,7 @@ from store.remoting.serving import serve
 WHO = Credentials("rocketmq2", "12345678")
 
 
-def test_values_are_signed_in_the_order_of_their_names_and_then_the_body() -> None:
+def test_signature_is_of_sorted_fields_and_then_the_body() -> None:
     signed = WHO.signed({"topic": "orders", "Zone": "z", "a": "1"}, b"body")
     expected = hmac.new(b"12345678", b"rocketmq2z1ordersbody", hashlib.sha1).digest()
     assert signed == {
@@ -33,7 +31,7 @@ def test_values_are_signed_in_the_order_of_their_names_and_then_the_body() -> No
     }
 
 
-def test_the_secret_is_not_shown() -> None:
+def test_secret_is_not_shown() -> None:
     address = ClusterAddress(("127.0.0.1:9876",), WHO)
     assert "12345678" not in repr(address) + str(address)
 
@@ -44,7 +42,7 @@ accounts:
 """
 
 
-def test_a_cluster_with_accounts(tmp_path: Path) -> None:
+def test_cluster_requires_signed_requests(tmp_path: Path) -> None:
     """It accepts RocketMQ's clients, and signs requests as they do."""
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
     access = Access.load(tmp_path / "plain_acl.yml")

@@ -47,7 +47,7 @@ def copy(tmp_path: Path) -> Iterator[Serving]:
             yield it
 
 
-def test_where_a_group_is_only_a_master_knows_not_to_know(store: MessageStore, names: Moody, copy: Serving) -> None:
+def test_only_a_master_reports_that_a_group_has_no_offset(store: MessageStore, names: Moody, copy: Serving) -> None:
     """Otherwise the group would start over, and skip messages that it has not read."""
     address = ClusterAddress((names.server.address,), patience=0.0, broker_timeout=0.0)
     with serve(store, "127.0.0.1:0") as master:
@@ -63,7 +63,7 @@ def test_where_a_group_is_only_a_master_knows_not_to_know(store: MessageStore, n
         assert log.committed("g", [QUEUE]) == {QUEUE: 4}
 
 
-def test_a_queue_is_not_shorter_because_its_copy_is(store: MessageStore, names: Moody, copy: Serving) -> None:
+def test_end_of_a_queue_does_not_follow_a_stale_slave(store: MessageStore, names: Moody, copy: Serving) -> None:
     address = ClusterAddress((names.server.address,), patience=30.0, broker_timeout=30.0)
     with address.open() as log:
         with serve(store, "127.0.0.1:0") as master:
@@ -85,7 +85,7 @@ def test_a_queue_is_not_shorter_because_its_copy_is(store: MessageStore, names: 
             assert list(held) == []
 
 
-def test_a_queue_begins_no_later_because_its_copy_does(
+def test_begin_of_a_queue_does_not_follow_a_young_slave(
     tmp_path: Path, names: Moody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new RocketMQ slave begins with the last file of the log."""

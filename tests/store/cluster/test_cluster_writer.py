@@ -1,5 +1,3 @@
-"""When a write to a cluster succeeds, and when it fails."""
-
 from __future__ import annotations
 
 from contextlib import closing
@@ -24,7 +22,7 @@ def publish(to: Moody, patience: float) -> None:
         append.publish()
 
 
-def test_a_broker_that_goes_when_it_has_taken_messages_and_showed_them_to_nobody() -> None:
+def test_broker_lost_before_its_messages_are_visible_is_an_error() -> None:
     def take(request: Request) -> Response:
         moody.is_gone = True
         return TAKEN
@@ -39,7 +37,7 @@ def test_a_broker_that_goes_when_it_has_taken_messages_and_showed_them_to_nobody
             publish(moody, 0.1)
 
 
-def test_a_broker_that_does_not_show_what_it_took() -> None:
+def test_messages_that_stay_invisible_are_an_error() -> None:
     """A write-only queue cannot be read to verify a write."""
     more = {RequestCode.SEND_BATCH_MESSAGE: lambda request: TAKEN}
     with closing(Moody(others=more)) as moody:

@@ -11,7 +11,7 @@ from tests.store.cluster.test_pulls import Moody
 QUEUE = Queue("orders", 0, broker="b")
 
 
-def test_a_reset_that_was_told_on_a_connection_that_broke() -> None:
+def test_reset_announced_on_a_lost_connection_is_noticed() -> None:
     """A broker announces a reset only once, to one pull; later pulls look normal."""
     with (
         closing(Moody()) as moody,

@@ -139,7 +139,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("verb", [Cluster.produce, Cluster.pull, Cluster.commit, Cluster.lock])
-def test_nothing_is_lost_and_what_is_not_done_is_told(cluster: Cluster, verb: Callable[[Cluster], None]) -> None:
+def test_cut_connections_lose_nothing_silently(cluster: Cluster, verb: Callable[[Cluster], None]) -> None:
     verb(cluster)
     whole, cutting = [*cluster.cutting.passed], cluster.cutting
     for direction in (UP, DOWN):

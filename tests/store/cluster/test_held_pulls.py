@@ -1,5 +1,3 @@
-"""Held pulls while their brokers stop and restart."""
-
 from __future__ import annotations
 
 import math
@@ -25,7 +23,7 @@ from tests.waiting import until
 QUEUES, TIMES = 200, 10
 
 
-def test_a_broker_that_is_in_no_route_keeps_no_other_queue_waiting(tmp_path: Path) -> None:
+def test_broker_without_a_route_does_not_delay_other_queues(tmp_path: Path) -> None:
     with ExitStack() as stack:
         stores, brokers = [], []
         for name in "ab":
@@ -56,8 +54,8 @@ def test_a_broker_that_is_in_no_route_keeps_no_other_queue_waiting(tmp_path: Pat
             assert next(asked) < TIMES
 
 
-def test_each_pull_that_failed_is_begun_again(tmp_path: Path) -> None:
-    """Even if they failed within microseconds. A pull that is not restarted would wait forever."""
+def test_failed_pulls_are_repeated(tmp_path: Path) -> None:
+    """Even if they failed within microseconds."""
     with (
         MessageStore.open(tmp_path) as store,
         serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="b")) as serving,
@@ -72,8 +70,8 @@ def test_each_pull_that_failed_is_begun_again(tmp_path: Path) -> None:
             until(lambda: serving.held == QUEUES, patience=20)
 
 
-def test_what_was_held_before_does_not_come(tmp_path: Path) -> None:
-    """Neither a late answer to the replaced pull nor its report of a missing topic."""
+def test_replaced_pull_gives_no_result(tmp_path: Path) -> None:
+    """Neither a late answer nor its report of a missing topic."""
     with (
         MessageStore.open(tmp_path) as store,
         serve(store, "127.0.0.1:0", config=BrokerConfig(brokerName="b")) as serving,

@@ -59,12 +59,12 @@ def read(log: ClusterLog, wanted: QueueRange) -> list[tuple[int, bytes]]:
     return [(row["queueOffset"], row["body"]) for batch in log.scan(wanted, SPEC) for row in batch.to_pylist()]
 
 
-def test_a_broker_that_gives_few_at_a_time(serving: Serving) -> None:
+def test_small_answers_are_joined(serving: Serving) -> None:
     with ClusterAddress((serving.address,)).open() as log:
         assert read(log, everything(log)) == [(n, b"%d" % n) for n in range(COUNT)]
 
 
-def test_a_broker_that_goes_and_comes_again(store: MessageStore) -> None:
+def test_scan_continues_after_its_broker_restarts(store: MessageStore) -> None:
     first = serve(store, "127.0.0.1:0")
     with ClusterAddress((first.address,)).open() as log:
         wanted = everything(log)
@@ -80,7 +80,7 @@ def test_a_broker_that_goes_and_comes_again(store: MessageStore) -> None:
     assert rows == [*range(seen, COUNT)]
 
 
-def test_nobody_answers_for_longer_than_patience_lasts(store: MessageStore) -> None:
+def test_silence_longer_than_the_timeout_is_an_error(store: MessageStore) -> None:
     with serve(store, "127.0.0.1:0") as serving:
         log = replace(ClusterAddress((serving.address,)), patience=0.2, broker_timeout=0.2).open()
         wanted = everything(log)
@@ -93,12 +93,12 @@ def test_nobody_answers_for_longer_than_patience_lasts(store: MessageStore) -> N
         log.topics()["orders"]
 
 
-def test_the_next_name_server_is_asked(serving: Serving) -> None:
+def test_next_name_server_is_asked(serving: Serving) -> None:
     with ClusterAddress(("127.0.0.1:1", serving.address)).open() as log:
         assert everything(log).length == COUNT
 
 
-def test_messages_that_retention_took_meanwhile(store: MessageStore, serving: Serving) -> None:
+def test_messages_deleted_during_a_scan_are_an_error(store: MessageStore, serving: Serving) -> None:
     store.put_many([Message("orders", b"", queue_id=0)] * (_MOST_UNDER_WAY * 64))  # more than are pulled ahead
     with ClusterAddress((serving.address,)).open() as log:
         wanted = everything(log)
@@ -115,10 +115,8 @@ _STATS = b'{"offsetTable":{{"brokerName":"b","queueId":0,"topic":"orders"}:{"min
 
 
 class Moody:
-    """A name server and broker of one queue with three messages, which answers as `moods` say, in order.
-
-    None: a normal answer.
-    """
+    """A name server and broker of one queue with three messages, which answers as `moods` say, in order. None: a normal
+    answer."""
 
     def __init__(
         self,
@@ -188,7 +186,7 @@ def test_queue_is_deleted_if_its_broker_is_listed(moody: Moody) -> None:
         assert log.bounds(queues) == {}
 
 
-def test_a_slave_is_read_where_its_master_does_not_answer(moody: Moody, store: MessageStore, serving: Serving) -> None:
+def test_slave_is_read_while_its_master_does_not_answer(moody: Moody, store: MessageStore, serving: Serving) -> None:
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         moody.addresses = {"0": f"127.0.0.1:{unheard.getsockname()[1]}", "7": serving.address}
@@ -200,8 +198,8 @@ def test_a_slave_is_read_where_its_master_does_not_answer(moody: Moody, store: M
                 assert next(held) == QueueRange(wanted.queue, COUNT, COUNT + 1)
 
 
-def test_a_slave_that_does_not_know_the_topic_is_no_loss(moody: Moody, tmp_path: Path) -> None:
-    """As with a slave that was just started: its master has the messages, so the reader waits for the master."""
+def test_slave_without_the_topic_is_no_loss(moody: Moody, tmp_path: Path) -> None:
+    """As with a slave that was just started: the reader waits for the master."""
     with (
         MessageStore.open(tmp_path / "copy") as empty,
         serve(empty, "127.0.0.1:0") as copy,
@@ -212,7 +210,7 @@ def test_a_slave_that_does_not_know_the_topic_is_no_loss(moody: Moody, tmp_path:
             list(_Pulls(brokers, broker.next(2), QueueRange(Queue("orders", 0), 0, 3)))
 
 
-def test_what_a_held_pull_brought_is_read_without_another_request(store: MessageStore, serving: Serving) -> None:
+def test_messages_of_a_held_pull_need_no_further_request(store: MessageStore, serving: Serving) -> None:
     with replace(ClusterAddress((serving.address,)), patience=0.0, broker_timeout=0.0).open() as log:
         (queue,) = log.topics()["orders"]
         with log.hold({queue: COUNT}, time.monotonic() + 60, EVERYTHING, 60) as held:
@@ -229,14 +227,13 @@ def test_what_a_held_pull_brought_is_read_without_another_request(store: Message
 
 
 @pytest.mark.parametrize("next_begin", [0, -1, -(1 << 63)])
-def test_a_broker_that_gets_no_further_is_told(moody: Moody, next_begin: int) -> None:
-    """A reader that trusts it would pull forever."""
+def test_answer_that_does_not_advance_is_an_error(moody: Moody, next_begin: int) -> None:
     moody.moods, moody.next_begin = [None, None], next_begin
     with ClusterAddress((moody.server.address,)).open() as log, pytest.raises(BadFrame, match="the next would be"):
         read(log, everything(log))
 
 
-def test_a_reader_is_told_where_to_go_on(moody: Moody) -> None:
+def test_corrected_offset_of_a_broker_is_returned(moody: Moody) -> None:
     moody.pulled, moody.next_begin = ResponseCode.PULL_OFFSET_MOVED, 1
     with ClusterAddress((moody.server.address,)).open() as log:
         (queue,) = log.topics()["orders"]
@@ -246,7 +243,7 @@ def test_a_reader_is_told_where_to_go_on(moody: Moody) -> None:
             assert next(held) == QueueRange(queue, 4, 4), "it is shorter, and who reads looks what that means"
 
 
-def test_a_group_that_was_reset_is_told(moody: Moody, caplog: pytest.LogCaptureFixture) -> None:
+def test_reset_of_a_group_is_logged(moody: Moody, caplog: pytest.LogCaptureFixture) -> None:
     moody.said, moody.pulled = "Offset has been previously reset", ResponseCode.PULL_OFFSET_MOVED
     with ClusterAddress((moody.server.address,)).open() as log:
         (queue,) = log.topics()["orders"]
@@ -254,14 +251,14 @@ def test_a_group_that_was_reset_is_told(moody: Moody, caplog: pytest.LogCaptureF
     assert "group g was reset by an admin tool, in orders/b:0" in caplog.text
 
 
-def test_an_answer_to_a_pull_that_nobody_made(moody: Moody) -> None:
+def test_answer_without_a_request_is_an_error(moody: Moody) -> None:
     with closing(Brokers(ClusterAddress((moody.server.address,)))) as brokers:
         pulls = _Pulls(brokers, Broker("b", ((0, moody.server.address),)), QueueRange(Queue("orders", 0), 0, 3))
         with pytest.raises(BadFrame, match="was not made"):
             pulls._accept(Command(ResponseCode.SUCCESS, opaque=7))
 
 
-def test_a_busy_broker_is_asked_again_and_what_it_does_not_allow_is_told(moody: Moody) -> None:
+def test_busy_broker_is_asked_again_and_refusals_are_raised(moody: Moody) -> None:
     with ClusterAddress((moody.server.address,)).open() as log:
         (queue,) = log.topics()["orders"]
         moody.moods = [ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL, None]

@@ -1,4 +1,4 @@
-"""Brokers that stop, and readers that wait for them."""
+"""Routes while brokers and name servers stop and restart."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class Clock:
 
 
 def said(brokers: Mapping[str, str]) -> Response:
-    """Return the route of a topic on brokers given as name to address."""
     datas = [{"brokerName": name, "brokerAddrs": {"0": address}} for name, address in brokers.items()]
     queues = [{"brokerName": name, "perm": 6, "readQueueNums": 1, "writeQueueNums": 1} for name in brokers]
     return of_json({"brokerDatas": datas, "queueDatas": queues})
@@ -46,7 +45,7 @@ def nowhere(brokers: Iterable[str]) -> Mapping[str, str]:
     return dict.fromkeys(sorted(brokers), "127.0.0.1:1")
 
 
-def test_a_name_server_that_was_started_anew_hides_no_broker_that_another_one_knows(
+def test_restarted_name_server_hides_no_broker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("store.cluster.route_table.time", Clock())
@@ -78,8 +77,8 @@ def test_last_route_counts_while_no_name_server_answers(monkeypatch: pytest.Monk
             brokers.routes.route("orders", oldest=0.0)
 
 
-def test_name_servers_that_do_not_answer_are_asked_once_for_all_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a silent name server, held pulls waited through one timeout for each topic."""
+def test_silent_name_servers_are_asked_once_for_all_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise held pulls would wait through one timeout for each topic."""
     monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
     asked: list[Request] = []
 
@@ -98,7 +97,7 @@ def test_name_servers_that_do_not_answer_are_asked_once_for_all_topics(monkeypat
             clock.sleep(ROUTE_SECONDS)
 
 
-def test_broker_that_no_name_server_lists_is_missing_with_its_last_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlisted_broker_is_missing_with_its_last_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its queues count as deleted only if a name server lists the broker and the topic's route lacks it."""
     monkeypatch.setattr("store.cluster.route_table.time", clock := Clock())
     routed, listed = ["a", "b"], ["a", "b"]
@@ -135,8 +134,8 @@ def test_broker_that_no_name_server_lists_is_missing_with_its_last_address(monke
         (ResponseCode.SYSTEM_ERROR, "name server not ready"),  # needWaitForService
     ],
 )
-def test_another_name_server_is_asked_where_one_leaves_or_is_not_ready(code: ResponseCode, remark: str) -> None:
-    """The client asks the next name server. With only one it retries until its timeout."""
+def test_next_name_server_is_asked_if_one_is_not_ready(code: ResponseCode, remark: str) -> None:
+    """With only one, the client retries until its timeout."""
 
     def refuse(request: Request) -> Response:
         return Response(code, remark)
@@ -156,8 +155,8 @@ def test_another_name_server_is_asked_where_one_leaves_or_is_not_ready(code: Res
             brokers.routes.route("orders")
 
 
-def test_a_name_server_that_lists_no_topics_is_asked_for_them_once() -> None:
-    """With enableAllTopicList=false. The client retried for 30 seconds and then reported no answer."""
+def test_refusal_to_list_topics_is_not_retried() -> None:
+    """With enableAllTopicList=false."""
     asked: list[Request] = []
 
     def refuse(request: Request) -> Response:
@@ -179,7 +178,7 @@ TWO_BROKERS = b"""{"brokerDatas":[{"brokerAddrs":{0:"10.0.0.2:10911"},"brokerNam
 {"brokerName":"broker-a","perm":6,"readQueueNums":2,"writeQueueNums":1,"topicSysFlag":0}]}"""
 
 
-def test_a_route_over_two_brokers_with_integer_keys_as_old_name_servers_write_them() -> None:
+def test_route_of_an_old_name_server_is_parsed() -> None:
     route = parse_route("orders", TWO_BROKERS, 1.0)
     assert [str(queue) for queue in route.read] == ["orders/broker-a:0", "orders/broker-a:1", "orders/broker-b:0"]
     assert [str(queue) for queue in route.write] == ["orders/broker-a:0"]
@@ -189,12 +188,12 @@ def test_a_route_over_two_brokers_with_integer_keys_as_old_name_servers_write_th
     assert (a.next(2).readable, a.next(2).writable) == ("10.0.0.3:10911", a.writable)
 
 
-def test_a_broker_whose_master_is_gone_is_read_and_not_written() -> None:
+def test_broker_without_a_master_is_readable_only() -> None:
     broker = Broker("a", ((1, "10.0.0.3:10911"),))
     assert (broker.readable, broker.writable) == ("10.0.0.3:10911", [])
 
 
-def test_no_route() -> None:
+def test_wrong_routes_are_refused() -> None:
     for data in (b'{"queueDatas":[{}]}', b'{"queueDatas":3}', b'{"brokerDatas":[{"brokerName":"a"}]}'):
         with pytest.raises(BadFrame, match="topic 'orders'"):
             parse_route("orders", data, 0.0)
@@ -204,7 +203,7 @@ def test_no_route() -> None:
         parse_topics(b"<html>")
 
 
-def test_queues_of_brokers_have_an_order_and_names_of_their_own() -> None:
+def test_queues_of_brokers_are_ordered_and_named() -> None:
     a0, a10, b0 = Queue("t", 0, broker="a"), Queue("t", 10, broker="a"), Queue("t", 0, broker="b")
     assert sorted([b0, a10, a0]) == [a0, a10, b0]
     assert len({a0, b0, Queue("t", 0), Queue("t", 0, broker="a")}) == 3
@@ -212,7 +211,7 @@ def test_queues_of_brokers_have_an_order_and_names_of_their_own() -> None:
     assert (a10.name, str(a10), Queue("t", 10).name) == ("a:10", "t/a:10", "10")
 
 
-def test_what_a_reset_brings() -> None:
+def test_offsets_of_a_reset_are_parsed() -> None:
     """fastjson writes the map's keys as objects."""
     one = b'{"brokerName":"a","queueId":1,"topic":"t"}:17'
     other = b'{"topic":"t", "brokerName":"b", "queueId":0} : 0'

@@ -1,5 +1,3 @@
-"""A cluster over TLS: which certificates are accepted, and the errors for the others."""
-
 from __future__ import annotations
 
 import re
@@ -58,7 +56,9 @@ def error_of(asked: ClusterAddress) -> StoreError:
     return raised.value
 
 
-def test_it_is_written_and_read(serving: Serving, own: Certificate, others: Certificate, tmp_path: Path) -> None:
+def test_cluster_is_written_and_read_over_tls(
+    serving: Serving, own: Certificate, others: Certificate, tmp_path: Path
+) -> None:
     both = tmp_path / "both.pem"
     both.write_text(others.path.read_text() + own.path.read_text())
     for path in (own.path, both):
@@ -72,7 +72,7 @@ def test_it_is_written_and_read(serving: Serving, own: Certificate, others: Cert
             assert [body for batch in batches for body in batch["body"].to_pylist()] == BODIES
 
 
-def test_a_certificate_that_is_not_trusted_is_told_at_once(serving: Serving, others: Certificate) -> None:
+def test_untrusted_certificate_of_a_name_server_is_an_error(serving: Serving, others: Certificate) -> None:
     for tls in (Tls(), Tls.trusting(str(others.path))):
         error = error_of(address(serving, tls, patience=3600))
         assert isinstance(error, Untrusted)
@@ -81,7 +81,7 @@ def test_a_certificate_that_is_not_trusted_is_told_at_once(serving: Serving, oth
             Pipe(serving.address, 60, tls.context())
 
 
-def test_a_broker_whose_certificate_is_not_trusted(serving: Serving, others: Certificate) -> None:
+def test_untrusted_certificate_of_a_broker_is_an_error(serving: Serving, others: Certificate) -> None:
     moody = Moody(others.server())
     moody.addresses = {"0": serving.address}
     asked = ClusterAddress(
@@ -101,7 +101,7 @@ def test_a_broker_whose_certificate_is_not_trusted(serving: Serving, others: Cer
         moody.close()
 
 
-def test_a_server_without_tls(store: MessageStore, own: Certificate) -> None:
+def test_server_without_tls_is_an_error(store: MessageStore, own: Certificate) -> None:
     tls = Tls.trusting(str(own.path))
     with serve(store, "127.0.0.1:0") as plain:
         error = error_of(address(plain, tls))
@@ -111,7 +111,7 @@ def test_a_server_without_tls(store: MessageStore, own: Certificate) -> None:
             Pipe(plain.address, 60, tls.context())
 
 
-def test_a_server_that_wants_tls(serving: Serving) -> None:
+def test_server_that_requires_tls_is_an_error(serving: Serving) -> None:
     error = error_of(address(serving, None))
     assert isinstance(error, Unreachable)
     assert f"{serving.address}: the connection was lost before the answer came" in str(error)
