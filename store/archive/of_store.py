@@ -148,7 +148,7 @@ class StoreArchive:
                 archived = archiving.run(order.queues, order.end_of, remembering, is_remembered=self.is_remembered())
             except QueuesPassedOver as error:
                 passed = error
-            if archiving.is_begun:  # no queues
+            if archiving.is_begun:  # false if there were no queues
                 self._remember()
             deleted = 0 if kept_since is None else expire(place, kept_since)
             if passed is not None:

@@ -56,7 +56,7 @@ def expire(place: ArchivePlace, before: int) -> int:
 
 
 def _without_old_index(catalog: Catalog, before: int) -> tuple[Catalog, list[str]]:
-    """Also return the paths of the objects. Archived messages may lose their keys, so `indexed_from` is raised."""
+    """Return the catalog and the paths of the objects. Kept messages may lose keys, so `indexed_from` is raised."""
     old = [each for each in catalog.index if _is_old(each, before)]
     if not old:
         return catalog, []

@@ -199,7 +199,7 @@ class _Examined:
                 yield row, *fields
 
     def _message(self, row: int, at: int, size: int, tags_code: int) -> StoredMessage:
-        """at, size: of the record, from the entry."""
+        """at, size: log offset and size of the record, from the entry."""
         if not self.log.can_be_record(at, size):
             raise CorruptRecord(f"{self._entry(row)}: an entry of {size} bytes; {MAKE_ANEW}")
         try:

@@ -206,7 +206,7 @@ class QueuesCheck:
         return found, with_delivery_times(chunk, name[0], expected, found)
 
     def _max_offset(self, name: QueueName, end: int) -> int:
-        """If an entry is damaged, return the end of the compared records."""
+        """Return the queue's end, or the end of the compared records if an entry is damaged."""
         try:
             return self._queues[name].max_offset(end)
         except CorruptSegment:
