@@ -1,4 +1,4 @@
-"""The files of one consumer group: offsets, resets, and the lock (`GroupFiles.in_turn`) that callers hold to change
+"""The files of one consumer group: offsets, resets, and the lock (`GroupFiles.locked`) that callers hold to change
 them.
 
 A member commits in memory, and persists regularly. Offsets never decrease, except by a reset. A reset is recorded for
@@ -20,7 +20,7 @@ import msgspec
 
 from store.api.group_protocol import ConsumeFromWhere, MessageModel
 from store.broker.entries import MemberEntry
-from store.broker.members import Roster, Seat
+from store.broker.members import MemberFiles, Roster
 from store.disk.admin_files import MAX_BYTES
 from store.disk.atomic import make_folder, read_file, write_file
 from store.disk.consumer_offsets import ConsumerOffsets, check_group_name
@@ -215,15 +215,15 @@ class GroupFiles:
         self._topics = Topics(root)
 
     @contextmanager
-    def in_turn(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Lock all groups of this store, and remove dead members. Raises `StoreBusy`, and `StoreLocked` while a
         RocketMQ broker runs.
         """
         with among_groups(self.root, self._timeout):
-            self.roster.bury(self._inherit)
+            self.roster.remove_dead(self._inherit)
             yield
 
-    def enter(self, entry: MemberEntry) -> Seat:
+    def enter(self, entry: MemberEntry) -> MemberFiles:
         """Become a member; create a new group. Raises `GroupConflict`."""
         self.offsets.settings.create(self.name)
         return self.roster.enter(entry)

@@ -60,12 +60,12 @@ class HalfMessages:
         """Create the topics. Raises `ReadOnlyStore`."""
         self._store = store
         for topic in (HALF_TOPIC, OP_TOPIC):
-            made(store, topic)
+            created(store, topic)
         self._ops_seen = self._done(OP_TOPIC)  # first, so that half messages of earlier ones are before `_begin`
         self._begin = self._done(HALF_TOPIC)  # all before it are ended
         self._ended: set[int] = set()  # queue offsets of half messages, from `_begin` on
         self._last_half: dict[int, int] = {}  # of each op message: the last half message that it ends
-        self._told: set[int] = set()  # queue offsets of unreadable half messages
+        self._logged: set[int] = set()  # queue offsets of unreadable half messages
 
     def look(self) -> None:
         """Read the new op messages."""
@@ -83,13 +83,13 @@ class HalfMessages:
     def open(self) -> Iterator[tuple[Half, StoredMessage]]:
         """Yield open half messages, as they would be committed. Log and skip unreadable ones."""
         for offset, found in self._left_open():
-            message = found if isinstance(found, StoreError) else _to_be_asked(found)
+            message = found if isinstance(found, StoreError) else _verified(found)
             if not isinstance(message, StoreError):
                 half = Half(message.msg_id, offset, message.physical_offset)
                 topic = message.properties.get(PROPERTY_REAL_TOPIC, "")
                 yield half, message._replace(topic=topic, queue_id=number_in(message, PROPERTY_REAL_QUEUE))
-            elif offset not in self._told:
-                self._told.add(offset)
+            elif offset not in self._logged:
+                self._logged.add(offset)
                 _logger.error("%s: a transaction is open, and nobody is asked about it: %s", self._store.path, message)
 
     def save(self) -> None:
@@ -143,7 +143,7 @@ class HalfMessages:
         return max(committed or 0, self._store.min_offset(topic, QUEUE))
 
 
-def _to_be_asked(message: StoredMessage) -> StoredMessage | StoreError:
+def _verified(message: StoredMessage) -> StoredMessage | StoreError:
     """Return an error if the properties are damaged, because most have no checksum."""
     said = message.properties
     if PROPERTY_PRODUCER_GROUP in said and said.get(PROPERTY_TRANSACTION_ID, message.msg_id) == message.msg_id:
@@ -160,7 +160,7 @@ def number_in(message: StoredMessage, name: str) -> int:
     return int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
 
 
-def made(store: MessageStore, topic: str) -> str:
+def created(store: MessageStore, topic: str) -> str:
     """Return the topic, created with one queue if missing."""
     try:
         store.max_offset(topic, QUEUE)

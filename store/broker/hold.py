@@ -36,7 +36,7 @@ _REST_SECONDS = (0.00005, 0.001)
 _BYTES_A_QUEUE = 1 << 10  # reading this much log costs about as much as checking a queue
 
 # The request is woken, and its reader gets the error. Any other error ends the service.
-_TOLD_TO_READERS = (UnknownTopic, OffsetOutOfRange, CorruptStore, StoreUnavailable)
+_READER_ERRORS = (UnknownTopic, OffsetOutOfRange, CorruptStore, StoreUnavailable)
 
 QueueName = tuple[str, int]  # topic, queue id
 _logger = logging.getLogger("store")
@@ -298,7 +298,7 @@ class PullRequestHoldService(Opened):
         if self._seen <= confirm_offset <= self._seen + _BYTES_A_QUEUE * self._requests.queues:
             try:
                 return self._requests.accepting(self._store.arrivals(self._seen, confirm_offset))
-            except _TOLD_TO_READERS:  # deleted concurrently, or no record
+            except _READER_ERRORS:  # deleted concurrently, or no record
                 pass
         return self._behind()
 
@@ -324,7 +324,7 @@ class PullRequestHoldService(Opened):
                         request.noticed = end
                         continue
                 due.append(request)
-        except _TOLD_TO_READERS:
+        except _READER_ERRORS:
             return requests
         return due
 

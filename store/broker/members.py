@@ -49,7 +49,7 @@ _TRIES = 100  # to read an entry during a write
 
 
 class Roster:
-    """The members of one group. Answers may be stale at once; call `bury` and `enter` with the groups' lock.
+    """The members of one group. Answers may be stale at once; call `remove_dead` and `enter` with the groups' lock.
 
     path: the folder, for a `Watch`. rest_seconds: how long that may wait without a check.
     """
@@ -64,7 +64,7 @@ class Roster:
         found = (_entry(path) for path in self._files())
         return [entry for entry in found if entry is not None]
 
-    def bury(self, inherit: Callable[[MemberEntry, Positions], None]) -> None:
+    def remove_dead(self, inherit: Callable[[MemberEntry, Positions], None]) -> None:
         """Remove dead members. inherit: called with each one's entry and offsets."""
         for path in self._files():
             if not _is_alive(path):
@@ -73,12 +73,12 @@ class Roster:
                     inherit(entry, _done(path, entry))
                 _remove(path)
 
-    def enter(self, entry: MemberEntry) -> Seat:
+    def enter(self, entry: MemberEntry) -> MemberFiles:
         """Raises `GroupConflict` if it does not fit the others."""
         make_folder(self.path / DONE_DIR)
         for other in self.present():
             check_fit(self.path.name, entry, other, _processes(self._file(other)))
-        return Seat(self._file(entry), entry)
+        return MemberFiles(self._file(entry), entry)
 
     def _file(self, entry: MemberEntry) -> Path:
         return self.path / f"{entry.id}{MEMBER_SUFFIX}"
@@ -87,7 +87,7 @@ class Roster:
         return sorted(self.path.glob(f"*{MEMBER_SUFFIX}"))
 
 
-class Seat(Opened):
+class MemberFiles(Opened):
     """A member's locked files, until `leave` or `drop`."""
 
     _refusal: OSError | None = None  # the error for which it left

@@ -66,7 +66,7 @@ def send_back(
         some = [messages[row] for row in order.tolist() if dead[row] == is_dead]
         if some:
             queues = DEAD_LETTER_QUEUES if is_dead else retry_queues
-            topic = _made(store, (DLQ_TOPIC_PREFIX if is_dead else RETRY_TOPIC_PREFIX) + group, queues)
+            topic = _created(store, (DLQ_TOPIC_PREFIX if is_dead else RETRY_TOPIC_PREFIX) + group, queues)
             copies = _copies(store, some)
             places = _places(some, topic, random.randrange(queues))
             append.add_copies(copies, _dead(places) if is_dead else _later(places, level))
@@ -84,7 +84,7 @@ def first_id(msg_id: str, properties: Mapping[str, str]) -> str:
     return msg_id if PROPERTY_UNIQ_KEY in properties else properties.get(PROPERTY_ORIGIN_ID, msg_id)
 
 
-def _made(store: MessageStore, topic: str, queues: int) -> str:
+def _created(store: MessageStore, topic: str, queues: int) -> str:
     try:
         store.max_offset(topic, queues - 1)
     except UnknownTopic:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from store.api.message_store import MessageStore
-from store.broker.half_messages import QUEUE, Half, HalfMessages, made, number_in, op_body
+from store.broker.half_messages import QUEUE, Half, HalfMessages, created, number_in, op_body
 from store.disk.consumer_offsets import check_group_name
 from store.disk.opened import is_owned
 from store.disk.topics import Topics
@@ -147,12 +147,12 @@ class Transactions:
             try:
                 return end(halves)
             except TransactionEnded:
-                found = self._where_now(halves)
+                found = self._current_places(halves)
                 if found == list(halves):
                     raise
                 halves = found
 
-    def _where_now(self, halves: Sequence[Half]) -> list[Half]:
+    def _current_places(self, halves: Sequence[Half]) -> list[Half]:
         with self._turn:
             asked = [each for each in self._halves.open() if PROPERTY_CHECK_TIMES in each[1].properties]
             now: dict[_KnownBy | None, Half] = {_known_by(message): half for half, message in asked}
@@ -271,7 +271,7 @@ class EndingAppend:
         """
         times = number_in(message, PROPERTY_CHECK_TIMES)
         waits = times < max_checks - 1 and self._topics.queue_count(message.topic) > 0
-        topic = HALF_TOPIC if waits else made(self._store, UNDECIDED_TOPIC)
+        topic = HALF_TOPIC if waits else created(self._store, UNDECIDED_TOPIC)
         copies = self._store.copies(np.array([half.physical_offset], np.int64))
         counted = {PROPERTY_CHECK_TIMES: texts([str(times + 1)])}
         self._append.add_copies(copies, Places(topic, np.array([QUEUE]), counted))

@@ -16,13 +16,13 @@ _NEVER = math.inf
 class Handful:
     """Messages that are handed out together.
 
-    since: `time.monotonic()` seconds of that; infinity if not in hand. is_told: logged as hanging.
+    since: `time.monotonic()` seconds of that; infinity if not in hand. is_logged: logged as hanging.
     """
 
     messages: Messages
     since: float = field(default=_NEVER, init=False)
     is_done: bool = field(default=False, init=False)
-    is_told: bool = field(default=False, init=False)
+    is_logged: bool = field(default=False, init=False)
 
     @property
     def begin(self) -> int:
@@ -42,7 +42,7 @@ class ProcessQueue:
         """begin: the queue offset to pull from. max_count, max_bytes: see `is_full`."""
         self.queue = queue
         self.pulled = begin  # all matching messages before it were pulled
-        self.sent_to: int | None = None  # queue offset to continue at, if the log requested one
+        self.redirected_to: int | None = None  # queue offset to continue at, if the log requested one
         self.lost_at: int | None = None  # queue offset of a message missing from the log
         self.is_stopped = False
         self.count = 0
@@ -123,7 +123,7 @@ class ProcessQueue:
             self._weigh(self._handed.popleft().messages, -1)
 
     def give_back(self, handful: Handful, at: float) -> None:
-        handful.since, handful.is_told = _NEVER, False
+        handful.since, handful.is_logged = _NEVER, False
         self._again.append((at, handful))
 
     def stop(self) -> None:

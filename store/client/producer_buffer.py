@@ -34,7 +34,7 @@ class Buffer:
         self._room = threading.Condition(self._lock)  # for all other threads
         self._lots: dict[str, Lot] = {}
         self._bytes = 0
-        self._attend_at = 0  # bytes from which `add` checks for room and wakes the taker
+        self._check_at = 0  # bytes from which `add` checks for room and wakes the taker
         self._is_closed = self._is_urgent = self._is_over = False
         self._why_closed: StoreClosed | None = None
         self._last_sequences: dict[str, int] = {}  # by topic, of the taken messages
@@ -50,8 +50,8 @@ class Buffer:
                 raise self._locked()
             try:
                 self._is_adding = True
-                if attends := self._bytes >= self._attend_at:
-                    self._attend()
+                if is_check_due := self._bytes >= self._check_at:
+                    self._check_room()
                 lot = self._lots.get(topic)
                 if lot is None:
                     lot = Lot(topic)
@@ -64,9 +64,9 @@ class Buffer:
                 if not number:
                     self._lots[topic] = lot
                 self._bytes += size
-                if attends or self._bytes >= self._attend_at:
+                if is_check_due or self._bytes >= self._check_at:
                     self._work.notify()
-                    self._attend_at = self._batch_bytes if self._bytes < self._batch_bytes else self._max_bytes
+                    self._check_at = self._batch_bytes if self._bytes < self._batch_bytes else self._max_bytes
                 return SendFuture(lot, number)
             finally:
                 self._is_adding = False
@@ -96,7 +96,7 @@ class Buffer:
                 "topic, also of what is sent again because it was refused"
             )
 
-    def _attend(self) -> None:
+    def _check_room(self) -> None:
         if self._bytes >= self._max_bytes:
             self._wait_for_room()
         if self._is_closed:
@@ -132,7 +132,7 @@ class Buffer:
                 return None
             lots, self._lots = list(self._lots.values()), {}
             self._last_sequences |= {lot.topic: lot.sequences[len(lot) - 1] for lot in lots if lot.sequences}
-            self._bytes = self._attend_at = 0
+            self._bytes = self._check_at = 0
             self._is_urgent = self._is_closed
             self._taken += 1
             self._room.notify_all()
@@ -160,7 +160,7 @@ class Buffer:
         with self._lock:
             self._why_closed = self._why_closed or why
             self._is_closed = self._is_urgent = True
-            self._attend_at = 0
+            self._check_at = 0
             self._work.notify()
             self._room.notify_all()
 

@@ -25,15 +25,15 @@ _PROPERTIES = [field.name for field in fields(Message)][1:].index("properties")
 
 
 class Failure:
-    """is_told: whether a future has raised the error."""
+    """is_raised: whether a future has raised the error."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error
-        self.is_told = False
+        self.is_raised = False
 
-    def tell(self) -> BaseException:
+    def to_raise(self) -> BaseException:
         """Return a copy of the error, because each `raise` extends the traceback."""
-        self.is_told = True
+        self.is_raised = True
         if not isinstance(self._error, StoreError):
             return self._error
         error = copy.copy(self._error)
@@ -131,13 +131,13 @@ class SendFuture:
         """Wait up to `timeout` seconds. Raises the error of the append, and `TimeoutError`."""
         outcome = self._outcome(timeout)
         if isinstance(outcome, Failure):
-            raise outcome.tell()
+            raise outcome.to_raise()
         return outcome
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait up to `timeout` seconds for the append's error; None if it succeeded. Raises `TimeoutError`."""
         outcome = self._outcome(timeout)
-        return outcome.tell() if isinstance(outcome, Failure) else None
+        return outcome.to_raise() if isinstance(outcome, Failure) else None
 
     def done(self) -> bool:
         return self._lot.is_settled

@@ -31,7 +31,7 @@ from store.format.strict_json import decode, encode
 from store.format.topic_names import PRODUCERS_TOPIC
 from store.model.errors import InvalidGroup, OffsetLost, StoreLocked
 
-_NOTE_SECONDS = 60.0
+_PERSIST_SECONDS = 60.0
 
 Sequences = Mapping[str, int]  # by topic
 
@@ -68,7 +68,7 @@ class Memory:
             self._opened_at = store.confirm_offset - 1  # at or after all messages found below
             self.found: Sequences = self._find()
             self._reached = {topic: (last, self._opened_at) for topic, last in self.found.items()}
-            self._note(is_open=True)
+            self._persist(is_open=True)
         except BaseException:
             self._lock.close()
             raise
@@ -79,27 +79,27 @@ class Memory:
 
     def has(self, topic: str, sequence: int) -> bool:
         """Return whether the log had this sequence or a higher one on opening. False if the topic was deleted since."""
-        return sequence <= self.found.get(topic, sequence - 1) and self._is_there(topic, self._opened_at)
+        return sequence <= self.found.get(topic, sequence - 1) and self._exists(topic, self._opened_at)
 
     def reach(self, sequences: Sequences, at: int) -> None:
         """at: commit log offset (bytes)."""
         self._reached.update({topic: (last, at) for topic, last in sequences.items()})
 
-    def _there(self) -> dict[str, int]:
-        return {topic: last for topic, (last, at) in self._reached.items() if self._is_there(topic, at)}
+    def _existing(self) -> dict[str, int]:
+        return {topic: last for topic, (last, at) in self._reached.items() if self._exists(topic, at)}
 
-    def _is_there(self, topic: str, at: int) -> bool:
+    def _exists(self, topic: str, at: int) -> bool:
         return bool(self._topics.queue_count(topic)) and self._topics.deletions().get(topic, 0) <= at
 
-    def note_if_due(self) -> None:
+    def persist_if_due(self) -> None:
         """Raises as `MessageStore.flush`."""
-        if time.monotonic() - self._noted > _NOTE_SECONDS:
-            self._note(is_open=True)
+        if time.monotonic() - self._persisted_at > _PERSIST_SECONDS:
+            self._persist(is_open=True)
 
     def close(self) -> None:
         """Raises as `MessageStore.flush`."""
         try:
-            self._note(is_open=False)
+            self._persist(is_open=False)
         finally:
             self._lock.close()
 
@@ -121,11 +121,11 @@ class Memory:
                 sequences |= {topic: last for topic, last in decode(body).items() if is_there(topic, at)}
         return sequences
 
-    def _note(self, *, is_open: bool) -> None:
+    def _persist(self, *, is_open: bool) -> None:
         since = self._store.offsets(PRODUCERS_TOPIC, 0)[1]
         self._store.flush()
-        noted: dict[str, int] | None = None
+        written: dict[str, int] | None = None
         # check again, in case it wrote back a concurrently deleted topic
-        while noted != (noted := self._there()):
-            Reached(noted, since, is_open).write(self._folder)
-        self._noted = time.monotonic()
+        while written != (written := self._existing()):
+            Reached(written, since, is_open).write(self._folder)
+        self._persisted_at = time.monotonic()

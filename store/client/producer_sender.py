@@ -80,7 +80,7 @@ class Sender(threading.Thread):
             self._taken = ()
             if self._memory is not None and self._fatal is None:
                 try:
-                    self._memory.note_if_due()
+                    self._memory.persist_if_due()
                 except Exception as error:  # noqa: BLE001  `raise_unseen` raises it
                     self._failed(error)
 
@@ -143,7 +143,7 @@ class Sender(threading.Thread):
     def _failed(self, error: BaseException) -> Failure:
         traceback.clear_frames(error.__traceback__)  # they would keep the messages in memory
         failure = Failure(error)
-        self._failures = [each for each in self._failures if not each.is_told]
+        self._failures = [each for each in self._failures if not each.is_raised]
         if len(self._failures) < _MOST_FAILURES:
             self._failures.append(failure)
         else:
@@ -153,11 +153,11 @@ class Sender(threading.Thread):
     def raise_unseen(self) -> None:
         """Raise the first error that no future has raised, with the others as notes."""
         failures, self._failures = self._failures, []
-        unseen = [failure for failure in failures if not failure.is_told]
+        unseen = [failure for failure in failures if not failure.is_raised]
         if unseen:
-            error = unseen[0].tell()
+            error = unseen[0].to_raise()
             for failure in unseen[1:]:
-                error.add_note(f"and, of others: {failure.tell()}")
+                error.add_note(f"and, of others: {failure.to_raise()}")
             raise error
 
     def must_be_another_thread(self) -> None:

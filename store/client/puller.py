@@ -22,7 +22,7 @@ from store.model.log_protocol import Held, Log, MessageFilter, Queue, QueueRange
 
 _IDLE_SECONDS = 60.0
 _FEW = 16
-_LOOKED_AT = 1 << 16  # messages to read between two commits if none match
+_MOST_SCANNED = 1 << 16  # messages to read between two commits if none match
 _logger = logging.getLogger("store")
 
 
@@ -125,7 +125,7 @@ class Puller:
         if queue.is_stopped:
             return
         if not found.length and found.start != queue.pulled:
-            queue.sent_to = found.start
+            queue.redirected_to = found.start
             self._queues.stop(queue)
         elif self._fill(queue, found.end):
             self._wait_for(held, queue)
@@ -134,13 +134,13 @@ class Puller:
         if not self._filter.columns:  # all messages match
             end = min(end, queue.pulled + max(1, queue.room))
         elif self._filter.tags_codes is None:  # reads each message: leave time for other queues and for a commit
-            end = min(end, queue.pulled + _LOOKED_AT)
+            end = min(end, queue.pulled + _MOST_SCANNED)
         try:
             for columns in self._read(QueueRange(queue.queue, queue.pulled, end)):
                 self._figures.delivered.add_all(np.maximum(time.time() * 1000 - columns.stored_at, 0))
                 for piece in columns.pieces():
-                    goes_on = self._queues.put(queue, piece)
-                if not goes_on:
+                    has_room = self._queues.put(queue, piece)
+                if not has_room:
                     return False
         except (OffsetOutOfRange, UnknownTopic) as error:
             return self._corrected(queue, error)

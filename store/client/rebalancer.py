@@ -60,7 +60,7 @@ class Rebalancer:
         self._config = config
         self._mine: dict[Queue, ProcessQueue] = {}
         self._leaving: dict[Queue, Leaving] = {}
-        self._were_gone: set[str] = set()  # missing once, so read from the start
+        self._were_missing: set[str] = set()  # missing once, so read from the start
         self._renewed = -math.inf
         self._persisted = time.monotonic()
 
@@ -82,8 +82,8 @@ class Rebalancer:
         """Adapt to the group's members, topics and offset resets. `StoreBusy` can be retried."""
         now = time.monotonic()
         self.renew()
-        self._begin_anew(self._queues.forget(self._member.resets), now)
-        self._correct(now)
+        self._restart(self._queues.forget(self._member.resets), now)
+        self._leave_stopped(now)
         known = self._known()
         wanted = set(allocate(known, self._member.members(), self._member.id))
         for name in self._mine.keys() - wanted:
@@ -93,7 +93,7 @@ class Rebalancer:
             self._persist()
             self._persisted = now
         self._take_over(wanted - self._mine.keys() - self._leaving.keys())  # last, because it fails if a broker is down
-        self._name_what_hangs(now)
+        self._log_hanging(now)
 
     def renew(self) -> None:
         """Renew the queue locks if due, and drop the queues that another member locked."""
@@ -125,10 +125,10 @@ class Rebalancer:
 
     def _known(self) -> set[Queue]:
         topics = self._log.topics()
-        self._were_gone |= self._pullers.keys() - topics.keys()
+        self._were_missing |= self._pullers.keys() - topics.keys()
         return {queue for topic in self._pullers for queue in topics.get(topic, ())}
 
-    def _begin_anew(self, resets: Positions, now: float) -> None:
+    def _restart(self, resets: Positions, now: float) -> None:
         for name, position in resets.items():
             leaving = self._leaving.get(name)
             if name in self._mine:
@@ -136,18 +136,18 @@ class Rebalancer:
             elif leaving is not None and leaving.again_at is not None:  # the last reset counts
                 self._leaving[name] = leaving._replace(again_at=position)
 
-    def _correct(self, now: float) -> None:
+    def _leave_stopped(self, now: float) -> None:
         """Give back the queues that the puller stopped.
 
         The next step restarts those that exist, from the committed offset or the one that the log requested.
         """
         for name, queue in list(self._mine.items()):
             if queue.is_stopped:
-                if queue.sent_to is not None:
+                if queue.redirected_to is not None:
                     with suppress(UnknownTopic):
-                        self._member.reset({name: queue.sent_to})
+                        self._member.reset({name: queue.redirected_to})
                         what = "%s: read up to %d, and going on at %d: an admin tool has reset the group"
-                        _logger.warning(what, name, queue.pulled, queue.sent_to)
+                        _logger.warning(what, name, queue.pulled, queue.redirected_to)
                 self._leave(name, now)
 
     def _leave(self, queue: Queue, now: float, again_at: int | None = None) -> None:
@@ -173,7 +173,7 @@ class Rebalancer:
             return
         where = self._config.consume_from_where
         for topic in {queue.topic for queue in got}:
-            is_new = topic in self._were_gone
+            is_new = topic in self._were_missing
             self._begin_in(topic, ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET if is_new else where)
         self._consume(got, self._member.committed(got))
 
@@ -187,7 +187,7 @@ class Rebalancer:
         bounds, begins = self._log.bounds(got), dict[Queue, int]()
         for queue, position in positions.items():
             if queue in bounds:
-                begin = _within(queue, position, bounds[queue])
+                begin = _clamped(queue, position, bounds[queue])
                 if begin < position:  # else the group ignores commits below its committed offset
                     self._member.reset({queue: begin})
                 else:
@@ -198,18 +198,18 @@ class Rebalancer:
         if gone := set(got) - self._mine.keys():
             self._member.unlock(gone)
 
-    def _name_what_hangs(self, now: float) -> None:
+    def _log_hanging(self, now: float) -> None:
         for queue in self._held.values():
             for handful in self._queues.in_hand(queue):
-                if not handful.is_told and now > handful.since + self._config.consume_timeout:
-                    handful.is_told = True
+                if not handful.is_logged and now > handful.since + self._config.consume_timeout:
+                    handful.is_logged = True
                     _logger.warning(
                         "%s: %r: in hand for %.1f seconds; nothing behind it is acknowledged",
                         queue.queue, handful.messages, now - handful.since,
                     )  # fmt: skip
 
 
-def _within(queue: Queue, position: int, bounds: Bounds) -> int:
+def _clamped(queue: Queue, position: int, bounds: Bounds) -> int:
     if position < bounds.min_offset:
         what = "messages [%d, %d) were deleted before they were consumed"
         _logger.warning(f"%s: {what}", queue, position, bounds.min_offset)

@@ -35,7 +35,7 @@ _REMEDIES = {
 }
 
 
-def may_pass(error: RemotingError) -> bool:
+def is_temporary(error: RemotingError) -> bool:
     """Whether a retry may succeed."""
     return isinstance(error, Unreachable) or (isinstance(error, RequestRefused) and error.code in _PASSING)
 

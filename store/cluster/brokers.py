@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from store.cluster.address import FIRST_PAUSE_SECONDS, PAUSE_SECONDS, REQUEST_SECONDS, ClusterAddress
-from store.cluster.broker_refusals import explained, may_pass
+from store.cluster.broker_refusals import explained, is_temporary
 from store.cluster.route_table import Broker, RouteTable, parse_topic_stats
 from store.model.codes import RequestCode, ResponseCode
 from store.model.errors import RemotingError, Unreachable, Untrusted
@@ -31,7 +31,7 @@ class CopyAnswers:
     def __init__(self) -> None:
         self._known: dict[tuple[Queue, RequestCode], int] = {}  # the master's last answer, or a slave's that is further
 
-    def heard(self, broker: Broker, queue: Queue, code: RequestCode, answer: Command) -> Command:
+    def corrected(self, broker: Broker, queue: Queue, code: RequestCode, answer: Command) -> Command:
         """Return an answer. For a slave, no end is lower, and no begin higher, than the last known one.
 
         Raises `Unreachable` if a slave lacks the topic or the offset, because only its master can decide.
@@ -48,7 +48,7 @@ class CopyAnswers:
         )
 
     def bounds(self, broker: Broker, queue: Queue, there: Bounds) -> Bounds:
-        """Correct bounds as `heard` does."""
+        """Correct bounds as `corrected` does."""
         first = self._further(broker, queue, RequestCode.GET_MIN_OFFSET, there.min_offset)
         return Bounds(first, self._further(broker, queue, RequestCode.GET_MAX_OFFSET, there.max_offset))
 
@@ -84,10 +84,10 @@ class Brokers:
     at the broker's address in a new route or at its slaves.
     """
 
-    def __init__(self, address: ClusterAddress, heard: Callable[[Command], None] = lambda command: None) -> None:
-        """heard: see `Client`."""
+    def __init__(self, address: ClusterAddress, on_request: Callable[[Command], None] = lambda command: None) -> None:
+        """on_request: see `Client`."""
         self.address = address
-        self._client = Client(REQUEST_SECONDS, address.tls, heard)
+        self._client = Client(REQUEST_SECONDS, address.tls, on_request)
         self.tls = None if address.tls is None else address.tls.context()
         self.routes = RouteTable(address, self._client)
         self._copies = CopyAnswers()
@@ -110,7 +110,7 @@ class Brokers:
                 try:
                     taken = self.take(answer, where[asks[key].queue], asks[key])
                 except RemotingError as error:
-                    if not may_pass(error):
+                    if not is_temporary(error):
                         raise
                     failed[key] = error
                 else:
@@ -131,7 +131,7 @@ class Brokers:
         `RequestRefused`.
         """
         said = answered(answer, broker, ask.code, ask.queue, (*ask.answers, ResponseCode.TOPIC_NOT_EXIST))
-        command = self._copies.heard(broker, ask.queue, ask.code, said)
+        command = self._copies.corrected(broker, ask.queue, ask.code, said)
         return command if command.code in ask.answers else None
 
     def begin_stats(self, broker: Broker, topic: str, timeout: float) -> Future[Command]:
@@ -143,7 +143,7 @@ class Brokers:
         code = RequestCode.GET_TOPIC_STATS_INFO
         said = answered(answer, broker, code, queues[0].topic, (ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST))
         for queue in queues:
-            self._copies.heard(broker, queue, code, said)
+            self._copies.corrected(broker, queue, code, said)
         there = parse_topic_stats(broker.name, bytes(said.body)) if said.code == ResponseCode.SUCCESS else {}
         return {queue: self._copies.bounds(broker, queue, there[queue]) for queue in queues if queue in there}
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from store.cluster.address import ANSWER_SECONDS
-from store.cluster.broker_refusals import may_pass
+from store.cluster.broker_refusals import is_temporary
 from store.cluster.brokers import Brokers
 from store.cluster.held_pulls import Tails
 from store.cluster.route_table import Broker
@@ -95,7 +95,7 @@ class ClusterBounds:
             try:
                 found |= self._brokers.take_stats(answer, broker, queues)
             except RemotingError as error:
-                if not may_pass(error):
+                if not is_temporary(error):
                     raise
                 failed[broker.name] = error
         return found, failed

@@ -14,7 +14,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from store.cluster.address import ClusterAddress
-from store.cluster.broker_refusals import explained, may_pass
+from store.cluster.broker_refusals import explained, is_temporary
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.cluster_log import ClusterLog
 from store.format.arrays import constant, flat, lengths
@@ -126,7 +126,9 @@ class Sending:
                     who = f"broker {broker.name} at {broker.writable[0]}"
                     raise explained(command, who, self._left[queue][0].code, queue)
             except RemotingError as error:
-                if not (may_pass(error) or (isinstance(error, RequestRefused) and error.code in _NOT_ON_ALL_DEVICES)):
+                if not (
+                    is_temporary(error) or (isinstance(error, RequestRefused) and error.code in _NOT_ON_ALL_DEVICES)
+                ):
                     raise
                 failed[queue] = error
             else:

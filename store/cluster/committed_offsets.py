@@ -7,7 +7,7 @@ import threading
 from collections.abc import Collection, Iterable, Sequence
 
 from store.cluster.address import ANSWER_SECONDS
-from store.cluster.broker_refusals import may_pass
+from store.cluster.broker_refusals import is_temporary
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.held_pulls import held_pull
 from store.model.codes import RequestCode, ResponseCode
@@ -78,7 +78,7 @@ class MemberOffsets:
             try:
                 self._set(self._committed_in(each), once=True)
             except RemotingError as error:
-                if not may_pass(error):
+                if not is_temporary(error):
                     raise
                 failed.append(Unreachable(str(error)))
         warn_or_raise(self._what, failed, len(of_broker), "its offsets are persisted later")

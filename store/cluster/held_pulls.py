@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from store.cluster.address import REQUEST_SECONDS
-from store.cluster.broker_refusals import may_pass
+from store.cluster.broker_refusals import is_temporary
 from store.cluster.brokers import Ask, Brokers
 from store.cluster.pulls import PULLED, PulledRecords, pull_header
 from store.cluster.route_table import Broker
@@ -138,13 +138,13 @@ class ClusterHeld:
         self._failed: list[tuple[float, _Pull]] = []  # by the time of their retry
         self._failing: set[Queue] = set()
         self._heard = -math.inf  # `time.monotonic()` of the last answer
-        self._gone: list[_Pull] = []  # of queues without a broker
+        self._without_broker: list[_Pull] = []  # of queues without a broker
         for queue, position in begin.items():
             self._begin(_Pull(queue, position))
 
     def again(self, queue: Queue, position: int) -> None:
         self._failed = [(when, pull) for when, pull in self._failed if pull.queue != queue]
-        self._gone = [pull for pull in self._gone if pull.queue != queue]
+        self._without_broker = [pull for pull in self._without_broker if pull.queue != queue]
         if time.monotonic() < self._deadline:
             self._begin(_Pull(queue, position))
 
@@ -156,9 +156,9 @@ class ClusterHeld:
 
     def __next__(self) -> QueueRange | None:
         quiet = time.monotonic() + self._idle
-        while self._under_way or self._is_retried() or self._gone:
-            if self._gone:
-                return _nothing(self._gone.pop())
+        while self._under_way or self._is_retried() or self._without_broker:
+            if self._without_broker:
+                return _nothing(self._without_broker.pop())
             try:
                 answered = self._woken.get(timeout=max(0.0, self._next_look(quiet) - time.monotonic()))
             except Empty:
@@ -194,7 +194,7 @@ class ClusterHeld:
         queue, position, _ = pull
         broker = self._brokers.routes.readable([queue]).get(queue)
         if broker is None:
-            self._gone.append(pull)
+            self._without_broker.append(pull)
             return
         seconds = min(HOLD_SECONDS, max(0.0, self._deadline - time.monotonic()))
         ask = held_pull(self._brokers.address.consumer_group, queue, position, _MOST_AT_ONCE, seconds)
@@ -243,7 +243,7 @@ class ClusterHeld:
         since = now if pull.failing is None else pull.failing
         self._failing.add(pull.queue)
         others_are_well = self._under_way.keys() - self._failing or now - self._heard <= timeout
-        if not may_pass(error) or (now - since > timeout and not others_are_well):
+        if not is_temporary(error) or (now - since > timeout and not others_are_well):
             raise error
         if pull.failing is None:
             _logger.warning("%s: %s is pulled again: %s", self._brokers.address, pull.queue, error)

@@ -26,7 +26,7 @@ from store.remoting.command import Command
 from store.remoting.headers import SendBack
 
 _LOOK_SECONDS = 10.0  # without a notification; RocketMQ's waitInterval is 20 s
-_UNHEARD_SECONDS = LOCK_SECONDS / 2  # how long a lock lasts if its broker does not answer
+_UNANSWERED_SECONDS = LOCK_SECONDS / 2  # how long a lock lasts if its broker does not answer
 _logger = logging.getLogger("store")
 
 
@@ -94,10 +94,10 @@ class ClusterMember(Opened):
             self.must_be_open()
             now = time.monotonic()
             self._presence.beat_if_due()
-            granted, unheard = (wanted, set[Queue]()) if self._locks is None else self._locks.lock(wanted)
+            granted, unanswered = (wanted, set[Queue]()) if self._locks is None else self._locks.lock(wanted)
             before = self._claims
-            kept = {queue for queue in unheard & before.keys() if now - before[queue] <= _UNHEARD_SECONDS}
-            self._set_claims(claim(wanted - unheard, before, wanted - granted - kept, now))
+            kept = {queue for queue in unanswered & before.keys() if now - before[queue] <= _UNANSWERED_SECONDS}
+            self._set_claims(claim(wanted - unanswered, before, wanted - granted - kept, now))
             return wanted & self._claims.keys()
 
     def asked(self) -> set[Queue]:
@@ -224,10 +224,10 @@ class _BrokerLocks:
         Raises `Unreachable` if no broker answers, `RequestRefused`.
         """
         granted = set()
-        answers, unheard = self._ask(RequestCode.LOCK_BATCH_MQ, wanted)
+        answers, unanswered = self._ask(RequestCode.LOCK_BATCH_MQ, wanted)
         for broker, body in answers:
             granted |= parse_locked(broker, body)
-        return granted, unheard
+        return granted, unanswered
 
     def unlock(self, queues: Collection[Queue]) -> None:
         """Raises as `lock`."""
@@ -243,12 +243,12 @@ class _BrokerLocks:
                 body = encode(LockRequest(self._group, self._client_id, named))
                 answer = self._brokers.send(broker, code, body=body, timeout=ANSWER_SECONDS)
                 asked.append((broker, of_broker, answer))
-        answers, unheard, failed = [], set[Queue](), []
+        answers, unanswered, failed = [], set[Queue](), []
         for broker, of_broker, answer in asked:
             try:
                 answers.append((broker.name, bytes(answered_in_time(answer, broker, code).body)))
             except Unreachable as error:
-                unheard.update(of_broker)
+                unanswered.update(of_broker)
                 failed.append(error)
         warn_or_raise(f"member {self._client_id} of group {self._group}", failed, len(asked), "locks are asked again")
-        return answers, unheard
+        return answers, unanswered

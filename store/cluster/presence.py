@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from store.api.group_protocol import Subscription
 from store.broker.entries import MemberEntry
 from store.cluster.address import ANSWER_SECONDS
-from store.cluster.broker_refusals import may_pass
+from store.cluster.broker_refusals import is_temporary
 from store.cluster.brokers import Brokers, answered
 from store.cluster.route_table import Broker, parse_member_ids
 from store.format.hashes import java_hash_code
@@ -117,7 +117,7 @@ def answered_in_time(answer: Future[Command], broker: Broker, code: RequestCode)
     try:
         return answered(answer, broker, code)
     except RequestRefused as error:
-        if may_pass(error):
+        if is_temporary(error):
             raise Unreachable(str(error)) from error
         raise
 

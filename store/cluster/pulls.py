@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from store.cluster.address import REQUEST_SECONDS
-from store.cluster.broker_refusals import explained, may_pass
+from store.cluster.broker_refusals import explained, is_temporary
 from store.cluster.brokers import Brokers
 from store.cluster.route_table import Broker
 from store.disk.config import StoreConfig
@@ -89,7 +89,7 @@ def pull(brokers: Brokers, wanted: QueueRange) -> Iterator[PulledRecords]:
                 given = records.end
                 missing, pause = None, _FIRST_PAUSE_SECONDS
         except RemotingError as error:
-            if not may_pass(error):
+            if not is_temporary(error):
                 raise
             now = time.time()
             missing = missing or MissingBroker(broker.name, now, str(error))

@@ -26,7 +26,7 @@ from store.cluster.address import (
     REQUEST_SECONDS,
     ClusterAddress,
 )
-from store.cluster.broker_refusals import explained, may_pass
+from store.cluster.broker_refusals import explained, is_temporary
 from store.format.layout import GROUP_SEPARATOR, SYSTEM_TOPIC_PREFIX, SYSTEM_TOPICS
 from store.format.strict_json import decode_fastjson
 from store.model.codes import RequestCode, ResponseCode
@@ -239,7 +239,9 @@ class RouteTable:
         self._order: dict[str, tuple[float, dict[str, int]]] = {}
         self._own: tuple[float, list[str]] = -math.inf, []  # topics of the cluster and its brokers
         self._server = 0  # index of the one that answered last
-        self._unheard = -math.inf  # `time.monotonic()` when none of them answered, so that not each topic waits for it
+        self._unanswered_at = (
+            -math.inf
+        )  # `time.monotonic()` when none of them answered, so that not each topic waits for it
 
     def topics(self, oldest: float) -> list[str]:
         """All topics except a cluster's own, at most a second old; older ones if no name server answers.
@@ -276,7 +278,7 @@ class RouteTable:
             known = self._routes.get(topic)
         now, may_be_old = time.monotonic(), known is not None and oldest > 0.0
         made = -math.inf if known is None else known.made
-        if may_be_old and (now - made < oldest or now - self._unheard < max(oldest, ANSWER_SECONDS)):
+        if may_be_old and (now - made < oldest or now - self._unanswered_at < max(oldest, ANSWER_SECONDS)):
             return known
         try:
             expected = self._address.brokers | (known or Route()).brokers
@@ -284,7 +286,7 @@ class RouteTable:
         except Unreachable:
             if not may_be_old:
                 raise
-            self._unheard = time.monotonic()
+            self._unanswered_at = time.monotonic()
             return known
         with self._lock:
             self._routes[topic] = found
@@ -436,7 +438,7 @@ class RouteTable:
                     if answer.code in (ResponseCode.SUCCESS, *answers)
                     else explained(answer, f"name server {server}", code)
                 )
-                if refused is not None and (may_pass(refused) or (refused.code, code) == _NOT_READY):
+                if refused is not None and (is_temporary(refused) or (refused.code, code) == _NOT_READY):
                     silent.append(str(refused))
                     continue
                 self._server = (self._server + number) % len(servers)

@@ -50,10 +50,10 @@ class DirectoryGroup:
         if model is MessageModel.CLUSTERING:
             self._must_not_be_served()
 
-        with files.in_turn():
+        with files.locked():
             resets, _ = files.resets.read()
-            seat = files.enter(MemberEntry(id_, dict(subscriptions), model, orderly, exclusive, resets))
-            member = DirectoryMember(files, seat)
+            member_files = files.enter(MemberEntry(id_, dict(subscriptions), model, orderly, exclusive, resets))
+            member = DirectoryMember(files, member_files)
         try:
             if model is MessageModel.CLUSTERING:  # again: a server may have started before it could see this member
                 self._must_not_be_served()
@@ -85,12 +85,12 @@ class DirectoryGroup:
         return {queue: found[queue] for queue in queues if queue in found}
 
     def create(self) -> None:
-        with self._files.in_turn():
+        with self._files.locked():
             self._files.offsets.settings.create(self.name)
 
     def configure(self, settings: Mapping[str, Any]) -> None:
         """Change settings of RocketMQ's SubscriptionGroupConfig. Create the group if missing."""
-        with self._files.in_turn():
+        with self._files.locked():
             self._files.offsets.settings.configure(self.name, settings)
 
     def delete(self, *, with_offsets: bool) -> None:
@@ -99,7 +99,7 @@ class DirectoryGroup:
         Raises `UnknownGroup`, and `GroupConflict` while the group has members.
         """
         self.must_exist()
-        with self._files.in_turn():
+        with self._files.locked():
             if members := self._files.roster.present():
                 raise GroupConflict(f"{self.path}: group {self.name} has members: {members[0].id}; end those first")
             for offsets in (self._files.offsets, *ConsumerOffsets.of_instances(self.path, self.name)):
@@ -123,5 +123,5 @@ class DirectoryGroup:
             self._no_clients(
                 "go on where they are. Let it reset the group (mqadmin resetOffsetByTime), or end those first"
             )
-        with self._files.in_turn():
+        with self._files.locked():
             self._files.reset(positions)

@@ -15,7 +15,7 @@ from store.api.message_store import MessageStore
 from store.broker.allocation import claim, held
 from store.broker.entries import MemberEntry
 from store.broker.group_files import GroupFiles, GroupOffsets
-from store.broker.members import Seat
+from store.broker.members import MemberFiles
 from store.broker.retries import send_back
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.format.stored_message import StoredMessage
@@ -37,20 +37,20 @@ class _Sight(NamedTuple):
 class DirectoryMember:
     """A `Member`, until `leave`."""
 
-    def __init__(self, files: GroupFiles, seat: Seat) -> None:
+    def __init__(self, files: GroupFiles, member_files: MemberFiles) -> None:
         """Call it with the groups' lock."""
         self.path = files.root
-        self.id = seat.entry.id
+        self.id = member_files.entry.id
         self._files = files
-        self._seat = seat
-        self._offsets = GroupOffsets(files.offsets_of(seat.entry), files.name, seat.note)
+        self._member_files = member_files
+        self._offsets = GroupOffsets(files.offsets_of(member_files.entry), files.name, member_files.note)
         self._watch = Watch()
         self._watch.add(files.roster)
         self._seen = self._look()
-        self._store = _WriterOnDemand(files, seat)
+        self._store = _WriterOnDemand(files, member_files)
 
     def members(self) -> list[str]:
-        self._seat.must_be_open()
+        self._member_files.must_be_open()
         return sorted([self.id, *(entry.id for entry in self._other_members() if not entry.exclusive)])
 
     def wait(self, timeout: float) -> bool:
@@ -65,71 +65,73 @@ class DirectoryMember:
 
     def lock(self, queues: Iterable[Queue], *, ask: bool = False) -> set[Queue]:
         wanted = set(queues)
-        with self._in_turn():
-            now, own = time.monotonic(), self._seat.entry.claims
+        with self._locked():
+            now, own = time.monotonic(), self._member_files.entry.claims
             claims = claim(wanted, own, self._claimed_by_others(now), now)
             if own.keys() - claims.keys():
                 self._persist()
             self._offsets.forget(own.keys() ^ claims.keys())
-            self._seat.claim(claims, asks=sorted(wanted - claims.keys()) if ask else ())
+            self._member_files.claim(claims, asks=sorted(wanted - claims.keys()) if ask else ())
             got = wanted & claims.keys()
         if any(queue.topic.startswith(RETRY_TOPIC_PREFIX) for queue in got):
             self._store.open_soon()
         return got
 
     def asked(self) -> set[Queue]:
-        self._seat.must_be_open()
+        self._member_files.must_be_open()
         asks: set[Queue] = set().union(*(entry.asks for entry in self._other_members()))
-        return asks & self._seat.entry.claims.keys()
+        return asks & self._member_files.entry.claims.keys()
 
     def unlock(self, queues: Iterable[Queue]) -> None:
         given = set(queues)
-        with self._in_turn():
+        with self._locked():
             self._persist()
             self._offsets.forget(given)
-            self._seat.claim({queue: asked for queue, asked in self._seat.entry.claims.items() if queue not in given})
+            self._member_files.claim(
+                {queue: asked for queue, asked in self._member_files.entry.claims.items() if queue not in given}
+            )
 
     def committed(self, queues: Iterable[Queue]) -> Positions:
-        self._seat.must_be_open()
+        self._member_files.must_be_open()
         return self._offsets.committed(queues)
 
     def begin(self, positions: Positions) -> None:
-        with self._in_turn():
+        with self._locked():
             self._offsets.begin(self._known(positions))
 
     def commit(self, positions: Positions) -> None:
-        self._seat.must_be_open()
-        own = self._seat.entry.claims
+        self._member_files.must_be_open()
+        own = self._member_files.entry.claims
         self._offsets.commit({queue: offset for queue, offset in positions.items() if queue in own})
 
     def persist(self) -> None:
-        self._seat.must_be_open()
+        self._member_files.must_be_open()
         if not self._offsets.is_persisted:
-            with self._in_turn():
+            with self._locked():
                 self._persist()
 
     def resets(self) -> Positions:
-        self._seat.must_be_open()
+        self._member_files.must_be_open()
         if not self._unseen()[1]:
             return {}
-        with self._in_turn():
+        with self._locked():
             count, news = self._unseen()
             self._offsets.forget(news)  # first, so that a kill leaves no old offsets
-            self._seat.claim(self._seat.entry.claims, count)
-            own = self._seat.entry.claims
+            self._member_files.claim(self._member_files.entry.claims, count)
+            own = self._member_files.entry.claims
             self._offsets.put({queue: offset for queue, offset in news.items() if queue in own})
             return news
 
     def reset(self, positions: Positions) -> None:
-        with self._in_turn():
+        with self._locked():
             if known := self._known(positions):
-                self._files.reset_by(self._seat.entry, known)
+                self._files.reset_by(self._member_files.entry, known)
 
     def send_back(
         self, messages: Sequence[StoredMessage], delay_level: int = 0, max_reconsume_times: int | None = None
     ) -> None:
-        self._seat.must_be_open()
-        if self._seat.entry.model is MessageModel.BROADCASTING and integer("delay_level", delay_level) >= 0:
+        self._member_files.must_be_open()
+        if self._member_files.entry.model is MessageModel.BROADCASTING and integer("delay_level", delay_level) >= 0:
             raise InvalidArgument(
                 f"{self.id}: what a broadcasting member sends back reaches no member: keep it, or make it a dead "
                 "letter (delay_level below 0)"
@@ -138,18 +140,18 @@ class DirectoryMember:
         send_back(store, self._files.name, messages, level=delay_level, max_reconsume_times=max_reconsume_times)
 
     def leave(self) -> None:
-        if self._seat.is_forked:  # a child lacks the thread that may hold the store's lock
+        if self._member_files.is_forked:  # a child lacks the thread that may hold the store's lock
             return
         try:
-            if self._seat.is_taken:
+            if self._member_files.is_taken:
                 with (
                     suppress(StoreNotOpen),
-                    self._in_turn(),
+                    self._locked(),
                 ):  # others inherit the offsets of a replaced directory
                     self._persist()
-                    self._seat.leave()
+                    self._member_files.leave()
         finally:
-            self._seat.drop()
+            self._member_files.drop()
             self._watch.close()
             self._store.close()
 
@@ -162,37 +164,37 @@ class DirectoryMember:
         self.leave()
 
     @contextmanager
-    def _in_turn(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Hold the groups' lock. Raises `StoreReplaced` if the directory was replaced."""
-        self._seat.must_be_open()
-        with self._files.in_turn():
-            self._seat.must_be_in_place()
+        self._member_files.must_be_open()
+        with self._files.locked():
+            self._member_files.must_be_in_place()
             yield
 
     def _persist(self) -> None:
-        entry = self._seat.entry
+        entry = self._member_files.entry
         _, reset = self._unseen()
         own = entry.claims.keys() - self._claimed_by_others(time.monotonic()) - reset.keys()
         self._offsets.persist(self._files.existing(own), self._store.flush)
 
     def _unseen(self) -> tuple[int, Positions]:
         """Return the number of all resets, and the offsets of those that this member has not seen."""
-        entry = self._seat.entry
+        entry = self._member_files.entry
         return self._files.resets.since(entry.resets, entry.instance)
 
     def _known(self, positions: Positions) -> Positions:
-        """Drop queues with an unseen reset. Call it within `_in_turn`."""
+        """Drop queues with an unseen reset. Call it within `_locked`."""
         _, unseen = self._unseen()
         return {queue: offset for queue, offset in positions.items() if queue not in unseen}
 
     def _look(self) -> _Sight:
-        self._seat.must_be_open()
+        self._member_files.must_be_open()
         resets, _ = self._files.resets.read()
         return _Sight(resets, {entry.id: (set(entry.claims), set(entry.asks)) for entry in self._other_members()})
 
     def _other_members(self) -> list[MemberEntry]:
         """Return the members that share the queues; none if this one broadcasts."""
-        if self._seat.entry.model is MessageModel.BROADCASTING:
+        if self._member_files.entry.model is MessageModel.BROADCASTING:
             return []
         now = time.monotonic()
         return [entry for entry in self._files.roster.present() if entry.id != self.id and entry.is_well(now)]
@@ -204,16 +206,16 @@ class DirectoryMember:
 class _WriterOnDemand:
     """A member's own store, opened for writing when it first sends back a message. Thread-safe."""
 
-    def __init__(self, files: GroupFiles, seat: Seat) -> None:
+    def __init__(self, files: GroupFiles, member_files: MemberFiles) -> None:
         self._files = files
-        self._seat = seat
+        self._member_files = member_files
         self._store: MessageStore | None = None
         self._threads = threading.RLock()  # held to open or close the store
 
     def open(self) -> MessageStore:
         with self._threads:
             if self._store is None:
-                self._seat.must_be_in_place()
+                self._member_files.must_be_in_place()
                 self._store = MessageStore.open(self._files.root, create=False)
             return self._store
 

@@ -113,7 +113,7 @@ class Access:
             raise _refused(f"{request.command.fields[_ACCESS_KEY]!r:.60} has no permission {need}")
 
 
-EVERYBODY = Access(("*",), {})  # without accounts
+ALLOW_ALL = Access(("*",), {})  # without accounts
 
 
 def signature(command: Command, secret_key: bytes, unsigned: frozenset[str] = frozenset({_SIGNATURE})) -> str:

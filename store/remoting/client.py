@@ -34,15 +34,15 @@ class Client(Opened):
         self,
         timeout: float = TIMEOUT_SECONDS,
         tls: Tls | None = None,
-        heard: Callable[[Command], None] = lambda command: None,
+        on_request: Callable[[Command], None] = lambda command: None,
     ) -> None:
-        """timeout: default seconds for an answer, with connecting. heard: called in the connections' thread with each
-        request of a broker.
+        """timeout: default seconds for an answer, with connecting. on_request: called in the connections' thread with
+        each request of a broker.
         """
         super().__init__("a client of RocketMQ's protocol", "store.remoting.client.Client()")
         self._timeout = timeout
         self._tls = None if tls is None else tls.context()
-        self._heard = heard
+        self._on_request = on_request
         self._thread = LoopThread("mq-client")
         self._peers: dict[str, _Peer] = {}
 
@@ -113,7 +113,7 @@ class Client(Opened):
         (await self._peer(address).connected()).send(command)
 
     def _peer(self, address: str) -> _Peer:
-        return self._peers.setdefault(address, _Peer(address, self._tls, self._heard))
+        return self._peers.setdefault(address, _Peer(address, self._tls, self._on_request))
 
     async def _close(self) -> None:
         under_way = asyncio.all_tasks() - {asyncio.current_task()}
@@ -133,9 +133,9 @@ def _retrieve(task: asyncio.Task[Command]) -> None:
 
 
 class _Peer:
-    def __init__(self, address: str, tls: ssl.SSLContext | None, heard: Callable[[Command], None]) -> None:
+    def __init__(self, address: str, tls: ssl.SSLContext | None, on_request: Callable[[Command], None]) -> None:
         self._address = address
-        self._heard = heard
+        self._on_request = on_request
         self._tls = tls
         self._has_answered = False
         self._connection: Connection | None = None
@@ -182,7 +182,7 @@ class _Peer:
         """Drop late answers. Do not answer requests of a broker."""
         self._has_answered = True
         if not command.is_response:
-            self._heard(command)
+            self._on_request(command)
             return
         answer = self._waiting.get(command.opaque)
         if answer is not None and not answer.done():

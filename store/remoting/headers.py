@@ -16,9 +16,8 @@ import msgspec
 from msgspec import field
 
 from store.format.strict_json import Long
+from store.model.codes import ResponseCode
 from store.model.errors import RequestRefused
-
-_UNREADABLE = 1  # SYSTEM_ERROR, as RocketMQ answers; this floor cannot import `codes`
 
 
 class Header(msgspec.Struct, frozen=True, rename="camel"):
@@ -31,7 +30,7 @@ class Header(msgspec.Struct, frozen=True, rename="camel"):
             required = (field.encode_name for field in msgspec.structs.fields(cls) if field.required)
             missing = next((name for name in required if name not in texts), None)
             what = f"a custom field is wrong: {error}" if missing is None else f"the custom field <{missing}> is null"
-            raise RequestRefused(_UNREADABLE, what) from error
+            raise RequestRefused(ResponseCode.SYSTEM_ERROR, what) from error
 
     def texts(self) -> dict[str, str]:
         values: dict[str, Any] = msgspec.to_builtins(self)

@@ -33,12 +33,12 @@ _logger = logging.getLogger("store.remoting")
 
 
 class HeartBeats:
-    def __init__(self, broker: ServedBroker, neighbours: Neighbours) -> None:
+    def __init__(self, broker: ServedBroker, group_locks: GroupLocks) -> None:
         self._broker = broker
         self._store = broker.store
         self.clients = broker.clients
         self._offsets = broker.offsets
-        self._neighbours = neighbours
+        self._group_locks = group_locks
         self._joining = threading.Lock()  # a group's lock and its members change together
 
     def handlers(self) -> Mapping[int, Handler]:
@@ -89,7 +89,7 @@ class HeartBeats:
             self._prepare(group)
         with self._joining:
             if not consumer.is_broadcasting and (before is None or before.is_broadcasting):
-                self._neighbours.admit(group)
+                self._group_locks.admit(group)
             self.clients.put_consumer(group, client_id, consumer)
         return is_news
 
@@ -128,7 +128,7 @@ class HeartBeats:
             self._offsets.persist()  # consumers of this host, which read the files, may join now
         with self._joining:
             if not self.clients.sharing(group):
-                self._neighbours.release(group)
+                self._group_locks.release(group)
         told = Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ConsumerGroup(group).texts(), flag=CommandFlag.ONEWAY)
         for connection in {each.connection for each in self.clients.consumers(group).values()}:
             connection.send_soon(told)
@@ -158,7 +158,7 @@ def _must_be_on(connection: Connection, client_id: str, client: ConsumerClient |
         raise RequestRefused(ResponseCode.NO_PERMISSION, why)
 
 
-class Neighbours:
+class GroupLocks:
     """The groups of which this server has members. Thread-safe."""
 
     def __init__(self, store: MessageStore) -> None:

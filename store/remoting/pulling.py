@@ -23,7 +23,7 @@ from store.remoting.headers import Pulled, PullMessage
 from store.remoting.request import Answer, Handler, Request, Response
 from store.remoting.served_broker import ServedBroker
 from store.remoting.served_filters import ServedFilters
-from store.remoting.threads import LoopThread, Turns, settle
+from store.remoting.threads import LoopThread, WorkerPool, settle
 
 _ENABLED, _BROADCAST_ENABLED = "consumeEnable", "consumeBroadcastEnable"
 
@@ -79,7 +79,9 @@ _MAX_HOLD_SECONDS = 120.0
 class Pulling:
     """Answers pulls, and holds those that find nothing. For the loop's thread, except `_pull_in_worker`."""
 
-    def __init__(self, broker: ServedBroker, hold: PullRequestHoldService, thread: LoopThread, turns: Turns) -> None:
+    def __init__(
+        self, broker: ServedBroker, hold: PullRequestHoldService, thread: LoopThread, workers: WorkerPool
+    ) -> None:
         self._store = broker.store
         self._clients = broker.clients
         self._offsets = broker.offsets
@@ -89,7 +91,7 @@ class Pulling:
         self._figures = broker.store.figures
         self._hold = hold
         self._thread = thread
-        self._turns = turns
+        self._workers = workers
         self._held: dict[Connection, dict[HeldRequest, Figure]] = {}
         self._count = 0
 
@@ -159,7 +161,7 @@ class Pulling:
             if (figure := held_by.pop(held, None)) is not None:
                 self._forget(figure)
             is_quick = isinstance(pull.message_filter, TagFilter)
-            settle(answered, there if is_quick else lambda: self._turns.begin(connection, there))
+            settle(answered, there if is_quick else lambda: self._workers.begin(connection, there))
 
         def there() -> Answer:
             response = self._now(pull)

@@ -12,7 +12,7 @@ from store.disk.config import entries, parsed
 from store.disk.consumer_offsets import GroupConfigs
 from store.format.layout import RETRY_TOPIC_PREFIX
 from store.model.errors import ConfigError, UnknownGroup
-from store.remoting.access import EVERYBODY, Access
+from store.remoting.access import ALLOW_ALL, Access
 from store.remoting.clients import Clients
 from store.remoting.served_offsets import ServedOffsets
 from store.remoting.tiered_store import TieredStore
@@ -61,7 +61,7 @@ class ServedBroker:
     clients: Clients
     offsets: ServedOffsets
     tiered: TieredStore
-    access: Access = EVERYBODY
+    access: Access = ALLOW_ALL
 
     @property
     def name(self) -> str:

@@ -29,7 +29,7 @@ from store.remoting.headers import (
     ResetOffset,
     Topic,
 )
-from store.remoting.heart_beats import Neighbours
+from store.remoting.heart_beats import GroupLocks
 from store.remoting.request import Answer, Handler, Request, Response, of_json
 from store.remoting.rights import of_group
 from store.remoting.served_broker import ServedBroker
@@ -45,13 +45,13 @@ _MAX_SETTINGS_BYTES, _MAX_NESTED = 64 << 10, 500
 
 
 class ServedGroups:
-    def __init__(self, broker: ServedBroker, neighbours: Neighbours) -> None:
+    def __init__(self, broker: ServedBroker, group_locks: GroupLocks) -> None:
         self._store = broker.store
         self._broker = broker.name
         self._clients = broker.clients
         self._offsets = broker.offsets
         self._tiered = broker.tiered
-        self._neighbours = neighbours
+        self._group_locks = group_locks
         self._access = broker.access
         self._files = ConsumerOffsets(broker.store.path)
 
@@ -148,7 +148,7 @@ class ServedGroups:
         positions = {queue: self._begin(header, queue) for queue in queues}
         self._offsets.persist()
         with self._offsets.replacing(header.group, positions):
-            self._group(header.group).reset(positions, by_its_server=self._neighbours.has(header.group))
+            self._group(header.group).reset(positions, by_its_server=self._group_locks.has(header.group))
         body = self._table(positions)
         told = Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header.texts(), body, flag=CommandFlag.ONEWAY)
         for consumer in self._clients.consumers(header.group).values():

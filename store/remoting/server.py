@@ -21,7 +21,7 @@ from store.remoting.connection import Connection, Secure
 from store.remoting.endpoints import host_and_port
 from store.remoting.intake import Intake, ServerLimits
 from store.remoting.request import Handler, Request, Response, refusal
-from store.remoting.threads import LEAVE_SECONDS, LoopThread, Turns
+from store.remoting.threads import LEAVE_SECONDS, LoopThread, WorkerPool
 
 _logger = logging.getLogger("store.remoting")
 _SWEEP_SECONDS = 1.0
@@ -61,12 +61,12 @@ class Processors:
     """The handlers by request code.
 
     quick: run in the loop's thread, so they must not block; they return None if the request needs a worker.
-    waiting: run in `turns`, and may block.
+    waiting: run in `workers`, and may block.
     lost: called in the loop's thread with each closed connection.
     check: raises `RequestRefused` if the sender may not make a request; None allows all.
     """
 
-    turns: Turns
+    workers: WorkerPool
     quick: Mapping[int, Handler]
     waiting: Mapping[int, Handler]
     lost: Callable[[Connection], None]
@@ -92,8 +92,8 @@ class Server(Opened):
         self._stuck_seconds = limits.stuck_seconds
         self._tls = tls
         self._figures = figures
-        self._turns = processors.turns
-        self._surveys = Turns(_SURVEY_THREADS, "mq-survey")
+        self._workers = processors.workers
+        self._surveys = WorkerPool(_SURVEY_THREADS, "mq-survey")
         self._intake = Intake(limits, figures, wants_proof=processors.check is not None)
         try:
             self._listening, self.address = thread.submit(self._listen(*host_and_port(listen))).result()
@@ -105,7 +105,7 @@ class Server(Opened):
         return len(self._intake)
 
     def close(self, stop: Callable[[], None] = lambda: None) -> None:
-        """Answer the running requests, see `Turns.close`.
+        """Answer the running requests, see `WorkerPool.close`.
 
         stop: called to answer held requests.
         """
@@ -113,7 +113,7 @@ class Server(Opened):
             return
         self._is_over = True
         self._thread.submit(self._stop_listening()).result()
-        self._turns.close()
+        self._workers.close()
         self._surveys.close()
         stop()
         self._thread.submit(self._leave()).result()
@@ -152,7 +152,7 @@ class Server(Opened):
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
-            self._turns.look()
+            self._workers.look()
             self._surveys.look()
             self._intake.sweep()
 
@@ -188,12 +188,12 @@ class Server(Opened):
         """Return the response, or its future, and whether a worker runs it."""
         code = request.command.code
         if (quick := self._processors.quick.get(code)) is not None and (answer := quick(request)) is not None:
-            for turns in (self._turns, self._surveys):
-                turns.quick_requests += 1
+            for workers in (self._workers, self._surveys):
+                workers.quick_requests += 1
             return answer, False
         if (waiting := self._processors.waiting.get(code)) is not None:
-            work, turns = partial(waiting, request), self._surveys if code in _SURVEYS else self._turns
-            return turns.begin(request.connection, work, after_others=code in _IN_ORDER), True
+            work, workers = partial(waiting, request), self._surveys if code in _SURVEYS else self._workers
+            return workers.begin(request.connection, work, after_others=code in _IN_ORDER), True
         remark = f"[BROKER_NOT_SUPPORT] request type {code} not supported"
         return Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark), False
 

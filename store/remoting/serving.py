@@ -12,11 +12,11 @@ from store.api.message_store import MessageStore
 from store.broker.allocation import LOCK_SECONDS
 from store.broker.hold import PullRequestHoldService
 from store.model.errors import StoreError
-from store.remoting.access import EVERYBODY, Access
+from store.remoting.access import ALLOW_ALL, Access
 from store.remoting.appending import Appending
 from store.remoting.clients import Clients
 from store.remoting.connection import Connection
-from store.remoting.heart_beats import HeartBeats, Neighbours
+from store.remoting.heart_beats import GroupLocks, HeartBeats
 from store.remoting.intake import ServerLimits
 from store.remoting.pulling import Pulling
 from store.remoting.queue_locks import Locks
@@ -28,7 +28,7 @@ from store.remoting.served_routes import Routes, Status
 from store.remoting.served_topics import ServedTopics
 from store.remoting.served_transactions import ServedTransactions
 from store.remoting.server import Processors, Server
-from store.remoting.threads import LoopThread, Turns
+from store.remoting.threads import LoopThread, WorkerPool
 from store.remoting.tiered_store import ArchiveReads, TieredStore
 
 LISTEN = "127.0.0.1:9876"
@@ -55,18 +55,18 @@ class Serving:
         tls: SSLContext | None,
     ) -> None:
         self._is_leaving = False
-        self._neighbours = neighbours = Neighbours(store)
+        self._group_locks = group_locks = GroupLocks(store)
         self._hold = PullRequestHoldService(store)
         self._appending = Appending(store)
         self._thread = LoopThread("mq-server")
         self._offsets = offsets = ServedOffsets(store)
         self._reads = reads = ArchiveReads()
-        broker = ServedBroker(store, config, Clients(), offsets, TieredStore(store, reads), access or EVERYBODY)
-        heart_beats = HeartBeats(broker, neighbours)
+        broker = ServedBroker(store, config, Clients(), offsets, TieredStore(store, reads), access or ALLOW_ALL)
+        heart_beats = HeartBeats(broker, group_locks)
         locks = Locks(store.topics)
         self._transactions = ServedTransactions(broker)
-        turns = Turns(_THREADS, "mq-serve")
-        pulling = Pulling(broker, self._hold, self._thread, turns)
+        workers = WorkerPool(_THREADS, "mq-serve")
+        pulling = Pulling(broker, self._hold, self._thread, workers)
         sending = ServedSends(broker, self._appending, self._transactions, locks)
         quick = sending, pulling, self._transactions
         waiting = (
@@ -78,7 +78,7 @@ class Serving:
             SendBacks(broker),
             ServedTopics(broker),
             GroupStats(broker),
-            ServedGroups(broker, neighbours),
+            ServedGroups(broker, group_locks),
             Status(broker),
         )
 
@@ -90,7 +90,7 @@ class Serving:
                 self._thread.submit(_done(left, "its clients may still count as members"))
 
         processors = Processors(
-            turns,
+            workers,
             quick={code: handler for each in quick for code, handler in each.quick_handlers().items()},
             waiting={code: handler for each in waiting for code, handler in each.handlers().items()},
             lost=lost,
@@ -101,7 +101,7 @@ class Serving:
         except BaseException:
             self._stop_waiting()
             self._thread.stop()
-            neighbours.close()
+            group_locks.close()
             raise
         self.address = self._server.address
         self._every = [
@@ -130,7 +130,7 @@ class Serving:
         self._server.close(self._stop_waiting)
         self._thread.stop()
         self._offsets.stop()
-        self._neighbours.close()
+        self._group_locks.close()
 
     def __enter__(self) -> Serving:
         return self

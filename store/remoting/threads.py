@@ -84,7 +84,7 @@ class _Work(NamedTuple):
     after_others: bool
 
 
-class Turns:
+class WorkerPool:
     """Workers that serve connections in turn; at most half of them serve one connection. Thread-safe.
 
     No work begins for a connection whose peer does not read, because its answers would stay in memory. Workers share
@@ -97,7 +97,7 @@ class Turns:
         self._share = max(1, threads // 2)
         self._name = name
         self._changed = threading.Condition()
-        self._waiting: dict[Connection, deque[_Work]] = {}  # in order of their turns
+        self._waiting: dict[Connection, deque[_Work]] = {}  # in the order in which they are served
         self._begun: Counter[Connection] = Counter()  # running works
         self._threads: list[threading.Thread] = []
         self._idle = 0

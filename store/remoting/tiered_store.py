@@ -35,7 +35,7 @@ from store.read.filters import EVERYTHING
 from store.read.getting import GetRequest
 from store.remoting.connection import Connection
 from store.remoting.request import Answer, Request, Response
-from store.remoting.threads import LEAVING, Turns, settle, without_frames
+from store.remoting.threads import LEAVING, WorkerPool, settle, without_frames
 
 _THREADS = 8
 _SECONDS = 10.0  # before clients time out after 15 or 30
@@ -51,7 +51,7 @@ class ArchiveReads:
     def __init__(self, seconds: float = _SECONDS) -> None:
         """seconds: after which an unanswered request is refused."""
         self._seconds = seconds
-        self._turns = Turns(_THREADS, "mq-archive")
+        self._workers = WorkerPool(_THREADS, "mq-archive")
         self._lock = threading.Lock()
         self._until: dict[Future[Any], tuple[float, Connection]] = {}  # time.monotonic()
         self._said: dict[str, float] = {}
@@ -63,19 +63,19 @@ class ArchiveReads:
             self._until[answered] = time.monotonic() + self._seconds, connection
         answered.add_done_callback(self._forget)
         try:
-            self._turns.begin(connection, lambda: self._answer(answered, work))
+            self._workers.begin(connection, lambda: self._answer(answered, work))
         except RequestRefused as error:
             _settle(answered, error)
         return answered
 
     def lost(self, connection: Connection) -> None:
-        self._turns.drop(connection)
+        self._workers.drop(connection)
         with self._lock:
             self._until = {answered: asked for answered, asked in self._until.items() if asked[1] is not connection}
 
     def look(self) -> None:
         """Refuse late requests. Call it regularly."""
-        self._turns.look()
+        self._workers.look()
         now = time.monotonic()
         with self._lock:
             late = [answered for answered, (until, _) in self._until.items() if until < now]
@@ -87,7 +87,7 @@ class ArchiveReads:
 
     def stop(self) -> None:
         """Refuse all unanswered requests. Do not wait, because a failing archive may take minutes."""
-        self._turns.leave()
+        self._workers.leave()
         with self._lock:
             left = list(self._until)
         for each in left:

@@ -197,7 +197,7 @@ def test_commits_of_a_dead_member_are_void_after_a_failed_flush(
         dies.lock([Queue("t", 0)])
         dies.commit({Queue("t", 0): 1})
         PublishedEnd(tmp_path, writable=True).mark_failed(0, "the device did not take it")
-        dies._seat.drop()
+        dies._member_files.drop()
         with group.join(EVERYTHING) as one:
             assert one.committed([Queue("t", 0)]) == {}
         assert "had done is done again: the device did not take it" in caplog.text

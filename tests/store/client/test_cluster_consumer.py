@@ -239,7 +239,7 @@ def test_one_of_two_brokers_is_away(
     """
     monkeypatch.setattr(rebalancer, "_PERSIST_SECONDS", 0.0)
     monkeypatch.setattr(rebalancer, "_RENEW_SECONDS", 0.0)
-    monkeypatch.setattr(member, "_UNHEARD_SECONDS", 0.5)
+    monkeypatch.setattr(member, "_UNANSWERED_SECONDS", 0.5)
     here, away = (consumers.enter_context(opened(tmp_path / name)) for name in "ab")
     broker, leaving = (
         serve(each, "127.0.0.1:0", config=BrokerConfig(brokerName=name))

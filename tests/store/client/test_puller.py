@@ -132,7 +132,7 @@ def test_what_does_not_match_is_acknowledged_while_there_is_more_to_look_at(
         return scan(log, wanted, spec)
 
     monkeypatch.setattr(DirectoryLog, "scan", slow)
-    monkeypatch.setattr(puller, "_LOOKED_AT", 30)
+    monkeypatch.setattr(puller, "_MOST_SCANNED", 30)
     pulling.put(100)
     pulling.pull(10, 1 << 20, message_filter("p = '1'", "SQL92"))
     assert looked.wait(PATIENCE)

@@ -79,7 +79,7 @@ def test_queues_stay_its_own_while_a_call_is_under_way_that_its_close_waits_for(
         until(lambda: one._queues.is_closed)
         for _ in range(3):  # the first step may have started earlier
             since = time.monotonic()
-            until(lambda: min(one._member._seat.entry.claims.values()) > since)  # type: ignore[attr-defined] # noqa: B023
+            until(lambda: min(one._member._member_files.entry.claims.values()) > since)  # type: ignore[attr-defined] # noqa: B023
         hold.set()
         close.join()
 
@@ -129,7 +129,7 @@ def test_a_reset_beyond_the_end_while_the_group_consumes(store: MessageStore) ->
     with Consumer(store.path, "g", "t", seen := Seen(), config=config()) as consumer:
         until(lambda: len(seen.numbers) == 40)
         DirectoryGroup(store.path, "g").reset({TOPIC[1]: 1000})
-        until(lambda: consumer._member._seat.entry.resets == 2 and consumer.assigned == TOPIC)  # type: ignore[attr-defined]
+        until(lambda: consumer._member._member_files.entry.resets == 2 and consumer.assigned == TOPIC)  # type: ignore[attr-defined]
         put(store, range(40, 44))
         until(lambda: len(seen.numbers) == 44)
     assert committed(store) == dict.fromkeys(TOPIC, 11)
@@ -153,7 +153,7 @@ def test_the_last_reset_counts_also_while_a_call_of_before_the_first_is_under_wa
         group.reset({TOPIC[1]: 7})
         until(lambda: TOPIC[1] not in consumer.assigned)
         group.reset({TOPIC[1]: 3})
-        until(lambda: consumer._member._seat.entry.resets == 2)  # type: ignore[attr-defined]
+        until(lambda: consumer._member._member_files.entry.resets == 2)  # type: ignore[attr-defined]
         hold.set()
         expected = [n for n in range(13, 40) if n % QUEUES == 1]
         until(lambda: len(seen.of_queue(1)) > len(expected))

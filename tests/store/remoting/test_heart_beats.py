@@ -26,7 +26,7 @@ from store.remoting.clients import Clients
 from store.remoting.command import Command, decode, encode
 from store.remoting.connection import Connection
 from store.remoting.headers import CommitOffset, ConsumerGroup, GroupQueue, PullMessage, ResetOffset, UnregisterClient
-from store.remoting.heart_beats import HeartBeats, Neighbours
+from store.remoting.heart_beats import GroupLocks, HeartBeats
 from store.remoting.request import Request
 from store.remoting.served_broker import BrokerConfig, ServedBroker
 from store.remoting.served_offsets import ServedOffsets
@@ -101,8 +101,8 @@ def test_members_come_and_go(broker: Broker) -> None:
 @pytest.fixture
 def beats(store: MessageStore) -> Iterator[HeartBeats]:
     served = ServedBroker(store, BrokerConfig(), Clients(), ServedOffsets(store), TieredStore(store, ArchiveReads()))
-    with closing(Neighbours(store)) as neighbours:
-        yield HeartBeats(served, neighbours)
+    with closing(GroupLocks(store)) as group_locks:
+        yield HeartBeats(served, group_locks)
 
 
 def lost_connection(beats: HeartBeats) -> Connection:

@@ -91,7 +91,7 @@ def test_who_does_not_read_is_not_asked_again(store: MessageStore) -> None:
     beat = b'{"clientID":"me@1","producerDataSet":[{"groupName":"%s"}]}'
     asked = threading.Semaphore(0)
     with (
-        Client(60, heard=lambda command: asked.release()) as client,
+        Client(60, on_request=lambda command: asked.release()) as client,
         serve(
             store,
             "127.0.0.1:0",

@@ -17,15 +17,15 @@ from store.remoting.command import Command
 from store.remoting.connection import Connection
 from store.remoting.request import Request, Response
 from store.remoting.server import Processors, Server, ServerLimits
-from store.remoting.threads import LoopThread, Turns
+from store.remoting.threads import LoopThread, WorkerPool
 from tests.waiting import PATIENCE, until
 
 THREADS = 8
 
 
 @pytest.fixture
-def turns() -> Iterator[Turns]:
-    it = Turns(THREADS, "test")
+def turns() -> Iterator[WorkerPool]:
+    it = WorkerPool(THREADS, "test")
     yield it
     it.close()
 
@@ -46,7 +46,7 @@ def test_one_with_many_requests_does_not_stop_the_others() -> None:
 
     handlers = {RequestCode.HEART_BEAT: lambda request: Response(), RequestCode.VIEW_MESSAGE_BY_ID: wait}
     quick = {RequestCode.GET_BROKER_CONFIG: lambda request: Response()}
-    processors = Processors(Turns(THREADS, "test"), quick, handlers, lambda connection: None)
+    processors = Processors(WorkerPool(THREADS, "test"), quick, handlers, lambda connection: None)
     server = Server(thread, processors, "127.0.0.1:0", ServerLimits(), None, Figures())
     with Client(timeout=60) as many, Client(timeout=60) as one:
 
@@ -69,7 +69,7 @@ def test_one_with_many_requests_does_not_stop_the_others() -> None:
     thread.stop()
 
 
-def test_who_reads_nothing_is_asked_for_nothing(turns: Turns) -> None:
+def test_who_reads_nothing_is_asked_for_nothing(turns: WorkerPool) -> None:
     """Answers to a client that does not read would stay in memory."""
     stuck, gone = connection(), connection()
     asked = []
@@ -87,7 +87,7 @@ def test_who_reads_nothing_is_asked_for_nothing(turns: Turns) -> None:
     assert asked[0].result() == 1
 
 
-def test_who_closes_does_what_was_asked(turns: Turns) -> None:
+def test_who_closes_does_what_was_asked(turns: WorkerPool) -> None:
     gate, stuck = threading.Event(), connection()
     stuck.is_stuck_writing = True
     asked = [turns.begin(connection(), lambda: gate.wait(60)) for _ in range(20)]
@@ -103,7 +103,7 @@ def test_who_closes_does_what_was_asked(turns: Turns) -> None:
 
 def test_what_is_not_begun_in_time_is_refused() -> None:
     """14,000 heartbeats of a disconnected client delayed the end of a server for a minute."""
-    turns, is_begun, gate = Turns(1, "test"), threading.Event(), threading.Event()
+    turns, is_begun, gate = WorkerPool(1, "test"), threading.Event(), threading.Event()
     begun = turns.begin(connection(), lambda: (is_begun.set(), gate.wait(PATIENCE)))
     late = turns.begin(connection(), lambda: True)
     assert is_begun.wait(PATIENCE)
@@ -117,7 +117,7 @@ def test_what_is_not_begun_in_time_is_refused() -> None:
         late.result()
 
 
-def is_closing(turns: Turns) -> bool:
+def is_closing(turns: WorkerPool) -> bool:
     try:
         turns.begin(connection(), lambda: True)
     except RequestRefused:
@@ -127,14 +127,14 @@ def is_closing(turns: Turns) -> bool:
 
 def test_a_system_without_a_thread_for_a_moment(no_thread_once: None) -> None:
     """The current request gets an error; later ones are answered."""
-    turns = Turns(1, "test")
+    turns = WorkerPool(1, "test")
     with pytest.raises(RuntimeError, match="new thread"):
         turns.begin(connection(), lambda: False)
     assert turns.begin(connection(), lambda: True).result(PATIENCE)
     turns.close()
 
 
-def test_what_comes_after_others_waits_for_what_was_asked_before(turns: Turns) -> None:
+def test_what_comes_after_others_waits_for_what_was_asked_before(turns: WorkerPool) -> None:
     """Only requests of its own connection; and later ones of that connection wait for it."""
     gate, its, another = threading.Event(), connection(), connection()
     before = turns.begin(its, lambda: gate.wait(PATIENCE))
@@ -148,7 +148,7 @@ def test_what_comes_after_others_waits_for_what_was_asked_before(turns: Turns) -
     after.result(PATIENCE)
 
 
-def test_who_closes_keeps_to_the_order(turns: Turns) -> None:
+def test_who_closes_keeps_to_the_order(turns: WorkerPool) -> None:
     """A client's last commit must win, and is written when the server closes."""
     gate, its, said = threading.Event(), connection(), list[int]()
     turns.begin(its, lambda: gate.wait(PATIENCE))

@@ -346,7 +346,7 @@ def test_who_was_told_to_ask_again_has_sent_nothing_back(broker: Broker, store: 
     assert asked.result().code == ResponseCode.SYSTEM_BUSY
     reads._seconds = 10
     Gated.gate.set()
-    until(lambda: reads._turns._idle == len(reads._turns._threads))
+    until(lambda: reads._workers._idle == len(reads._workers._threads))
     assert "%DLQ%group" not in store.topics()
     assert broker.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back).code == ResponseCode.SUCCESS
     assert [number(each) for each in store.get_message("g", "%DLQ%group", 0, 0).messages] == [1]
