@@ -13,7 +13,7 @@ from store.model.codes import RequestCode
 from store.remoting.client import Client
 from store.remoting.request import Request, Response, of_json
 from store.remoting.server import Processors, Server, ServerLimits
-from store.remoting.threads import LoopThread, Turns
+from store.remoting.threads import LoopThread, WorkerPool
 
 _CODES = (
     RequestCode.GET_ROUTEINFO_BY_TOPIC,
@@ -53,7 +53,9 @@ def name_server(*brokers: str, remembers: bool = True) -> Iterator[str]:
         return of_json(together)
 
     with Client() as client:
-        processors = Processors(Turns(1, "name-server"), {}, dict.fromkeys(_CODES, answer), lambda connection: None)
+        processors = Processors(
+            WorkerPool(1, "name-server"), {}, dict.fromkeys(_CODES, answer), lambda connection: None
+        )
         server = Server(thread, processors, "127.0.0.1:0", ServerLimits(), None, Figures())
         try:
             yield server.address

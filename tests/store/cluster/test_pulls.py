@@ -29,7 +29,7 @@ from store.remoting.request import Request, Response
 from store.remoting.served_routes import of_json
 from store.remoting.server import Processors, Server, ServerLimits
 from store.remoting.serving import Serving, serve
-from store.remoting.threads import LoopThread, Turns
+from store.remoting.threads import LoopThread, WorkerPool
 
 COUNT = 3000
 SPEC = ReadSpec(("queueOffset", "body"), EVERYTHING, max_rows=500)
@@ -144,7 +144,7 @@ class Moody:
         }
         self.server = Server(
             self.thread,
-            Processors(Turns(1, "test"), handlers, {}, lambda connection: None),
+            Processors(WorkerPool(1, "test"), handlers, {}, lambda connection: None),
             "127.0.0.1:0",
             ServerLimits(),
             tls,
