@@ -1,4 +1,4 @@
-"""Read and write RocketMQ's `config/*.json` files, each with its backup `{name}.bak`.
+"""RocketMQ's `config/*.json` files, each with its backup `{name}.bak`.
 
 A value of the wrong shape raises `CorruptStore`, which names the file and the key. null counts as missing.
 """
@@ -19,18 +19,18 @@ MAX_BYTES = 256 << 20  # a million queues' offsets take 20 MB
 
 _VERSION = "dataVersion"
 _MOMENT_SECONDS = 1.0
-_SHOWN = 40  # characters of a wrong value
+_SHOWN = 40  # characters
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a config file, or of its `.bak` if it is missing, empty or damaged; {} without either.
+    """Read a config file, or its `.bak` if it is missing, empty or damaged; {} without either.
 
-    Warns if a file was lost or damaged, because the latest change is lost with it. Raises `CorruptStore` if neither
-    file can be used.
+    Warns if a file was lost or damaged, because the latest change is lost. Raises `CorruptStore` if neither file can be
+    used.
     """
     backup = _backup(path)
     failure: ValueError | None = None
-    is_there = False  # but empty
+    is_there = False
     for candidate in (path, backup):
         try:
             text = read_file(candidate, MAX_BYTES)
@@ -56,10 +56,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _is_gone(path: Path) -> bool:
-    """Whether a file has been missing for longer than a writer needs between its two renames (see `write_file`)."""
+    """Whether a file is missing for longer than between the two renames of `write_file`."""
     try:
         return time.time() - _backup(path).stat().st_ctime > _MOMENT_SECONDS and not path.exists()
-    except FileNotFoundError:  # both were deleted, with the folder of their topic or group
+    except FileNotFoundError:  # both deleted, with the folder of their topic or group
         return False
 
 
@@ -69,7 +69,7 @@ def _warn(path: Path, failure: Exception | None, then: str, what: str = "empty, 
 
 
 def table(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    """Return table `name` of `content`: objects by name. Add an empty table if it is missing."""
+    """Return objects by name; add an empty table if it is missing."""
     if content.get(name) is None:
         content[name] = {}
     found = content[name]
@@ -82,12 +82,11 @@ def table(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[str,
 
 
 def read_table(path: Path, name: str) -> dict[str, dict[str, Any]]:
-    """See `table`."""
     return table(path, read_json(path), name)
 
 
 def number(path: Path, key: str, value: object, maximum: int = INT_MAX) -> int:
-    """Return an integer from 0 to `maximum`. Raises `CorruptStore`, which names `path` and `key`."""
+    """Return an integer from 0 to `maximum`. Raises `CorruptStore`."""
     found = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
     if type(found) is not int or not 0 <= found <= maximum:
         raise _misshapen(path, key, value, f"a number from 0 to {maximum}")
@@ -95,7 +94,7 @@ def number(path: Path, key: str, value: object, maximum: int = INT_MAX) -> int:
 
 
 def offset_table(path: Path, key: str, found: object) -> dict[int, int]:
-    """Parse a table of queue ids (or delay levels) to offsets; {} for None. Raises `CorruptStore`."""
+    """Parse queue ids (or delay levels) to offsets; {} for None. Raises `CorruptStore`."""
     if found is None:
         return {}
     if not isinstance(found, dict):
@@ -113,9 +112,9 @@ def _misshapen(path: Path, key: str, found: object, wanted: str) -> CorruptStore
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Replace a config file atomically and keep the old one as `.bak`, as RocketMQ does.
+    """Replace a config file atomically; keep the old one as `.bak`, as RocketMQ does.
 
-    The first version is also written as its own `.bak`, so that `read_json` can detect that the file was lost.
+    The first version is also its own `.bak`, so that `read_json` detects the loss of the file.
     """
     make_directory(path.parent)
     text, backup = encode_sorted(content), _backup(path)
@@ -129,7 +128,7 @@ def _backup(path: Path) -> Path:
 
 
 def next_version(path: Path, content: dict[str, Any]) -> None:
-    """Increment `dataVersion`, as RocketMQ does for each change."""
+    """Increment `dataVersion`, as RocketMQ does."""
     version = content.get(_VERSION)
     if version is None:
         version = content[_VERSION] = {"stateVersion": 0}

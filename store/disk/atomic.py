@@ -1,7 +1,7 @@
-"""Atomic writes of small files: after a crash of the process or machine, a file has its old or its new content.
+"""Atomic writes of small files: after a crash, a file has its old or its new content.
 
-A write creates a temporary file in the same directory, syncs it, renames it and syncs the directory. A killed process
-leaves its temporary file, which no reader opens.
+A write creates a temporary file, syncs it, renames it and syncs the directory. A killed process leaves its temporary
+file, which no reader opens.
 """
 
 from __future__ import annotations
@@ -15,26 +15,23 @@ from uuid import uuid4
 
 from store.model.errors import CorruptStore, raise_translated, system_errors
 
-# Others never write.
 _FILE_RIGHTS = 0o664
 _FOLDER_RIGHTS = stat.S_ISGID | 0o775
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """Raises `FileMissing`, and `CorruptStore` for more than `max_bytes`, a pipe or a device: reading could block or
-    never end.
-    """
+    """Raises `FileMissing`, and `CorruptStore` for more than `max_bytes`, a pipe or a device, which could block."""
     with system_errors(path), open(path, "rb", opener=_open_at_once) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise CorruptStore(f"{path}: a pipe or a device, where a file belongs; move it out of the store")
         if status.st_size > max_bytes:
             raise CorruptStore(f"{path}: {status.st_size:,} bytes, more than {max_bytes:,}; restore it from a copy")
-        return file.read(status.st_size)  # with a size, read() allocates no more than that
+        return file.read(status.st_size)  # with a size, read() allocates no more
 
 
 def status_of(path: str | Path) -> os.stat_result | None:
-    """Return None for a missing file or folder."""
+    """Return None for a missing file."""
     try:
         return os.stat(path)
     except FileNotFoundError:
@@ -56,7 +53,7 @@ def write_file(path: Path, data: bytes | memoryview, *, backup: Path | None = No
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Create or replace `path` atomically for readers, without a sync."""
+    """As `write_file`, but without a sync."""
     temporary = path.with_name(f"{path.name}.tmp")
     with system_errors(path):
         with open(_open(temporary, os.O_RDWR | os.O_TRUNC), "wb") as file:
@@ -65,7 +62,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def create_file(path: Path, data: bytes) -> bool:
-    """Create `path` durably if it is missing; return whether this call did."""
+    """Create `path` durably unless it exists; return whether this call did."""
     with system_errors(path), _complete(path, data) as temporary:
         try:
             os.link(temporary, path)  # unlike a rename, this never replaces
@@ -75,10 +72,7 @@ def create_file(path: Path, data: bytes) -> bool:
 
 
 def open_file(path: Path, flags: int = 0) -> int:
-    """Open `path` for reading and writing, with further `flags` of `os.open`; return the descriptor.
-
-    A missing file is created empty, with owner, group and mode of its directory (see `_follow`).
-    """
+    """Open `path` for reading and writing; a missing file is created empty, with the rights of `_follow`."""
     with system_errors(path):
         return _open(path, flags | os.O_RDWR)
 
@@ -99,12 +93,11 @@ def _open(path: Path, flags: int) -> int:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Without blocking on a pipe that has no writer."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents, with owner, group and mode of the parent (see `_follow`)."""
+    """Create a folder and its missing parents, with the rights of `_follow`."""
     with system_errors(path):
         if path.is_dir():
             return
@@ -123,7 +116,7 @@ def make_folder(path: Path) -> None:
 
 
 def make_root(path: Path) -> None:
-    """Create a store's root and its missing parents, with default owner and mode, and sync their names."""
+    """Create a store's root and its missing parents, durably, with default owner and mode."""
     with system_errors(path):
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         path.mkdir(parents=True, exist_ok=True)
@@ -134,9 +127,9 @@ def make_root(path: Path) -> None:
 def _follow(fd: int, directory: Path, rights: int) -> None:
     """Give a new file or folder the group of its directory, and the directory's mode limited to `rights`.
 
-    So all users in that group can write all of the store, whatever their umask, and users without access to the
-    directory cannot read it. If root creates the file, it also gets the directory's owner, who could not write to the
-    store otherwise. If the process is not in the directory's group, the file's own group gets the rights of others.
+    So users in that group can write all of the store, whatever their umask, and users without access to the directory
+    cannot read it. If root creates the file, it also gets the directory's owner, who could not write to the store
+    otherwise. If the process is not in the directory's group, the file's own group gets the rights of others.
     """
     around, made = directory.stat(), os.fstat(fd)
     mode = around.st_mode & rights
@@ -151,23 +144,19 @@ def _follow(fd: int, directory: Path, rights: int) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """As `make_folder`, then sync its name."""
     make_folder(path)
     sync_directory(path.parent)
 
 
 def write_at(fd: int, data: bytes | memoryview, position: int) -> None:
-    """Write all of `data`: one `pwrite` may write only a part."""
+    """One `pwrite` may write only a part."""
     done = os.pwrite(fd, data, position)
     while done < len(data):
         done += os.pwrite(fd, memoryview(data)[done:], position + done)
 
 
 def sync_directory(directory: Path, *, if_readable: bool = False) -> None:
-    """Sync the names in a directory.
-
-    if_readable: do nothing if this user may not read the directory, as may be true for a store's parents.
-    """
+    """if_readable: do nothing if this user may not read the directory: a store's parents need not be readable."""
     if if_readable and not os.access(directory, os.R_OK):
         return
     with system_errors(directory):
@@ -180,7 +169,7 @@ def sync_directory(directory: Path, *, if_readable: bool = False) -> None:
 
 @contextmanager
 def _complete(path: Path, data: bytes | memoryview) -> Iterator[Path]:
-    """Yield a synced temporary file with `data`, then remove it if it is still there and sync its directory."""
+    """Yield a synced temporary file. Then remove it if it is still there, and sync its directory."""
     temporary = path.with_name(f"{path.name}.{uuid4().hex}.tmp")
     try:
         with open(_open(temporary, os.O_RDWR | os.O_EXCL), "wb") as file:
@@ -189,7 +178,7 @@ def _complete(path: Path, data: bytes | memoryview) -> Iterator[Path]:
             os.fsync(file.fileno())
         yield temporary
     except OSError as error:
-        error.filename = str(path)  # which is missing, or names the temporary file
+        error.filename = str(path)  # missing, or of the temporary file
         raise
     finally:
         temporary.unlink(missing_ok=True)

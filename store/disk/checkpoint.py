@@ -1,4 +1,4 @@
-"""RocketMQ's `checkpoint`: the store time up to which log and queues are synced (StoreCheckpoint)."""
+"""RocketMQ's `checkpoint` (StoreCheckpoint): the store time up to which log and queues are synced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_BYTES = 1 << 20
 
 
 def read_checkpoint(root: Path) -> int | None:
-    """Return the store time (ms) up to which records and queue entries are synced; None if unknown."""
+    """Return the store time (ms) up to which all is synced; None if unknown."""
     return min(_read(root, "log_timestamp"), _read(root, "queues_timestamp")) or None
 
 
@@ -32,14 +32,14 @@ def _read(root: Path, name: str) -> int:
 
 
 def create_checkpoint(root: Path) -> None:
-    """Create an empty checkpoint if it is missing, so that later writes need no disk space."""
+    """Do nothing if the file exists. Later writes then need no disk space."""
     path = root / CHECKPOINT_FILE
     if status_of(path) is None:
         write_file(path, bytes(CHECKPOINT_FILE_BYTES))
 
 
 def write_checkpoint(root: Path, store_timestamp: int) -> None:
-    """Record that older records (ms) and their queue entries are synced."""
+    """Record that log and queues are synced up to a store time (ms)."""
     fields = np.zeros(1, CHECKPOINT)
     fields["log_timestamp"] = fields["queues_timestamp"] = store_timestamp
     path = root / CHECKPOINT_FILE

@@ -4,7 +4,7 @@
     consumers/{group}/done/{member id}      one `DONE_OFFSET` for each slot; 0: no offset
     producers/{name}/reached.json           {"sequences": {"orders": 1041}, "since": 87, "open": true}
 
-Other members inherit the offsets of a member that died. `client.producer_memory` documents the producers' file. After a
+Other members inherit the offsets of a dead member. `client.producer_memory` documents the producers' file. After a
 crash of the machine these files may be newer than the log; `step_back_done` and `forget_beyond` correct them.
 """
 
@@ -33,7 +33,7 @@ MAX_BYTES = 64 << 20  # 65,536 queues of 100 bytes take a tenth
 
 
 def done_path(member: Path) -> Path:
-    """Return the file of offsets of the member with this `.member` file."""
+    """Return the file of offsets that belongs to a `.member` file."""
     return member.parent / DONE_DIR / member.name.removesuffix(MEMBER_SUFFIX)
 
 
@@ -43,7 +43,7 @@ def sealed(entry: bytes) -> bytes:
 
 
 def unsealed(text: bytes) -> bytes:
-    """Raises `ValueError` if the checksum does not match."""
+    """Raises `ValueError` for a wrong checksum."""
     entry = text[_CRC_DIGITS:].rstrip()
     if sealed(entry)[:_CRC_DIGITS] != text[:_CRC_DIGITS]:
         raise ValueError("not an entry, or parts of two")
@@ -58,24 +58,24 @@ def entry_of(member: Path) -> bytes:
 
 
 def noted(member: Path) -> list[int]:
-    """Return the offsets that a member recorded, by slot; maybe not of all slots."""
+    """Return a member's offsets by slot, maybe not of all slots."""
     try:
         found = read_file(done_path(member), MAX_BYTES)
     except (FileNotFoundError, CorruptStore):
         return []
-    whole = len(found) // DONE_OFFSET.itemsize * DONE_OFFSET.itemsize  # a full device may have cut the last one
+    whole = len(found) // DONE_OFFSET.itemsize * DONE_OFFSET.itemsize  # a full device may have cut one
     offsets: list[int] = np.frombuffer(found[:whole], DONE_OFFSET).tolist()
     return offsets
 
 
 def note_at(path: Path, fd: int, slot: int, offset: int) -> None:
-    """fd: descriptor of `path`."""
+    """fd: of `path`."""
     with system_errors(path):
         write_at(fd, offset.to_bytes(DONE_OFFSET.itemsize, "big"), slot * DONE_OFFSET.itemsize)
 
 
 def step_back_done(root: Path, at_most: Callable[[Queue, int], int]) -> dict[Path, Positions]:
-    """Lower recorded offsets to the ends of their queues. Return the lowered ones, by member file.
+    """Lower offsets to the ends of their queues. Return the lowered ones, by member file.
 
     at_most: takes a queue and an offset; returns the offset, or the queue's end if that is less.
     """
@@ -97,7 +97,7 @@ class _Entry(msgspec.Struct):
 
 
 def _slots(member: Path) -> list[Queue]:
-    """Return no slots if the entry is damaged, because no member inherits from that."""
+    """Return [] for a damaged entry, because no member inherits from it."""
     with suppress(ValueError):
         return list(starmap(Queue, decode(entry_of(member), _Entry).slots))
     return []
@@ -118,7 +118,7 @@ class Reached(NamedTuple):
     """The progress of a named producer.
 
     sequences: last sequence number by topic, of the records before queue offset `since` of PRODUCERS_TOPIC. was_open:
-    the producer may have sent more since.
+    the producer may have sent more.
     """
 
     sequences: dict[str, int]
@@ -141,7 +141,6 @@ class Reached(NamedTuple):
         return Reached(noted.sequences, noted.since, noted.open)
 
     def write(self, folder: Path) -> None:
-        """Durable."""
         write_file(folder / _FILE, encode(_ReachedFile(self.sequences, self.since, self.was_open)))
 
 
@@ -152,7 +151,7 @@ def check_reached(root: Path) -> None:
 
 
 def forget_reached(root: Path, topic: str) -> None:
-    """Remove a deleted topic from the files of all producers. Raises `CorruptStore`."""
+    """Remove a deleted topic from all producers' files. Raises `CorruptStore`."""
     for folder in _folders(root):
         reached = Reached.read(folder)
         if reached.sequences.pop(topic, None) is not None:
@@ -166,7 +165,7 @@ def forget_beyond(root: Path, at_most: Callable[[int], int]) -> dict[str, Reache
     """
     forgotten = {}
     for folder in _folders(root):
-        with suppress(CorruptStore):  # opening the producer raises it
+        with suppress(CorruptStore):  # raised when the producer opens
             reached = Reached.read(folder)
             if at_most(reached.since) < reached.since:
                 Reached({}, 0, True).write(folder)

@@ -24,8 +24,8 @@ from store.model.errors import MessageRefused, OffsetLost, PutStatus
 
 Stretches = Iterable[tuple[int, bytes | memoryview]]  # log offset and data of each write
 
-_WRITE_BYTES = 32 << 20  # of one write; Arrow joins at most 2 GiB
-_SHORT_BYTES = 64 << 10  # records up to this size are read without checking their lengths first
+_WRITE_BYTES = 32 << 20  # Arrow joins at most 2 GiB
+_SHORT_BYTES = 64 << 10  # longer records are checked before they are read
 _HEAD_BYTES = RECORD_HEADER["total_size"].itemsize  # while it is zero, readers do not see the record
 
 
@@ -34,7 +34,7 @@ class Placement:
     """The positions of an append's records.
 
     physical_offsets: shape (n,). end: log offset after the last record.
-    runs: (first record, record after the last) of each contiguous piece, at most one per segment.
+    runs: [first, last) records of each contiguous piece, at most one per segment.
     blanks: log offsets from which a segment stays unused.
     """
 
@@ -45,10 +45,7 @@ class Placement:
 
 
 class _LogSegments(Segments):
-    """Segments that stay readable while open after their deletion, unless recovery replaced them (`write_again`).
-
-    Writers append to the replacement, so readers must reopen it.
-    """
+    """Segments that remain readable while open after their deletion, unless recovery replaced them: writers append to the replacement."""
 
     def _opened(self, start: int) -> SegmentFile:
         file = super()._opened(start)
@@ -60,24 +57,23 @@ class _LogSegments(Segments):
 
 class CommitLog:
     def __init__(self, root: Path, file_size: int | None, *, writable: bool, files: OpenFiles | None = None) -> None:
-        """file_size, files: see `Segments`."""
         self.segments = _LogSegments(root, COMMIT_LOG_DIR, file_size, writable=writable, files=files)
 
     def opened_again(self) -> CommitLog:
         """Return the log with descriptors of its own, to flush concurrently with appends.
 
-        The system reports a failed write of a page once for each open file. With a shared descriptor, one flush would
-        consume the error and the next would succeed.
+        The system reports a failed write once for each open file. With a shared descriptor, one flush would consume the
+        error and the next would succeed.
         """
         segments = self.segments
         return CommitLog(segments.directory.parent, segments.size, writable=False, files=OpenFiles(1))
 
     def min_offset(self) -> int:
-        """Return the log offset of the first byte that retention left; 0 for an empty log."""
+        """Return the first log offset that retention left."""
         return self.segments.first()
 
     def has_room(self, begin: int, size: int) -> bool:
-        """Whether records of `size` bytes and a blank fit in the segment of log offset `begin`."""
+        """Whether records of `size` bytes and a blank fit in the segment of `begin`."""
         return size <= self.segments.size - begin % self.segments.size - END_FILE_MIN_BLANK_BYTES
 
     @property
@@ -85,9 +81,8 @@ class CommitLog:
         return self.segments.size - END_FILE_MIN_BLANK_BYTES
 
     def can_be_record(self, at: int, size: int) -> bool:
-        """Whether a record of `size` bytes can begin at log offset `at`. Call before reading a record.
-
-        A damaged size may be a gigabyte, so the parts of a long record must add up to it. Raises `OffsetLost`.
+        """Whether a record of `size` bytes can begin at log offset `at`. Call before reading it: a damaged size may be
+        a gigabyte. Raises `OffsetLost`.
         """
         if at < 0 or MIN_RECORD_BYTES <= size <= _SHORT_BYTES:
             return at >= 0
@@ -95,7 +90,7 @@ class CommitLog:
         return is_within and adds_up(size, lambda begin, length: self.segments.read(at + begin, length))
 
     def place(self, begin: int, sizes: npt.NDArray[np.int64]) -> Placement:
-        """Compute the positions of records of `sizes` bytes from log offset `begin` on.
+        """Compute the positions of records from log offset `begin` on.
 
         A record goes to the next segment if it and the 8 bytes of a blank do not fit (RocketMQ's
         `END_FILE_MIN_BLANK_LENGTH`). Raises `MessageRefused` for a record larger than a segment.
@@ -131,10 +126,7 @@ class CommitLog:
     def stretches(
         self, placement: Placement, encoded: Callable[[int, int], memoryview]
     ) -> Iterator[tuple[int, bytes | memoryview]]:
-        """Yield log offset and data of each write: the blanks, then the records in pieces.
-
-        encoded: returns the bytes of records [first, last).
-        """
+        """Yield blanks, then records in pieces. encoded: returns the bytes of records [first, last)."""
         for at in placement.blanks:
             blank = np.zeros(1, BLANK)
             blank["length"], blank["magic"] = self.segments.size - at % self.segments.size, MAGIC_BLANK
@@ -162,7 +154,7 @@ class CommitLog:
             self.segments.write(at, data, anew=anew)
 
     def show(self, offset: int, size: int, *, flush: bool) -> None:
-        """Write the size of the record that `write` left hidden."""
+        """Write the size of the hidden record."""
         self.segments.write(offset, size.to_bytes(_HEAD_BYTES, "big"))
         if flush:
             self.segments.flush(offset, offset + _HEAD_BYTES)
@@ -174,16 +166,15 @@ class CommitLog:
             self.segments.flush(begin, stop)
 
     def may_go_on(self, at: int) -> bool:
-        """Whether a record or a blank may begin at log offset `at`: its first field is not zero."""
+        """Whether the first field of a record or a blank at log offset `at` is not zero."""
         try:
             return any(self.segments.read(at, _HEAD_BYTES, current=True))
         except OffsetLost:
             return False
 
     def drop_behind(self, end: int) -> None:
-        """Delete the segments after the log's `end`, because a starting broker reads only the last ones.
-
-        Call without concurrent writers.
+        """Delete the segments after `end`, because a starting broker reads only the last ones. Call without other
+        writers.
         """
         behind = [start for start in self.segments.starts() if start > end]
         for start in reversed(behind):
@@ -193,10 +184,9 @@ class CommitLog:
             self.segments.flush_names()
 
     def forget_if_empty(self, end: int) -> None:
-        """Close a segment that begins at the log's `end`: a starting broker recreates it."""
+        """Close a segment that begins at `end`: a starting broker recreates it."""
         if end % self.segments.size == 0:
             self.segments.forget()
 
     def next_segment(self, offset: int) -> int:
-        """Return the start of the segment after `offset`'s."""
         return offset - offset % self.segments.size + self.segments.size

@@ -1,4 +1,4 @@
-"""Read and write `store.conf`: a Java properties file with the keys of RocketMQ's `broker.conf`."""
+"""`store.conf`: a Java properties file with the keys of RocketMQ's `broker.conf`."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ FLUSH_DISK_TYPES = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """Settings of a store, with RocketMQ's names and defaults (MessageStoreConfig, BrokerConfig).
+    """A store's settings, with RocketMQ's names and defaults (MessageStoreConfig, BrokerConfig).
 
     Sizes are bytes, times ms, `fileReservedTime` hours, ratios percent. The two file sizes, `maxHashSlotNum` and
     `maxIndexNum` apply to new directories only, except for an index that a broker wrote. `brokerIP1` (IPv4) and
-    `listenPort` are the store host, which is part of each message id.
+    `listenPort` are part of each message id.
 
     RocketMQ does not have these: `maxDecompressedMessageSize` limits a compressed body after decompression. `archive`
-    is the URL of the archive, `brokerName` the store's name in it (default: its directory's name). `archiveTopics` are
-    the topics to archive, separated by commas; "" for all except system topics. Retention keeps their messages until
-    they are archived.
+    is the URL of the archive, `brokerName` the store's name in it (default: its directory's name). Retention keeps the
+    messages of `archiveTopics` until they are archived: names separated by commas, or "" for all except system topics.
     """
 
     mappedFileSizeCommitLog: int = 1 << 30
@@ -93,7 +92,7 @@ class StoreConfig:
 
     @property
     def delete_hours(self) -> set[int]:
-        """Hours of the day (local time) at which old segments are deleted."""
+        """In local time."""
         return {int(hour) for hour in self.deleteWhen.split(";")}
 
     @property
@@ -102,7 +101,7 @@ class StoreConfig:
         return self.flushDiskType == "SYNC_FLUSH"
 
     def with_file_sizes(self, commit_log: int | None, consume_queue: int | None) -> StoreConfig:
-        """Replace the sizes by those in existing files; None keeps the configured size."""
+        """None keeps the configured size."""
         return replace(
             self,
             mappedFileSizeCommitLog=commit_log or self.mappedFileSizeCommitLog,
@@ -110,15 +109,12 @@ class StoreConfig:
         )
 
     def text(self) -> str:
-        """Return the content of a `store.conf`, in ASCII."""
+        """In ASCII."""
         return "".join(_line(field.name, getattr(self, field.name)) for field in fields(self))
 
     @staticmethod
     def load(path: str | os.PathLike[str], others: Collection[str] = ()) -> StoreConfig:
-        """Load a properties file; missing keys get their defaults. Raises `ConfigError` (see `read_settings`).
-
-        others: keys to ignore without a warning.
-        """
+        """Raises `ConfigError` as `read_settings`. others: keys to ignore without a warning."""
         values = read_settings(path, others)
         try:
             return StoreConfig(**values)
@@ -127,7 +123,7 @@ class StoreConfig:
 
 
 def read_settings(path: str | os.PathLike[str], others: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings in a `store.conf` or a RocketMQ `broker.conf`.
+    """Read a `store.conf` or a RocketMQ `broker.conf`.
 
     Unknown keys, which only a broker uses, are ignored with one warning, those in `others` without. Raises
     `ConfigError` for a wrong value or a misspelt key, with file and line.
@@ -149,7 +145,7 @@ def read_settings(path: str | os.PathLike[str], others: Collection[str] = ()) ->
 
 
 def settings_there(path: Path) -> dict[str, Any]:
-    """Return `read_settings(path)`, {} if the file is missing or empty."""
+    """Return {} if the file is missing or empty."""
     return read_settings(path) if settings_text(path) else {}
 
 
@@ -175,7 +171,7 @@ def parsed(where: str, key: str, text: str, kind: type) -> Any:
 
 
 def entries(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield location (file and line), key and value of each entry of a properties file."""
+    """Yield location (file and line), key and value."""
     import javaproperties  # imports HTTP, TLS, XML and email; only opening a store needs it
 
     line = 1
@@ -205,13 +201,13 @@ def _refuse_misspelt(where: str, key: str) -> None:
 
 
 def with_settings(text: bytes, values: Mapping[str, object]) -> bytes:
-    """Set these values; all other lines keep their bytes."""
+    """All other lines keep their bytes."""
     import javaproperties
 
     kept = [element for element in javaproperties.parse(text) if getattr(element, "key", None) not in values]
     sources = [element.source for element in kept]
     if kept and isinstance(kept[-1], javaproperties.KeyValue) and not sources[-1].endswith(("\r", "\n")):
-        sources[-1] = _line(kept[-1].key, kept[-1].value)  # a trailing backslash would continue it on the next line
+        sources[-1] = _line(kept[-1].key, kept[-1].value)  # a trailing backslash would continue it
     elif kept and not sources[-1].endswith(("\r", "\n")):
         sources[-1] += "\n"
     return "".join([*sources, *(_line(name, value) for name, value in values.items())]).encode("latin-1")
@@ -236,19 +232,18 @@ def _integer(text: str) -> int:
     return int(text)
 
 
-# The settings that identify a store's archive.
+# These settings identify a store's archive.
 REMEMBERED = ("brokerName", "archive", "archiveTopics")
-# The settings that existing files of a store fix.
+# Existing files fix these settings.
 SIZES = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "maxHashSlotNum", "maxIndexNum")
 _OLD_SPELLINGS = {name.replace("mapped", "maped"): name for name in SIZES[:2]}  # RocketMQ's before 4.9
-# Similarity (0 to 1) from which an unknown key counts as misspelt. Of RocketMQ's other 500 keys only
-# _ROCKETMQS_NEIGHBOURS reach it.
+# Similarity (0 to 1) of a misspelt key. Of RocketMQ's other 500 keys only _ROCKETMQS_NEIGHBOURS reach it.
 _NEAR = 0.9
 _ROCKETMQS_NEIGHBOURS = {"haListenPort", "mappedFileSizeConsumeQueueExt"}
 MAX_BYTES = 1 << 20
 _LINE_END = r"\r\n|\r|\n"
 _HOURS = 24
-_MAX_INT = (1 << 31) - 1  # RocketMQ's file sizes and positions are Java ints
+_MAX_INT = (1 << 31) - 1  # RocketMQ's sizes and positions are Java ints
 _MINIMA = {
     "mappedFileSizeCommitLog": 256,
     "mappedFileSizeConsumeQueue": CQ_ENTRY.itemsize,
@@ -268,7 +263,7 @@ _MINIMA = {
     "maxIndexNum": 2,  # the first entry is never used
     "listenPort": 0,
 }
-# The minima are RocketMQ's. Its maxima are 95, 85 and 90; here 100 switches a limit off.
+# RocketMQ's maxima are 95, 85 and 90; here 100 switches a limit off.
 _MAXIMA = {name: 100 for name in _MINIMA if name.endswith("Ratio")} | {"listenPort": 65_535}
 _KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
     bool: (_boolean, "true or false"),

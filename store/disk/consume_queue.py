@@ -1,7 +1,7 @@
 """The ConsumeQueue of one queue: its first and last entries.
 
-An entry counts if `size > 0` and `physical_offset + size <= confirm offset`. All entries before the queue's end count,
-and none after it. So the first search for the end is a bisection; later ones start at the last found end.
+An entry counts if `size > 0` and `physical_offset + size <= confirm offset`. No entry after the queue's end counts. So
+the first search for the end is a bisection; later ones start at the last found end.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ IsMessage = Callable[[str, int, int, int, int], bool]  # topic, queue id, queue 
 
 class QueueEnd:
     def __init__(self, files: QueueFiles, name: tuple[str, int], least_end: int, is_message: IsMessage | None) -> None:
-        """name: topic and queue id. least_end: number of entries that the queue is known to have had. is_message: an
-        additional check of whether an entry counts.
+        """name: topic and queue id. least_end: number of entries that the queue once had. is_message: a further check
+        of whether an entry counts.
         """
         self._files = files
         self._name = name
@@ -39,7 +39,7 @@ class QueueEnd:
     def find(self, confirm_offset: int) -> int:
         """Return the queue offset after the last entry that counts. Raises as `check`, and if entries were lost."""
         if not self._found_end and not self._least_end and not self._files.segments.has_folder:
-            return self._files.begin  # one system call instead of three for the many empty queues of a large topic
+            return self._files.begin  # one system call instead of three: many queues are empty
         start, low = self._found_end, self._end_nearby(confirm_offset)
         if low is None:
             start, low = self._search_end(confirm_offset)
@@ -50,7 +50,6 @@ class QueueEnd:
         return low
 
     def _end_nearby(self, confirm_offset: int) -> int | None:
-        """Return the end if it is near the last found end."""
         last = self._found_end - 1
         try:
             entries = self._files.entries(last, last + _NEARBY, current=True) if last >= 0 else _NO_ENTRIES
@@ -94,14 +93,14 @@ class QueueEnd:
             raise CorruptSegment(f"{self._files}: entry {end} is damaged, for more come behind; {MAKE_ANEW}")
 
     def _any_counts(self, start: int, rows: list[tuple[int, int, int]], confirm_offset: int) -> bool:
-        """Whether any entry counts. start: queue offset of the first, above 0, so log offset 0 is none."""
+        """start: queue offset of the first, above 0, so log offset 0 is none."""
         for index, (at, size, _) in enumerate(rows, start):
             if at and self._is_published(index, at, size, confirm_offset):
                 return True
         return False
 
     def _known_end(self, first: int, confirm_offset: int) -> int:
-        """Return the start of a first search. Raises `CorruptSegment` if the last entry known before is damaged."""
+        """Raises `CorruptSegment` if the last entry known before is damaged."""
         least = self._least_end
         if least > first and not self._counts(least - 1, confirm_offset):
             raise CorruptSegment(f"{self._files}: entry {least - 1}, which it had, is gone; {MAKE_ANEW}")
@@ -124,8 +123,6 @@ class QueueEnd:
 
 
 class ConsumeQueue(QueueFiles):
-    """The files of one queue, and the range of entries that count."""
-
     def __init__(
         self,
         topic: str,
@@ -136,16 +133,15 @@ class ConsumeQueue(QueueFiles):
         least_end: int = 0,
         is_message: IsMessage | None = None,
     ) -> None:
-        """segments: see `queue_segments`. begin: see `Topics.begin`. least_end, is_message: see `QueueEnd`."""
+        """segments: see `queue_segments`. begin: see `Topics.begin`."""
         super().__init__(segments, begin)
         self.topic = topic
         self.queue_id = queue_id
         self._end = QueueEnd(QueueFiles(segments, begin), (topic, queue_id), least_end, is_message)
-        self._found_first = 0, LONG_MAX  # last result of `min_offset`, and its `min_physical_offset`
+        self._found_first = 0, LONG_MAX  # of `min_offset`, and its `min_physical_offset`
 
     @staticmethod
     def at(root: Path, topic: str, queue_id: int, file_size: int | None, *, writable: bool) -> ConsumeQueue:
-        """Return a queue of which only the directory is known. file_size: see `Segments`."""
         return ConsumeQueue(topic, queue_id, queue_segments(root, topic, queue_id, file_size, writable=writable))
 
     def max_offset(self, confirm_offset: int) -> int:
@@ -153,17 +149,17 @@ class ConsumeQueue(QueueFiles):
         return self._end.find(confirm_offset)
 
     def known_end(self, least: int, confirm_offset: int) -> int:
-        """Return `max_offset` of a queue that had `least` entries. Raises `CorruptSegment` if it ends before."""
+        """Return `max_offset`. Raises `CorruptSegment` if it is below `least`."""
         found = self.max_offset(confirm_offset)
         if found < least:
             raise CorruptSegment(f"{self}: ends at {found}, but had {least} entries; {MAKE_ANEW}")
         return found
 
     def dispatched(self, confirm_offset: int) -> int:
-        """Return the log offset (bytes) after the record of the last entry that counts, 0 without one."""
+        """Return the log offset (bytes) after the last record that counts, 0 without one."""
         while True:
             max_offset = self.max_offset(confirm_offset)
-            with suppress(OffsetLost):  # retention deleted the file concurrently: try again
+            with suppress(OffsetLost):  # retention deleted the file: try again
                 last = self.entries(max(self.first(), max_offset - 1), max_offset)
                 last = last[last["size"] != CQ_PRE_BLANK_SIZE]
                 return int((last["physical_offset"] + last["size"]).sum())
@@ -193,10 +189,7 @@ class ConsumeQueue(QueueFiles):
         return low
 
     def _is_damaged(self, offset: int, first: int) -> bool:
-        """Whether an entry is empty, or its log offset is not above its predecessor's. `first` has no predecessor.
-
-        False if retention deleted the entry.
-        """
+        """Whether an entry is empty, or its log offset is not above its predecessor's."""
         try:
             entries = self.entries(max(offset - 1, first), offset + 1)
         except OffsetLost:
@@ -225,7 +218,7 @@ class ConsumeQueue(QueueFiles):
             self.write_blank(first, start)
 
     def begin_empty(self, start: int) -> None:
-        """Drop all entries, and prepare the queue for its next entry at `start` (see `begin_at`)."""
+        """Drop all entries, then prepare for the next as `begin_at`."""
         self.truncate(self.begin)
         self.write_blank((start - 1) // self.entries_per_file * self.entries_per_file, start)
 
@@ -236,7 +229,7 @@ class ConsumeQueue(QueueFiles):
         changes the file before it (see `write`). Call as the only writer. Raises `FlushFailed`.
         """
         starts, end = self.segments.starts(), max_offset * CQ_ENTRY.itemsize if max_offset > self.begin else 0
-        if starts and end and end == starts[0]:  # no file would be left, and with it the queue's end
+        if starts and end and end == starts[0]:  # no file, and so no end, would be left
             self.write_blank(max_offset - self.entries_per_file, max_offset)
         for start in reversed(starts):
             self.segments.zero(max(start, end), start + self.segments.size)
@@ -246,21 +239,20 @@ class ConsumeQueue(QueueFiles):
             self.segments.flush_names()
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
-        """Delete files, never the last, if retention deleted the records of all their entries.
+        """Delete files, never the last, if retention deleted all their records. Call as the only writer.
 
-        Return the path and disk space (bytes) of each. Call as the only writer.
+        Return the path and disk space (bytes) of each.
         """
         gone = []
         for start in self.segments.starts()[:-1]:
             end = start // CQ_ENTRY.itemsize + self.entries_per_file
-            last = self.entries(max(end - 2, start // CQ_ENTRY.itemsize), end)  # two, because one may be damaged
+            last = self.entries(max(end - 2, start // CQ_ENTRY.itemsize), end)  # one may be damaged
             if last["physical_offset"].max() >= min_physical_offset or last["size"][-1] == 0:  # 0: unfinished append
                 break
             gone.append((str(self.segments.path(start)), self.segments.delete(start)))
         return gone
 
     def _is_behind(self, index: int, min_physical_offset: int) -> bool:
-        """Whether retention deleted the record of entry `index`."""
         try:
             entry = self.entries(index, index + 1, current=True)[0]
         except OffsetLost:

@@ -17,7 +17,7 @@ Ends = Mapping[QueueName, int]  # queue offset after the last entry
 
 _MAX_QUEUES = 1 << 16  # cached
 _OPEN_FILES = 16, 4096  # minimum and maximum for all queues together
-_SHARE = 4  # a store opens at most a quarter of the process's files: the process may open others
+_SHARE = 4  # a store opens at most a quarter of the process's files
 
 
 class ConsumeQueues:
@@ -33,9 +33,8 @@ class ConsumeQueues:
         noted_ends: Callable[[], Ends] = dict,
         is_brokers: Callable[[], bool] = lambda: False,
     ) -> None:
-        """file_size: see `Segments`. is_message: see `QueueEnd`. noted_ends: returns the recorded ends of queues;
-        called at the first opening, and again after `forget`. is_brokers: whether a RocketMQ broker owns the directory,
-        which restarts the queues of recreated topics at 0.
+        """noted_ends: returns the recorded ends of queues; called at the first opening, and again after `forget`.
+        is_brokers: whether a RocketMQ broker owns the directory, which restarts the queues of recreated topics at 0.
         """
         self.topics = topics = Topics(root)
         self._expected: dict[QueueName, int] = {}
@@ -61,11 +60,11 @@ class ConsumeQueues:
         self._seen = 0  # deletions
 
     def of(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Return a queue; it need not have files."""
+        """The queue need not have files."""
         count = self._deletions()
-        if count != self._seen or count % 2:  # odd: during a deletion, do not cache queues
+        if count != self._seen or count % 2:  # odd: do not cache queues during a deletion
             self.forget()
-            self._seen = count  # after `forget`, because other threads that read the count rely on it
+            self._seen = count  # after `forget`, because other threads rely on the count
         return self._opened(topic, queue_id)
 
     def follow(self, deletions: Callable[[], int]) -> None:
@@ -77,7 +76,7 @@ class ConsumeQueues:
         return self.topics.table().queues_on_disk
 
     def forget(self) -> None:
-        """Drop all cached state, because a topic may have been deleted or recreated."""
+        """Drop all cached state: a topic may have been deleted or recreated."""
         deleted = self.topics.deletions()
         for name in [name for name in list(self._expected) if deleted.get(name[0]) != self._deleted.get(name[0])]:
             self._expected.pop(name, None)
@@ -86,20 +85,18 @@ class ConsumeQueues:
         self._files.forget_all()
 
     def close_deleted(self) -> None:
-        """See `OpenFiles.close_deleted`."""
         self._files.close_deleted()
 
     def make_room(self) -> None:
-        """See `OpenFiles.make_room`."""
         self._files.make_room()
 
     def close(self) -> None:
-        """Close all files; the next access reopens them."""
+        """The next access reopens the files."""
         self._opened.cache_clear()
         self._files.forget_all()
 
     def expect(self, ends: Ends) -> None:
-        """Set the known ends of queues: a shorter queue is damaged, unless its topic is deleted after this call."""
+        """Set the known ends of queues: a shorter queue is damaged, unless its topic is deleted later."""
         self._deleted = self.topics.deletions()
         self._expected.update(ends)
 

@@ -4,7 +4,8 @@
     subscriptionGroup.json  {"subscriptionGroupTable": {group: settings}}
     delayOffset.json        {"offsetTable": {delay level: next queue offset in SCHEDULE_TOPIC_XXXX}}
 
-Every call reads the files again, because other processes write them. Writes keep unknown keys.
+Every call reads the files again, because other processes write them. Writes keep unknown keys. Call the methods that
+write under the store lock.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from store.model.log_protocol import Positions, Queue
 
 _OFFSETS = "offsetTable"
 _GROUPS = "subscriptionGroupTable"
-_INSTANCES_DIR = "offsets"  # in a group's folder; one folder for each broadcasting member
+_INSTANCES_DIR = "offsets"  # a group's folders, one for each broadcasting member
 
 
 def check_group_name(group: str) -> None:
@@ -45,7 +46,7 @@ def check_group_name(group: str) -> None:
 
 
 def check_may_commit(group: str) -> None:
-    """Raises `InvalidGroup` for a bad name, and for the transactions group: a commit could hide open transactions."""
+    """Raises `InvalidGroup` also for the transactions group: a commit could hide open transactions."""
     check_group_name(group)
     if group == TRANSACTIONS_GROUP:
         raise InvalidGroup(f"group {group}: its offsets say which transactions are over, and are the store's own")
@@ -58,7 +59,7 @@ def delay_offsets(root: Path) -> dict[int, int]:
 
 
 class GroupConfigs:
-    """The settings of consumer groups (SubscriptionGroupConfig). Call the methods that write under the store lock."""
+    """RocketMQ's SubscriptionGroupConfig of each group."""
 
     def __init__(self, root: Path) -> None:
         self._path = root / GROUPS_FILE
@@ -70,7 +71,7 @@ class GroupConfigs:
         return read_table(self._path, _GROUPS)
 
     def retries(self, group: str) -> tuple[int, int]:
-        """Return a group's maximum of retries and its number of retry queues (at least 1). Raises `CorruptStore`."""
+        """Return the maximum of retries and the number of retry queues (at least 1). Raises `CorruptStore`."""
         settings, standard = self.of(group) or {}, _new_group(group)
 
         def count(name: str, maximum: int) -> int:
@@ -90,7 +91,7 @@ class GroupConfigs:
             write_json(self._path, content)
 
     def configure(self, group: str, settings: Mapping[str, Any]) -> None:
-        """Change some settings of a group; create a missing group first. Raises `InvalidGroup`."""
+        """Change some settings; create a missing group first. Raises `InvalidGroup`."""
         self.create(group)
         content = read_json(self._path)
         groups = table(self._path, content, _GROUPS)
@@ -106,8 +107,6 @@ class GroupConfigs:
 
 
 class ConsumerOffsets:
-    """The offsets of consumer groups. Call the methods that write under the store lock."""
-
     def __init__(self, root: Path) -> None:
         self.settings = GroupConfigs(root)
         self._offsets = root / CONSUMER_OFFSETS_FILE
@@ -119,21 +118,21 @@ class ConsumerOffsets:
 
     @staticmethod
     def of_instances(root: Path, group: str = "*") -> Iterator[ConsumerOffsets]:
-        """Yield the offsets of each broadcasting member of a group, or of all groups."""
+        """Yield the offsets of each broadcasting member."""
         for folder in sorted((root / CONSUMERS_DIR).glob(f"{group}/{_INSTANCES_DIR}/*")):
             yield ConsumerOffsets(folder)
 
     def offsets(self, group: str, topic: str) -> dict[int, int]:
-        """Return the committed offsets by queue id; queues without a commit are absent."""
+        """Return the committed offsets by queue id."""
         return self._committed(read_json(self._offsets), _key(topic, group))
 
     def all_offsets(self) -> dict[str, dict[int, int]]:
-        """Return the committed offsets by "{topic}@{group}"."""
+        """Return the offsets by "{topic}@{group}"."""
         found = read_table(self._offsets, _OFFSETS)
         return {key: self._known(key, value) for key, value in found.items()}
 
     def all_positions(self) -> dict[str, Positions]:
-        """Return the committed offsets of each group in `names()`."""
+        """Return the offsets of each group in `names()`."""
         found: dict[str, Positions] = {group: {} for group in self.names()}
         for key, offsets in self.all_offsets().items():
             topic, separator, group = key.partition(GROUP_SEPARATOR)
@@ -150,7 +149,7 @@ class ConsumerOffsets:
         }
 
     def of_groups(self, wanted: Iterable[tuple[str, Queue]]) -> dict[tuple[str, Queue], int]:
-        """Return committed offsets, with one read of the file."""
+        """Reads the file once."""
         content = read_json(self._offsets)
         found: dict[tuple[str, Queue], int] = {}
         for key, each in groupby(sorted(wanted), lambda one: _key(one[1].topic, one[0])):
@@ -159,7 +158,7 @@ class ConsumerOffsets:
         return found
 
     def commit_positions(self, group: str, positions: Positions) -> None:
-        """Commit a group's offsets in some queues. As in RocketMQ, a commit may go backwards.
+        """Commit a group's offsets. As in RocketMQ, a commit may go backwards.
 
         Raises `InvalidGroup`, and `OffsetOutOfRange` for an offset below 0.
         """
@@ -176,7 +175,7 @@ class ConsumerOffsets:
         self.set_of_groups({(group, queue): offset for queue, offset in positions.items()})
 
     def set_of_groups(self, positions: Mapping[tuple[str, Queue], int]) -> None:
-        """`set_positions` of several groups, with one write of the file."""
+        """Writes the file once."""
         content = read_json(self._offsets)
         by_key: dict[str, dict[int, int]] = {}
         for (group, queue), offset in positions.items():
@@ -193,7 +192,6 @@ class ConsumerOffsets:
         return sorted({*self.settings.all(), *filter(None, committed)})
 
     def delete(self, group: str, *, with_offsets: bool) -> None:
-        """Delete a group's settings, and `with_offsets` its offsets in all topics."""
         self.settings.delete(group)
         if not with_offsets:
             return
@@ -209,7 +207,7 @@ class ConsumerOffsets:
         return self._known(key, table(self._offsets, content, _OFFSETS).get(key))
 
     def _known(self, key: str, found: object) -> dict[int, int]:
-        """Parse a group's offsets, without queue -1 and offset -1: a broker stores them, but treats them as missing."""
+        """Without queue -1 and offset -1: a broker stores them, but treats them as missing."""
         if isinstance(found, dict):
             found = {queue: offset for queue, offset in found.items() if queue != "-1" and offset != -1}
         return offset_table(self._offsets, key, found)

@@ -1,4 +1,4 @@
-"""Walk the commit log and build ConsumeQueue and index entries from its records: RocketMQ's reput."""
+"""Walk the commit log, and build ConsumeQueue and index entries from its records: RocketMQ's reput."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from store.format.record_view import Ints, Mask, RecordView, crc_matches
 from store.format.topic_names import is_folder_name
 from store.model.errors import OffsetLost
 
-# Chunks grow: a walk behind a growing log finds only a few new records.
+# A walk behind a growing log finds only a few new records.
 _FIRST_CHUNK_BYTES = 64 << 10
 _CHUNK_BYTES = 8 << 20
 _NO_END = 1 << 63
@@ -47,8 +47,8 @@ SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 class LogChunk:
     """Consecutive valid records of the log.
 
-    begin: log offset of the first. end: log offset after the last, or after the blank that follows it.
-    records: shape (n,). offsets: log offsets, shape (n,). topics: length n.
+    begin: log offset of the first. end: log offset after the last, or after the blank that follows it. records, offsets
+    (in the log), topics: n of each.
     """
 
     begin: int
@@ -63,7 +63,6 @@ class LogChunk:
 
     @cached_property
     def topic_names(self) -> list[str]:
-        """Names in the dictionary of `topics`."""
         return [name.decode("utf-8", "replace") for name in self.topics.dictionary.to_pylist()]
 
     @cached_property
@@ -73,7 +72,7 @@ class LogChunk:
 
     @cached_property
     def entries(self) -> Entries:
-        """The queue entry of each record, shape (n,)."""
+        """Queue entries, shape (n,)."""
         made = np.empty(len(self.records), CQ_ENTRY)
         made["physical_offset"], made["size"] = self.offsets, self.records.sizes
         made["tags_code"] = _tags_codes(self)
@@ -86,7 +85,7 @@ def walk(
     """Yield the log's records in chunks, from record boundary `begin` to the first invalid one, as RocketMQ recovers.
 
     A valid record has a valid length, magic, physical offset, parts, topic and (with `check_crc`) body CRC. A chunk has
-    records, a blank, or both. until: record boundary at which the walk ends at the latest.
+    records, a blank, or both. until: record boundary at which the walk ends.
 
     torn_from: log offset after which a machine crash may have lost sectors. After it, a record with a sector of zeros
     in its properties is invalid too, unless a checksum covers the properties.
@@ -109,7 +108,7 @@ def walk(
 
 
 def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool, torn_from: int) -> LogChunk:
-    """Return the valid records that are complete in the `length` bytes from log offset `at` on."""
+    """Return the valid records that are complete in these `length` bytes."""
     data = _read(log, at, length)
     positions, sizes, position = hop(data)
     starts = np.array(positions, np.int64)
@@ -132,7 +131,7 @@ def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool, torn_from: 
 def _are_whole(records: RecordView, at: int) -> Mask:
     """Return a mask of the records whose properties, which no body CRC covers, have no sector of zeros.
 
-    at: position in its segment of the records' view.
+    at: position of the records' view in its segment.
     """
     whole = np.ones(len(records), np.bool_)
     begins, ends = records.properties_starts, records.properties_starts + records.properties_lengths
@@ -150,7 +149,7 @@ def _read(log: CommitLog, at: int, length: int) -> bytes:
 
 
 def hop(data: bytes) -> tuple[list[int], list[int], int]:
-    """Return positions and sizes of the complete records in `data`, and the position after the last.
+    """Return positions and sizes of the complete records, and the position after the last.
 
     In a Python loop, because each record's length gives the position of the next.
     """
@@ -166,7 +165,6 @@ def hop(data: bytes) -> tuple[list[int], list[int], int]:
 
 
 def _are_names(topics: pa.DictionaryArray) -> Mask:
-    """Return a mask of the topics that are valid folder names."""
     good = [_is_text(name) and is_folder_name(name.decode()) for name in topics.dictionary.to_pylist()]
     mask: Mask = np.array(good, np.bool_)[numbers(topics.indices)]
     return mask
@@ -203,8 +201,7 @@ def _measured(view: Bytes, positions: Ints, sizes: Ints) -> RecordView:
 def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
     """Yield topic, queue id, queue offsets and entries (shape (k,) each), each queue's in log order.
 
-    The queue offsets of one piece are consecutive. Excludes light queues; `entering` documents which records enter
-    which queues.
+    The queue offsets of one piece are consecutive. Excludes light queues.
     """
     records = chunk.records
     if not len(records):
@@ -232,7 +229,7 @@ def light_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
 def all_entries(chunk: LogChunk, deleted: Mapping[str, int]) -> Iterator[tuple[str, int, Ints, Entries, bool]]:
     """Yield `queue_entries` (certain: True) and `light_entries` (certain: False), each queue's in log order.
 
-    deleted: see `Topics.deletions`; skips entries of records before these log offsets.
+    deleted: see `Topics.deletions`.
     """
     certain, light = ((*piece, True) for piece in queue_entries(chunk)), [*light_entries(chunk)]
     pieces: Iterable[tuple[str, int, Ints, Entries, bool]] = certain
@@ -263,7 +260,7 @@ def with_delivery_times(chunk: LogChunk, topic: str, entries: Entries, found: En
 
 
 def index_keys(chunk: LogChunk, *, tags: bool) -> tuple[KeyHashes, Ints, Ints]:
-    """Return hashes, log offsets and store times (ms) of all keys in the chunk, and with `tags` of its tags."""
+    """Return hashes, log offsets and store times (ms) of all keys, and with `tags` of tags."""
     topics = chunk.topics.cast(pa.binary()).cast(pa.string())
     unique_keys, keys = map(chunk.properties.value, (PROPERTY_UNIQ_KEY, PROPERTY_KEYS))
     hashes, rows = key_hashes(topics, unique_keys, keys, chunk.properties.value(PROPERTY_TAGS) if tags else None)

@@ -3,7 +3,7 @@
     clients/{process}-{its start}-{number}.json     a list of `Figure`s
 
 Each store that is open for writing and each consumer has a file. A background thread rewrites it about once a second if
-a figure changed, so a killed process loses its last second. Readers ignore the files of processes that ended; the next
+a figure changed, so a killed process loses its last second. Readers ignore the files of ended processes; the next
 process that writes figures removes them.
 """
 
@@ -29,17 +29,17 @@ from store.disk.atomic import make_folder, read_file, replace_file
 from store.format.layout import CLIENTS_DIR
 from store.model.errors import CorruptStore
 
-PUT, PUT_FAILED = "put", "put failed"  # an append, until its messages are published
+PUT, PUT_FAILED = "put", "put failed"  # until its messages are published
 SENT, SEND_FAILED = "sent", "send failed"  # a batch, from `send` of its first message until it is published
 DELIVERED = "delivered"  # from the store time until a consumer received the message
 PROCESSED, PROCESS_FAILED = "processed", "process failed"  # a listener's call
 DELIVERS = "delivers"  # 1 while this process delivers delayed messages
 HELD = "held"  # requests that now wait for messages
-# Connections that a server closed, by reason. STUCK: the client did not finish a frame or did not read replies.
+# Connections that a server closed. STUCK: the client did not finish a frame or did not read replies.
 REFUSED = CROWDED, BAD_FRAME, STUCK = "too many connections", "bad frame", "stuck"
 _SHORTEST = (0.05, 0.2, 1, 5, 20, 100, 1_000)
 _SHORT, _LONG = (1, 5, 10, 20, 50, 200, 500), (1, 5, 10, 100, 1_000, 10_000, 60_000)
-# Upper bounds of buckets, ms, mostly as in RocketMQ's client; one more bucket holds all longer times.
+# Upper bounds of buckets, ms, mostly as in RocketMQ's client; one more bucket has all longer times.
 BUCKETS: Mapping[str, tuple[float, ...]] = {
     PUT: _SHORTEST,
     PUT_FAILED: _SHORTEST,
@@ -88,13 +88,13 @@ class Figure(msgspec.Struct):
         self.counts[0] = number
 
     def change(self, by: int) -> int:
-        """Add to the gauge; return its value."""
+        """Return the new value of the gauge."""
         self.counts[0] += by
         return self.counts[0]
 
 
 class Figures:
-    """The figures of one store or consumer. root: of the store; None to write no file."""
+    """root: of the store; None to write no file."""
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root
@@ -111,11 +111,10 @@ class Figures:
         return self._figures.get(labels) or self._figures.setdefault(labels, Figure(*labels))
 
     def drop(self, figure: Figure) -> None:
-        """Forget a figure; `of` then creates a new one."""
         self._figures.pop((figure.name, figure.topic, figure.group), None)
 
     def write(self) -> None:
-        """Write the file if a figure changed. Not in a forked child. Logs the first of repeated OS errors."""
+        """Write the file if a figure changed, not in a forked child. Logs the first of repeated OS errors."""
         if self._root is None or os.getpid() != self._process:
             return
         with self._turn:
@@ -149,7 +148,7 @@ def figures_in(root: Path) -> Iterator[tuple[str, Figure]]:
             continue
         try:
             figures = msgspec.json.decode(read_file(path, _MAX_BYTES), type=list[Figure])
-        except FileNotFoundError:  # closed since `iterdir`
+        except FileNotFoundError:  # just closed
             continue
         except (OSError, CorruptStore, msgspec.MsgspecError) as error:
             warnings.warn(f"{path}: these figures are left out: {error}", RuntimeWarning, stacklevel=2)
@@ -159,7 +158,7 @@ def figures_in(root: Path) -> Iterator[tuple[str, Figure]]:
 
 
 def _new_path(folder: Path) -> Path:
-    """Create the folder, remove the files of ended processes from it, and return a new path."""
+    """Create the folder, and remove the files of ended processes."""
     make_folder(folder)
     for path in folder.iterdir():
         name = _NAME.match(path.name)
@@ -174,7 +173,7 @@ def _runs(name: re.Match[str]) -> bool:
 
 
 def _start_of(process: int) -> str | None:
-    """Return a process's start time, in clock ticks since boot; None if it ended."""
+    """Return clock ticks since boot; None for an ended process."""
     try:
         return _PROC.joinpath(str(process), "stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

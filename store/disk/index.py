@@ -25,8 +25,6 @@ END_OF_TIME = (1 << 63) - 1
 
 
 class IndexFiles:
-    """List, create and delete the files in the directory `index`."""
-
     def __init__(self, root: Path, slots: int, entries: int, *, writable: bool) -> None:
         """slots, entries: `maxHashSlotNum` and `maxIndexNum`, as existing files have them."""
         self.directory = root / INDEX_DIR
@@ -37,10 +35,7 @@ class IndexFiles:
         self._opened = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, slots, entries, writable))
 
     def file(self, name: str) -> IndexFile:
-        """Open a file, or reopen it if another process recreated it.
-
-        Raises `FileNotFoundError`, `ConfigError`.
-        """
+        """Raises `FileNotFoundError`, `ConfigError`."""
         file = self._opened(name)
         if file.is_deleted:
             self._opened.cache_clear()
@@ -50,18 +45,18 @@ class IndexFiles:
     def names(self, *, empty: bool = False) -> list[str]:
         """Return file names, oldest first. Ignores names that are no times, as RocketMQ does.
 
-        empty: include empty files, which a broker is creating concurrently, or which a machine crash left.
+        empty: include empty files, which a broker is creating or a machine crash left.
         """
         files = list_files(self.directory)
         return [name for name, status in files if name.isascii() and name.isdigit() and (status.st_size or empty)]
 
     def check(self) -> None:
-        """Raises `ConfigError` if the length of a file does not match the configured shape."""
+        """Raises `ConfigError` if a file does not have the configured shape."""
         for name in self.names():
             self.file(name)
 
     def spans(self, names: list[str]) -> list[tuple[int, int]]:
-        """Return the log offsets of the first and last record in each of these files; skips files without keys."""
+        """Return the log offsets of the first and last record in each file that has keys."""
         headers = (self.file(name).header() for name in names)
         return [(h["begin_offset"], h["end_offset"]) for h in headers if h["next_entry"] > INDEX_NO_ENTRY + 1]
 
@@ -88,18 +83,17 @@ class IndexFiles:
         return name
 
     def keep(self, names: list[str]) -> None:
-        """Delete all other files, including empty ones."""
         self.delete_for_good([name for name in self.names(empty=True) if name not in names])
 
     def delete_for_good(self, names: list[str]) -> None:
-        """Delete files and sync their directory: after a crash, all files except the last count as complete."""
+        """Delete durably: after a crash, all files except the last count as complete."""
         for name in names:
             self._delete(name)
         if names:
             sync_names(self.directory)
 
     def expire(self, min_physical_offset: int) -> list[tuple[str, int]]:
-        """Delete files, never the last, if retention deleted all their records from the log.
+        """Delete files, never the last, if retention deleted all their records.
 
         Returns the path and disk space (bytes) of each.
         """
@@ -108,7 +102,7 @@ class IndexFiles:
         return [(str(self.directory / name), self._delete(name)) for name in expired]
 
     def _delete(self, name: str) -> int:
-        """Return the file's disk space, bytes."""
+        """Return bytes on disk."""
         path = self.directory / name
         with system_errors(path):
             taken = path.stat().st_blocks * BLOCK_BYTES
@@ -122,14 +116,14 @@ class IndexFiles:
             self.file(name).flush()
 
     def close_deleted(self) -> None:
-        """Close deleted files: an open file keeps its disk space."""
+        """An open file keeps its disk space."""
         names = self.names()
         if not set(self._listed) <= set(names):
             self._opened.cache_clear()
         self._listed = names
 
     def close(self) -> None:
-        """Close all files; the next access reopens them."""
+        """The next access reopens the files."""
         self._opened.cache_clear()
 
 
@@ -146,12 +140,11 @@ class Index(IndexFiles):
         is_enabled: bool = True,
         has_tags: bool = False,
     ) -> None:
-        """slots, entries: see `IndexFiles`. is_enabled: index keys. has_tags: also index tags."""
         super().__init__(root, slots, entries, writable=writable)
         self.is_enabled = is_enabled
         self.has_tags = has_tags
         self._writable = writable
-        self._newest = ""  # the file of the last append
+        self._newest = ""  # of the last append
 
     @staticmethod
     def of(root: Path, config: StoreConfig, *, writable: bool) -> Index:
@@ -190,7 +183,6 @@ class Index(IndexFiles):
                 self.create(names[-1])
 
     def _newest_file(self) -> IndexFile:
-        """Return the last used file until it is full or missing."""
         with suppress(FileNotFoundError):
             if self._newest:
                 return self.file(self._newest)
@@ -204,7 +196,7 @@ class Index(IndexFiles):
         """Yield the log offsets of records that may have `key` and a store time in [begin, end] (ms), newest first.
 
         The caller must compare topic, key and time with the record, because hashes collide and times are rounded to
-        seconds. It must also skip offsets that are not published.
+        seconds. It must also skip unpublished records.
 
         times_from: log offset from which on store times ascend. Times in earlier files are not used to skip records.
         """
@@ -220,7 +212,7 @@ class Index(IndexFiles):
                     yield from self.file(name).candidates(wanted, *((-math.inf, math.inf) if is_ever else (begin, end)))
 
     def has(self, physical_offset: int, name: str) -> bool:
-        """Whether a key of the record at this log offset is indexed, probably in file `name`. Raises `ConfigError`."""
+        """Whether a key of this record is indexed, probably in file `name`. Raises `ConfigError`."""
         with suppress(FileNotFoundError, ConfigError):  # listing many files is slow
             if self.file(name).has(physical_offset):
                 return True
@@ -233,8 +225,7 @@ class Index(IndexFiles):
     def last_keys(self, end_offset: int, since: str = "") -> dict[str, int]:
         """Return the log offset of the last record before `end_offset` in each file, by file name.
 
-        If the keys of one record are in two files, the record counts for the later file. since: name of the first file
-        to read.
+        If a record's keys are in two files, the later file counts. since: name of the first file to read.
         """
         found = {}
         for name in reversed(self.names()):
@@ -247,16 +238,16 @@ class Index(IndexFiles):
         return found
 
     def begins_behind(self, end_offset: int) -> int | None:
-        """Return the log offset of the first record in the oldest file that ends at or after `end_offset`, or None.
+        """Return the log offset of the first record in the oldest file that ends at or after `end_offset`.
 
-        Keys of earlier records may be missing: the files before it may have been deleted.
+        Keys of earlier records may be missing, in deleted files.
         """
         headers = (self.file(name).header() for name in self.names())
         filled = (header for header in headers if header["next_entry"] > INDEX_NO_ENTRY + 1)
         return next((header["begin_offset"] for header in filled if header["end_offset"] >= end_offset), None)
 
     def truncate(self, end_offset: int) -> None:
-        """Drop the keys of records at or after log offset `end_offset`, which an unfinished append left."""
+        """Drop the keys, from an unfinished append, of records at or after log offset `end_offset`."""
         kept, behind = self.names(), []
         while kept and not self._begins_before(kept[-1], end_offset):
             behind.append(kept.pop())
@@ -265,10 +256,9 @@ class Index(IndexFiles):
             self.file(kept[-1]).truncate(end_offset)
 
     def have_what_they_say(self, names: list[str], end: int) -> bool:
-        """Whether all of these files have the keys that their headers count; False if a length is wrong.
+        """Whether these files have the keys that their headers count, or else would skip later keys.
 
-        A file whose header counts too many would skip later keys. end: log offset from which on keys may come from an
-        unfinished append.
+        end: log offset from which on keys may come from an unfinished append.
         """
         try:
             return all(self.file(name).has_what_it_says(end) for name in names)

@@ -32,7 +32,7 @@ KeyColumn = Sequence[int] | npt.NDArray[np.integer[Any]]
 Entries = npt.NDArray[np.void]  # dtype INDEX_ENTRY
 Header = dict[str, int]  # the fields of INDEX_HEADER
 
-_FEW_KEYS = 8  # up to this number, a loop is faster than numpy
+_FEW_KEYS = 8  # so few are faster without numpy
 _ROW_BITS = 32
 _MAX_INT = (1 << 31) - 1
 _MS = 1000
@@ -42,7 +42,7 @@ assert (_HEADER.size, _ENTRY.size, _SLOT.size) == (INDEX_HEADER.itemsize, INDEX_
 
 
 def file_bytes(slots: int, entries: int) -> int:
-    """Return the length in bytes; `entries` includes the unused entry 0."""
+    """`entries` includes the unused entry 0."""
     return INDEX_HEADER.itemsize + slots * INDEX_SLOT.itemsize + entries * INDEX_ENTRY.itemsize
 
 
@@ -54,7 +54,6 @@ class IndexSlots:
     """
 
     def __init__(self, file: SegmentFile, slots: int) -> None:
-        """slots: their number. The file must be open for writing."""
         self._file = file
         with system_errors(file.path):
             fd = os.open(file.path, os.O_RDWR)
@@ -66,7 +65,7 @@ class IndexSlots:
         self._reserved = np.zeros(len(mapped) // _PAGE + 1, np.bool_)
 
     def reserve(self, slots: Ints) -> None:
-        """Allocate disk space for `slots` (ascending). Call under the store lock.
+        """Allocate disk space for ascending `slots`. Call under the store lock.
 
         Raises `StoreFull`, and `CorruptSegment` if the file was truncated.
         """
@@ -80,11 +79,10 @@ class IndexSlots:
         self._reserved[new] = True
 
     def get(self, slots: Ints) -> Ints:
-        """Return the newest entries of reserved slots, shape of `slots`."""
         return self._values[slots].astype(np.int64)
 
     def set(self, slots: Ints, numbers: Ints) -> None:
-        """Set the newest entries of reserved slots. The newest of all goes last: if it is set, all are set."""
+        """The newest entry of all is set last: if it is set, all are set."""
         last = int(numbers.argmax())
         for part in (slice(last), slice(last + 1, None), slice(last, last + 1)):
             self._values[slots[part]] = numbers[part]
@@ -130,7 +128,7 @@ class IndexTable:
         return np.frombuffer(self.file.read(position, (end - start) * INDEX_ENTRY.itemsize), INDEX_ENTRY)
 
     def first_from(self, end_offset: int, limit: int) -> int:
-        """Return the number of the first entry whose record is at or after `end_offset`; `limit` without one."""
+        """Return the first entry whose record is at or after `end_offset`; `limit` without one."""
 
         def stands_at(number: int) -> int:
             return int(self.entries(number, number + 1)[0]["physical_offset"])
@@ -138,7 +136,7 @@ class IndexTable:
         return bisect_left(range(limit), end_offset, INDEX_NO_ENTRY + 1, limit, key=stands_at)
 
     def previous(self, number: int) -> int:
-        """Return the next older entry in the slot of entry `number`, or INDEX_NO_ENTRY."""
+        """Return the next older entry of the same slot, or INDEX_NO_ENTRY."""
         if not INDEX_NO_ENTRY < number < self.capacity:
             return INDEX_NO_ENTRY
         found = int(self.entries(number, number + 1)[0]["previous"])
@@ -148,7 +146,7 @@ class IndexTable:
         return np.asarray(entries["key_hash"].astype(np.int64) % self.slots)
 
     def slot_values(self, start: int, end: int) -> Ints:
-        """Return the values of slots [start, end), up to the last slot."""
+        """Return values up to the last slot."""
         length = (min(end, self.slots) - start) * INDEX_SLOT.itemsize
         values: Ints = np.frombuffer(self.file.read(file_bytes(start, 0), length), INDEX_SLOT).astype(np.int64)
         return values
@@ -158,7 +156,7 @@ class IndexTable:
         return number
 
     def restore_slot(self, slot: int, number: int) -> None:
-        """Set the newest entry of a slot. Skips a needless write, because the slot may be in a hole."""
+        """Skips a needless write, because the slot may be in a hole."""
         position, value = file_bytes(slot, 0), _SLOT.pack(number)
         if self.file.read(position, _SLOT.size) != value:
             self.file.write(position, value)
@@ -189,13 +187,12 @@ class IndexFile(IndexTable):
         return last == INDEX_NO_ENTRY or int(self.slot_values(slot, slot + 1)[0]) >= last
 
     def has(self, physical_offset: int) -> bool:
-        """Whether the file has an entry for the record at this log offset."""
         limit = self.header()["next_entry"]
         number = self.first_from(physical_offset, limit)
         return number < limit and self.entries(number, number + 1)[0]["physical_offset"] == physical_offset
 
     def last_before(self, end_offset: int) -> int | None:
-        """Return the log offset of the last record before `end_offset` that has an entry, None without one."""
+        """Return the log offset of the last record before `end_offset` that has an entry."""
         number = self.first_from(end_offset, self.header()["next_entry"]) - 1
         return int(self.entries(number, number + 1)[0]["physical_offset"]) if number > INDEX_NO_ENTRY else None
 
@@ -235,7 +232,7 @@ class IndexFile(IndexTable):
         slots = hashes.astype(np.int64) % self.slots
         order = _stable_order(slots)
         slots, numbers = slots[order], first + order
-        starts = np.flatnonzero(np.diff(slots, prepend=-1))  # first key of each slot
+        starts = np.flatnonzero(np.diff(slots, prepend=-1))  # of each slot
         heads = slots[starts]
         table = self.slot_table
         table.reserve(heads)
@@ -257,7 +254,7 @@ class IndexFile(IndexTable):
         table.set(heads, numbers[np.append(starts[1:], count) - 1])
 
     def candidates(self, wanted: int, begin: float, end: float) -> Iterator[int]:
-        """Yield the log offsets of entries with hash `wanted` and a time in [begin, end] (ms, rounded), newest first.
+        """Yield the log offsets of entries with this hash and a time in [begin, end] (ms, rounded), newest first.
 
         Includes entries after `next_entry`: a broker sets the slot before the header.
         """
@@ -268,7 +265,7 @@ class IndexFile(IndexTable):
             position = self.entries_at + number * _ENTRY.size
             hashed, physical_offset, seconds, previous = _ENTRY.unpack(self.file.read(position, _ENTRY.size))
             if hashed % self.slots != slot and (newest := self.newest_of(slot)) != first:
-                # The entry's append was undone concurrently, and an entry of another slot replaced it.
+                # The entry's append was undone, and an entry of another slot replaced it.
                 number, first, limit = newest, newest, self.capacity
                 continue
             if number == INDEX_NO_ENTRY + 1:
@@ -278,7 +275,7 @@ class IndexFile(IndexTable):
                 return
             if hashed == wanted and stored <= end:
                 yield physical_offset
-            limit, number = number, previous  # ends a damaged chain: the numbers only descend
+            limit, number = number, previous  # the numbers descend, which ends a damaged chain
 
     def truncate(self, end_offset: int) -> None:
         """Drop the entries of records at or after log offset `end_offset`."""
@@ -327,7 +324,7 @@ def _seconds(timestamps: Ints, header: Header) -> Ints:
 
 
 def seconds_since(begin: int, timestamps: Ints) -> Ints:
-    """Return the `seconds` of entries with these store times (ms) in a file that begins at `begin` (ms)."""
+    """begin, timestamps: ms."""
     if begin <= 0:
         return np.zeros(len(timestamps), np.int64)
     return np.clip((timestamps - begin) // _MS, 0, _MAX_INT)

@@ -34,7 +34,7 @@ class Opened:
     _is_over = False
 
     def __init__(self, what: str, anew: str) -> None:
-        """what: the handle's name in errors, with its path. anew: the call that opens another one."""
+        """what: the handle's name in errors. anew: the call that opens another one."""
         self._what = what
         self._anew = anew
         self._process = os.getpid()
@@ -94,7 +94,7 @@ class Descriptor(Opened):
         self.close_only()
 
     def close_only(self) -> None:
-        """Close without unlocking: a process that inherited the descriptor keeps its locks."""
+        """Without unlocking: a process that inherited the descriptor keeps its locks."""
         self._is_over = True
         fd, self.fd = self.fd, -1
         if fd >= 0:
@@ -115,17 +115,17 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class PinnedPath:
-    """Detects that a path no longer names the file or directory that was opened there."""
+    """Detects that a path no longer names the opened file or directory."""
 
     def __init__(self, path: Path, status: os.stat_result | None = None) -> None:
-        """status: of the opened file or directory; default: of the one that `path` names now."""
+        """status: of the opened file; default: of the one that `path` names now."""
         self.path = path
         with system_errors(path):
             status = status or os.stat(path)
         self._identity = status.st_dev, status.st_ino
 
     def check(self) -> None:
-        """Raises `StoreReplaced` if the path is missing or names another file."""
+        """Raises `StoreReplaced`."""
         try:
             status = os.stat(self.path)
         except OSError as error:
@@ -144,7 +144,7 @@ class PinnedPath:
 
 
 def is_owned(condition: Condition) -> bool:
-    """Return whether the calling thread has the condition's lock, as a signal handler that interrupted its owner has.
+    """Whether the calling thread has the condition's lock, as a signal handler that interrupted its owner has.
 
     `Condition` has no public method for this, but `notify` raises without the lock.
     """

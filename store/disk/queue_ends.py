@@ -40,7 +40,7 @@ from store.model.errors import ConfigError, CorruptSegment, CorruptStore, system
 from store.model.integers import LONG_MAX
 
 _VERSION = 1
-_CRC = b', "crc": '  # then the CRC of all bytes before, and "}". Cannot occur in a JSON string, which escapes quotes
+_CRC = b', "crc": '  # then the CRC of all bytes before, and "}". No JSON string has this text
 _MAX_BYTES = 256 << 20  # 10,000 queues take half a megabyte
 _OFFSET, _SIZE = (
     (field_offset(CQ_ENTRY, name), field_offset(CQ_ENTRY, name) + CQ_ENTRY[name].itemsize)
@@ -73,10 +73,7 @@ class QueueEnds:
 
     @staticmethod
     def read(root: Path) -> QueueEnds | None:
-        """Read the file of a directory, without topics that were deleted since.
-
-        Returns None if the file is missing, and also, with a warning, if it is damaged.
-        """
+        """Read the file, without topics that were deleted since; None if it is missing, or, with a warning, damaged."""
         try:
             found = QueueEnds.sound(root)
         except CorruptStore as error:
@@ -88,7 +85,7 @@ class QueueEnds:
 
     @staticmethod
     def sound(root: Path) -> QueueEnds | None:
-        """Read the file; None if it is missing. Raises `CorruptStore` if it is damaged."""
+        """Return None if the file is missing. Raises `CorruptStore` if it is damaged."""
         try:
             noted = decode(_checked(read_file(root / QUEUE_ENDS_FILE, _MAX_BYTES)), _QueueEndsFile)
             ends, at = {(topic, queue): end for topic, queue, end in noted.queues}, noted.logOffset
@@ -113,21 +110,19 @@ class QueueEnds:
         return found
 
     def write(self, root: Path, index: Index) -> None:
-        """Replace the file of a directory. After an OS error, such as a full device, the next opening reads more of the
-        log.
-        """
+        """After an OS error, such as a full device, the next opening reads more of the log."""
         queues = [(topic, queue, end) for (topic, queue), end in sorted(self.of.items())]
-        with suppress(OSError, ConfigError):  # ConfigError: a foreign file in the index
+        with suppress(OSError, ConfigError):  # a foreign file in the index
             # Keys after `at` may still be undone. Files before the newest recorded one got no more keys.
             for name, last in index.last_keys(self.at, max(self.index, default="")).items():
-                if name not in self.index or index.has(self.index[name], name):  # if not, a key was lost: keep that
+                if name not in self.index or index.has(self.index[name], name):  # else a key was lost: keep that
                     self.index[name] = last
             text = encode(_QueueEndsFile(_VERSION, self.at, queues, self.index))[:-1]
             write_file(root / QUEUE_ENDS_FILE, b"%b%b%d}" % (text, _CRC, zlib.crc32(text)))
             self.written_at = self.at
 
     def is_due(self, index: Index) -> bool:
-        """Whether much of the log, or the first key of an index file, was flushed since the file was written."""
+        """Whether much of the log, or an index file's first key, was flushed since the file was written."""
         if self.at - self.written_at >= _WRITE_EVERY:
             return True
         newest = max(self.index, default="")
@@ -140,7 +135,7 @@ class QueueEnds:
     def forget(self, deleted: Mapping[str, int]) -> None:
         """Drop the queues of topics that were deleted since. deleted: see `Topics.deletions`.
 
-        A recorded topic that was deleted before `at` was recreated since, so its queues stay.
+        A recorded topic that was deleted before `at` was recreated since.
         """
         for name in [name for name in self.of if deleted.get(name[0], -1) >= self.at]:
             del self.of[name]
@@ -160,7 +155,7 @@ class QueueEnds:
     def complete(self, log: CommitLog, written: QueueEnds, deleted: Mapping[str, int] = NOTHING) -> bool:
         """Close the gaps with another writer's file `written` and the log; return whether all are closed.
 
-        If the log is damaged or its beginning was deleted, they stay, and the next opening reads the whole log.
+        If the log is damaged or its beginning was deleted, the next opening reads the whole log.
         """
         self._merge(written.of)
         self.index |= written.index
@@ -192,8 +187,8 @@ class QueueEnds:
 
         announced: log offset up to which an unfinished append may have written; `end` without one. Queues may have
         entries after their ends only if that append wrote to them (`Appender.repair` undoes it), or if the log cannot
-        tell its queues. Other such entries show that the files are newer than the log. None allows them in all queues,
-        because recovery truncates them.
+        tell its queues. Other such entries show that the files are newer than the log. None allows them, because
+        recovery truncates them.
         filed_anew: the caller rebuilds the index after its `trusted` files, so keys after these may be missing.
         """
         root = log.segments.directory.parent
@@ -211,7 +206,7 @@ class QueueEnds:
             return dead is not None and name not in dead
 
         for name, folder in folders.items():
-            begin = deleted.get(name[0], 0)  # an entry before the deletion comes from a restored backup
+            begin = deleted.get(name[0], 0)  # an earlier entry comes from a restored backup
             if not _reaches(folder, self.of[name], queue_file_size, begin, end, is_last(name)):
                 return False
         others = (name for name in table.queues_on_disk if name[0] in topics and name not in self.of)
@@ -237,7 +232,7 @@ class QueueEnds:
         self.of.update({name: max(self.of.get(name, 0), end) for name, end in ends.items()})
 
     def _index_holds(self, log: CommitLog, index: Index, end: int | None, *, filed_anew: bool) -> bool:
-        """Whether the index has the recorded keys, and none after log offset `end`; None allows later keys."""
+        """Whether the index has the recorded keys, and none after log offset `end`."""
         if not index.is_enabled:
             return True
         names, first_byte = set(index.names()), log.min_offset()
@@ -246,7 +241,7 @@ class QueueEnds:
             if not all(name in names or not first_byte <= last <= until for name, last in self.index.items()):
                 return False
             noted = (last for name, last in self.index.items() if last <= until and not index.has(last, name))
-            # The log's beginning is read last: retention deletes segments before it deletes index files.
+            # The log's beginning is read last: retention deletes segments before index files.
             if any(last >= log.min_offset() for last in noted):
                 return False
             return end is None or index.end_offset() < end
@@ -254,7 +249,7 @@ class QueueEnds:
 
 
 def _checked(data: bytes) -> bytes:
-    """Raises `ValueError` for a wrong checksum; an earlier version wrote none."""
+    """An earlier version wrote no checksum."""
     text, found, crc = data.rpartition(_CRC)
     if found and crc != b"%d}" % zlib.crc32(text):
         raise ValueError
@@ -275,14 +270,14 @@ def _reaches(folder: str, stop: int, file_size: int, begin: int, end: int, is_la
 
 
 def _has_entries(folder: str, end: int, is_last: bool) -> bool:
-    """Whether a queue without a recorded end has entries, by the rule of `_reaches` for the entry after an end."""
+    """Whether a queue without a recorded end has entries, by the rule of `_reaches` for the next entry."""
     files = list_files(Path(folder))
     entry = _read(f"{folder}/{files[0][0]}", 0) if files else b""
     return any(entry) if is_last else _counts(entry, end)
 
 
 def _read(path: str, position: int) -> bytes:
-    """Read an entry of a queue's file, and the next one if the file has it; b"" if the file is missing."""
+    """Read an entry of a queue's file, and the next one if the file has it; b"" without a file."""
     with system_errors(path):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -295,8 +290,8 @@ def _read(path: str, position: int) -> bytes:
 
 
 def _counts(data: bytes, end: int, begin: int = 0) -> bool:
-    """Whether the first entry in `data` is for a record in [begin, end) of the log, or a pre-blank one."""
-    # As unsigned, negative offsets and sizes are after every end.
+    """Whether the first entry is for a record in [begin, end) of the log, or a pre-blank one."""
+    # As unsigned, negative numbers are after every end.
     offset, size = (int.from_bytes(data[first:last], "big") for first, last in (_OFFSET, _SIZE))
     return size == CQ_PRE_BLANK_SIZE or (size > 0 and begin <= offset <= end - size)
 
@@ -306,7 +301,7 @@ def _folder(root: Path, name: QueueName) -> str:
 
 
 def _begin(folders: Mapping[QueueName, str], log: CommitLog, deleted: Mapping[str, int]) -> bool:
-    """Whether no queue in `folders` lost its first files although the log still has their records."""
+    """Whether no queue lost its first files although the log still has their records."""
     begins = {}
     for name, folder in folders.items():
         first, status = list_files(Path(folder))[0]
@@ -314,7 +309,7 @@ def _begin(folders: Mapping[QueueName, str], log: CommitLog, deleted: Mapping[st
             path = f"{folder}/{first}"
             with system_errors(path), open(path, "rb", buffering=0) as file:
                 at, size = struct_of(CQ_ENTRY).unpack(file.read(CQ_ENTRY.itemsize))[:2]
-            if not size:  # an empty entry does not tell which records came before
+            if not size:  # does not tell which records came before
                 return False
             begins[name] = Begin(int(first) // CQ_ENTRY.itemsize, at, size)
     with suppress(CorruptSegment):

@@ -24,12 +24,11 @@ _EMPTY = bytes(CQ_ENTRY.itemsize)
 def queue_segments(
     root: Path, topic: str, queue_id: int, file_size: int | None, *, writable: bool, files: OpenFiles | None = None
 ) -> Segments:
-    """file_size, files: see `Segments`."""
     return Segments(root, f"{CONSUME_QUEUE_DIR}/{topic}/{queue_id}", file_size, writable=writable, files=files)
 
 
 class QueueFiles:
-    """All entries of one queue, including those that do not count. Offsets are queue offsets (entries, not bytes)."""
+    """All entries of one queue, including those that do not count. Offsets are queue offsets, not bytes."""
 
     def __init__(self, segments: Segments, begin: int) -> None:
         """begin: see `Topics.begin`."""
@@ -44,7 +43,6 @@ class QueueFiles:
         return self.segments.size // CQ_ENTRY.itemsize or 1  # without files any number above 0 will do
 
     def file_end(self, offset: int) -> int:
-        """Return the end of the file that contains entry `offset`."""
         return (offset // self.entries_per_file + 1) * self.entries_per_file
 
     @property
@@ -61,7 +59,7 @@ class QueueFiles:
         return max(self.begin, starts[0] // CQ_ENTRY.itemsize if starts else 0)
 
     def entries(self, start: int, end: int, *, current: bool = False) -> Entries:
-        """Return a copy of entries [start, end), shape (end - start,). current: see `Segments.read`.
+        """Return a copy, shape (end - start,). current: see `Segments.read`.
 
         Raises `OffsetLost` if a file is missing, `CorruptSegment` if a file was truncated.
         """
@@ -104,7 +102,7 @@ class QueueFiles:
         return is_whole
 
     def write_blank(self, start: int, end: int) -> bool:
-        """Write pre-blank entries to [start, end); return as `write`."""
+        """Write pre-blank entries; return as `write`."""
         blank = np.zeros(end - start, CQ_ENTRY)
         blank["size"] = CQ_PRE_BLANK_SIZE
         return start == end or self.write(start, blank)
@@ -117,7 +115,7 @@ class QueueFiles:
         return None
 
     def write_again(self, start: int) -> None:
-        """See `Segments.write_again`. Call as the only writer."""
+        """Call as the only writer."""
         for last in self.segments.starts()[-1:]:
             self.segments.write_again(start * CQ_ENTRY.itemsize, last + self.segments.size)
 
@@ -125,7 +123,7 @@ class QueueFiles:
         self.segments.flush(start * CQ_ENTRY.itemsize, end * CQ_ENTRY.itemsize)
 
     def _read(self, start: int, end: int, *, current: bool = False) -> bytes:
-        """Read entries of one file. If the last is empty, reopen the file by name: it may be replaced."""
+        """If the last entry is empty, reopen the file by name: it may be replaced."""
         where = start * CQ_ENTRY.itemsize, (end - start) * CQ_ENTRY.itemsize
         data = self.segments.read(*where, current=current)
         return data if current or not data.endswith(_EMPTY) else self.segments.read(*where, current=True)

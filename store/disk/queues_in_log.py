@@ -1,9 +1,9 @@
 """Derive the state of the queues from the log: their first and last offsets, and the entries of a range of the log.
 
-`QueuesInLog` is filled by walking the log. A RocketMQ broker restarts the queues of a recreated topic at 0. Then the
-log has several records with the same topic, queue and queue offset, and only the recreated topic's records count. The
-records between two restarts are a life of the queue. A new life begins if queue offsets go back. No checksum covers
-queue offsets, so the queue's own entries must confirm it.
+A RocketMQ broker restarts the queues of a recreated topic at 0. Then the log has several records with the same topic,
+queue and queue offset, and only the recreated topic's records count. The records between two restarts are a life of the
+queue. A new life begins if queue offsets go back. No checksum covers queue offsets, so the queue's own entries must
+confirm it.
 
 `must_begin` distinguishes a lost first file of a queue from an expired one. Retention keeps a file while the log has
 one of its records.
@@ -39,7 +39,7 @@ _ID_BITS = 32
 _ID_MASK = (1 << _ID_BITS) - 1
 _QUEUE_COSTS = 64 << 10  # bytes of log that are read in the time to flush a queue without new entries
 _MUCH = 4 << 20  # bytes of log that are read faster than queues are listed
-_NOTES = 1 << 14  # of about 400 bytes; older appends are read from the log
+_NOTES = 1 << 14  # of 400 bytes; older appends are read from the log
 NOTHING: Mapping[str, int] = {}
 _MAX_OFFSET = (1 << 62) // CQ_ENTRY.itemsize  # its byte position must fit
 
@@ -76,7 +76,7 @@ class QueueInLog:
         return self.lives[0].start if self.lives else self.max_offset
 
     def grow(self, start: int, at: int, count: int) -> None:
-        """Add `count` consecutive records: the first has queue offset `start` and log offset `at`."""
+        """Add consecutive records. start, at: queue and log offset of the first."""
         if start != self.max_offset or not self.lives:
             self.lives = [*(life for life in self.lives if life.start < start), Life(start, at)]
         self.max_offset = start + count
@@ -104,8 +104,8 @@ class QueuesInLog:
     def begin(self, name: QueueName, max_offset: int) -> QueueInLog:
         """Add a queue that has `max_offset` entries before the walk's first record.
 
-        If it has no entries and the log has its first byte, the queue's first files may be lost. Then the queue begins
-        at `Topics.begin`.
+        If it has no entries and the log has its first byte, the queue's first files may be lost. Then it begins at
+        `Topics.begin`.
         """
         of_files = self._queues.of(*name)
         is_bare = max_offset == of_files.first()
@@ -125,7 +125,7 @@ class QueuesInLog:
         return True
 
     def pass_over(self, name: QueueName, offset: int, at: int) -> None:
-        """Ignore the record at log offset `at` in this queue, because it cannot follow the record before it."""
+        """Ignore the record at log offset `at`, because it cannot follow the record before it."""
         self.found[name].passed_over.add((offset, at))
 
     def warn_of_passed_over(self) -> None:
@@ -174,7 +174,7 @@ class QueuesInLog:
         return not (is_older and self._is_message(*name, start, older, size))
 
     def _entry(self, name: QueueName, index: int) -> tuple[int, int]:
-        """Return log offset and size of an entry; (-1, 0) if it is missing or empty."""
+        """Return log offset and size; (-1, 0) for a missing or empty entry."""
         try:
             offset, size, _ = self._queues.of(*name).entries(index, index + 1)[0].item()
         except OffsetLost:
@@ -200,10 +200,10 @@ class Begin(NamedTuple):
 def first_left(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
     """Return `offset`, or the queue's first offset if retention deleted the entries before that.
 
-    Raises `CorruptSegment` if the log still has the records of these entries, or if it is damaged and cannot tell.
+    Raises `CorruptSegment` if the log still has their records, or if it is damaged and cannot tell.
     """
     while (first := queue.first()) > offset:
-        with suppress(OffsetLost):  # retention deleted the file concurrently: try again
+        with suppress(OffsetLost):  # retention deleted the file: try again
             if must_begin(log, {(queue.topic, queue.queue_id): Begin.of(queue)}):
                 return first
             raise CorruptSegment(
@@ -229,8 +229,8 @@ def must_begin(
 ) -> bool:
     """Whether the log confirms that these queues lost no first file; False if it is unreadable before that is certain.
 
-    deleted: log offset of each topic's last deletion; earlier messages were deleted. most: limit of the walk in bytes.
-    Raises `CorruptSegment` if the log has an older message of one of the queues.
+    deleted: see `Topics.deletions`. most: limit of the walk in bytes. Raises `CorruptSegment` if the log has an older
+    message of one of the queues.
     """
     while True:
         at = first = log.min_offset()  # read after the queues' files: retention deletes segments before these
@@ -242,7 +242,7 @@ def must_begin(
             for name, begin in late.items():
                 _must_have_none(log, chunk, name, begin, deleted.get(name[0], 0))
             at = chunk.end
-        if at >= end or log.min_offset() == first:  # if not, retention deleted a segment concurrently: try again
+        if at >= end or log.min_offset() == first:  # else retention deleted a segment: try again
             return at >= end
 
 
@@ -279,8 +279,8 @@ class _Note(NamedTuple):
 class Unflushed:
     """A cache of the queue entries of this process's recent appends, so that a flush need not read them from the log.
 
-    Appends without a note, such as other processes' appends, are read from the log. Note only published appends: a
-    wrong note would lose entries. Thread-safe.
+    Other appends, such as other processes', are read from the log. Note only published appends: a wrong note would lose
+    entries. Thread-safe.
     """
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues) -> None:
@@ -295,7 +295,7 @@ class Unflushed:
     def take(self, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
         """Return the entries of the published range [begin, end) of the log, and drop its notes.
 
-        Returns None if the log is damaged, or if flushing all queues is faster. deleted: see `ranges_of`.
+        Returns None if the log is damaged, or if flushing all queues is faster. deleted: see `Topics.deletions`.
         """
         notes = [note for note in self._take_notes(end) if note.end > begin]
         unknown = end - begin - sum(note.end - note.begin for note in notes)
@@ -327,8 +327,8 @@ class Unflushed:
 def ranges_of(log: CommitLog, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
     """Return the queue entries of the messages in [begin, end) of the log; None if the log is damaged.
 
-    Messages that this project appends enter only the queue that they name (see `entering`). deleted: log offset of each
-    topic's last deletion; earlier messages are skipped.
+    Messages that this project appends enter only the queue that they name (see `entering`). deleted: see
+    `Topics.deletions`.
     """
     found: Ranges = {}
     chunks = walk(log, begin, until=end, check_crc=False)
@@ -343,7 +343,7 @@ def _ranges_in(chunk: LogChunk, deleted: Mapping[str, int]) -> Iterator[tuple[Qu
     offsets = chunk.records.field("queue_offset")
     topics = numbers(chunk.topics.indices).astype(np.int64)
     queues = topics << _ID_BITS | chunk.records.field("queue_id")
-    order = np.argsort(queues, kind="stable")  # so that the offsets of each queue ascend
+    order = np.argsort(queues, kind="stable")  # keeps the offsets of each queue ascending
     if any(at > chunk.begin for at in deleted.values()):
         begins = np.array([deleted.get(name.decode(), 0) for name in chunk.topics.dictionary.to_pylist()], np.int64)
         order = order[(chunk.offsets >= begins[topics])[order]]

@@ -36,7 +36,7 @@ _LOOK_BLOCK = 1 << 20
 
 
 def sync(fd: int, path: Path) -> None:
-    """Sync a file's bytes. Raises `FlushFailed`."""
+    """Raises `FlushFailed`."""
     try:
         os.fdatasync(fd) if hasattr(os, "fdatasync") else os.fsync(fd)
     except OSError as error:
@@ -79,7 +79,7 @@ class SegmentFile:
         self._check_length()
 
     def read(self, position: int, length: int) -> bytes:
-        """Return `length` bytes, fewer at the file's end. Raises `CorruptSegment` if the file was truncated."""
+        """Return fewer bytes at the file's end. Raises `CorruptSegment` if the file was truncated."""
         try:
             data = os.pread(self._file.fd, length, position)
         except OSError as error:
@@ -90,7 +90,7 @@ class SegmentFile:
         return data
 
     def next_data(self, position: int) -> int:
-        """Return the first position at or after `position` that is not in a hole, or the size."""
+        """Return the first position from `position` on that is not in a hole, or the size."""
         try:
             return max(position, os.lseek(self._file.fd, position, os.SEEK_DATA))
         except OSError as error:
@@ -109,7 +109,7 @@ class SegmentFile:
 
     @property
     def mapped(self) -> Bytes:
-        """The whole file, shape (size,), read-only. Touch published bytes only. Raises `CorruptSegment`."""
+        """The whole file, shape (size,). Touch published bytes only. Raises `CorruptSegment`."""
         self._check_length()  # touching a page after the file's end kills the process
         return self._mapping
 
@@ -117,7 +117,7 @@ class SegmentFile:
         sync(self._file.fd, self.path)
 
     def pages(self) -> Iterator[tuple[int, bytes]]:
-        """Yield position and data of each page outside holes: a larger piece could include a hole and fill it."""
+        """Yield position and data of each page outside holes: a larger piece could fill a hole."""
         position = self.next_data(0)
         while position < self.size:
             data = self.read(position, _PAGE - position % _PAGE)
@@ -125,12 +125,12 @@ class SegmentFile:
             position = self.next_data(position + len(data))
 
     def has_any(self, begin: int) -> bool:
-        """Whether a page after `begin` is not a hole, or the rest of its own page has a byte other than zero."""
+        """Whether a page after `begin` is not a hole, or the rest of its own page is not zero."""
         rest = -begin % _PAGE
         return self.next_data(begin + rest) < self.size or any(self.read(begin, rest))
 
     def zero(self, begin: int, end: int) -> None:
-        """Keeps holes."""
+        """Zero without filling holes."""
         zeros = memoryview(bytes(_PAGE))
         position = self.next_data(begin)
         while position < end:
@@ -140,7 +140,7 @@ class SegmentFile:
             position = self.next_data(position + length)
 
     def first_not_zero(self, begin: int, end: int) -> int | None:
-        """Return the position of the first byte of [begin, end) that is not zero."""
+        """Return None if all bytes are zero."""
         position, block = self.next_data(begin), _PAGE  # usually a hole begins with the next page
         while position < end:
             data = np.frombuffer(self.read(position, min(block - position % block, end - position)), np.uint8)
@@ -168,7 +168,7 @@ class SegmentFile:
             )
 
 
-# Stores that one process has open concurrently, or opens in succession, share their mappings.
+# Shared by the stores that one process opens.
 _open_files: WeakValueDictionary[tuple[object, ...], SegmentFile] = WeakValueDictionary()
 # A forked child opens its own: the system reports a failed flush once for each open file.
 os.register_at_fork(after_in_child=_open_files.clear)
@@ -187,14 +187,14 @@ class OpenFiles:
 
     def get(self, directory: Path, start: int, size: int, *, writable: bool) -> SegmentFile:
         """Return the segment that begins at `start`, with `size` bytes. Raises `OffsetLost`."""
-        files, key = self._files, (str(directory), start)  # read once: `forget_all` may replace it concurrently
+        files, key = self._files, (str(directory), start)  # read once: `forget_all` may replace it
         file = files.get(key)
         if file is None:
             file = files[key] = self._open(directory, start, size, writable=writable)
             while len(files) > self._limit:
                 files.popitem(last=False)
             return file
-        try:  # faster than `suppress`: every access to a file calls this
+        try:  # faster than `suppress`
             files.move_to_end(key)
         except KeyError:  # another thread dropped it
             return file
@@ -211,7 +211,7 @@ class OpenFiles:
         return _open(directory, writable, size, start)
 
     def make_room(self) -> None:
-        """Close all segments and halve the limit, after the process ran out of descriptors."""
+        """Close all segments and halve the limit, because the process ran out of descriptors."""
         self._limit = max(1, min(self._limit, len(self._files)) // 2)
         self.forget_all()
 

@@ -22,7 +22,7 @@ from store.format.layout import PREALLOCATE_FILE, SEGMENT_NAME_DIGITS, segment_n
 from store.model.errors import CorruptSegment, OffsetLost, ReadOnlyStore, raise_translated, system_errors
 
 _OPEN_FILES = 8
-_FEW = 1024  # a range of more files lists the directory first: a damaged end may be far away
+_FEW = 1024  # for a range of more files, list the directory: a damaged end may be far away
 BLOCK_BYTES = 512  # unit of st_blocks
 
 
@@ -38,8 +38,8 @@ class SegmentFolder:
     def starts(self) -> list[int]:
         """Return the start offsets of all segments, ascending; [] if the directory is missing.
 
-        Raises `CorruptSegment` for a wrong name or length. Ignores an empty last file, as RocketMQ does: a broker that
-        was killed while it created the file leaves one.
+        Raises `CorruptSegment` for a wrong name or length. Ignores an empty last file, as RocketMQ does: a killed
+        broker may leave one.
         """
         listed = [(name, status.st_size) for name, status in list_files(self.directory)]
         if listed and listed[-1][1] == 0:
@@ -66,7 +66,7 @@ class SegmentFolder:
         return next(iter(self.starts()), 0)
 
     def check(self, remedy: str = "restore the missing segments from a copy") -> list[int]:
-        """Return `starts()`. Raises `CorruptSegment` if a segment between the first and the last is missing."""
+        """Return `starts()`. Raises `CorruptSegment` if a segment in the middle is missing."""
         starts = self.starts()
         for start, following in itertools.pairwise(starts):
             if following != start + self.size:
@@ -76,7 +76,7 @@ class SegmentFolder:
         return starts
 
     def exists(self, offset: int) -> bool:
-        """Whether a segment with this logical offset exists; an empty file does not count (see `starts`)."""
+        """An empty file does not count (see `starts`)."""
         status = status_of(self.path(self._start(offset)))
         return status is not None and status.st_size > 0
 
@@ -84,18 +84,18 @@ class SegmentFolder:
         return self.directory / segment_name(start)
 
     def delete(self, start: int) -> int:
-        """Return the segment's disk space, bytes."""
+        """Return bytes on disk."""
         taken, path = self.taken(start), self.path(start)
         with system_errors(path):
             path.unlink()
         return taken
 
     def taken(self, start: int) -> int:
-        """Return the disk space of a segment, bytes; less than its length, because it is sparse."""
+        """Return bytes on disk: less than the length, because segments are sparse."""
         return self._status(start).st_blocks * BLOCK_BYTES
 
     def modified(self, start: int) -> float:
-        """Return the time of the last write to a segment, s since 1970."""
+        """Return the time of the last write, s since 1970."""
         return self._status(start).st_mtime
 
     def _start(self, offset: int) -> int:
@@ -136,22 +136,22 @@ class Segments(SegmentFolder):
         self._files_open = files or OpenFiles(_OPEN_FILES)
 
     def starts(self) -> list[int]:
-        """Also closes files that retention deleted: an open one keeps its space."""
+        """Also closes files that retention deleted."""
         first, starts = self._first, super().starts()
         if self._first != first:
             self.forget()
         return starts
 
     def view(self, offset: int, length: int) -> Bytes:
-        """Return published bytes of one segment as a mapped view without a copy, shape (length,)."""
+        """Return published bytes of one segment as a mapped view, shape (length,)."""
         start = self._start(offset)
         position = offset - start
         return self._opened(start).mapped[position : position + length]
 
     def read(self, offset: int, length: int, *, current: bool = False) -> bytes:
-        """Return a copy of `length` bytes of one segment. Raises `OffsetLost` if its file is missing.
+        """Return bytes of one segment. Raises `OffsetLost` if its file is missing.
 
-        current: do not use an open file that was deleted since; reopen it by name.
+        current: reopen by name a file that was deleted since.
         """
         start = self._start(offset)
         file = self._current(start) if current else self._opened(start)
@@ -178,7 +178,7 @@ class Segments(SegmentFolder):
         return True
 
     def zero(self, begin: int, end: int) -> None:
-        """Zero [begin, end). Keeps holes, so this needs no disk space."""
+        """Zero without filling holes, so this needs no disk space."""
         for start, file in self._files(begin, end):
             file.zero(max(0, begin - start), min(end - start, self.size))
 
@@ -194,7 +194,7 @@ class Segments(SegmentFolder):
                 self._make(start, file.pages())
 
     def first_not_zero(self, begin: int, end: int) -> int | None:
-        """Return the logical offset of the first byte of [begin, end) that is not zero."""
+        """Return None if all bytes are zero."""
         for start, file in self._files(begin, end):
             position = file.first_not_zero(max(0, begin - start), min(end - start, self.size))
             if position is not None:
@@ -202,20 +202,20 @@ class Segments(SegmentFolder):
         return None
 
     def forget(self) -> None:
-        """Close all files; the next access opens them by name."""
+        """The next access opens the files by name."""
         self._files_open.forget(self.directory)
 
     def close_deleted(self) -> None:
-        """Close deleted files: an open file keeps its disk space."""
+        """An open file keeps its disk space."""
         self._files_open.close_deleted()
 
     def flush(self, begin: int, end: int) -> None:
-        """Sync [begin, end). Raises `FlushFailed`."""
+        """Raises `FlushFailed`."""
         for _, file in self._files(begin, end):
             file.flush()
 
     def flush_names(self) -> None:
-        """Sync the files' names: a process may have died after it created one. Raises `FlushFailed`."""
+        """A process may have died after it created a file. Raises `FlushFailed`."""
         with suppress(FileNotFoundError):
             sync_names(self.directory)
 
@@ -223,7 +223,7 @@ class Segments(SegmentFolder):
         return self._files_open.get(self.directory, start, self.size, writable=self._writable)
 
     def _current(self, start: int) -> SegmentFile:
-        """Return the file that now has the segment's name: another process may have recreated it."""
+        """Reopen the segment if another process recreated its file."""
         file = Segments._opened(self, start)  # not a subclass's override, which may check `is_deleted` itself
         if not file.is_deleted:
             return file
@@ -231,7 +231,7 @@ class Segments(SegmentFolder):
         return Segments._opened(self, start)
 
     def _files(self, begin: int, end: int) -> Iterator[tuple[int, SegmentFile]]:
-        """Yield start and file of each segment of [begin, end); retention may delete one concurrently."""
+        """Yield start and file of each segment; retention may delete one concurrently."""
         if begin >= end:  # without files, the size is still unknown
             return
         starts = range(self._start(begin), end, self.size)
@@ -254,7 +254,7 @@ class Segments(SegmentFolder):
             temporary.rename(self.path(start))
         except OSError as error:
             with suppress(OSError):
-                temporary.unlink()  # a large partial file could fill the rest of the device
+                temporary.unlink()  # so as not to fill the rest of the device
             raise_translated(self.path(start), error)
             raise
         for directory in (self.directory, *self.directory.parents):
@@ -266,7 +266,7 @@ class Segments(SegmentFolder):
 def list_files(directory: Path) -> list[tuple[str, os.stat_result]]:
     """Return name and status of each file, by name; [] if the directory is missing."""
     while status_of(directory) is not None:
-        # If a file was deleted between `scandir` and `stat`, start again: others may have been, too.
+        # If a file was deleted between `scandir` and `stat`, others may have been, too: start again.
         with system_errors(directory), suppress(FileNotFoundError), os.scandir(directory) as entries:
             return sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
     return []

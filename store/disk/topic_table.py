@@ -26,8 +26,8 @@ from store.model.integers import LONG_MAX
 
 CONFIGS = "topicConfigTable"
 _QUEUE_ID = "0|[1-9][0-9]*"
-_DELETED = "deletedTopics"  # topic to its tombstone; an earlier version wrote only the log offset
-_DELETED_CRC = "deletedTopicsCrc"  # `_crc` of that table
+_DELETED = "deletedTopics"  # an earlier version wrote only log offsets
+_DELETED_CRC = "deletedTopicsCrc"
 _LOG_OFFSET, _QUEUE_ENDS = "logOffset", "queueEnds"
 
 
@@ -41,7 +41,7 @@ class Tombstone(NamedTuple):
     ends: tuple[int, ...] = ()
 
     def joined(self, other: Tombstone) -> Tombstone:
-        """Return the tombstone after a later deletion, whose own is `other`."""
+        """other: the tombstone of a later deletion."""
         return Tombstone(other.at, tuple(map(max, zip_longest(self.ends, other.ends, fillvalue=0))))
 
 
@@ -49,8 +49,6 @@ NEVER_DELETED = Tombstone(0)
 
 
 class TopicTable:
-    """A snapshot of the topics; cached attributes are read at their first use."""
-
     def __init__(self, root: Path) -> None:
         """Raises `CorruptStore`."""
         self._root = root
@@ -65,9 +63,9 @@ class TopicTable:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Number of queues by topic, sorted by topic.
+        """Number of queues by topic, sorted by topic, without batch queues.
 
-        Includes topics with only a ConsumeQueue folder. Excludes topics with batch queues.
+        Includes topics with only a ConsumeQueue folder.
         """
         counts = dict(self.listed)
         for topic, queue_ids in self.on_disk.items():

@@ -40,7 +40,7 @@ class Topics:
         return self._seen_table(topic).counts.get(topic, 0)
 
     def _seen_table(self, topic: str | None = None) -> TopicTable:
-        """Return the cached table; read it again if the file changed or does not have `topic`.
+        """Read the table again if the file changed or does not have `topic`.
 
         A slower thread may replace `_seen` by an older table, so return the local variable.
         """
@@ -55,18 +55,16 @@ class Topics:
         return found
 
     def deletions(self) -> dict[str, int]:
-        """Return the log offset of each topic's last deletion, even if recreated; earlier records are deleted."""
+        """Return the log offset of each topic's last deletion; earlier records are deleted even if it is recreated."""
         return {topic: tombstone.at for topic, tombstone in self._seen_table().tombstones.items()}
 
     def begin(self, topic: str, queue_id: int) -> int:
-        """Return the first queue offset of a queue: 0, or the queue's end at the last deletion of its topic."""
+        """Return a queue's first queue offset: 0, or its end at the last deletion of its topic."""
         tombstone = self._seen_table().tombstones.get(topic)
         return 0 if tombstone is None or queue_id >= len(tombstone.ends) else tombstone.ends[queue_id]
 
     def must_not_be_deleted(self, topic: str, queue_id: int = 0) -> None:
-        """Raises `UnknownTopic` if a topic was deleted and not recreated, or recreated without this queue. As cheap as
-        `queue_count`.
-        """
+        """Raises `UnknownTopic` if a topic was deleted, or recreated without this queue. As cheap as `queue_count`."""
         seen = self._seen_table(topic)
         if seen.counts.get(topic, 0) <= queue_id and topic in seen.tombstones:
             what = f"queue {queue_id} of topic {topic!r}" if seen.counts.get(topic) else f"topic {topic!r}"
@@ -140,7 +138,7 @@ class Topics:
         write_tombstones(self._path, content, tombstones | {topic: before.joined(tombstone)})
 
     def restarted(self, queues: Iterable[tuple[str, int]]) -> None:
-        """Record that a broker restarted these queues (topic, queue id) at offset 0 after their topics' deletion."""
+        """Record that a broker restarted these queues (topic, queue id) at 0 after their topics' deletion."""
         content = read_json(self._path)
         tombstones = tombstones_in(self._path, content)
         for topic, queue_id in queues:
@@ -149,7 +147,7 @@ class Topics:
         write_tombstones(self._path, content, tombstones)
 
     def deleted_up_to(self, end: int) -> list[str]:
-        """Lower tombstones that are after the log's end to log offset `end`; return their topics."""
+        """Lower tombstones that are after the log's end `end` to it; return their topics."""
         content = read_json(self._path)
         tombstones = tombstones_in(self._path, content)
         behind = sorted(name for name, tombstone in tombstones.items() if tombstone.at > end)

@@ -1,4 +1,4 @@
-"""Detect kinds of RocketMQ directories that are not supported, or only for reading, by the names of their files."""
+"""Detect directories of RocketMQ that cannot be read or written here, by the names of their files."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _MAPPINGS = "topicQueueMappingInfoMap"
 
 
 class UnsupportedWarning(UserWarning):
-    """Some topics of a directory are read otherwise than RocketMQ's own consumer reads them."""
+    """Some topics are read otherwise than RocketMQ's own consumer reads them."""
 
 
 class DirectoryKind(NamedTuple):
     """A kind of directory that is not fully supported.
 
-    find: returns the file or folder that shows the kind. reads: whether it can be read, though not written. remedy:
-    what the user can do instead.
+    find: returns the file or folder that shows the kind. reads: whether it can be read, though not written. remedy: the
+    user's alternative.
     """
 
     name: str
@@ -128,7 +128,7 @@ def refuse_kinds(root: Path, *, writing: bool) -> None:
 
 
 def warn_of_topics(root: Path) -> None:
-    """Warn (`UnsupportedWarning`) of topics that RocketMQ's consumer reads otherwise. Raises `CorruptStore`."""
+    """Warn of topics that RocketMQ's consumer reads otherwise. Raises `CorruptStore`."""
     topics = read_table(root / TOPICS_FILE, _TABLE)
     _warn(root, batch_topics(topics), "batch queues (queue.type=BatchCQ), which are not read: left out")
     compacted = _with_attribute(topics, TOPIC_CLEANUP_POLICY, COMPACTION_POLICY)
