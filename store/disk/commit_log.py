@@ -45,7 +45,7 @@ class Placement:
 
 
 class _LogSegments(Segments):
-    """Segments that remain readable while open after their deletion, unless recovery replaced them: writers append to the replacement."""
+    """Remains readable while open after a deletion, unless recovery replaced it: writers append to the replacement."""
 
     def _opened(self, start: int) -> SegmentFile:
         file = super()._opened(start)

@@ -23,10 +23,7 @@ _INLINE_VIEW_BYTES = 12  # Arrow stores shorter values inside their views
 
 
 class _Compute:
-    """`pyarrow.compute`, imported at its first use: the import takes nearly as long as the rest of `import store`.
-
-    The driver of a query, and a process that puts and gets single messages, do not need it.
-    """
+    """`pyarrow.compute`, imported at its first use: the import takes nearly as long as the rest of `import store`."""
 
     def __getattr__(self, name: str) -> Any:
         import pyarrow.compute
@@ -40,14 +37,14 @@ pc = _Compute()
 
 
 def arrow(values: npt.NDArray[Any], *, nulls: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """Convert numbers or bools, shape (n,), in native byte order. nulls: mask of the null values."""
+    """values: shape (n,), native byte order. nulls: mask."""
     validity = None if nulls is None else _bits(~nulls)
     data = _bits(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [validity, data])
 
 
 def numbers(array: pa.Array) -> npt.NDArray[Any]:
-    """Convert numbers or bools without nulls to numpy, shape (n,)."""
+    """array: without nulls."""
     kind, data = array.type.to_pandas_dtype(), array.buffers()[1]
     if not len(array):
         return np.empty(0, kind)
@@ -70,7 +67,7 @@ def blobs(values: Sequence[bytes]) -> pa.BinaryArray:
 
 
 def cached_if_short(function: Callable[[Value], Result]) -> Callable[[Value], Result]:
-    """Cache the results for 1,024 texts of at most 256 characters, which limits the cache's memory."""
+    """Cache the results for texts of at most 256 characters, which limits the cache's memory."""
     cached = lru_cache(maxsize=1024)(function)
 
     @wraps(function)
@@ -82,7 +79,7 @@ def cached_if_short(function: Callable[[Value], Result]) -> Callable[[Value], Re
 
 @cached_if_short
 def constant(value: str | bytes) -> pa.Scalar:
-    """Return an argument for a pyarrow function."""
+    """Return a scalar for pyarrow functions."""
     return (texts([value]) if isinstance(value, str) else blobs([value]))[0]
 
 
@@ -96,9 +93,9 @@ def _bits(values: npt.NDArray[np.bool_]) -> pa.Buffer:
 
 
 def flat(strings: pa.StringArray | pa.BinaryArray) -> tuple[Bytes, npt.NDArray[np.int64]]:
-    """Return the bytes of n strings back to back, without a copy, and their bounds, int64, shape (n + 1,), from 0 on.
+    """Return the bytes of n strings, without a copy, and their bounds, shape (n + 1,), from 0 on.
 
-    `strings` may be a slice of a longer array. Nulls have any length.
+    `strings` may be a slice. Nulls have any length.
     """
     offsets, data = strings.buffers()[1:]
     if not len(strings):
@@ -109,21 +106,18 @@ def flat(strings: pa.StringArray | pa.BinaryArray) -> tuple[Bytes, npt.NDArray[n
 
 
 def lengths(strings: pa.StringArray | pa.BinaryArray) -> npt.NDArray[np.int64]:
-    """Return the bytes of each of n strings, int64, shape (n,). Nulls have any length."""
+    """Return byte lengths, shape (n,). Nulls have any length."""
     return np.diff(flat(strings)[1])
 
 
 def cut(buffer: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.BinaryArray:
-    """Copy bytes [start, start + size) of `buffer` for each of n pieces, length n.
-
-    Pieces must ascend without overlap inside the buffer, which has less than 2 GiB.
-    """
+    """Copy bytes [start, start + size) of n pieces, which ascend without overlap. buffer: less than 2 GiB."""
     if len(sizes) and sizes.min() > _INLINE_VIEW_BYTES:
-        views = np.zeros((len(starts), 4), np.int32)  # Arrow's: length, first bytes (for comparisons), buffer, offset
+        views = np.zeros((len(starts), 4), np.int32)  # Arrow's: length, first bytes, buffer, offset
         views[:, 0], views[:, 3] = sizes, starts
         buffers = [None, pa.py_buffer(views), pa.py_buffer(buffer)]
         return pa.Array.from_buffers(pa.binary_view(), len(starts), buffers).cast(pa.binary())
-    bounds = np.empty(2 * len(starts), np.int32)  # bounds of pieces and of the gaps between them, alternating
+    bounds = np.empty(2 * len(starts), np.int32)  # of pieces and of the gaps between them, alternating
     bounds[0::2], bounds[1::2] = starts, starts + sizes
     buffers = [None, pa.py_buffer(bounds), pa.py_buffer(buffer)]
     pieces = pa.BinaryArray.from_buffers(pa.binary(), max(0, len(bounds) - 1), buffers)

@@ -58,14 +58,14 @@ COLUMNS: dict[str, pa.DataType] = {
 }
 """All columns of messages: name to Arrow type."""
 
-PROPERTY_COLUMNS = frozenset(("msgId", "tags", "keys", "properties"))  # decoded from the properties after the body
+PROPERTY_COLUMNS = frozenset(("msgId", "tags", "keys", "properties"))  # in the properties, after the body
 
 _COPY = "restore the segment from a copy"
 _EITHER = f"run 'pyspark-mq verify', or {_COPY}"
 
 
 def are_outside(times: Ints) -> Mask:
-    """Return a mask of the times (ms) out of the range of timestamps, shape (n,)."""
+    """Return a mask of the times (ms) out of the range of timestamps."""
     outside: Mask = (times < FIRST_MS) | (times > LAST_MS)
     return outside
 
@@ -74,9 +74,8 @@ DEFAULT_COLUMNS = tuple(COLUMNS)[:9]
 
 
 def check_columns(columns: Sequence[str]) -> None:
-    """Raises `InvalidColumns` for a name not in COLUMNS or given twice, and for no name.
-
-    Without columns, an Arrow batch has no number of rows.
+    """Raises `InvalidColumns` for a name not in COLUMNS or given twice, and for no name: a batch without columns has no
+    number of rows.
     """
     if isinstance(columns, str) or not isinstance(columns, Sequence):
         raise InvalidColumns(f"columns={columns!r:.40}: give a list of names; there are {', '.join(COLUMNS)}")
@@ -89,7 +88,7 @@ def check_columns(columns: Sequence[str]) -> None:
 
 
 class BlockRows(NamedTuple):
-    """n messages of one queue, int64, shape (n,) each. physical_offsets: log offsets. sizes: bytes."""
+    """n messages of one queue, shape (n,) each. sizes: bytes."""
 
     queue_offsets: Ints
     physical_offsets: Ints
@@ -97,7 +96,7 @@ class BlockRows(NamedTuple):
 
 
 class Block:
-    """n messages of one queue in one range of a segment.
+    """n messages of one queue in one range of a segment. All results have length n.
 
     Checks every record against its ConsumeQueue entry: length, magic, queue and both offsets. With `with_trailers` it
     also checks the topic, and that the parts of the record fill it exactly.
@@ -113,8 +112,8 @@ class Block:
         with_bodies: bool = False,
         with_trailers: bool = True,
     ) -> None:
-        """view: log bytes from log offset `base` on, uint8. If it joins several pieces of the log, `base` has one value
-        per record: its log offset minus its position in the view. rows: n >= 1, ascending.
+        """view: log bytes from log offset `base` on. If it joins several pieces of the log, `base` has one value per
+        record: its log offset minus its position in the view. rows: n >= 1, ascending.
 
         with_bodies: copy the bodies before the parts after them are read, because sequential memory access is fastest.
         with_trailers: read the parts after the bodies, for PROPERTY_COLUMNS and for the topics of a light queue. Raises
@@ -139,14 +138,13 @@ class Block:
         return same
 
     def _in_topic(self) -> Mask:
-        """Also measures the parts after the bodies."""
         return self._records.expect_topic(self._queue.topic.encode())
 
     def __len__(self) -> int:
         return len(self._rows.sizes)
 
     def column(self, name: str) -> pa.Array:
-        """Decode one column of COLUMNS, length n. Bodies are not decompressed."""
+        """Decode one column of COLUMNS, without decompressing bodies."""
         return _DECODERS[name](self)
 
     def check_crc(self) -> None:
@@ -158,9 +156,7 @@ class Block:
         )
 
     def check_tags_codes(self, codes: Ints) -> None:
-        """Raises `CorruptRecord` for the first record whose tag does not match its entry's tags code. codes: shape
-        (n,).
-        """
+        """Raises `CorruptRecord` for the first record whose tag does not match its entry's tags code."""
         wrong = are_wrong_codes(codes, self._tags, self._queue.topic)
         self._need(
             ~wrong, lambda row: f"its entry has tags code {codes[row]}, its record the tag {self._tags[row]}; {_EITHER}"
@@ -172,23 +168,21 @@ class Block:
             raise CorruptRecord(f"{self.where(row)}: {what(row)}")
 
     def where(self, row: int) -> str:
-        """Name a row's message for errors."""
+        """Name a message for errors."""
         return (
             f"topic {self._queue.topic}, queue {self._queue.queue_id}, offset {self._rows.queue_offsets[row]} "
             f"(commit log offset {self._rows.physical_offsets[row]})"
         )
 
     def field(self, name: str) -> Ints:
-        """Return a header field, shape (n,)."""
         return self._records.field(name)
 
     @property
     def encoded_properties(self) -> pa.BinaryArray:
-        """As stored, length n."""
         return self._records.properties
 
     def value(self, name: str) -> pa.StringArray:
-        """Return a property, length n, null for messages without it."""
+        """Null for messages without the property."""
         return self._properties.value(name)
 
     def moved(self, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
@@ -230,7 +224,7 @@ class LightBlock(Block):
         return self._records.sound.copy()
 
     def _in_topic(self) -> Mask:
-        """Include records that name this light queue as a further queue, or were sent to it."""
+        """Include records that name this light queue as a further queue."""
         records = self._records
         records.measure_topics()
         self._need(records.sound, _no_record)
@@ -252,7 +246,7 @@ def _ints(block: Block, name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _timestamps(block: Block, name: str) -> pa.TimestampArray:
-    """A time out of range becomes null, because a producer may send any number and no CRC covers it."""
+    """A time out of range becomes null: a producer may send any number, and no CRC covers it."""
     times = block._records.field(name)
     outside = are_outside(times)
     if not outside.any():
@@ -261,7 +255,7 @@ def _timestamps(block: Block, name: str) -> pa.TimestampArray:
 
 
 def _msg_ids(block: Block) -> pa.StringArray:
-    """Return the client's id (property UNIQ_KEY) of each message, or its offsetMsgId."""
+    """Return the client's id (UNIQ_KEY), or else the offsetMsgId."""
     unique = block._properties.value(PROPERTY_UNIQ_KEY)
     if unique.null_count == 0:
         return unique
@@ -301,7 +295,7 @@ def _hosts(block: Block, which: str, bit: int) -> pa.StringArray:
 def _by_family(
     block: Block, which: str, bit: int, named: Callable[[npt.NDArray[np.uint8], Ints], pa.StringArray]
 ) -> pa.StringArray:
-    """Call `named` with ip and port (bytes, shape (k, 8 or 20)) of the IPv4 rows, then of the IPv6 rows; join both."""
+    """Call `named` with ip and port (shape (k, 8 or 20)) of the IPv4 rows, then of the IPv6 rows; join both."""
     if block._records.hosts_are_v4:
         return named(block._records.v4_hosts(which), np.arange(len(block)))
     v6 = (block.field("sys_flag") & bit) != 0
@@ -318,7 +312,7 @@ def _by_family(
 
 
 def _trimmed(keys: pa.StringArray) -> pa.StringArray:
-    """Remove the blank after the last key, which RocketMQ's Go client adds."""
+    """RocketMQ's Go client adds a blank after the last key."""
     has_blanks = pc.any(pc.ends_with(keys, KEY_SEPARATOR)).as_py()
     return pc.utf8_rtrim(keys, KEY_SEPARATOR) if has_blanks else keys
 
@@ -340,7 +334,7 @@ _DECODERS: dict[str, Callable[[Block], pa.Array]] = {
     "storeHost": lambda block: _hosts(block, "store", SYS_STORE_HOST_V6),
     "reconsumeTimes": lambda block: _ints(block, "reconsume_times", pa.int32()),
     "flag": lambda block: _ints(block, "flag", pa.int32()),
-    # As RocketMQ's decoder does after it decompressed the body.
+    # RocketMQ's decoder clears this bit when it decompresses the body.
     "sysFlag": lambda block: arrow((block.field("sys_flag") & ~SYS_COMPRESSED).astype(np.int32)),
     "bodyCRC": lambda block: _ints(block, "body_crc", pa.int32()),
     "preparedTransactionOffset": lambda block: _ints(block, "prepared_transaction_offset", pa.int64()),
@@ -353,7 +347,7 @@ _HEX_OF_TWO = np.stack(np.broadcast_arrays(_HEX, _HEX[:, None]), axis=-1).copy()
 
 
 def _hex(*parts: npt.NDArray[np.uint8]) -> pa.StringArray:
-    """Return upper-case hex of each row of byte matrices side by side. A matrix with one row counts for all rows.
+    """Return upper-case hex of byte matrices side by side. A matrix with one row counts for all rows.
 
     Converts two bytes at a time, so the matrices must be contiguous and have an even width.
     """

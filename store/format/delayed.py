@@ -39,7 +39,7 @@ _NEVER = 0
 
 
 class Waits(NamedTuple):
-    """The delays of n messages, shape (n,) each. levels: 0 for none. deliver_at: ms since 1970, 0 for none."""
+    """The delays of n messages, shape (n,). levels: 0 for none. deliver_at: ms since 1970, 0 for none."""
 
     levels: Ints
     deliver_at: Ints
@@ -73,7 +73,7 @@ class Waits(NamedTuple):
 
 
 def waiting(records: EncodedRecords, waits: Waits, encoding: Encoding) -> EncodedRecords:
-    """Readdress the delayed records to SCHEDULE_TOPIC or TIMER_TOPIC."""
+    """Readdress the delayed records."""
     starts = np.cumsum(records.sizes) - records.sizes
     view = RecordView(np.frombuffer(records.encoded(0, len(records)), np.uint8), starts, records.sizes)
     view.measure_topics()
@@ -89,7 +89,7 @@ def waiting(records: EncodedRecords, waits: Waits, encoding: Encoding) -> Encode
 
 
 def waiting_places(places: Places, waits: Waits) -> Places:
-    """Return the topics and queues in which delayed messages for `places` wait."""
+    """Return where delayed messages for `places` wait."""
     levels, at, count = waits.levels, waits.deliver_at, len(places.queue_ids)
     by_level, by_time, anyhow = arrow(levels > 0), arrow(at > 0), arrow((levels > 0) | (at > 0))
     topics = pa.repeat(constant(places.topics), count) if isinstance(places.topics, str) else places.topics
@@ -118,7 +118,7 @@ def timer_slots(deliver_at: Ints) -> Ints:
 
 
 def real_places(copies: RecordCopies) -> tuple[pa.StringArray, Ints, npt.NDArray[np.bool_]]:
-    """Return the real topics and queue ids of delayed messages, and a mask of messages that have them, shape (n,)."""
+    """Return the real topics and queue ids of delayed messages, and a mask of messages that have them."""
     topics, queues = copies.value(PROPERTY_REAL_TOPIC), copies.value(PROPERTY_REAL_QUEUE)
     said = numbers(pc.and_(topics.is_valid(), pc.match_substring_regex(queues.fill_null(constant("")), "^[0-9]{1,9}$")))
     queue_ids = pc.if_else(arrow(said), queues, constant("0")).cast(pa.int64())
@@ -126,7 +126,7 @@ def real_places(copies: RecordCopies) -> tuple[pa.StringArray, Ints, npt.NDArray
 
 
 def _where(mask: pa.BooleanArray, values: pa.StringArray) -> pa.StringArray | None:
-    """Return "" for rows outside of the mask; None if it has no row."""
+    """Return "" outside of the mask; None if it is empty."""
     return pc.if_else(mask, values, constant("")) if pc.any(mask).as_py() else None
 
 

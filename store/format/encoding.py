@@ -1,4 +1,4 @@
-"""Encode messages: columns, vectorised (`encode_columns`), and lists of messages (`encode_list`)."""
+"""Encode messages: columns, vectorised, and lists of messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from store.format.records import EncodedRecord, EncodedRecords, Encoding, rows_a
 from store.model.errors import MessageRefused
 
 _EMPTY, _NOTHING = constant(""), constant(b"")
-_CRC_BYTES = 2 << 20  # checksums of so many bytes take half a millisecond
+_CRC_BYTES = 2 << 20  # their checksums take half a millisecond
 _CRC_ROWS = 4 << 10
 
 _SUSPICIOUS_IN_TAGS = np.isin(np.arange(256), [*range(ord(" ") + 1), ord("|"), 0x7F, 0xC2])  # C2: U+0080 to U+00BF
@@ -46,7 +46,7 @@ _SUSPICIOUS_IN_TAGS = np.isin(np.arange(256), [*range(ord(" ") + 1), ord("|"), 0
 Ints = npt.NDArray[np.int64]
 
 MANY = 40  # from here on, columns are faster
-_OWN_NAMES = frozenset((PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_SHARDING_KEY))  # properties that are fields of `Message`
+_OWN_NAMES = frozenset((PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_SHARDING_KEY))  # they are fields of `Message`
 
 
 def encode_columns(
@@ -56,10 +56,10 @@ def encode_columns(
     encoding: Encoding,
     now: int,
 ) -> EncodedRecords:
-    """Encode messages in the order of the rows.
+    """Encode n messages in order.
 
-    topics: one for all, or one per row, length n. queue_ids: the chosen queues, int64, shape (n,). now: ms. Raises
-    `MessageRefused` for a body or properties that are too large or could not be read back.
+    topics: one for all, or n. queue_ids: the chosen queues. now: ms. Raises `MessageRefused` for a body or properties
+    that are too large or could not be read back.
     """
     count = len(messages)
     body_lengths = lengths(messages.body)
@@ -76,7 +76,7 @@ def encode_columns(
     headers = _headers(named.magic, messages, sizes, queue_ids, encoding, now)
     properties = [piece for pair in zip(values, texts[1:], strict=True) for piece in pair if len(piece)]
     tags, keys, unique_keys = messages.tags, messages.keys, None
-    if messages.properties is not None:  # which may also have tags and keys, under RocketMQ's names
+    if messages.properties is not None:  # which may also have tags and keys
         names = (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY)
         tags, keys, unique_keys = map(PropertyColumns(values[0]).value, names)
     _check_tags(tags)
@@ -99,8 +99,8 @@ def encode_columns(
 class RecordTopics(NamedTuple):
     """The topics of n records.
 
-    names: the distinct topics. which: index of each record's topic, shape (n,), or 0 for all. magic: of all, or each.
-    each, same: the bytes between body and properties: parts of length n, then bytes equal in all records.
+    names: the distinct topics. which: index of each record's topic, or 0 for all. magic: of all, or each. each, same:
+    the bytes between body and properties: parts of length n, then bytes equal in all records.
     """
 
     names: list[str]
@@ -119,7 +119,7 @@ class RecordTopics(NamedTuple):
         return RecordTopics(names, which, np.array(list(map(topic_magic, names)))[which], [fields], b"")
 
     def destinations(self, queue_ids: Ints) -> tuple[list[tuple[str, int]], npt.NDArray[np.int32]]:
-        """Return the distinct (topic, queue id) pairs, and each record's index in them, shape (n,)."""
+        """Return the distinct (topic, queue id) pairs, and each record's index in them."""
         pairs = queue_ids + MAX_QUEUES * self.which
         distinct = np.flatnonzero(np.bincount(pairs)) if len(self.names) == 1 else np.unique(pairs)
         found = [divmod(pair, MAX_QUEUES) for pair in distinct.tolist()]
@@ -159,7 +159,7 @@ def _headers(
 
 
 def _crcs(bodies: pa.BinaryArray) -> Ints:
-    """Return `body_crcs`. Releases the GIL at times for the thread that appends the previous piece."""
+    """Releases the GIL at times for the thread that appends the previous piece."""
     crcs = np.empty(len(bodies), np.int64)
     rows = max(1, min(_CRC_ROWS, len(bodies) * _CRC_BYTES // max(1, int(lengths(bodies).sum()))))
     for first in range(0, len(bodies), rows):
@@ -178,7 +178,7 @@ def _middle(before: bytes, properties_lengths: Ints, text: bytes) -> npt.NDArray
 
 
 def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.BinaryArray]]:
-    """Return k + 1 texts common to all messages, and k columns of values (length n) between them; 1 with a map.
+    """Return k + 1 texts common to all messages, and k columns of values between them; k is 1 with a map.
 
     The map's entries come first, then tags, keys and sharding key.
     """
@@ -202,7 +202,7 @@ def _encode_properties(messages: MessageColumns) -> tuple[list[bytes], list[pa.B
 
 
 def encoded_properties(messages: MessageColumns) -> pa.BinaryArray:
-    """Return each message's encoded properties, length n. Raises `MessageRefused` as `encode_columns`."""
+    """Return n encoded properties. Raises `MessageRefused` as `encode_columns`."""
     texts, values = _encode_properties(messages)
     every = pa.repeat(constant(texts[0]), len(messages))
     pieces = [piece for value, text in zip(values, texts[1:], strict=True) for piece in (value, constant(text))]
@@ -214,7 +214,7 @@ def encoded_properties(messages: MessageColumns) -> pa.BinaryArray:
 
 
 def encode_property(name: str, values: pa.StringArray) -> tuple[bytes, pa.BinaryArray, bytes]:
-    """Encode `name 0x01 value 0x02` as prefix, n values and suffix; "" for null and empty values, as in RocketMQ."""
+    """Encode as prefix, n values and suffix; "" for null and empty values, as in RocketMQ."""
     _refuse_what_ends_text(name, values)
     before, after = name.encode() + bytes([NAME_VALUE_SEPARATOR]), bytes([PROPERTY_SEPARATOR])
     encoded = values.cast(pa.binary())
@@ -245,7 +245,7 @@ def _encode_map(properties: pa.MapArray) -> pa.StringArray:
 
 
 def _refuse_what_ends_text(name: str, values: pa.StringArray) -> None:
-    """Refuses separators, and zeros that recovery would take for a lost sector."""
+    """Refuse separators, and zeros that recovery would take for a lost sector."""
     data, _ = flat(values)
     if not (data <= max(NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR)).any():
         return
@@ -269,7 +269,7 @@ class NotColumns(Exception):
 def encode_list(
     messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
 ) -> EncodedRecords | list[EncodedRecord]:
-    """Encode messages as `encode_messages` does; many as columns."""
+    """As `encode_messages`; many messages as columns."""
     if len(messages) >= MANY:
         try:
             topics, columns = _columns(messages, now)
@@ -301,7 +301,7 @@ def _columns(messages: Sequence[Message], now: int) -> tuple[str | pa.StringArra
 
 
 def table_of(fields: Sequence[Sequence[Any]]) -> pa.Table:
-    """Return a table of n messages for `append_table`.
+    """Return a table for `append_table`.
 
     fields: the fields of `Message` in their order, without the topic, n values of each. Raises `NotColumns`.
     """
@@ -376,5 +376,4 @@ def _need(holds: bool) -> None:
 
 
 def _are(kinds: set[type], values: Sequence[Any]) -> bool:
-    """Whether all values are of exactly these types: subclasses may behave differently."""
     return set(map(type, values)) <= kinds

@@ -1,8 +1,7 @@
 """Which queues and index keys a record enters: its own queue, light queues, the index.
 
 `dispatch` applies these rules to records in a log. A message that this store appends enters only its own queue, with
-the hash of its tag, and the index, with its keys. Topics that would change this are rejected; such properties are
-dropped.
+the hash of its tag, and the index, with its keys. Topics and properties that would change this are rejected or dropped.
 """
 
 from __future__ import annotations
@@ -64,11 +63,11 @@ RESERVED = frozenset(
         PROPERTY_CRC,
     }
 )
-"""Properties that a broker or this store sets; a put drops them, because a message that was read may have some."""
+"""Set by a broker or this store. A put drops them, because a message that was read may have some."""
 _RESERVED = texts(sorted(RESERVED))
 
-# TopicValidator rejects these from clients, the last two since 5.4. It accepts TIMER_TOPIC, whose messages a broker
-# delivers to any topic.
+# TopicValidator rejects these from clients, the last two since 5.4. A broker delivers messages from TIMER_TOPIC to any
+# topic.
 NOT_FOR_PUTTING = frozenset(
     {
         SCHEDULE_TOPIC,
@@ -86,7 +85,7 @@ NOT_FOR_PUTTING = frozenset(
 
 @lru_cache(maxsize=1024)
 def check_topic(topic: str) -> None:
-    """Raises `MessageRefused` for a topic that is only for a broker's own messages, `InvalidTopic` for a bad name."""
+    """Raises `MessageRefused` for a broker's own topic, `InvalidTopic` for a bad name."""
     check_topic_name(topic)
     if topic in NOT_FOR_PUTTING:
         raise _illegal(f"topic {topic}: a broker's own, which it acts upon; put into a topic of yours")
@@ -104,7 +103,7 @@ def without_reserved(maps: pa.MapArray) -> pa.MapArray:
 
 
 def pairs(maps: pa.MapArray) -> tuple[pa.StringArray, pa.StringArray]:
-    """Return the names and values of all maps, which may be a slice of a longer array."""
+    """Return the names and values of all maps, which may be a slice."""
     first, last = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
     return maps.keys.slice(first, last - first), maps.items.slice(first, last - first)
 
@@ -124,12 +123,12 @@ def in_own_queue(sys_flags: Ints) -> Mask:
 
 
 def tags_codes(tags: pa.StringArray) -> Ints:
-    """Return the tags codes of queue entries, int64, shape (n,): Java hashes, 0 without a tag."""
+    """Return the tags codes of queue entries: Java hashes, 0 without a tag."""
     return java_hash(tags).astype(np.int64)
 
 
 def are_wrong_codes(codes: Ints, tags: pa.StringArray, topic: str) -> Mask:
-    """Return a mask of the entries whose tags code does not match their record's tag, shape (n,).
+    """Return a mask of the entries whose tags code does not match their record's tag.
 
     False if the code cannot be checked: a delivery time, an address in a queue extension, or the hash of a tag that is
     not UTF-8, which RocketMQ may decode differently.
@@ -142,7 +141,7 @@ def are_wrong_codes(codes: Ints, tags: pa.StringArray, topic: str) -> Mask:
 
 
 def delivery_times(levels: pa.StringArray, store_timestamps: Ints) -> Ints:
-    """Return the tags codes of SCHEDULE_TOPIC entries, delivery times (ms), shape (n,); 0 for an invalid level.
+    """Return the tags codes of SCHEDULE_TOPIC entries, delivery times (ms); 0 for an invalid level.
 
     levels: property DELAY.
     """
@@ -155,8 +154,6 @@ def delivery_times(levels: pa.StringArray, store_timestamps: Ints) -> Ints:
 
 
 class MessagePlace(NamedTuple):
-    """A position in a queue."""
-
     topic: str
     queue_id: int
     queue_offset: int
@@ -182,10 +179,7 @@ class QueueEntry(NamedTuple):
 
 
 def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints) -> Iterator[tuple[int, MessagePlace]]:
-    """Yield row and place of each of n records in each of its light queues.
-
-    topic_ids: index of each record in `topics`, int64, shape (n,).
-    """
+    """Yield row and place of each record in each of its light queues. topic_ids: indices into `topics`."""
     queues = properties.value(PROPERTY_LIGHT_QUEUES)
     if queues.null_count == len(queues):
         return
@@ -196,13 +190,13 @@ def light_places(properties: PropertyColumns, topics: list[str], topic_ids: Ints
 
 
 def stands_in(place: MessagePlace, own: MessagePlace, properties: Mapping[str, str]) -> bool:
-    """Whether a record with the place `own` is also in `place`, its own or a light queue's."""
+    """Whether `place` is a record's own place, or one in a light queue."""
     names, offsets = properties.get(PROPERTY_LIGHT_QUEUES, ""), properties.get(PROPERTY_LIGHT_OFFSETS, "")
     return place == own or place in _light_places(own.topic, names, offsets)
 
 
 def stand_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets: Ints) -> Mask:
-    """Return a mask of the records whose properties name light queue `topic` with these offsets, shape (n,)."""
+    """Return a mask of the records whose properties name light queue `topic` with these offsets."""
     texts = (properties.value(name) for name in (PROPERTY_LIGHT_QUEUES, PROPERTY_LIGHT_OFFSETS))
     trimmed = (pc.utf8_rtrim(each.fill_null(constant("")), LIGHT_SEPARATOR) for each in texts)
     queues, offsets = (pc.split_pattern(each, LIGHT_SEPARATOR) for each in trimmed)
@@ -215,7 +209,7 @@ def stand_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets:
     among, rows, number = among[has_offset], rows[has_offset], number[has_offset]
     found = pc.list_flatten(offsets).take(arrow(first_offset[rows] + number))
     same = numbers(pc.equal(found, arrow(queue_offsets[rows]).cast(pa.string()))).copy()
-    for each in np.flatnonzero(~same).tolist():  # another notation, such as "07": clients can write it, brokers do not
+    for each in np.flatnonzero(~same).tolist():  # such as "07": clients can write it, brokers do not
         same[each] = _number(found[each].as_py()) == queue_offsets[rows[each]]
     stands = np.zeros(len(queue_offsets), np.bool_)
     stands[rows[same]] = True
@@ -247,7 +241,7 @@ def _number(text: str) -> int | None:
     """Parse a Java long of 0 or more."""
     if not text.isdecimal():
         return None
-    # `int` fails for thousands of digits. Leading zeros of other scripts count as digits.
+    # `int` fails for thousands of digits.
     digits = text.lstrip("0") or "0"
     return int(digits) if len(digits) <= _LONG_DIGITS and int(digits) < 1 << 63 else None
 
@@ -264,11 +258,10 @@ def in_index(sys_flags: Ints) -> Mask:
 
 
 def keys_of(properties: Mapping[str, str]) -> list[str]:
-    """Return the index keys of one message, in RocketMQ's order."""
+    """In RocketMQ's order."""
     keys = (properties.get(PROPERTY_UNIQ_KEY), *properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR))
     return [key for key in keys if key]
 
 
 def tag_of(properties: Mapping[str, str]) -> str:
-    """Return the tag whose hash is in the queue entry; "" without one."""
     return properties.get(PROPERTY_TAGS, "")

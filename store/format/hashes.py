@@ -1,8 +1,8 @@
 """RocketMQ's hashes and checksums, of single values and of columns.
 
 `java_hash` is Java's `String.hashCode`, for tags codes and the choice of queues. `key_hashes` hashes `topic#key` for
-the index (IndexService, IndexFile). `body_crc` is `UtilAll.crc32`: zlib's CRC without the top bit. zlib-ng computes it
-three to four times faster than zlib.
+the index (IndexService, IndexFile). `body_crc` is `UtilAll.crc32`: zlib's CRC without the top bit. zlib-ng is three to
+four times faster than zlib.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Ints = npt.NDArray[np.int64]
 KeyHashes = npt.NDArray[np.int32]
 _KEYS_AT_ONCE = 1 << 17
 _MAX_INT = (1 << 31) - 1
-_LONG_BODY = 900  # bytes; copying a shorter body is faster than a view of it
+_LONG_BODY = 900  # bytes; a copy of a shorter body is faster than a view
 _TENS = 10.0 ** np.arange(PROPERTY_CRC_DIGITS)
-_COPIED_AT_ONCE = 512  # bodies; these still fit the CPU cache
+_COPIED_AT_ONCE = 512  # bodies that fit the CPU cache
 try:
     from zlib_ng.zlib_ng import crc32
 except ImportError:
@@ -46,16 +46,16 @@ except ImportError:
 
 @cached_if_short
 def java_hash_code(text: str) -> int:
-    """Return Java's `String.hashCode`, a signed 32-bit integer over UTF-16 units."""
+    """A signed 32-bit integer over UTF-16 units."""
     data = text.encode("utf-16-le", "surrogatepass")
     hashed = 0
-    for unit in struct.unpack(f"<{len(data) // 2}H", data):  # faster than numpy for one short string
+    for unit in struct.unpack(f"<{len(data) // 2}H", data):  # faster than numpy for short strings
         hashed = (_HASH_FACTOR * hashed + unit) & 0xFFFFFFFF
     return hashed - (hashed >> 31 << 32)
 
 
 def java_hash(strings: pa.StringArray, prefix: str = "") -> npt.NDArray[np.int32]:
-    """Return `java_hash_code(prefix + string)` of each of n strings, int32, shape (n,); 0 for nulls."""
+    """Return `java_hash_code(prefix + string)` of each of n strings, shape (n,); 0 for nulls."""
     if len(strings) == 0:
         return np.empty(0, np.int32)
     data, bounds = flat(strings)
@@ -113,7 +113,7 @@ def _all_powers(base: int, count: int) -> npt.NDArray[np.uint32]:
 
 
 def key_hash(topic: str, key: str) -> int:
-    """Return the index hash of `key` in `topic`, 0 to 2^31 - 1."""
+    """Return 0 to 2^31 - 1."""
     hashed = abs(java_hash_code(f"{topic}{INDEX_KEY_SEPARATOR}{key}"))
     return hashed if hashed <= _MAX_INT else 0
 
@@ -124,12 +124,11 @@ def key_hashes(
     keys: pa.StringArray | None,
     tags: pa.StringArray | None = None,
 ) -> tuple[KeyHashes, Ints]:
-    """Return the index hashes of n messages: hashes, int32, shape (m,), and the message of each, int64, shape (m,),
-    ascending.
+    """Return m index hashes of n messages, and the message of each, ascending.
 
-    topics: one for all, or one per message. unique_keys: property UNIQ_KEY. keys: property KEYS, separated by blanks.
-    tags: property TAGS, which RocketMQ indexes since 5.4. All are nullable and have length n. A message's UNIQ_KEY
-    comes first, its tag last, as in RocketMQ.
+    topics: one for all, or n. unique_keys: property UNIQ_KEY. keys: property KEYS, separated by blanks. tags: property
+    TAGS, which RocketMQ indexes since 5.4. All are nullable. A message's UNIQ_KEY comes first, its tag last, as in
+    RocketMQ.
     """
     parts = [_whole(unique_keys)] if unique_keys is not None else []
     parts += [_words(keys)] if keys is not None else []
@@ -189,12 +188,12 @@ def body_crc(body: bytes) -> int:
 
 
 def property_crc(before: bytes) -> bytes:
-    """Return the checksum property of a record whose other bytes are `before`."""
+    """before: the record's other bytes."""
     return PROPERTY_CRC_NAME + crc_digits(np.array([body_crc(before)])).tobytes() + PROPERTY_CRC_END
 
 
 def crc_digits(crcs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Return decimal digits, the last one first, uint8, shape (n, PROPERTY_CRC_DIGITS)."""
+    """Return decimal digits, the last one first, shape (n, PROPERTY_CRC_DIGITS)."""
     digits, rest = np.empty((len(crcs), PROPERTY_CRC_DIGITS), np.uint8), crcs.astype(np.uint32)
     for column in digits.T:  # numpy divides faster by a scalar
         column[:] = rest % 10 + ord("0")
@@ -203,7 +202,7 @@ def crc_digits(crcs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
 
 
 def crcs_of_digits(digits: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Parse the digits of `crc_digits`; -1 for bytes that are no digits."""
+    """Return -1 for bytes that are no digits."""
     values = digits - np.uint8(ord("0"))
     crcs = (values.astype(np.float64) @ _TENS).astype(np.int64)  # a float64 has 15 digits
     crcs[(values > 9).any(axis=1)] = -1
@@ -213,12 +212,12 @@ def crcs_of_digits(digits: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
 def crcs_between(
     data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Return the checksums of n ascending ranges [start, end) of `data`, shape (n,)."""
+    """Return the checksums of n ascending ranges [start, end)."""
     return body_crcs(cut(data, starts, ends - starts))
 
 
 def body_crcs(bodies: pa.BinaryArray) -> npt.NDArray[np.int64]:
-    """Return the checksum of each body, shape (n,). No nulls."""
+    """bodies: no nulls."""
     crcs = np.empty(len(bodies), np.int64)
     data, bounds = flat(bodies)
     if len(data) > _LONG_BODY * len(bodies):

@@ -32,7 +32,7 @@ class BodyBounds(NamedTuple):
 
 
 def decompress(body: bytes, sys_flag: int, max_bytes: int) -> bytes:
-    """Decompress a body, whose codec is in bits 0x700 of `sys_flag`. An empty body stays empty, as in RocketMQ.
+    """The codec is in bits 0x700 of `sys_flag`. An empty body stays empty, as in RocketMQ.
 
     Raises `UnreadableBody`, and `MessageTooLarge` above `max_bytes`, with little more than `max_bytes` of memory.
     """
@@ -40,7 +40,7 @@ def decompress(body: bytes, sys_flag: int, max_bytes: int) -> bytes:
 
 
 def inflated_size(body: bytes, sys_flag: int, max_bytes: int) -> int:
-    """Return the decompressed size of a body, with little memory. Raises as `decompress`."""
+    """Uses little memory. Raises as `decompress`."""
     return sum(map(len, _pieces(body, sys_flag, max_bytes)))
 
 
@@ -66,7 +66,7 @@ def _pieces(body: bytes, sys_flag: int, max_bytes: int) -> Iterator[bytes]:
 
 
 def named(error: UnreadableBody, where: object) -> UnreadableBody:
-    """Add the place of the message, and how to continue after it."""
+    """Add the message's place, and how to continue after it."""
     return type(error)(
         f'{where}: {error}; read on with unreadable="null", of scan or as an option of a query, or from the next offset'
     )
@@ -138,7 +138,7 @@ def _zlib(body: bytes) -> Iterator[bytes]:
 
 
 def _arrow(codec: str, body: bytes) -> Iterator[bytes]:
-    """As a stream: one-shot decoders need the decompressed size, which RocketMQ's frames may lack."""
+    """One-shot decoders need the decompressed size, which RocketMQ's frames may lack."""
     stream = pa.CompressedInputStream(pa.BufferReader(body), codec)
     while piece := stream.read(_STEP_BYTES):
         yield piece

@@ -53,8 +53,8 @@ def segment_name(start: int) -> str:
 
 # --- the commit log record ----------------------------------------------------------------------------
 
-MAGIC_V1: Final = 0xDAA320A7 - (1 << 32)  # topic length is one byte
-MAGIC_V2: Final = 0xDAA320AB - (1 << 32)  # topic length is two bytes
+MAGIC_V1: Final = 0xDAA320A7 - (1 << 32)  # topic length: one byte
+MAGIC_V2: Final = 0xDAA320AB - (1 << 32)  # topic length: two bytes
 MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)  # the rest of the segment is unused
 
 IPV4_BYTES: Final = 4
@@ -179,7 +179,7 @@ PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"  # its offsetMsgId there
 PROPERTY_BODY_ERROR: Final = "BODY_ERROR"  # ours: why a consumer could not decompress a dead letter
 PROPERTY_LIGHT_QUEUES: Final = "INNER_MULTI_DISPATCH"  # further queues of a record, then its offsets in these
 PROPERTY_LIGHT_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
-PROPERTY_CRC: Final = "__CRC32#"  # the last property: covers all bytes of the record before it
+PROPERTY_CRC: Final = "__CRC32#"  # the last property: covers the record before it
 PROPERTY_CRC_DIGITS: Final = 10  # decimal, the last digit first
 LIGHT_SEPARATOR: Final = ","
 LIGHT_PREFIX: Final = "%LMQ%"  # a light queue is queue 0 of a topic of its own
@@ -198,7 +198,7 @@ def field_offset(dtype: np.dtype[np.void], name: str) -> int:
 
 
 def struct_of(dtype: np.dtype[np.void]) -> struct.Struct:
-    """A struct is many times faster for single values."""
+    """For single values, many times faster."""
     codes = (_STRUCT_CODES.get(dtype[name].str, f"{dtype[name].itemsize}s") for name in dtype.names or ())
     return struct.Struct(">" + "".join(codes))
 
@@ -209,8 +209,8 @@ _STRUCT_CODES: Final = {">i4": "i", ">i8": "q"}  # other types become bytes
 # --- ConsumeQueue --------------------------------------------------------------------------------------
 
 CQ_ENTRY: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-CQ_EXTENSION_BELOW: Final = -(1 << 31) - 1  # tags codes up to here, below any hash, are addresses in consumequeue_ext
-CQ_PRE_BLANK_SIZE: Final = 0x7FFFFFFF  # size of the entries before the first one of a queue that does not begin at 0
+CQ_EXTENSION_BELOW: Final = -(1 << 31) - 1  # codes up to here, below any hash, are addresses in consumequeue_ext
+CQ_PRE_BLANK_SIZE: Final = 0x7FFFFFFF  # of the entries before the first one of a queue that does not begin at 0
 
 # Here the entry's tags code is the delivery time (ms): store time plus the delay of the level.
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
@@ -355,7 +355,7 @@ PUBLISHED_END: Final = np.dtype(
         ("has_lost", ">u8"),  # 1: a queue lost a file; the next recovery rebuilds all queues
     ]
 )
-PUBLISHED_END_FILE_BYTES: Final = 4096  # one page, allocated at creation, so that writes never fail on a full disk
+PUBLISHED_END_FILE_BYTES: Final = 4096  # a page, allocated at creation, so that writes never fail on a full disk
 
 # --- offsets of a consumer (ours) --------------------------------------------------------------------------
 

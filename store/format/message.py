@@ -1,4 +1,4 @@
-"""A message to put, and its record (MessageExtEncoder). `stored_message` has messages that were read."""
+"""A message to put, and its record (MessageExtEncoder)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Message:
     deliver_at: int | None = None
 
     def all_properties(self) -> dict[str, str]:
-        """Return the properties, with tags, keys and sharding key under RocketMQ's names."""
+        """With tags, keys and sharding key under RocketMQ's names."""
         check_mapping(self.properties)
         if self.tags is not None and not isinstance(self.tags, str):
             raise illegal(f"tags={self.tags!r:.80}: a message has one tag, a text; put more into keys or properties")
@@ -88,7 +88,7 @@ class Message:
 def encode_messages(
     messages: Sequence[Message], queue_ids: Sequence[int], encoding: Encoding, now: int
 ) -> list[EncodedRecord]:
-    """Encode messages, in order. queue_ids: the chosen queues. now: ms.
+    """queue_ids: the chosen queues. now: ms.
 
     Raises `MessageRefused` for a body or properties that are too large, for tags or keys that could not be found, and
     for values of wrong types.
@@ -177,7 +177,7 @@ def whole_number(name: str, value: object) -> int:
 
 
 def check_fits(name: str, value: object, bits: int) -> None:
-    """Raises `MessageRefused` if `value` does not fit a signed field of `bits` bits."""
+    """Raises `MessageRefused` for a number of more than `bits` bits."""
     number = value if type(value) is int else whole_number(name, value)
     if not -(1 << bits - 1) <= number < 1 << bits - 1:
         raise illegal(f"{name} {value}: must fit a signed {bits}-bit integer")

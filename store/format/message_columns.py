@@ -1,4 +1,4 @@
-"""Check users' tables of messages, and convert them to the columns that `encoding` takes."""
+"""Check users' tables of messages, and convert them to columns for `encoding`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TABLE_COLUMNS = {
 }
 WAITING_COLUMNS = frozenset(("delayLevel", "deliverAt"))
 _TIMES = frozenset(("bornTimestamp", "deliverAt"))
-# Large enough to make the fixed cost of a piece small, small enough for the CPU caches.
+# Large enough for a small fixed cost per piece, small enough for the CPU caches.
 _PIECE_BYTES = 16 << 20
 _PIECE_ROWS = 24 << 10
 _SMALLER = "append it in smaller tables, of less than 2 GiB"
@@ -48,11 +48,9 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class MessageColumns:
-    """The checked columns of n messages of one topic; None for a missing column.
+    """The checked columns of n messages of one topic, length n each; None for a missing column.
 
-    body: binary, length n. tags, keys, sharding_key: string. properties: map<string, string>. queue_ids: int64, shape
-    (n,), ANY_QUEUE if the store chooses. flags: int64, shape (n,). born_timestamps: int64 ms, shape (n,). delay_levels,
-    deliver_at (ms): int64, shape (n,), 0 for none.
+    queue_ids: ANY_QUEUE if the store chooses. born_timestamps: ms. delay_levels, deliver_at (ms): 0 for none.
     """
 
     body: pa.BinaryArray
@@ -100,9 +98,7 @@ class MessageColumns:
 
 
 def as_table(messages: object) -> pa.Table | pa.RecordBatchReader:
-    """Convert an object to an Arrow table or stream.
-
-    Takes a pyarrow Table, RecordBatch or RecordBatchReader, a pandas data frame, or any object with the Arrow stream
+    """Takes a pyarrow Table, RecordBatch or RecordBatchReader, a pandas data frame, or any object with the Arrow stream
     interface. Raises `InvalidColumns` for another object, and for wrong names or types of columns.
     """
     table = _as_table(messages)
@@ -248,7 +244,7 @@ def _maps(column: pa.Array) -> pa.MapArray:
 
 
 def _queue_ids(column: pa.Array) -> Ints:
-    """Return int64, shape (n,), ANY_QUEUE for null."""
+    """Return ANY_QUEUE for null."""
     named = _cast("queueId", column, pa.int64(), _is_number)
     values: Ints = numbers(pc.fill_null(named, _ANY))
     if np.count_nonzero(values == ANY_QUEUE) > named.null_count:
@@ -257,10 +253,10 @@ def _queue_ids(column: pa.Array) -> Ints:
 
 
 def _integers(name: str, column: pa.Array) -> Ints:
-    """Return integers, or times in ms, int64, shape (n,)."""
+    """Return integers, or times in ms."""
     kind = column.type
     if name in _TIMES and pa.types.is_timestamp(kind):
-        is_exact = kind.unit in ("s", "ms")  # finer units lose their fraction of a millisecond
+        is_exact = kind.unit in ("s", "ms")  # finer units lose a fraction
         try:
             column = column.cast(pa.timestamp("ms", kind.tz), safe=is_exact).cast(pa.int64())
         except pa.ArrowInvalid as error:

@@ -1,4 +1,4 @@
-"""Encode and decode RocketMQ's property strings, repeated `name 0x01 value 0x02` (MessageDecoder)."""
+"""RocketMQ's property strings, repeated `name 0x01 value 0x02` (MessageDecoder)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def join_properties(properties: Mapping[str, str], behind: bytes = b"") -> bytes
 
 
 def too_many_zeros(what: str) -> MessageRefused:
-    """Return the error for zeros that recovery would take for a lost sector, the log's end."""
+    """Recovery would take the zeros for a lost sector, the log's end."""
     return MessageRefused(
         PutStatus.MESSAGE_ILLEGAL,
         f"{what}: {SECTOR_BYTES} zeros in a row look like a sector that the device lost; put such values into the body",
@@ -83,7 +83,7 @@ def properties_too_large(length: int) -> MessageRefused:
 
 
 def decode_properties(encoded: bytes) -> dict[str, str]:
-    """Decode as `MessageDecoder.string2messageProperties` does, without the record's checksum.
+    """Decode as `MessageDecoder.string2messageProperties`, without the record's checksum.
 
     The last separator may be missing. Pieces without a name or a value are ignored. Of several values of a name the
     last wins.
@@ -94,14 +94,10 @@ def decode_properties(encoded: bytes) -> dict[str, str]:
 
 
 class PropertyColumns:
-    """The encoded properties of n messages, split into pieces `name 0x01 value`.
-
-    As in `decode_properties`, pieces without a name or a value do not count, and of several values of a name the last
-    wins.
-    """
+    """The properties of n messages, split into pieces; parsed as by `decode_properties`. Results have length n."""
 
     def __init__(self, encoded: pa.BinaryArray) -> None:
-        """encoded: length n, no nulls."""
+        """encoded: no nulls."""
         self._count = len(encoded)
         data, bounds = flat(encoded)
         if len(data) and (data[bounds[1:] - 1] != PROPERTY_SEPARATOR).any():  # the last separator may be missing
@@ -119,7 +115,7 @@ class PropertyColumns:
         self._starts, self._splits, self._ends = starts, splits, ends
 
     def value(self, name: str) -> pa.StringArray:
-        """Return property `name`, length n, null for messages without it."""
+        """Null for messages without the property."""
         if self._layout is not None:
             return self._column(self._layout, name.encode())
         pieces = self._named(name.encode())
@@ -141,7 +137,7 @@ class PropertyColumns:
         return _strings(self._data, self._splits[pieces] + 1, self._ends[pieces])
 
     def maps(self) -> pa.MapArray:
-        """Return all properties except the record's checksum, map<string, string>, length n, without nulls."""
+        """Without the record's checksum and without nulls."""
         keep = ~self._overridden
         keep[self._named(PROPERTY_CRC.encode())] = False
         offsets = np.searchsorted(self._rows[keep], np.arange(self._count + 1)).astype(np.int32)
@@ -150,7 +146,7 @@ class PropertyColumns:
         return pa.MapArray.from_arrays(arrow(offsets), names, values)
 
     def without(self, names: Iterable[str]) -> pa.BinaryArray:
-        """Return the encoded properties without `names`, length n; all others keep their bytes."""
+        """Return the encoded properties without `names`; all others keep their bytes."""
         pieces = np.concatenate([self._named(name.encode()) for name in names])
         edges = np.zeros(len(self._data) + 1, np.int64)
         edges[self._starts[pieces]] += 1
@@ -212,10 +208,10 @@ class PropertyColumns:
 
 
 def dicts(maps: pa.MapArray) -> list[dict[str, str]]:
-    """Convert map<string, string>, length n, without nulls, to Python dicts."""
+    """maps: without nulls."""
     first = numbers(maps.offsets)
     pairs_of_all = slice(int(first[0]), int(first[-1]))
-    names = maps.keys[pairs_of_all].dictionary_encode()  # converts and hashes each distinct text once
+    names = maps.keys[pairs_of_all].dictionary_encode()  # each distinct text once
     named = map(names.dictionary.to_pylist().__getitem__, names.indices.to_pylist())
     pairs = zip(named, maps.items[pairs_of_all].to_pylist(), strict=True)
     return [dict(islice(pairs, count)) for count in np.diff(first).tolist()]

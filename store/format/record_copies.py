@@ -45,11 +45,10 @@ _KEPT = ("body_crc", "flag", "sys_flag", "born_timestamp", "born_port", "reconsu
 
 
 class Places(NamedTuple):
-    """The destinations of n copies, and their differences from the original records.
+    """The destinations of n copies, and their differences from the originals.
 
-    topics: one for all, or one each, length n. queue_ids: int64, shape (n,).
-    properties: name to values, length n, null or "" for none. fields: header field to values, int64, shape (n,).
-    delays: ms, shape (n,), see `EncodedRecords`.
+    topics: one for all, or n. properties: name to values, null or "" for none. fields: header field to values. delays:
+    ms, see `EncodedRecords`.
     """
 
     topics: str | pa.StringArray
@@ -63,8 +62,8 @@ class Places(NamedTuple):
 class RecordCopies:
     """The content of n stored records.
 
-    headers: shape (n,), with a born host of IPv6 size; an IPv4 host is in its first bytes.
-    bodies: as stored, length n. properties: encoded, without the record's checksum, length n.
+    headers: with a born host of IPv6 size; an IPv4 host is in its first bytes. bodies: as stored. properties: encoded,
+    without the record's checksum.
     """
 
     headers: npt.NDArray[np.void]
@@ -76,7 +75,7 @@ class RecordCopies:
 
     @staticmethod
     def of(records: RecordView) -> RecordCopies:
-        """Copy records, which must be sound and ascending, with measured topics."""
+        """The records must be sound and ascending, with measured topics."""
         headers = np.zeros(len(records), _WIDEST)
         for name in _KEPT:
             headers[name] = records.field(name)
@@ -108,7 +107,7 @@ class RecordCopies:
 
     @staticmethod
     def concatenate(parts: Sequence[RecordCopies]) -> RecordCopies:
-        """Join `parts`, at least one."""
+        """parts: at least one."""
         if len(parts) == 1:
             return parts[0]
         return RecordCopies(
@@ -122,11 +121,10 @@ class RecordCopies:
         return RecordCopies(self.headers[rows], self.bodies.take(index), self.properties.take(index))
 
     def value(self, name: str) -> pa.StringArray:
-        """Return a property, length n, null for messages without it."""
+        """Null for messages without the property."""
         return self._named.value(name)
 
     def field(self, name: str) -> Ints:
-        """Return a header field, int64, shape (n,)."""
         return self.headers[name].astype(np.int64)
 
     @cached_property
@@ -160,7 +158,7 @@ class RecordCopies:
             destinations, queues = named.destinations(places.queue_ids[rows])
             some = _as(headers[rows], RECORD_HEADERS[bool(v6[first])][False])
             ended = _ended(properties[rows]) if encoding.with_crc or look_lost[first] else None
-            # Without room for the checksum, copy the record without one rather than reject it.
+            # Without room for the checksum, copy the record without one.
             with_crc = ended is not None and lengths(ended).max() + PROPERTY_CRC_BYTES <= MAX_PROPERTIES_BYTES
             parts = _behind_headers(
                 self.bodies[rows], named, ended if with_crc else properties[rows], with_crc=with_crc
@@ -191,7 +189,7 @@ class RecordCopies:
 
 
 def _look_lost(properties: pa.BinaryArray) -> Mask:
-    """Return a mask of the properties that may have a sector of zeros at some position in the log, and maybe others."""
+    """Return a mask of the properties that may have a sector of zeros at some position in the log."""
     data, bounds = flat(properties)
     if not len(data):
         return np.zeros(len(properties), np.bool_)
@@ -202,7 +200,7 @@ def _look_lost(properties: pa.BinaryArray) -> Mask:
 
 
 def _ended(properties: pa.BinaryArray) -> pa.BinaryArray:
-    """Add the last separator, which a client may omit, so that another property can follow."""
+    """A client may omit the last separator."""
     data, bounds = flat(properties)
     if not len(data):
         return properties
@@ -229,7 +227,7 @@ def _lengths(part: pa.BinaryArray | bytes) -> Ints | int:
 
 
 def _as(headers: npt.NDArray[np.void], kind: np.dtype[np.void]) -> npt.NDArray[np.void]:
-    """Copy the headers to dtype `kind`, whose born host may be shorter."""
+    """The born host of `kind` may be shorter."""
     made = np.empty(len(headers), kind)
     for name in kind.names or ():
         made[name] = headers[name][:, : kind[name].shape[0]] if kind[name].shape else headers[name]

@@ -1,6 +1,6 @@
 """Read the fields of many records in one buffer, and the bounds of their parts, vectorised.
 
-If a damaged record's lengths do not add up, it is not `sound`, and no access leaves the buffer.
+A record whose lengths do not add up is not `sound`; no access leaves the buffer.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _SYS_HOST_V6 = SYS_BORN_HOST_V6 | SYS_STORE_HOST_V6
 class RecordView:
     """n records at `positions` of `view`, of `sizes` bytes according to their entries or headers.
 
-    view: uint8, at least as long as a record header. positions, sizes: int64, shape (n,). *_starts (positions in
-    `view`) and *_lengths (bytes): int64, shape (n,), undefined for records whose `sound` (bool, shape (n,)) is False.
+    view: at least as long as a record header. *_starts are positions in `view`, *_lengths are bytes, undefined for
+    records that are not `sound`. All results have length n.
     """
 
     def __init__(self, view: Bytes, positions: Ints, sizes: Ints) -> None:
@@ -78,13 +78,12 @@ class RecordView:
         return len(self.sizes)
 
     def field(self, name: str) -> Ints:
-        """Return a header field, int64, shape (n,)."""
         if self.hosts_are_v4 or field_offset(RECORD_HEADER, name) <= _BEHIND_BORN_IP:
             return self._headers[name].astype(np.int64)
         return gather(self.view, self._inside(self.field_positions(name)), RECORD_HEADER[name].str)
 
     def field_positions(self, name: str) -> Ints:
-        """Return the positions of a header field. IPv6 hosts shift the fields after them."""
+        """IPv6 hosts shift the fields after them."""
         offset = field_offset(RECORD_HEADER, name)
         positions = self.positions + offset
         if self.hosts_are_v4:
@@ -96,14 +95,14 @@ class RecordView:
         return positions
 
     def v4_hosts(self, which: str) -> Bytes:
-        """Return ip and port of the "born" or "store" hosts, uint8, shape (n, 8); all must be IPv4."""
+        """Return ip and port of the "born" or "store" hosts, shape (n, 8); all must be IPv4."""
         first = field_offset(RECORD_HEADER, f"{which}_ip")
         behind = field_offset(RECORD_HEADER, f"{which}_port") + RECORD_HEADER[f"{which}_port"].itemsize
         hosts: Bytes = np.ascontiguousarray(self._header_bytes[:, first:behind])
         return hosts
 
     def expect_topic(self, topic: bytes) -> Mask:
-        """Return a mask of the records with this topic, shape (n,). Also measures the parts after the body."""
+        """Return a mask of the records with this topic. Also measures the parts after the body."""
         widths = self._topic_widths()
         if isinstance(widths, int):
             return self._expect_behind_body(widths, topic)
@@ -136,7 +135,7 @@ class RecordView:
         return same
 
     def measure_topics(self) -> None:
-        """Measure the parts after the body, of any topics."""
+        """Measure the parts after the body."""
         widths = self._topic_widths()
         self.sound &= self._topic_fields + widths <= self.ends
         lengths = gather(self.view, self._inside(self._topic_fields), "u1")
@@ -149,22 +148,22 @@ class RecordView:
         self._set_parts(starts, lengths, properties_lengths)
 
     def slices(self, starts: Ints, lengths: Ints) -> pa.BinaryArray:
-        """Copy bytes [start, start + length) of each record; all must be sound."""
+        """All records must be sound."""
         return cut(self.view, starts, lengths)
 
     @cached_property
     def stored_bodies(self) -> pa.BinaryArray:
-        """Bodies as stored, length n; all records must be sound."""
+        """As stored; all records must be sound."""
         return self.slices(self.body_starts, self.body_lengths)
 
     @cached_property
     def properties(self) -> pa.BinaryArray:
-        """Encoded properties, length n; all records must be sound, their topics expected or measured."""
+        """Encoded. Requires as `crc_matches`."""
         return self.slices(self.properties_starts, self.properties_lengths)
 
     @cached_property
     def have_property_crc(self) -> Mask:
-        """Mask of the records that end with a CRC of the whole record, shape (n,). Requires as `crc_matches`."""
+        """Mask of the records that end with a CRC of the whole record. Requires as `crc_matches`."""
         if self.properties_lengths.sum() < _CRC_WORD.nbytes:
             return np.zeros(len(self), np.bool_)
         data, bounds = flat(self.properties)  # denser than the log
@@ -179,7 +178,7 @@ class RecordView:
         return have
 
     def _topic_widths(self) -> Ints | int:
-        """Return the width of the topic's length, bytes: one number if all records are V1."""
+        """Return bytes of the topic's length: one number if all records are V1."""
         if self._v1.all():
             return TOPIC_LENGTH_BYTES[MAGIC_V1]
         return np.where(self._v1, TOPIC_LENGTH_BYTES[MAGIC_V1], TOPIC_LENGTH_BYTES[MAGIC_V2])
@@ -197,10 +196,9 @@ class RecordView:
 
 
 def moved_records(records: RecordView, physical_offsets: Ints, *, with_proofs: bool = True) -> Bytes:
-    """Return the records back to back, uint8, with new log offsets of shape (n,) and matching CRCs.
+    """Return the records back to back, with new log offsets and matching CRCs. Requires as `crc_matches`.
 
-    All must be sound, with expected or measured topics. with_proofs: keep the offset in the other log from which a
-    delayed message was delivered.
+    with_proofs: keep the offset in the other log from which a delayed message was delivered.
     """
     data, bounds = flat(records.slices(records.positions, records.sizes))
     data = data.copy()

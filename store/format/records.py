@@ -1,4 +1,4 @@
-"""Encoded records before their append: many as columns, or a few as plain values, which is faster for a few."""
+"""Encoded records before their append: many as columns, or a few as plain values, which is faster."""
 
 from __future__ import annotations
 
@@ -48,16 +48,15 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecords:
-    """n records, complete except for the fields that `stamp` sets.
+    """n records, complete except for the fields that `stamp` sets; arrays have length n unless noted.
 
-    headers: shape (n,), dtype RECORD_HEADER.
-    rests: the parts after each header: an array has a value per record (length n), bytes are the same in all.
-    sizes: int64, shape (n,), bytes.
-    queues: int32, shape (n,), index into `destinations`.
-    destinations: the distinct (topic, queue id) pairs.
-    tags_codes: int64, shape (n,), Java hash of the tags, 0 without.
-    delays: int64, shape (n,), delay in SCHEDULE_TOPIC, ms; 0 for other records.
-    key_hashes: int32, shape (m,), for the index. key_rows: int64, shape (m,), record of each, ascending.
+    headers: dtype RECORD_HEADER.
+    rests: the parts after each header; an array has a value per record, bytes are the same in all.
+    sizes: bytes.
+    queues: index into `destinations`, the distinct (topic, queue id) pairs.
+    tags_codes: Java hash of the tags, 0 without.
+    delays: delay in SCHEDULE_TOPIC, ms; 0 for other records.
+    key_hashes: length m, for the index. key_rows: length m, record of each, ascending.
     with_crc: each record's last PROPERTY_CRC_BYTES are reserved for a CRC of all bytes before them.
     """
 
@@ -86,7 +85,7 @@ class EncodedRecords:
         self.headers["store_timestamp"] = store_timestamp
 
     def encoded(self, first: int, last: int) -> memoryview:
-        """Return the bytes of records [first, last), at least one record, less than 2 GiB."""
+        """Return the bytes of records [first, last): at least one record, less than 2 GiB."""
         headers = self.headers[first:last].view(np.uint8).reshape(last - first, -1)
         parts = [constant(part) if isinstance(part, bytes) else part[first:last] for part in self.rests]
         joined = pc.binary_join_element_wise(rows_as_binary(headers), *parts, constant(b""))
@@ -97,7 +96,7 @@ class EncodedRecords:
         return data.data
 
     def entries(self, physical_offsets: npt.NDArray[np.int64], store_timestamp: int) -> npt.NDArray[np.void]:
-        """Return the ConsumeQueue entries, shape (n,), dtype CQ_ENTRY."""
+        """Return ConsumeQueue entries, shape (n,), dtype CQ_ENTRY."""
         entries = np.empty(len(self), CQ_ENTRY)
         entries["physical_offset"] = physical_offsets
         entries["size"] = self.sizes
@@ -118,7 +117,7 @@ def write_crcs(data: Bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.
 
 
 def gather(buffer: Bytes, positions: npt.NDArray[np.int64], kind: str) -> npt.NDArray[np.int64]:
-    """Read big-endian integers of dtype `kind` ('>i4', '>i8', ...) at any byte positions; int64, shape of positions.
+    """Read big-endian integers of dtype `kind` ('>i4', '>i8', ...) at any byte positions.
 
     A view with a stride of one byte needs no copy and no alignment.
     """
@@ -128,13 +127,13 @@ def gather(buffer: Bytes, positions: npt.NDArray[np.int64], kind: str) -> npt.ND
 
 
 def gather_rows(buffer: Bytes, positions: npt.NDArray[np.int64], width: int) -> Bytes:
-    """Copy `width` (at least 1) bytes from each position, uint8, shape (n, width)."""
+    """Copy `width` (at least 1) bytes from each position, shape (n, width)."""
     view = np.ndarray((max(0, len(buffer) - width + 1),), f"V{width}", buffer=buffer, strides=(1,))
     return view[positions].view(np.uint8).reshape(len(positions), width)
 
 
 def rows_as_binary(matrix: Bytes) -> pa.BinaryArray:
-    """Convert an (n, k) byte matrix to n binary values without a copy."""
+    """Convert an (n, k) byte matrix without a copy."""
     count, width = matrix.shape
     bounds = np.arange(0, (count + 1) * width, width, dtype=np.int32)
     return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(matrix)])
@@ -169,7 +168,7 @@ class EncodedRecord(NamedTuple):
 
 
 def set_field(records: EncodedRecords | Sequence[EncodedRecord], name: str, values: npt.ArrayLike) -> None:
-    """values: one for all records, or one per record."""
+    """values: one for all records, or n."""
     if isinstance(records, EncodedRecords):
         records.headers[name] = values
         return
@@ -181,7 +180,7 @@ def set_field(records: EncodedRecords | Sequence[EncodedRecord], name: str, valu
 
 
 def as_columns(records: EncodedRecords | Sequence[EncodedRecord]) -> EncodedRecords:
-    """Convert at least one record. Raises `MessageRefused` for more bytes than columns can have."""
+    """records: at least one. Raises `MessageRefused` for more bytes than columns can have."""
     return records if isinstance(records, EncodedRecords) else _columns(records)
 
 

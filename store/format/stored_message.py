@@ -87,7 +87,7 @@ assert _PROPERTIES_LENGTH.size == PROPERTIES_LENGTH_BYTES
 def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> StoredMessage:
     """Decode a record without decompressing its body. where: the record's name in errors, converted by `str`.
 
-    Raises `CorruptRecord` if its lengths, magic, or CRC (of the record, or else of its body) are wrong.
+    Raises `CorruptRecord` for wrong lengths, magic, or CRC (of the record, or else of its body).
     """
     if len(record) < MIN_RECORD_BYTES:
         raise _wrong(where, f"only {len(record)} bytes")
@@ -149,7 +149,7 @@ def decode_record(record: bytes, where: object, *, check_crc: bool = True) -> St
 
 
 def stored_messages(block: Block) -> list[StoredMessage]:
-    """Return a block's messages as `decode_record` would, with the queue id of the block."""
+    """Decode as `decode_record`, with the queue id of the block."""
 
     def column(name: str) -> list[str]:
         return block.column(name).to_pylist()  # type: ignore[no-any-return]
@@ -180,7 +180,7 @@ def stored_messages(block: Block) -> list[StoredMessage]:
 
 
 def adds_up(size: int, read: Callable[[int, int], bytes]) -> bool:
-    """Whether the lengths of a record's parts, which are all that this reads, add up to `size` bytes.
+    """Whether the lengths of a record's parts add up to `size` bytes.
 
     read: takes a position in the record and a length; returns the bytes, fewer at the end.
     """
@@ -213,7 +213,7 @@ def must_be_entered(message: StoredMessage, entry: QueueEntry) -> None:
     """Raises `CorruptRecord` if the queue entry does not match its message."""
     tag = message.properties.get(PROPERTY_TAGS)
     own = MessagePlace(*message[:3])
-    is_code = entry.tags_code == java_hash_code(tag or "") or (  # for one, faster than arrays
+    is_code = entry.tags_code == java_hash_code(tag or "") or (  # faster for one
         not are_wrong_codes(np.array([entry.tags_code]), texts([tag or ""]), own.topic).any()
     )
     is_there = message.physical_offset == entry.physical_offset
@@ -237,7 +237,7 @@ def inflated(message: StoredMessage, where: object, max_bytes: int) -> StoredMes
 
 
 def inflated_or_raw(message: StoredMessage, max_bytes: int) -> StoredMessage:
-    """Decompress the body; an unreadable one remains as stored, with property `BODY_ERROR`."""
+    """An unreadable body remains as stored, with property `BODY_ERROR`."""
     try:
         return inflated(message, "", max_bytes)
     except UnreadableBody as error:
@@ -246,7 +246,7 @@ def inflated_or_raw(message: StoredMessage, max_bytes: int) -> StoredMessage:
 
 
 def offset_msg_id(ip: bytes, port: int, physical_offset: int) -> str:
-    """Return RocketMQ's offsetMsgId: upper-case hex of ip, port and physical offset; 32 or 56 characters."""
+    """RocketMQ's offsetMsgId: upper-case hex of ip, port and physical offset; 32 or 56 characters."""
     return (ip + _PLACE.pack(port, physical_offset)).hex().upper()
 
 
@@ -258,7 +258,7 @@ def offset_msg_ids(ip: bytes, port: int, physical_offsets: Sequence[int]) -> lis
 
 @lru_cache(maxsize=1024)
 def host_text(ip: bytes, port: int) -> str:
-    """Return text such as `1.2.3.4:10911` or `[2001:db8::1]:10911`."""
+    """Return `1.2.3.4:10911` or `[2001:db8::1]:10911`."""
     address = ipaddress.ip_address(ip)
     return f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}"
 

@@ -1,7 +1,7 @@
 """Strict JSON with msgspec: text that is not JSON of the expected type raises `ValueError`.
 
 Also rejected: NaN and infinity, integers of more than 4,300 digits, lone surrogates, encodings other than UTF-8, and
-too deeply nested arrays and objects.
+too deep nesting.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def decode_fastjson(data: bytes, kind: type[T]) -> T: ...
 
 
 def decode_fastjson(data: bytes, kind: Any = Any) -> Any:
-    """Decode JSON that RocketMQ wrote: its fastjson writes integer keys without quotes, as in {0:5}."""
+    """RocketMQ's fastjson writes integer keys without quotes, as in {0:5}."""
     try:
         return decode(data, kind)
     except msgspec.ValidationError:
@@ -56,7 +56,7 @@ def decode_fastjson(data: bytes, kind: Any = Any) -> Any:
 
 
 def decode_unique(text: str) -> Any:
-    """Decode a user's JSON. A duplicate name in one object raises `ValueError`, too."""
+    """Also raises `ValueError` for a duplicate name in one object."""
     try:
         return json.loads(text, object_pairs_hook=_each_once)
     except RecursionError:
@@ -64,7 +64,7 @@ def decode_unique(text: str) -> Any:
 
 
 def encode(content: object) -> bytes:
-    """Encode without spaces. A lone surrogate becomes "?"."""
+    """Without spaces. A lone surrogate becomes "?"."""
     try:
         return msgspec.json.encode(content)
     except UnicodeEncodeError:
@@ -72,7 +72,6 @@ def encode(content: object) -> bytes:
 
 
 def encode_sorted(content: object) -> bytes:
-    """Encode with indentation, sorted by name."""
     return msgspec.json.format(msgspec.json.encode(content, order="sorted"))
 
 

@@ -36,7 +36,7 @@ def check_topic_name(topic: str) -> None:
 
 
 def is_folder_name(topic: str) -> bool:
-    """Whether a topic, maybe a damaged name, cannot lead to a path outside the store."""
+    """Whether a topic is a valid folder name. A damaged name must not lead out of the store."""
     try:
         size = len(topic.encode(errors="surrogateescape"))  # the system's file names need not be UTF-8
     except UnicodeEncodeError:  # a lone surrogate
@@ -49,9 +49,8 @@ def not_a_name(topic: object) -> InvalidTopic:
 
 
 def is_internal_topic(topic: str) -> bool:
-    """Whether a topic is internal to RocketMQ: a system topic (TopicValidator), or copies of messages.
-
-    Copies are retries and dead letters of consumer groups, and the messages of light queues.
+    """Whether a topic is a system topic (TopicValidator), or has copies: retries, dead letters, messages of light
+    queues.
     """
     return topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)) or needs_no_entry(topic)
 

@@ -1,4 +1,4 @@
-"""The numbers of RocketMQ's protocol: request and response codes, flags, languages, its version."""
+"""The numbers of RocketMQ's protocol."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Serialization(IntEnum):
     ROCKETMQ = 1
 
 
-VERSION: Final = 479  # RocketMQ 5.3.3, as our client and our server identify themselves
+VERSION: Final = 479  # RocketMQ 5.3.3, as we identify ourselves
 
 
 class ResponseCode(IntEnum):

@@ -290,7 +290,7 @@ _REMEDIES = {
 
 
 class system_errors:  # noqa: N801
-    """Translate an `OSError` in the block, which gets the error's path, or else `where`, in its message."""
+    """An `OSError` in the block becomes a `StoreFull` or `StoreUnavailable` that names its path, or else `where`."""
 
     __slots__ = ("_where",)
 
@@ -306,7 +306,7 @@ class system_errors:  # noqa: N801
 
 
 def raise_translated(where: object, error: OSError) -> None:
-    """Raise `StoreFull` or `StoreUnavailable` for an OS error that the machine causes; return for any other error."""
+    """Raise the `StoreError` for an OS error that the machine causes; return for any other error."""
     if isinstance(error, StoreError):
         return
     path = error.filename if isinstance(error.filename, (str, bytes)) else where

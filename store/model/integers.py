@@ -48,7 +48,7 @@ def span(name: str, value: float) -> float:
 
 
 def iso_time(milliseconds: int) -> str:
-    """Return a time (ms since 1970) such as 2026-01-31T12:00:00.000Z."""
+    """In the form 2026-01-31T12:00:00.000Z."""
     try:
         moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (ValueError, OverflowError, OSError):  # beyond the year 9999

@@ -117,7 +117,7 @@ class MessageFilter(Protocol):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that `match_batch` reads, never bodies; none if all messages match."""
+        """What `match_batch` reads, never bodies; none if all messages match."""
 
     @property
     def tags_codes(self) -> frozenset[int] | None:

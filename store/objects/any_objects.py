@@ -20,7 +20,7 @@ from store.objects.urls import local_path, must_be_plain
 class LocalObjects:
     """`Objects` in a directory.
 
-    Files are not memory-mapped: an I/O error on a mapped page kills the process, for example on a network file system.
+    Files are not memory-mapped: an I/O error on a mapped page, as on a network file system, kills the process.
     """
 
     ahead = 0  # the system prefetches
@@ -107,10 +107,7 @@ class LocalObjects:
             yield self._root / path
 
     def _make_folder_of(self, path: str) -> None:
-        """Create the folder of a path with its parents, and sync their names.
-
-        The parent of the root is always synced: the process that created the root may have died before its own sync.
-        """
+        """Always sync the root's parent: the process that created the root may have died before its own sync."""
         above = (self._root / path).parents
         if above[0].is_dir():
             return
@@ -146,10 +143,7 @@ class Objects(ByteReader, Protocol):
         """Return the length in bytes. Raises `FileNotFoundError`."""
 
     def mark(self, path: str) -> Hashable:
-        """Return a value that changes with the object, such as an ETag.
-
-        None if the object is missing, or if the file system has no such value.
-        """
+        """Return a value that changes with the object, such as an ETag; None if object or value is missing."""
 
     def names(self, path: str) -> dict[str, float | None]:
         """List a folder: name to modification time (s since 1970), None for a subfolder. Sorted by name.
@@ -161,7 +155,7 @@ class Objects(ByteReader, Protocol):
         """Create or replace an object, durably. Readers see the old content or the new one."""
 
     def create(self, path: str, data: bytes) -> bool:
-        """Create an object unless it exists, durably. Return whether this call created it."""
+        """Create an object durably unless it exists; return whether this call did."""
 
     def delete(self, path: str) -> None:
         """Do nothing if the object is missing."""
@@ -176,19 +170,16 @@ class Objects(ByteReader, Protocol):
         """
 
     def reading(self, path: str) -> AbstractContextManager[Path]:
-        """Yield a local file with the object's content, valid in the context. Raises `FileNotFoundError`."""
+        """Yield a local copy, valid in the context. Raises `FileNotFoundError`."""
 
 
 def objects_at(url: str, options: Mapping[str, Any]) -> Objects:
-    """Return the objects below a directory or a URL. options: fsspec's storage options.
-
-    Raises `ConfigError`, `ObjectsUnavailable`.
-    """
+    """options: fsspec's storage options. Raises `ConfigError`, `ObjectsUnavailable`."""
     local = local_path(url)
     if local is not None:
         return LocalObjects(Path(local))
     must_be_plain(url)
-    from store.objects.remote import remote_at  # imports tenacity and fsspec, which takes 100 ms
+    from store.objects.remote import remote_at  # its imports take 100 ms
 
     return remote_at(url, options)
 
@@ -207,7 +198,7 @@ def translated(where: object, secrets: Sequence[str] = ()) -> Iterator[None]:
         yield
     except ObjectsUnavailable:
         raise
-    except Exception as error:  # the libraries behind fsspec have error classes without a common base
+    except Exception as error:  # fsspec's libraries have error classes without a common base
         is_secret = any(secret in text for text in _texts(error) for secret in secrets)
         if isinstance(error, FileNotFoundError):
             if not is_secret:
@@ -231,7 +222,6 @@ def _reason(error: Exception, is_secret: bool) -> str:
 
 
 def _texts(error: BaseException | None) -> Iterator[str]:
-    """As in a traceback."""
     while error is not None:
         yield f"{error} {error!r}"
         error = error.__cause__ or error.__context__

@@ -24,9 +24,9 @@ from store.objects.urls import CREATES_ONCE, scheme_of, secrets_of, without_secr
 
 _MEMORY = "memory"
 _ATOMIC = {"s3", "gs", "gcs", "abfs", "az", _MEMORY}  # protocols with atomic puts
-_NO_LISTINGS_CACHE = {"sftp", "ssh"}  # which would pass the option on to ssh
+_NO_LISTINGS_CACHE = {"sftp", "ssh"}  # they would pass the option on to ssh
 _MODIFIED = ("LastModified", "mtime", "last_modified", "created")  # file systems differ
-_PART, _NEW = ".part", ".new"  # suffixes: being written, and ready to replace the old object
+_PART, _NEW = ".part", ".new"  # being written; ready to replace the old object
 _LOOKS = 3
 _retrying = Retrying(
     retry=retry_if_exception(is_timeout),
@@ -105,7 +105,7 @@ class Remote:
         try:
             with _memory_turn if _MEMORY in protocols else nullcontext():
                 self._put(path, lambda at: self._files.pipe_file(at, data, mode="create"))
-        # If the object exists, servers raise different errors. Or this call created it and the answer was lost.
+        # The object exists (servers raise different errors), or this call created it and the answer was lost.
         except ObjectsUnavailable:
             if not self._exists(path):
                 raise
@@ -164,7 +164,7 @@ class Renaming(Remote):
     ahead = 1
 
     def __init__(self, url: str, files: Any, root: str, connected: Callable[[], Any]) -> None:
-        """connected: opens a new connection to the same file system."""
+        """connected: opens a new connection."""
         super().__init__(url, files, root)
         self._connected = connected
         self._turn = threading.Lock()
@@ -201,7 +201,7 @@ class Renaming(Remote):
             self._remove(name)
 
     def _found(self, path: str, look: Callable[[str], Result]) -> Result:
-        for name in (path, path + _NEW) * _LOOKS:  # retry: a writer may rename the file between two reads
+        for name in (path, path + _NEW) * _LOOKS:  # a writer may rename the file between two reads
             with suppress(FileNotFoundError):
                 return look(name)
         return look(path)
@@ -234,7 +234,6 @@ class Renaming(Remote):
 
 
 def _connected(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return fsspec's file system and the path in it. Raises `ObjectsUnavailable`."""
     scheme, shown = scheme_of(url), without_secrets(url)
     listings = {} if scheme in _NO_LISTINGS_CACHE else {"use_listings_cache": False}
     with translated(shown, secrets_of(url)):
@@ -269,6 +268,6 @@ def _innermost(files: Any) -> Any:
 
 
 def _modified(entry: Mapping[str, Any]) -> float:
-    """Return s since 1970. Infinity if unknown, so that the object never counts as old."""
+    """Return s since 1970; infinity if unknown, so that the object never counts as old."""
     time = next((entry[name] for name in _MODIFIED if entry.get(name) is not None), float("inf"))
     return time.timestamp() if isinstance(time, datetime) else float(time)

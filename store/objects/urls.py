@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from store.model.errors import ConfigError
 
-# Protocols with an atomic create-if-missing, and the package for each.
+# Protocols with an atomic create-if-missing, and their packages.
 CREATES_ONCE = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 
 _LOCAL = ("file", "local")
@@ -19,7 +19,7 @@ _ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/")
 
 
 def local_path(url: str) -> str | None:
-    """Return the absolute path of a directory or a `file:` URL, None for other URLs. Raises `ConfigError`."""
+    """Return None for a URL that is not local. Raises `ConfigError`."""
     found = _URL.fullmatch(url)
     if found is None:
         path = url.removeprefix("file:")
@@ -37,7 +37,7 @@ def local_path(url: str) -> str | None:
 
 
 def storage_options(text: str) -> dict[str, Any]:
-    """Parse fsspec's storage options from JSON. Raises `ConfigError`."""
+    """Parse JSON. Raises `ConfigError`."""
     try:
         found = json.loads(text or "{}")
     except ValueError as error:
@@ -61,7 +61,7 @@ def without_secrets(url: str) -> str:
 
 
 def secrets_of(url: str) -> list[str]:
-    """Return the users, keys, passwords and queries of a URL: as a whole, in parts, and decoded."""
+    """Return users, keys, passwords and queries: as a whole, in parts, and decoded."""
     return [secret for link in _links(url) for secret in link.secrets]
 
 
@@ -81,7 +81,7 @@ def must_be_plain(url: str) -> None:
 
 
 def why_not_shared(url: str) -> str | None:
-    """Return why processes on several machines cannot coordinate through a URL, None if they can."""
+    """Return why processes on several machines cannot coordinate through a URL."""
     if (scheme := scheme_of(url)) not in CREATES_ONCE:
         known = ", ".join(f"{each}://" for each in CREATES_ONCE)
         return f"{scheme}:// cannot make a file only if it is not there, or is not seen by all; use one of {known}"
@@ -93,7 +93,7 @@ def why_not_shared(url: str) -> str | None:
 
 
 class _Link(NamedTuple):
-    """One URL of a chain. shown: without its secrets. is_hidden: the end of its password is ambiguous."""
+    """One URL of a chain. shown: without secrets. is_hidden: the end of its password is ambiguous."""
 
     shown: str
     secrets: tuple[str, ...] = ()

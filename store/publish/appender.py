@@ -1,11 +1,11 @@
 """Append records: acquire the lock, write, publish. Repair an append whose process died.
 
 The order of the steps makes an append atomic (see `published_end`): announce and write records, piece by piece; flush
-them if asked; write queue entries and keys; publish once. The next append undoes an append without a publication.
+them if asked; write queue entries and keys; publish once.
 
 After a crash of the machine, the log has a flushed append completely or not at all. Recovery walks the log, so the size
-of the first record is written last, after the other bytes were synced. Until then the log ends there. An append of
-several pieces is written in the same way, because some readers walk the log.
+of the first record is written last, after the other bytes were synced. An append of several pieces is written in the
+same way, because some readers walk the log.
 """
 
 from __future__ import annotations
@@ -77,21 +77,15 @@ class Appender:
             return AppendResult.concatenate(appended.results)
 
     def append_few(self, records: Sequence[EncodedRecord]) -> list[Where]:
-        """Append a few records (at least one), together with those from other threads that wait for the lock.
-
-        Raises `StoreFull`, `MessageRefused`, `FlushFailed`, `UnknownTopic`; nothing is published then.
-        """
+        """Append a few records, at least one, together with those from other waiting threads. Raises as `append`."""
         return self._group_commit.append(records)
 
     def repair(self) -> None:
-        """See `LogTail.repair`. Call under the lock."""
+        """Call under the lock."""
         self._tail.repair()
 
     def _append_waiting(self, waiting: list[WaitingAppend]) -> None:
-        """Append the records of several threads. Call under the lock. Raises as `append`.
-
-        Sets the results even if an interrupt arrives after the publication: threads without a result append again.
-        """
+        """Set the results even if an interrupt follows the publication: threads without a result append again."""
         self._tail.repair()
         records = [record for each in waiting for record in each.records]
         flush = self._sync_flush
@@ -156,7 +150,7 @@ class GroupCommit:
 
 
 class _Appended(NamedTuple, Generic[Result]):
-    """A complete but unpublished append of log bytes [begin, end)."""
+    """An unpublished append of log bytes [begin, end)."""
 
     begin: int
     end: int
@@ -187,7 +181,7 @@ class LogTail:
         self._seen_end = published.confirm_offset
         self._next_offsets: NextOffsets | None = None
         self._used: dict[QueueName, int] = {}  # ends of queues that this wrote to
-        self._deletions = 0  # number of deletions when `_used` was last cleared
+        self._deletions = 0  # when `_used` was last cleared
 
     def write(
         self,
@@ -197,7 +191,7 @@ class LogTail:
         flush: bool,
         hidden: bool,
     ) -> _Appended[Result]:
-        """Write an append without publishing it. hidden: write the size of its first record last."""
+        """hidden: write the size of the first record last."""
         begin = end = self._published_end.confirm_offset
         next_offsets = self._known_next_offsets(begin)
         last = self._published_end.store_timestamp
@@ -255,11 +249,11 @@ class LogTail:
             return
         with self._published_end.recording_failure():
             self._undo(confirm, announced)
-        # The later time tells a reader that saw part of the append that it was undone.
+        # It tells a reader that saw part of the append that it was undone.
         self._published_end.announce(confirm, self._published_end.store_timestamp + 1)
 
     def _undo(self, confirm: int, announced: int) -> None:
-        # Without complete records there are no entries, which are written later.
+        # Entries are written after all records.
         for name in ranges_of(self._log, confirm, announced) or self._queues.existing():
             self._queues.of(*name).truncate(self._queues.of(*name).max_offset(confirm))
         self._index.truncate(confirm)
@@ -273,7 +267,7 @@ class LogTail:
 
     def _finish_records(self, written: list[Placed[Result]], end: int, *, flush: bool, hidden: bool) -> None:
         if flush:
-            # From the flushed offset, because recovery walks the log up to these records.
+            # Recovery walks the log from the flushed offset.
             self._log.segments.flush(self._published_end.flushed_offset, end)
         if hidden:
             self._log.show(*written[0].head, flush=flush)

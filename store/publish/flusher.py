@@ -20,13 +20,13 @@ from store.publish.published_end import PublishedEnd, published_end_of
 
 _logger = logging.getLogger("store")
 
-# One flush of a directory at a time: if two threads flush one descriptor, the kernel reports a failure to only one.
+# If two threads flush one descriptor, the kernel reports a failure to only one.
 _turns: defaultdict[Path, threading.RLock] = defaultdict(threading.RLock)
 os.register_at_fork(after_in_child=_turns.clear)
 
 
 class Flusher:
-    """Flushes new appends every `interval` seconds, including appends of other processes, which may have died.
+    """Flushes new appends in the background, including appends of other processes, which may have died.
 
     Syncs log *and* queues up to the published end's flushed offset, where recovery begins after a crash of the machine.
     RocketMQ's checkpoint is the store time of that offset.
@@ -45,7 +45,7 @@ class Flusher:
         place: PinnedPath,
     ) -> None:
         """note: called after a flush with begin, end (log offsets, bytes) and queue entries, without deleted topics.
-        log: a log with its own open files (see `CommitLog.opened_again`).
+        log: with its own open files (see `CommitLog.opened_again`).
         """
         self._published_end = published
         self._root = published.path.parent
@@ -59,17 +59,17 @@ class Flusher:
         self._attend: Callable[[], None] = _nothing
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._starting = threading.RLock()  # the first appends of several threads may be concurrent
+        self._starting = threading.RLock()  # for concurrent first appends
 
     def start(self, interval: float, attend: Callable[[], None]) -> None:
-        """Flush in the background. interval: seconds. attend: called now, and after each flush."""
+        """interval: seconds. attend: called now, and after each flush."""
         attend()
         self._interval, self._attend = interval, attend
         self.appending()
 
     def appending(self) -> None:
         """Start the background thread, unless it runs."""
-        if self._is_running:  # usually
+        if self._is_running:
             return
         with self._starting:
             if not self._is_running:
@@ -82,7 +82,7 @@ class Flusher:
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
-        """End the background thread, then flush. Raises `FlushFailed`."""
+        """Raises `FlushFailed`."""
         self.end()
         self.flush()
 
@@ -103,8 +103,8 @@ class Flusher:
             self._note(*flushed)
 
     def _flush_published(self) -> tuple[int, int, Ranges] | None:
-        """Return begin, end and entries of the flushed range; None if it is empty."""
-        self._place.check()  # so as not to write the checkpoint into another store
+        """Return begin, end and entries of the flushed range."""
+        self._place.check()  # or this would write the checkpoint into another store
         store_timestamp = self._published_end.store_timestamp
         begin, end = self._published_end.flushed_offset, self._published_end.confirm_offset
         if end <= begin:
@@ -116,7 +116,7 @@ class Flusher:
         self._published_end.mark_flushed(end)
         self._flushed_to.update({name: end_of for name, (_, end_of) in ranges.items()})
         self._published_end.flush()
-        # The time may belong to an announced append after `end`. RocketMQ starts its recovery 3 s earlier anyway.
+        # It may be the time of an announced append after `end`. RocketMQ starts its recovery 3 s earlier anyway.
         write_checkpoint(self._root, store_timestamp)
         return begin, end, ranges
 

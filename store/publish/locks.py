@@ -7,8 +7,7 @@
 
 We use open-file-description locks if the system has them: a process loses its classic record locks when it closes *any*
 descriptor of the file. The two kinds exclude each other, so RocketMQ sees ours. Neither excludes threads that share a
-descriptor; a `threading.RLock` does. The kernel does not tell the holder of an open-file-description lock, but lists
-the locks of each descriptor in `/proc`.
+descriptor; a `threading.RLock` does. The kernel lists the locks of each descriptor in `/proc`.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def process(pid: int) -> Holder:
     try:
         command = process.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         state = process.joinpath("stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:  # it ended concurrently
+    except OSError:  # ended concurrently
         return Holder(pid, "gone", False)
     return Holder(pid, " ".join(command.split())[:_MAX_COMMAND], state in _STOPPED)
 
@@ -102,7 +101,7 @@ _CLASSIC = {
     fcntl.F_UNLCK: fcntl.LOCK_UN,  # takes no LOCK_NB
 }
 _TIMEOUT_SECONDS = 30.0
-# Shortest and longest pause between two attempts. Pauses grow, so that a long wait takes no CPU time.
+# Shortest and longest pause between two attempts. They grow, so that a long wait takes no CPU time.
 _PAUSE_SECONDS = (0.00002, 0.002)
 _LONGER = 1.2
 _NOBODY_SEEN = (
@@ -227,7 +226,7 @@ class StoreLock(Opened):
         set_lock(self._file.fd, fcntl.F_UNLCK, 0, _ALL_BYTES)
 
     def close(self) -> None:
-        """Release all bytes after another thread's call ends. Threads that wait for the lock get `StoreClosed`."""
+        """Waits for another thread's call. Threads that wait for the lock get `StoreClosed`."""
         if self.is_forked:  # the child lacks the thread that has the lock
             return
         with self.threads:
@@ -259,7 +258,7 @@ class Turn(Opened):
 
 
 def is_held(fd: int, byte: int, *, shared: bool = False) -> bool:
-    """Return whether another descriptor has an exclusive lock on one byte, or with `shared` any lock.
+    """Whether another descriptor has an exclusive lock on one byte, or with `shared` any lock.
 
     Raises `StoreUnavailable` on systems other than Linux.
     """
@@ -294,8 +293,8 @@ def set_lock(fd: int, kind: int, byte: int, count: int = 1) -> bool:
 def among_groups(root: Path, timeout: float) -> Iterator[None]:
     """A context in which to change offsets or members of consumer groups, under a lock on this host.
 
-    timeout: seconds to wait. Raises as `StoreLock.held`, and `StoreLocked` if a broker runs or starts concurrently,
-    because it would overwrite the changes.
+    timeout: seconds. Raises as `StoreLock.held`, and `StoreLocked` if a broker runs or starts concurrently, because it
+    would overwrite the changes.
     """
     with closing(StoreLock(root, timeout, _GROUPS_BYTE)) as lock:
         lock.refuse_broker()

@@ -68,7 +68,7 @@ class LogEnd:
         published = self._counting
         if published is not None:
             confirm_offset = published.confirm_offset
-            if confirm_offset > self._end:  # a writer of ours appended
+            if confirm_offset > self._end:  # by our writer
                 self._end, self._next_look = confirm_offset, time.monotonic() + LOOK_SECONDS
                 return confirm_offset
             if confirm_offset == self._end and time.monotonic() < self._next_look:
@@ -83,7 +83,6 @@ class LogEnd:
 
     @property
     def keys_from(self) -> int | None:
-        """See `PublishedEnd`; None if the log is walked."""
         return self._counting.keys_from if self._counting is not None else None
 
     @property
@@ -117,13 +116,13 @@ class LogEnd:
 
     def _is_overtaken(self, published: PublishedEnd) -> bool:
         numbers, abort = published.numbers, (self._root / ABORT_FILE).exists()
-        # With its own files: the undoing of an append may delete and recreate a segment.
+        # With its own files: an undone append may recreate a segment.
         looked_at = CommitLog(self._root, self._log.segments.size, writable=False)
-        # If the numbers changed, a writer of ours appended, and the walk may have read its records.
+        # If the numbers changed, the walk may have read records of our writer.
         return was_overtaken(looked_at, published, abort=abort) and published.numbers == numbers
 
     def _look(self) -> int:
-        """Check the owner, advance the end and return it. Call with `_looking`."""
+        """Call with `_looking`."""
         self._place.check()
         if self._published_end is None and not self._end:
             self._decide()
@@ -178,8 +177,8 @@ class _LogWalk:
 
     @staticmethod
     def begun_by(walk: _LogWalk | None, root: Path, log: CommitLog, published: PublishedEnd | None) -> _LogWalk:
-        """Return `walk`, or a new one if it is None or retention deleted its end, advanced to the log's end."""
-        # Records before this offset are synced; a crash of the machine may lose later sectors.
+        """Advance `walk`, or a new one if it is None or retention deleted its end."""
+        # After a crash of the machine, later sectors may be lost.
         flushed = None if published is None or published.same_boot else published.flushed_offset
         if walk is None or walk._is_deleted():
             walk = _LogWalk(root, log, flushed)
@@ -286,7 +285,7 @@ def is_left(log: CommitLog, end: int) -> bool:
 def last_segment(log: CommitLog, stored_by: int | None = None) -> int:
     """Return the start of the last segment that begins with a record, else of the first segment.
 
-    stored_by: the latest allowed store time (ms) of that record.
+    stored_by: latest store time (ms) of that record.
     """
     starts = log.segments.check()
     for start in reversed(starts):

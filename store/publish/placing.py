@@ -26,10 +26,7 @@ class Where(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """The places of n messages, in their order.
-
-    queue_ids: int32, queue_offsets and physical_offsets: int64, each of shape (n,).
-    """
+    """The places of n messages, in order; shape (n,) each."""
 
     queue_ids: npt.NDArray[np.int32]
     queue_offsets: npt.NDArray[np.int64]
@@ -62,11 +59,7 @@ Result = TypeVar("Result")
 
 
 class NextOffsets(dict[QueueName, int]):
-    """A cache of the next queue offset of each queue.
-
-    It is valid while the confirm offset and the number of deletions stay the same, which every process changes with an
-    append or a deletion.
-    """
+    """The next offset of each queue, valid while the confirm offset and the number of deletions stay the same."""
 
     def __init__(
         self,
@@ -117,7 +110,7 @@ class Placed(NamedTuple, Generic[Result]):
 def place_many(
     log: CommitLog, records: EncodedRecords, begin: int, next_offsets: NextOffsets, store_timestamp: int
 ) -> tuple[Placed[AppendResult], Stretches]:
-    """Return the records' places from log offset `begin` on, and the bytes to write to the log. store_timestamp: ms.
+    """Return the records' places from log offset `begin` on, and the bytes to write. store_timestamp: ms.
 
     Raises `MessageRefused` for a record larger than a segment, `UnknownTopic` if a topic was deleted.
     """
@@ -145,7 +138,7 @@ def place_many(
 def place_few(
     log: CommitLog, records: Sequence[EncodedRecord], begin: int, next_offsets: NextOffsets, store_timestamp: int
 ) -> tuple[Placed[list[Where]], Stretches]:
-    """Do as `place_many` for a few records."""
+    """As `place_many`."""
     if not log.has_room(begin, sum([record.size for record in records])):
         placed, stretches = place_many(log, as_columns(records), begin, next_offsets, store_timestamp)
         return placed._replace(result=placed.result.each()), stretches  # type: ignore[arg-type, return-value]

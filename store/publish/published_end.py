@@ -35,7 +35,7 @@ from store.model.errors import CorruptStore, FlushFailed, raise_translated, syst
 
 _NUMBER_BYTES = PUBLISHED_END_NUMBER_BITS // 8
 _NUMBER_MASK = (1 << PUBLISHED_END_NUMBER_BITS) - 1
-_LOOKS = 3  # reads of a number; one may be concurrent with a write
+_LOOKS = 3  # one may be concurrent with a write
 _CONFIRM_OFFSET = field_offset(PUBLISHED_END, "confirm_offset")
 
 
@@ -187,7 +187,7 @@ class PublishedEnd:
         self._file.set("announced_end", checked(end))
 
     def begin_to_know(self) -> None:
-        """Initialize `times_from` and `keys_from` in a file of an older version."""
+        """Initialize a file of an older version."""
         if self.times_from is None:
             self.note_times_from(self.confirm_offset)
         if self.keys_from is None:
@@ -214,7 +214,7 @@ class PublishedEnd:
 
     @property
     def has_lost(self) -> bool:
-        """Whether a queue lost a file during writes, since the last recovery."""
+        """Whether a queue lost a file, since the last recovery."""
         return bool(self._file.raw("has_lost"))
 
     def note_loss(self) -> None:
@@ -234,7 +234,7 @@ class PublishedEnd:
             self._file.set("flushed_offset", checked(offset))
 
     def flush(self) -> None:
-        """Sync the file. Raises `FlushFailed`."""
+        """Raises `FlushFailed`."""
         self._file.flush()
 
     def close(self) -> None:
@@ -258,7 +258,7 @@ class _NumberFile:
             mapped = mmap.mmap(self._file.fd, PUBLISHED_END_FILE_BYTES, access=access)
         self._inode = status.st_ino
         fields = np.frombuffer(mapped, PUBLISHED_END, count=1)
-        self._fields = {name: fields[name] for name in PUBLISHED_END.names or ()}  # cached, shape (1,) each
+        self._fields = {name: fields[name] for name in PUBLISHED_END.names or ()}  # shape (1,) each
         magic, version = self.text("magic"), int(self._fields["version"][0])
         if magic != PUBLISHED_END_MAGIC or version != PUBLISHED_END_VERSION:
             raise CorruptStore(
@@ -327,14 +327,14 @@ class _RecordingFailure:
 
 
 def published_end_of(root: Path, *, writable: bool = False) -> PublishedEnd | None:
-    """Return the published end of a directory, None if it has none. Raises `CorruptStore`."""
+    """Return None if the directory has no published end. Raises `CorruptStore`."""
     try:
         return PublishedEnd(root, writable=writable)
     except FileNotFoundError:
         return None
 
 
-@lru_cache(maxsize=64)  # an append uses the same few numbers several times
+@lru_cache(maxsize=64)  # an append repeats the same few numbers
 def checked(number: int) -> int:
     """Return a number with its checksum in the highest byte. It detects a flipped bit and a page of zeros."""
     return (zlib.crc32(number.to_bytes(_NUMBER_BYTES, "big")) & 0xFF) << PUBLISHED_END_NUMBER_BITS | number

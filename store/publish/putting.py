@@ -34,7 +34,7 @@ _GROWS_BYTES = MAX_TOPIC_BYTES + PROPERTY_CRC_BYTES
 
 
 class PutResult(NamedTuple):
-    """RocketMQ's SendResult of one message."""
+    """RocketMQ's SendResult."""
 
     status: PutStatus
     queue_id: int
@@ -70,10 +70,7 @@ class RecordMaker:
         self._max_record_bytes = config.mappedFileSizeCommitLog - END_FILE_MIN_BLANK_BYTES
 
     def of_messages(self, messages: Sequence[Message]) -> EncodedRecords | list[EncodedRecord]:
-        """Encode messages of any topics; many messages as columns.
-
-        Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`.
-        """
+        """Encode messages of any topics; many as columns. Raises as `choose`."""
         now = _now()
         records = encode_list(messages, self.choose(messages), self._encoding, now)
         waits = Waits.of_messages(messages, now)
@@ -83,7 +80,7 @@ class RecordMaker:
         return self._delayed(as_columns(records), waits)
 
     def choose(self, messages: Sequence[Message]) -> list[int]:
-        """Choose the queues of messages. Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`."""
+        """Raises `UnknownTopic`, `UnknownQueue`, `InvalidTopic`, `MessageRefused`."""
         return self._queues.of_messages(messages)
 
     def of_own(self, messages: Sequence[Message]) -> EncodedRecords | list[EncodedRecord]:
@@ -156,7 +153,7 @@ class QueueChoice:
 
     Round robin begins at the number of messages that the topic ever had: otherwise processes that put one message each
     would all use the first queue. Rows of a table go to a queue in groups of ROWS_A_TURN, so that records of one queue
-    are adjacent in the log. Rows that are too few for one more group in every queue go row by row.
+    are adjacent in the log. The last rows, too few for one more group in every queue, go row by row.
     """
 
     def __init__(self, topics: Topics, ever_put: Callable[[str], int]) -> None:
@@ -182,7 +179,7 @@ class QueueChoice:
         return np.where(without, self._unnamed(topic, messages, queues), named) if without.any() else named
 
     def count(self, topic: str) -> int:
-        """Return the number of queues of a topic. Raises as `of_messages`."""
+        """Raises `UnknownTopic`, `InvalidTopic`, `MessageRefused`."""
         queues = self._topics.known(topic)
         check_topic(topic)
         return queues
@@ -222,7 +219,7 @@ class _Turns(dict[str, Iterator[int]]):
 
 
 def sendable(messages: Iterable[Message]) -> list[Message]:
-    """Return messages without reserved properties. Raises `MessageRefused` for other objects."""
+    """Drop reserved properties. Raises `MessageRefused` for other objects."""
     if not isinstance(messages, Iterable):
         raise illegal(f"put_many takes an iterable of Message, not {type(messages).__name__}")
     return list(map(_sendable, messages))

@@ -23,7 +23,7 @@ if sys.platform == "linux":
     import inotify_simple
 
 POLL_SECONDS = 0.02  # without notifications
-# A signal that arrives just before a wait does not end it: Python calls the handler after the wait.
+# A signal just before a wait does not end it: Python calls the handler after the wait.
 _LONGEST_WAIT_SECONDS = 1.0
 if sys.platform == "linux":
     # CLOSE_WRITE: the system closes the files of a killed process.
@@ -66,7 +66,7 @@ class Watch(Opened):
 
     @staticmethod
     def of(end: Published) -> Watch:
-        """Return a watch of `end`. It polls if `end` has no file yet."""
+        """Polls if `end` has no file yet."""
         watch = Watch(notified=end.path.exists())
         watch.add(end)
         return watch
@@ -213,7 +213,7 @@ class Watches:
                     self._unused.append(watch)
 
     def close(self) -> None:
-        """End all waits, including those in watches from `new`, and close the pool."""
+        """End all waits, including those in watches from `new`."""
         with self._lock:
             self._closed = True
             while self._unused:
