@@ -1,22 +1,5 @@
 """The errors of the Spark source and sink. `losses` decides which losses of data are errors.
 
-    store.model.errors.StoreError
-    └── MqSourceError            also a ValueError
-        ├── OptionError
-        ├── SchemaError
-        ├── RowError
-        ├── CheckpointError
-        ├── LedgerError
-        ├── StagingError
-        ├── CommitError
-        ├── QueuesTaken
-        ├── SubscriptionError
-        ├── DataLossError
-        ├── SessionExists
-        └── DemoFailed
-            ├── FlightsMissing
-            └── JavaMissing
-
 An old PySpark, or another package named `store`, raises `ImportError`: these classes cannot be imported then. Errors of
 the store itself (`store.model.errors`) are not wrapped. `StoreError` catches all.
 """
