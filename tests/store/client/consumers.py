@@ -59,7 +59,7 @@ class Seen:
 
 
 def has_done(consumer: Consumer, topic: Iterable[Queue]) -> set[int]:
-    """Return the ids of the queues of a topic that the consumer owns."""
+    """Return the ids of the consumer's queues of a topic."""
     return set(consumer._member.committed({*topic} & {*consumer.assigned}).values())
 
 

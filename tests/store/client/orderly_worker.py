@@ -1,6 +1,6 @@
 """Consume topic t in order until SIGTERM: `python -m tests.store.client.orderly_worker STORE FILE`.
 
-Each call appends a line to FILE: queue, offset, process. So FILE lists the consumed messages in order.
+Each call appends a line to FILE: queue, offset, process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Helpers for producer tests: a store, its contents, and a process-wide block on appends."""
+"""A store for producer tests, its contents, and a block on appends."""
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ def bodies(store: MessageStore, topic: str = "t") -> list[bytes]:
 
 @contextmanager
 def nobody_appends(store: MessageStore) -> Iterator[None]:
-    """Hold the append lock until the end of the block."""
     has_it, let_go = threading.Event(), threading.Event()
 
     def keep() -> bool:

@@ -1,4 +1,4 @@
-"""Consumers of a served store that know only the address of the name server."""
+"""Consumers of a served store that know only the name server's address."""
 
 from __future__ import annotations
 
@@ -52,13 +52,12 @@ def cluster(store: MessageStore) -> Iterator[ClusterAddress]:
 
 @pytest.fixture
 def consumers() -> Iterator[ExitStack]:
-    """Consumers are closed after the test."""
     with ExitStack() as stack:
         yield stack
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_each_message_goes_to_the_listener_once(store: MessageStore, cluster: ClusterAddress, orderly: bool) -> None:
+def test_listener_gets_each_message_once(store: MessageStore, cluster: ClusterAddress, orderly: bool) -> None:
     put(store, range(100))
     with Consumer(cluster, "g", "t", seen := Seen(), orderly=orderly, config=config()):
         until(lambda: len(seen.numbers) >= 100)
@@ -78,7 +77,7 @@ TOPIC_IDS = [queue.queue_id for queue in TOPIC]
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_two_share_the_queues(
+def test_two_consumers_share_the_queues(
     store: MessageStore, cluster: ClusterAddress, consumers: ExitStack, orderly: bool
 ) -> None:
     one, other = Seen(), Seen()
@@ -100,7 +99,7 @@ def test_two_share_the_queues(
     assert len(one.numbers) + len(other.numbers) == before + 20, "a clean close leaves nothing to come twice"
 
 
-def test_what_fails_comes_again_and_is_a_dead_letter_at_last(store: MessageStore, cluster: ClusterAddress) -> None:
+def test_failing_message_is_retried_and_becomes_a_dead_letter(store: MessageStore, cluster: ClusterAddress) -> None:
     def fail(message: ReceivedMessage) -> None:
         if message.body == b"7":
             raise ReconsumeLater(delay_level=1)
@@ -125,7 +124,9 @@ def _ends(store: MessageStore) -> Iterator[tuple[Queue, int]]:
         yield queue, store.max_offset(queue.topic, queue.queue_id)
 
 
-def test_a_cluster_that_is_away_for_a_while(store: MessageStore, cluster: ClusterAddress, consumers: ExitStack) -> None:
+def test_consumer_survives_an_outage_of_the_cluster(
+    store: MessageStore, cluster: ClusterAddress, consumers: ExitStack
+) -> None:
     """The offsets of messages in hand are committed to the restarted server."""
     held = threading.Event()
     with serve(store, "127.0.0.1:0") as serving:
@@ -142,7 +143,7 @@ def test_a_cluster_that_is_away_for_a_while(store: MessageStore, cluster: Cluste
         assert there.group("h").committed(TOPIC) == dict.fromkeys(TOPIC, 10)
 
 
-def test_a_cluster_that_is_away_for_too_long(store: MessageStore) -> None:
+def test_outage_longer_than_the_timeout_ends_the_consumer(store: MessageStore) -> None:
     with serve(store, "127.0.0.1:0") as serving:
         there = ClusterAddress((serving.address,), patience=0.2, broker_timeout=0.2)
         consumer = Consumer(there, "g", "t", Seen(), config=config())
@@ -154,7 +155,7 @@ def test_a_cluster_that_is_away_for_too_long(store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize(("count", "is_served"), [(8, True), (80, True), (8, False)])
-def test_a_topic_that_is_deleted_and_made_anew(store: MessageStore, count: int, is_served: bool) -> None:
+def test_consumer_continues_in_a_recreated_topic(store: MessageStore, count: int, is_served: bool) -> None:
     """The group starts at the first message of the new topic."""
     put(store, range(40))
     serving = serve(store, "127.0.0.1:0")
@@ -176,7 +177,7 @@ def test_a_topic_that_is_deleted_and_made_anew(store: MessageStore, count: int, 
         assert address.group("g").committed(TOPIC) == dict.fromkeys(TOPIC, (40 + count) // QUEUES)
 
 
-def test_what_is_wrong(cluster: ClusterAddress) -> None:
+def test_wrong_topics_and_logs_are_refused(cluster: ClusterAddress) -> None:
     with pytest.raises(UnknownTopic, match="x: no such topic"):
         Consumer(cluster, "g", "x", Seen())
     with cluster.open() as log, pytest.raises(InvalidArgument, match="give the group itself"):
@@ -185,14 +186,14 @@ def test_what_is_wrong(cluster: ClusterAddress) -> None:
         until(lambda: {*TOPIC} <= {*consumer.assigned})
 
 
-def test_by_its_name_servers(store: MessageStore, cluster: ClusterAddress) -> None:
+def test_cluster_is_named_by_its_url(store: MessageStore, cluster: ClusterAddress) -> None:
     put(store, range(4))
     with Consumer(f"rocketmq://{cluster.name_servers[0]}", "g", "t", seen := Seen(), config=config()):
         until(lambda: len(seen.numbers) == 4)
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_on_two_brokers(tmp_path: Path, consumers: ExitStack, orderly: bool) -> None:
+def test_consumer_reads_two_brokers(tmp_path: Path, consumers: ExitStack, orderly: bool) -> None:
     """Each broker keeps its own queues, offsets, locks and retried messages."""
 
     def fail(message: ReceivedMessage) -> None:
@@ -226,17 +227,15 @@ def test_on_two_brokers(tmp_path: Path, consumers: ExitStack, orderly: bool) -> 
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_one_of_two_brokers_is_away(
+def test_consumer_continues_while_a_broker_is_missing(
     tmp_path: Path,
     consumers: ExitStack,
     orderly: bool,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The outage outlasts the retry limit of an address.
-
-    The other broker's queues are read and committed; later its own.
-    """
+    """The outage outlasts the retry limit of an address. The other broker's queues are read and committed; later its
+    own."""
     monkeypatch.setattr(rebalancer, "_PERSIST_SECONDS", 0.0)
     monkeypatch.setattr(rebalancer, "_RENEW_SECONDS", 0.0)
     monkeypatch.setattr(member, "_UNANSWERED_SECONDS", 0.5)
@@ -274,10 +273,8 @@ def waits_for(go: threading.Event) -> Callable[[ReceivedMessage], None]:
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_a_broker_that_leaves_takes_nothing_of_the_others_along(
-    tmp_path: Path, consumers: ExitStack, orderly: bool
-) -> None:
-    """Messages already pulled from the other brokers' queues are still delivered."""
+def test_pulled_messages_are_delivered_after_a_broker_left(tmp_path: Path, consumers: ExitStack, orderly: bool) -> None:
+    """They are of the other broker's queues."""
     here, away = (consumers.enter_context(opened(tmp_path / name)) for name in "ab")
     broker, leaving = (
         serve(each, "127.0.0.1:0", config=BrokerConfig(brokerName=name))
@@ -304,11 +301,9 @@ def test_a_broker_that_leaves_takes_nothing_of_the_others_along(
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_a_broker_that_lost_the_end_of_its_queues(tmp_path: Path, orderly: bool) -> None:
-    """As after a crash with ASYNC_FLUSH.
-
-    The surviving messages, those pulled but not delivered, and the new ones all arrive.
-    """
+def test_consumer_continues_after_a_broker_lost_messages(tmp_path: Path, orderly: bool) -> None:
+    """As after a crash with ASYNC_FLUSH. The surviving messages, those pulled but not delivered, and the new ones all
+    arrive."""
     with opened(tmp_path) as store:
         store.create_topic("%RETRY%g", 1)  # without this topic the consumer waits for it
         put(store, range(100))
@@ -334,7 +329,7 @@ accounts:
 """
 
 
-def test_an_account_that_may_consume_in_one_group(store: MessageStore, tmp_path: Path) -> None:
+def test_account_may_consume_in_one_group_only(store: MessageStore, tmp_path: Path) -> None:
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
     put(store, range(20))
     access = Access.load(tmp_path / "plain_acl.yml")
@@ -347,7 +342,7 @@ def test_an_account_that_may_consume_in_one_group(store: MessageStore, tmp_path:
             Consumer(there, "h", "t", Seen(), config=config())
 
 
-def test_messages_of_elsewhere_are_not_sent_back(store: MessageStore, cluster: ClusterAddress) -> None:
+def test_foreign_messages_are_not_sent_back(store: MessageStore, cluster: ClusterAddress) -> None:
     put(store, [0])
     (message,) = store.get_message("g", "t", 0, 0).messages
     with cluster.group("g").join({"t": Subscription()}) as member, pytest.raises(InvalidArgument, match="as they were"):

@@ -34,7 +34,7 @@ def test_messages_of_all_kinds_arrive(pair: Pair) -> None:
         assert futures[-1].result().msg_id == "mine"
 
 
-def test_message_that_is_refused_fails_alone(pair: Pair) -> None:
+def test_refused_message_fails_alone(pair: Pair) -> None:
     with Producer(f"rocketmq://{pair.names}", linger=0.05) as producer:
         good, bad = producer.send("t", b"1"), producer.send("t", b"2", tags="a|b")
         assert good.result().queue_offset == 0
@@ -60,7 +60,7 @@ def test_producer_waits_for_broker(pair: Pair) -> None:
     assert sorted(stored(pair).values()) == [b"1", b"2"]
 
 
-def test_names_and_requests_are_for_directories(pair: Pair) -> None:
+def test_names_and_requests_need_a_directory(pair: Pair) -> None:
     with pytest.raises(UnsupportedStore, match="leave the name out"):
         Producer(f"rocketmq://{pair.names}", "importer")
     with Producer(f"rocketmq://{pair.names}") as producer, pytest.raises(UnsupportedStore, match="for a directory"):

@@ -1,5 +1,3 @@
-"""Consumers of real stores: what listeners receive and which offsets are committed."""
-
 from __future__ import annotations
 
 import itertools
@@ -46,7 +44,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 @pytest.mark.parametrize("orderly", [False, True])
 @pytest.mark.parametrize("most", [1, 7])
-def test_each_message_goes_to_the_listener_once(store: MessageStore, orderly: bool, most: int) -> None:
+def test_listener_gets_each_message_once(store: MessageStore, orderly: bool, most: int) -> None:
     put(store, range(100))
     seen = Seen()
     with Consumer(store.path, "g", "t", seen, orderly=orderly, config=config(consume_message_batch_max_size=most)):
@@ -62,7 +60,7 @@ def test_each_message_goes_to_the_listener_once(store: MessageStore, orderly: bo
     assert again.numbers == [150]
 
 
-def test_orderly_in_the_order_of_each_queue(store: MessageStore) -> None:
+def test_orderly_consumer_keeps_the_order_of_each_queue(store: MessageStore) -> None:
     put(store, range(200))
     seen = Seen()
     with Consumer(store.path, "g", "t", seen, orderly=True, config=config(consume_message_batch_max_size=3)):
@@ -71,8 +69,8 @@ def test_orderly_in_the_order_of_each_queue(store: MessageStore) -> None:
         assert seen.of_queue(queue_id) == [*range(queue_id, 200, QUEUES)]
 
 
-def test_concurrently_one_call_does_not_wait_for_another(store: MessageStore) -> None:
-    """Two messages of one queue: the first call returns only after the second has started."""
+def test_concurrent_calls_do_not_wait_for_each_other(store: MessageStore) -> None:
+    """Of two messages in one queue, the first call returns only after the second has started."""
     second = threading.Event()
     seen = Seen(lambda message: second.set() if message.body == b"4" else second.wait(60) and None)
     put(store, [0, 4])
@@ -81,7 +79,7 @@ def test_concurrently_one_call_does_not_wait_for_another(store: MessageStore) ->
     assert committed(store)[TOPIC[0]] == 2
 
 
-def test_acknowledged_is_the_lowest_that_is_not_done(store: MessageStore) -> None:
+def test_committed_offset_is_the_lowest_unfinished_message(store: MessageStore) -> None:
     put(store, range(0, 40, QUEUES))
     hold, seen = threading.Event(), Seen(lambda message: hold.wait(60) and None if message.body == b"12" else None)
     quick = config(await_termination_when_shutdown=0.0)
@@ -103,7 +101,7 @@ def test_acknowledged_is_the_lowest_that_is_not_done(store: MessageStore) -> Non
         ("nothing", []),
     ],
 )
-def test_a_filter(store: MessageStore, expression: str | Subscription, expected: list[int]) -> None:
+def test_filters_select_messages(store: MessageStore, expression: str | Subscription, expected: list[int]) -> None:
     put(store, range(40))
     with Consumer(store.path, "g", {"t": expression}, seen := Seen(), config=config()) as consumer:
         until(lambda: len(seen.numbers) >= len(expected))
@@ -113,7 +111,7 @@ def test_a_filter(store: MessageStore, expression: str | Subscription, expected:
     assert sorted(seen.numbers)[: len(expected)] == expected
 
 
-def test_what_does_not_match_is_acknowledged_as_well(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_without_a_match_are_acknowledged(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hold, "CHECK_SECONDS", 0.1)
     put(store, range(40))
     with Consumer(store.path, "g", {"t": "nothing"}, Seen(), config=config()) as consumer:
@@ -121,7 +119,7 @@ def test_what_does_not_match_is_acknowledged_as_well(store: MessageStore, monkey
 
 
 @pytest.mark.parametrize(("where", "expected"), [(FIRST, 8), (ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET, 4)])
-def test_where_a_group_begins(store: MessageStore, where: ConsumeFromWhere, expected: int) -> None:
+def test_new_group_begins_as_configured(store: MessageStore, where: ConsumeFromWhere, expected: int) -> None:
     put(store, range(4))
     with Consumer(store.path, "g", "t", seen := Seen(), config=config(consume_from_where=where)) as consumer:
         until(lambda: consumer.assigned == TOPIC)
@@ -130,14 +128,14 @@ def test_where_a_group_begins(store: MessageStore, where: ConsumeFromWhere, expe
     assert sorted(seen.numbers) == [*range(8 - expected, 8)]
 
 
-def test_a_new_group_gets_what_is_put_once_its_consumer_is_made(store: MessageStore) -> None:
+def test_new_group_gets_messages_put_after_its_consumer_was_made(store: MessageStore) -> None:
     settings = config(consume_from_where=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
     for number in range(20):
         with Consumer(store.path, f"g{number}", "t", config=settings):
             assert committed(store, f"g{number}") == dict.fromkeys(TOPIC, 0)
 
 
-def test_a_group_begins_at_once_in_all_queues_of_a_topic(store: MessageStore) -> None:
+def test_new_group_begins_in_all_queues_at_once(store: MessageStore) -> None:
     """Members may divide the queues before any of them has read."""
     put(store, range(8))
     settings = config(consume_from_where=ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET)
@@ -151,7 +149,7 @@ def test_a_group_begins_at_once_in_all_queues_of_a_topic(store: MessageStore) ->
     assert sorted(seen.numbers) == [8, 9, 10, 11]
 
 
-def test_broadcasting_each_gets_everything(store: MessageStore) -> None:
+def test_broadcasting_consumers_all_get_everything(store: MessageStore) -> None:
     put(store, range(20))
     each = config(message_model=MessageModel.BROADCASTING)
     with (
@@ -162,7 +160,7 @@ def test_broadcasting_each_gets_everything(store: MessageStore) -> None:
     assert sorted(one.numbers) == sorted(two.numbers) == [*range(20)]
 
 
-def test_a_broadcasting_one_that_stood_behind_the_end_does_not_take_the_others_along(store: MessageStore) -> None:
+def test_broadcasting_offset_beyond_the_end_is_corrected_alone(store: MessageStore) -> None:
     put(store, range(20))
     each = config(message_model=MessageModel.BROADCASTING)
     for instance, position in (("ahead", 50), ("behind", 3)):
@@ -175,7 +173,7 @@ def test_a_broadcasting_one_that_stood_behind_the_end_does_not_take_the_others_a
     assert sorted(behind.numbers) == [*range(12, 20)]
 
 
-def test_members_that_subscribe_otherwise(store: MessageStore) -> None:
+def test_members_with_different_subscriptions_conflict(store: MessageStore) -> None:
     with Consumer(store.path, "g", {"t": "odd"}, config=config()):
         with pytest.raises(GroupConflict, match="even"):
             Consumer(store.path, "g", {"t": "even"})
@@ -198,7 +196,7 @@ async def coroutine(messages: Sequence[ReceivedMessage]) -> None:
         ("t", {"listener": coroutine}, InvalidArgument),
     ],
 )
-def test_what_is_no_consumer(store: MessageStore, topics: Any, more: Any, error: type[StoreError]) -> None:
+def test_wrong_arguments_are_refused(store: MessageStore, topics: Any, more: Any, error: type[StoreError]) -> None:
     with pytest.raises(error):
         Consumer(store.path, "g", topics, **more)
     with pytest.raises(StoreError):
@@ -214,12 +212,12 @@ def test_what_is_no_consumer(store: MessageStore, topics: Any, more: Any, error:
         {"message_model": "both"},
     ],
 )
-def test_what_is_no_configuration(settings: dict[str, Any]) -> None:
+def test_wrong_configuration_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(settings))):
         ConsumerConfig(**settings)
 
 
-def test_a_record_that_is_corrupt_ends_it(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_corrupt_record_ends_the_consumer(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
     put(store, range(8))
     (segment,) = sorted((Path(store.path) / "commitlog").iterdir())[:1]
     at = segment.read_bytes().index(b"t\x00") - 1
@@ -234,7 +232,7 @@ def test_a_record_that_is_corrupt_ends_it(store: MessageStore, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("expression", ["*", "even || odd"])
-def test_a_segment_of_the_log_that_is_lost_ends_it(store: MessageStore, expression: str) -> None:
+def test_lost_segment_ends_the_consumer(store: MessageStore, expression: str) -> None:
     """The queues begin before the lost messages, so the consumer must not skip them."""
     for first in range(0, 40, QUEUES):
         put(store, range(first, first + QUEUES), properties={"p": "x" * 5000})
@@ -248,7 +246,7 @@ def test_a_segment_of_the_log_that_is_lost_ends_it(store: MessageStore, expressi
     assert set(committed(store).values()) <= {0, 1, 2, 3}
 
 
-def test_a_new_owner_of_the_directory_ends_it(tmp_path: Path) -> None:
+def test_new_owner_of_the_directory_ends_the_consumer(tmp_path: Path) -> None:
     path, seen = tmp_path / "mq", Seen()
     with opened(tmp_path) as store:
         put(store, range(8))
@@ -265,9 +263,7 @@ def test_a_new_owner_of_the_directory_ends_it(tmp_path: Path) -> None:
     assert sorted(seen.numbers) == list(range(16))
 
 
-def test_messages_that_were_deleted_before_they_were_consumed_are_named(
-    store: MessageStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_messages_deleted_before_consumption_are_logged(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
     put(store, range(4))
     with Consumer(store.path, "g", "t", seen := Seen(), config=config()):
         until(lambda: len(seen.numbers) == 4)
@@ -283,8 +279,8 @@ def test_messages_that_were_deleted_before_they_were_consumed_are_named(
     assert len([line for line in told if "deleted before they were consumed" in line]) == QUEUES
 
 
-def test_a_topic_that_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Messages are consumed each time the topic exists, even if it was missing only between two checks."""
+def test_messages_of_a_repeatedly_recreated_topic_are_consumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topic may be missing only between two checks."""
     monkeypatch.setattr(rebalancer, "_LOOK_SECONDS", 0.1)
     got: set[bytes] = set()
     with MessageStore.open(tmp_path) as store:
@@ -301,7 +297,7 @@ def test_a_topic_that_comes_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyP
             time.sleep(0.1 * (life % 3))
 
 
-def test_a_member_that_dies_before_it_has_begun_takes_nothing_from_a_new_group(store: MessageStore) -> None:
+def test_member_that_dies_early_takes_nothing_from_a_new_group(store: MessageStore) -> None:
     """It owns the queues and dies; then another consumer is created."""
     put(store, range(4))
     with DirectoryGroup(store.path, "g").join({"t": Subscription()}) as member:

@@ -24,8 +24,8 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
         yield it
 
 
-def test_an_interrupt_while_it_is_closed_leaves_no_member_behind(store: MessageStore) -> None:
-    """There is no second chance: the queues would stay owned until the process exits."""
+def test_interrupted_close_leaves_no_member(store: MessageStore) -> None:
+    """Otherwise the queues would stay owned until the process exits."""
     put(store, [0])
     began, hold = threading.Event(), threading.Event()
 
@@ -72,7 +72,7 @@ def test_listener_stops_its_consumer(store: MessageStore, orderly: bool) -> None
     assert sorted(seen.numbers + others.numbers) == [*range(40)]
 
 
-def test_signal_handler_amid_another_call_cannot_close(store: MessageStore) -> None:
+def test_signal_handler_during_a_call_cannot_close(store: MessageStore) -> None:
     with Consumer(store.path, "g", "t", config=config()) as consumer:
         with consumer._queues._lock, pytest.raises(StoreLocked, match="Let the handler raise an exception instead"):
             consumer.close()
@@ -80,8 +80,8 @@ def test_signal_handler_amid_another_call_cannot_close(store: MessageStore) -> N
         assert next(iter(consumer)).body == b"0"
 
 
-def test_what_is_done_does_not_come_again_where_it_gets_no_turn_to_leave(store: MessageStore) -> None:
-    """Another process holds the lock too long, but the offsets were already committed, so the next owner reads them."""
+def test_done_messages_are_not_repeated_if_close_cannot_lock(store: MessageStore) -> None:
+    """Another process holds the lock too long, but the offsets were already committed."""
     put(store, range(40))
     consumer = Consumer(store.path, "g", "t", seen := Seen(), config=config())
     until(lambda: len(seen.numbers) == 40 and has_done(consumer, TOPIC) == {10})
@@ -107,7 +107,7 @@ def test_what_is_done_does_not_come_again_where_it_gets_no_turn_to_leave(store: 
     assert sorted(seen.numbers) == [*range(44)]
 
 
-def test_a_forked_child_waits_for_nothing(store: MessageStore) -> None:
+def test_forked_child_does_not_wait(store: MessageStore) -> None:
     with Consumer(store.path, "g", "t", Seen(), config=config()) as consumer:
         child = os.fork()
         if not child:
@@ -119,8 +119,8 @@ def test_a_forked_child_waits_for_nothing(store: MessageStore) -> None:
         assert ended(child) == 7
 
 
-def test_a_child_that_its_listener_forks_and_that_comes_back_ends(store: MessageStore) -> None:
-    """The child must not wait for a thread of its parent that was inside a queue call at the fork."""
+def test_child_forked_by_a_listener_ends(store: MessageStore) -> None:
+    """It must not wait for a thread of its parent that was inside a queue call at the fork."""
     is_amid, goes_on, children = threading.Event(), threading.Event(), list[int]()
 
     def be_amid() -> None:
@@ -144,8 +144,10 @@ def test_a_child_that_its_listener_forks_and_that_comes_back_ends(store: Message
     assert seen.numbers == [0]
 
 
-def test_one_that_cannot_start_its_threads_is_no_member(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller got no consumer that it could close, so a member would consume forever."""
+def test_consumer_that_cannot_start_its_threads_is_no_member(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The caller got no consumer that it could close."""
     started, start = [], threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:

@@ -1,5 +1,3 @@
-"""Messages whose listener fails or hangs."""
-
 from __future__ import annotations
 
 import threading
@@ -39,7 +37,7 @@ def later() -> None:
     raise ReconsumeLater(delay_level=1)
 
 
-def test_what_failed_comes_again_with_its_own_topic(store: MessageStore) -> None:
+def test_retried_message_has_its_original_topic(store: MessageStore) -> None:
     put(store, range(8), keys="k")
     seen = Seen(lambda message: later() if message.body == b"5" and not message.reconsume_times else None)
     with Consumer(store.path, "g", "t", seen, config=config()):
@@ -50,7 +48,7 @@ def test_what_failed_comes_again_with_its_own_topic(store: MessageStore) -> None
     assert message.reconsume_times == 1
 
 
-def test_what_failed_comes_again_though_who_sent_it_back_left_and_nobody_writes(tmp_path: Path) -> None:
+def test_message_is_retried_although_its_first_consumer_left(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         put(store, [5])
     first, second = Seen(lambda message: later()), Seen()
@@ -70,7 +68,7 @@ def test_what_failed_comes_again_though_who_sent_it_back_left_and_nobody_writes(
         (lambda: object, "returned <class"),
     ],
 )
-def test_a_listener_that_fails_is_named_once_with_the_message(
+def test_failing_listener_is_logged_once_with_the_message(
     store: MessageStore, caplog: pytest.LogCaptureFixture, how: Callable[[], Any], said: str
 ) -> None:
     put(store, range(8))
@@ -91,7 +89,7 @@ def dead_letters(store: MessageStore) -> list[bytes]:
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_after_so_many_tries_it_is_a_dead_letter(
+def test_message_becomes_a_dead_letter_after_its_last_retry(
     store: MessageStore, caplog: pytest.LogCaptureFixture, orderly: bool
 ) -> None:
     put(store, range(8))
@@ -108,7 +106,7 @@ def test_after_so_many_tries_it_is_a_dead_letter(
     assert given_up == f"group g: given up, and put into %DLQ%g: {message.msg_id}"
 
 
-def test_it_keeps_its_name_however_often_it_comes(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_retried_message_keeps_its_id_in_the_logs(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
     put(store, [5])
     (message,) = store.get_message("g", "t", 1, 0, 1).messages
     tries = iter([later, raising, lambda: None])
@@ -119,7 +117,7 @@ def test_it_keeps_its_name_however_often_it_comes(store: MessageStore, caplog: p
     assert given_up.endswith(f": {message.msg_id}")
 
 
-def test_orderly_it_is_tried_again_in_place(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_orderly_message_is_retried_in_place(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
     put(store, range(16))
     seen = Seen(lambda message: raising() if message.body == b"5" and message.reconsume_times < 3 else None)
     soon = config(suspend_current_queue_time=0.01)
@@ -132,7 +130,7 @@ def test_orderly_it_is_tried_again_in_place(store: MessageStore, caplog: pytest.
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_what_was_done_of_a_batch_does_not_come_again(store: MessageStore, orderly: bool) -> None:
+def test_finished_part_of_a_batch_is_not_repeated(store: MessageStore, orderly: bool) -> None:
     put(store, range(0, 40, QUEUES))
     calls: list[list[int]] = []
 
@@ -150,7 +148,7 @@ def test_what_was_done_of_a_batch_does_not_come_again(store: MessageStore, order
     assert [offset for call in calls[1:] for offset in call] == again
 
 
-def test_a_listener_that_hangs_is_named(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_hanging_listener_is_logged(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
     put(store, [5])
     go_on = threading.Event()
 

@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_iterating(store: MessageStore, orderly: bool) -> None:
+def test_iteration_yields_messages(store: MessageStore, orderly: bool) -> None:
     put(store, range(30))
     found: list[int] = []
     with Consumer(store.path, "g", "t", orderly=orderly, config=config(consume_message_batch_max_size=4)) as consumer:
@@ -45,7 +45,7 @@ def test_iterating(store: MessageStore, orderly: bool) -> None:
     assert Counter(found) == Counter([*range(30), found[16]])
 
 
-def test_what_was_in_hand_when_a_loop_was_left_comes_first_in_the_next(store: MessageStore) -> None:
+def test_next_loop_begins_with_the_unfinished_message(store: MessageStore) -> None:
     put(store, range(0, 40, QUEUES))
     with Consumer(store.path, "g", "t", config=config(consume_message_batch_max_size=5)) as consumer:
         found = [next(iter(consumer)).queue_offset for _ in range(3)]
@@ -57,8 +57,8 @@ def test_what_was_in_hand_when_a_loop_was_left_comes_first_in_the_next(store: Me
     assert committed(store)[TOPIC[0]] == 9
 
 
-def test_a_forked_child_iterates_over_nothing(store: MessageStore) -> None:
-    """The parent's messages in memory belong to the parent, even in a loop that was started before the fork."""
+def test_forked_child_iterates_over_nothing(store: MessageStore) -> None:
+    """The messages in memory belong to the parent, even in a loop that was started before the fork."""
     put(store, range(40))
     with Consumer(store.path, "g", "t", config=config()) as consumer:
         begun = iter(consumer)
@@ -76,7 +76,7 @@ def test_a_forked_child_iterates_over_nothing(store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize("is_left", [False, True])
-def test_a_forked_child_waits_for_no_thread_of_its_parent(store: MessageStore, is_left: bool) -> None:
+def test_forked_child_waits_for_no_thread_of_its_parent(store: MessageStore, is_left: bool) -> None:
     """The parent's thread was inside a queue call at the fork. The child continues its loop or leaves it."""
     put(store, range(40))
     with Consumer(store.path, "g", "t", config=config()) as consumer:
@@ -108,7 +108,7 @@ def test_a_forked_child_waits_for_no_thread_of_its_parent(store: MessageStore, i
             amid.join()
 
 
-def test_iterating_ends_when_another_thread_closes_it(store: MessageStore) -> None:
+def test_iteration_ends_when_another_thread_closes(store: MessageStore) -> None:
     consumer = Consumer(store.path, "g", "t", config=config())
     closing = threading.Timer(0.1, consumer.close)
     closing.start()
@@ -118,7 +118,7 @@ def test_iterating_ends_when_another_thread_closes_it(store: MessageStore) -> No
         _ = consumer.assigned
 
 
-def test_iterating_a_message_may_be_sent_back(store: MessageStore) -> None:
+def test_iterated_message_can_be_sent_back(store: MessageStore) -> None:
     put(store, [5])
     tries = []
     with Consumer(store.path, "g", "t", config=config()) as consumer:
@@ -130,7 +130,7 @@ def test_iterating_a_message_may_be_sent_back(store: MessageStore) -> None:
     assert tries == [0, 1]
 
 
-def test_a_broadcasting_one_sends_nothing_back_but_dead_letters(store: MessageStore) -> None:
+def test_broadcasting_consumer_only_sends_back_dead_letters(store: MessageStore) -> None:
     """No consumer would receive messages sent back to a broadcasting group."""
     put(store, [5])
     with Consumer(store.path, "g", "t", config=config(message_model=MessageModel.BROADCASTING)) as consumer:
@@ -142,7 +142,7 @@ def test_a_broadcasting_one_sends_nothing_back_but_dead_letters(store: MessageSt
     assert "%RETRY%g" not in store.topics()
 
 
-def test_asyncio(store: MessageStore) -> None:
+def test_iteration_works_in_an_event_loop(store: MessageStore) -> None:
     put(store, range(10))
 
     async def consume() -> list[int]:
@@ -172,7 +172,7 @@ def test_asyncio(store: MessageStore) -> None:
     assert sum(committed(store).values()) == 10
 
 
-def test_a_task_that_is_cancelled_takes_nothing_along(store: MessageStore) -> None:
+def test_cancelled_task_loses_no_message(store: MessageStore) -> None:
     async def consume() -> list[int]:
         found: list[int] = []
 
@@ -193,8 +193,8 @@ def test_a_task_that_is_cancelled_takes_nothing_along(store: MessageStore) -> No
     assert sorted(asyncio.run(consume())) == [*range(5)]
 
 
-def test_it_ends_where_it_is_closed_while_a_message_is_in_hand(store: MessageStore) -> None:
-    """The message is delivered again."""
+def test_iteration_closed_by_its_own_loop_ends(store: MessageStore) -> None:
+    """The message in hand is delivered again."""
     put(store, range(0, 20, QUEUES))
     found: list[int] = []
     for _ in range(2):

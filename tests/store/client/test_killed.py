@@ -49,7 +49,6 @@ class Workers:
         assert worker.wait(120) == 0
 
     def freeze(self, chance: random.Random) -> None:
-        """Suspend a random worker briefly."""
         worker = chance.choice(self.living)
         worker.send_signal(signal.SIGSTOP)
         time.sleep(0.3)
@@ -68,7 +67,7 @@ def consumed(file: Path) -> dict[int, list[tuple[int, int]]]:
     return found
 
 
-def test_consumers_that_are_killed_stopped_and_started_keep_the_order(tmp_path: Path) -> None:
+def test_killed_and_stopped_consumers_keep_the_order(tmp_path: Path) -> None:
     seed = int(SEED or random.randrange(1 << 30))
     print("MQ_ORDERLY_SEED", seed)
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Compare a queue's messages in hand with a plain model, for any order of taking, finishing and giving back."""
+"""Compare a queue's messages in hand with a model, for any order of taking, finishing and giving back."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ TestProcessQueue.settings = TestOrderlyQueue.settings = settings(max_examples=30
 
 
 @pytest.mark.parametrize("kind", [ProcessQueue, OrderlyQueue])
-def test_a_stopped_queue_hands_out_nothing_and_what_is_in_hand_may_be_done(kind: type[ProcessQueue]) -> None:
+def test_stopped_queue_gives_nothing_but_takes_finished_ones(kind: type[ProcessQueue]) -> None:
     queue = kind(QUEUE, 0, MAX_COUNT, MAX_BYTES)
     queue.put(columns([0, 1, 2]))
     queue.put(columns([3]))
@@ -169,7 +169,7 @@ def test_a_stopped_queue_hands_out_nothing_and_what_is_in_hand_may_be_done(kind:
 
 
 @pytest.mark.parametrize("kind", [ProcessQueue, OrderlyQueue])
-def test_what_was_given_back_to_a_queue_that_is_stopped_was_not_done(kind: type[ProcessQueue]) -> None:
+def test_message_given_back_to_a_stopped_queue_is_unfinished(kind: type[ProcessQueue]) -> None:
     queue = kind(QUEUE, 0, MAX_COUNT, MAX_BYTES)
     queue.put(columns([0, 1, 2]))
     first = queue.take(1, 0.0)
@@ -182,7 +182,7 @@ def test_what_was_given_back_to_a_queue_that_is_stopped_was_not_done(kind: type[
 
 
 @given(done=st.permutations(range(8)))
-def test_what_is_done_in_any_order_is_acknowledged_up_to_the_first_gap(done: list[int]) -> None:
+def test_position_is_the_first_unfinished_message(done: list[int]) -> None:
     queue = ProcessQueue(QUEUE, 0, 100, 1000)
     queue.put(columns([*range(8)]))
     handfuls = [queue.take(1, 0.0) for _ in range(8)]

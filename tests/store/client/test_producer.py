@@ -17,7 +17,7 @@ from tests.store.format.test_message import messages
 from tests.waiting import PATIENCE, until
 
 
-def test_a_future_says_where_the_message_is(store: MessageStore, producer: Producer) -> None:
+def test_future_has_the_place_of_its_message(store: MessageStore, producer: Producer) -> None:
     sent = [producer.send("t", f"body {n}", tags="paid", keys=(f"k-{n}",)) for n in range(500)]
     for number, future in enumerate(sent):
         result = future.result(PATIENCE)
@@ -29,7 +29,7 @@ def test_a_future_says_where_the_message_is(store: MessageStore, producer: Produ
 
 
 @pytest.mark.parametrize("count", [1, 100])
-def test_the_same_as_put_many(store: MessageStore, producer: Producer, count: int) -> None:
+def test_producer_stores_the_same_as_put_many(store: MessageStore, producer: Producer, count: int) -> None:
     all_fields = Message(
         "t", b"b", "tag", ("k", "l"), {"UNIQ_KEY": "own", "n": "v"}, sharding_key="s", flag=3, born_timestamp=17
     )
@@ -61,12 +61,12 @@ def test_the_same_as_put_many(store: MessageStore, producer: Producer, count: in
     assert (found.flag, found.born_timestamp) == (3, 17)
 
 
-def test_it_takes_all_that_a_message_has() -> None:
+def test_send_accepts_every_field_of_a_message() -> None:
     assert [field.name for field in fields(Message)] == list(signature(Producer.send).parameters)[1:-1]
 
 
 @pytest.mark.parametrize("count", [1, 100])
-def test_delayed_messages(store: MessageStore, producer: Producer, count: int) -> None:
+def test_delayed_messages_are_delivered_later(store: MessageStore, producer: Producer, count: int) -> None:
     for _ in range(count):
         producer.send("t", b"level", delay_level=18)
         producer.send(Message("t", b"level", delay_level=18))
@@ -77,7 +77,7 @@ def test_delayed_messages(store: MessageStore, producer: Producer, count: int) -
 
 
 @pytest.mark.parametrize("count", [1, 100])
-def test_messages_for_a_time(store: MessageStore, producer: Producer, count: int) -> None:
+def test_timed_messages_are_delivered_at_their_time(store: MessageStore, producer: Producer, count: int) -> None:
     later = int(time.time() * 1000) + 3_600_000
     try:
         store.put(Message("t", b"time", deliver_at=later))
@@ -93,7 +93,7 @@ def test_messages_for_a_time(store: MessageStore, producer: Producer, count: int
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(messages() | odd_messages(), min_size=1, max_size=4), st.integers(1, 64))
-def test_what_put_refuses_fails_and_the_rest_is_there(
+def test_refused_messages_fail_and_others_are_stored(
     tmp_path_factory: pytest.TempPathFactory, some: list[Message], times: int
 ) -> None:
     some = [replace(message, queue_id=0) for message in some]
@@ -128,7 +128,7 @@ def test_what_put_refuses_fails_and_the_rest_is_there(
             assert [row["body"] for row in rows(theirs, topic)[0]] == all_bodies[: begin[topic]] * 2
 
 
-def test_later_changes_of_what_was_sent_change_nothing(store: MessageStore) -> None:
+def test_changing_a_sent_object_changes_no_message(store: MessageStore) -> None:
     body, keys, properties = bytearray(b"before"), ["before"], {"name": "before"}
     with Producer(store, linger=60) as producer:
         producer.send("u", body, keys=keys, properties=properties)
@@ -142,7 +142,7 @@ def test_later_changes_of_what_was_sent_change_nothing(store: MessageStore) -> N
     ]
 
 
-def test_order_by_sharding_key_from_many_threads(store: MessageStore) -> None:
+def test_messages_of_a_sharding_key_keep_their_order(store: MessageStore) -> None:
     def send(thread: int) -> None:
         for number in range(2000):
             producer.send("t", f"{thread} {number}", sharding_key=f"key {thread}")
@@ -165,8 +165,8 @@ def test_order_by_sharding_key_from_many_threads(store: MessageStore) -> None:
     assert all(len(queues) == 1 for queues in where.values())
 
 
-def test_what_came_meanwhile_is_seen_at_once(store: MessageStore) -> None:
-    """A batch is one publication: a reader that checks on every growth of the log sees all of it or nothing."""
+def test_batch_is_published_at_once(store: MessageStore) -> None:
+    """A reader that checks on every growth of the log sees all of it or nothing."""
     with Producer(store) as producer:
         with nobody_appends(store):
             producer.send("t", "first")

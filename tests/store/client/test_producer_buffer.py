@@ -16,7 +16,7 @@ from tests.store.client.producers import nobody_appends
 from tests.waiting import PATIENCE, until
 
 
-def test_a_full_buffer(store: MessageStore) -> None:
+def test_full_buffer_refuses_messages_after_the_timeout(store: MessageStore) -> None:
     with Producer(store, buffer_bytes=10_000, timeout=0.05) as producer:
         with nobody_appends(store):
             sent = [producer.send("u", bytes(1000))]
@@ -30,7 +30,7 @@ def test_a_full_buffer(store: MessageStore) -> None:
     assert store.max_offset("u", 0) == len(sent)
 
 
-def test_who_waits_for_room_gets_it(store: MessageStore) -> None:
+def test_waiting_caller_gets_space(store: MessageStore) -> None:
     with Producer(store, buffer_bytes=1000, timeout=PATIENCE) as producer:
         with nobody_appends(store):
             for _ in range(20):
@@ -41,7 +41,7 @@ def test_who_waits_for_room_gets_it(store: MessageStore) -> None:
     assert store.max_offset("u", 0) == 120
 
 
-def test_a_message_waits_for_others_until_they_are_a_batch(store: MessageStore) -> None:
+def test_message_waits_until_the_batch_is_full(store: MessageStore) -> None:
     with Producer(store, linger=PATIENCE, batch_bytes=5000) as producer:
         first = producer.send("u", bytes(1000))
         time.sleep(0.02)
@@ -51,14 +51,14 @@ def test_a_message_waits_for_others_until_they_are_a_batch(store: MessageStore) 
         assert first.result(PATIENCE / 2).queue_offset == 0
 
 
-def test_a_message_waits_no_longer_than_it_may(store: MessageStore) -> None:
+def test_message_waits_no_longer_than_linger(store: MessageStore) -> None:
     with Producer(store, linger=0.05) as producer:
         begin = time.monotonic()
         producer.send("u", b"").result(PATIENCE / 2)
         assert time.monotonic() - begin >= 0.05
 
 
-def test_flush_does_not_wait_for_others(store: MessageStore) -> None:
+def test_flush_does_not_wait_for_a_full_batch(store: MessageStore) -> None:
     with Producer(store, linger=PATIENCE) as producer:
         for number in range(3):
             producer.send("u", b"")
@@ -66,11 +66,11 @@ def test_flush_does_not_wait_for_others(store: MessageStore) -> None:
             assert store.max_offset("u", 0) == number + 1
 
 
-def test_flush_of_nothing(producer: Producer) -> None:
+def test_flush_of_an_empty_buffer_returns(producer: Producer) -> None:
     producer.flush()
 
 
-def test_callbacks_cannot_wait_for_themselves(store: MessageStore) -> None:
+def test_callback_that_would_wait_for_itself_is_refused(store: MessageStore) -> None:
     told: list[BaseException] = []
 
     def call(verb: Any) -> None:
@@ -91,7 +91,7 @@ def numbered(number: int) -> Row:
 
 
 @pytest.mark.parametrize("verb", [Buffer.flush, Buffer.must_be_outside, lambda buffer: buffer.add("t", (), 0)])
-def test_signal_handler_amid_add_is_refused(verb: Callable[[Buffer], object]) -> None:
+def test_signal_handler_during_add_is_refused(verb: Callable[[Buffer], object]) -> None:
     buffer = Buffer("a buffer", BufferLimits(0.0, 1 << 20, 1 << 20, 1.0))
 
     class Interrupted(int):

@@ -30,7 +30,7 @@ from tests.store.client.producers import bodies
 from tests.waiting import PATIENCE
 
 
-def test_close_appends_what_is_left(store: MessageStore) -> None:
+def test_close_appends_the_buffered_messages(store: MessageStore) -> None:
     with Producer(store.path, linger=60) as producer:
         sent = [producer.send("u", str(n)) for n in range(100)]
         assert store.max_offset("u", 0) == 0
@@ -42,14 +42,14 @@ def test_close_appends_what_is_left(store: MessageStore) -> None:
     producer.close()
 
 
-def test_a_store_that_was_given_stays_open(store: MessageStore) -> None:
+def test_given_store_stays_open(store: MessageStore) -> None:
     with Producer(store) as producer:
         producer.send("u", b"")
     store.put(Message("u", b""))
     assert store.max_offset("u", 0) == 2
 
 
-def test_nothing_is_taken_while_it_closes(store: MessageStore) -> None:
+def test_no_message_is_accepted_and_lost_during_close(store: MessageStore) -> None:
     """Every accepted message is stored; every other call raised."""
     for _ in range(5):
         producer, taken, begun = Producer(store.path), [], threading.Event()
@@ -70,7 +70,7 @@ def test_nothing_is_taken_while_it_closes(store: MessageStore) -> None:
         assert all(future.done() for future in taken)
 
 
-def test_a_store_that_was_closed_under_it(tmp_path: Path) -> None:
+def test_closing_the_store_fails_the_buffered_messages(tmp_path: Path) -> None:
     store = MessageStore.open(tmp_path)
     store.create_topic("t")
     producer = Producer(store, linger=60)
@@ -96,7 +96,7 @@ def test_close_waits_for_callbacks(store: MessageStore) -> None:
     assert called
 
 
-def test_who_may_not_close_it_leaves_it_open(store: MessageStore) -> None:
+def test_refused_close_leaves_the_producer_open(store: MessageStore) -> None:
     """A future's callback cannot close the producer: it would wait for itself."""
     told: Queue[StoreError | None] = Queue()
     with Producer(store.path, linger=60) as producer:
@@ -115,7 +115,7 @@ def raised_by(verb: Callable[[], object]) -> StoreError | None:
     return None
 
 
-def test_a_forked_child_sends_nothing(store: MessageStore) -> None:
+def test_forked_child_sends_nothing(store: MessageStore) -> None:
     with Producer(store.path, linger=60) as producer:
         producer.send("u", b"parent's")
         child = os.fork()
@@ -133,12 +133,12 @@ def test_a_forked_child_sends_nothing(store: MessageStore) -> None:
     assert bodies(store, "u") == [b"parent's"]
 
 
-def test_it_is_not_handed_to_other_processes(producer: Producer) -> None:
+def test_producer_cannot_be_pickled(producer: Producer) -> None:
     with pytest.raises(StoreNotOpen, match="hand its path on"):
         pickle.dumps(producer)
 
 
-def test_error_of_a_callback_reaches_no_other(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_error_of_a_callback_affects_no_other(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
     with Producer(store, linger=PATIENCE) as producer:
         first, second = producer.send("t", "1"), producer.send("t", "2")
         first.add_done_callback(lambda _: 1 / 0)

@@ -30,7 +30,7 @@ from tests.store.client.producers import QUEUES, SMALL, bodies, nobody_appends
 from tests.waiting import PATIENCE
 
 
-def test_the_bad_one_of_many_fails_alone(store: MessageStore, producer: Producer) -> None:
+def test_refused_message_fails_alone(store: MessageStore, producer: Producer) -> None:
     sent = [producer.send("u", str(n), tags="a|b" if n == 77 else "good") for n in range(500)]
     with pytest.raises(MessageRefused, match=r"tag 'a\|b'"):
         sent[77].result(PATIENCE)
@@ -40,7 +40,7 @@ def test_the_bad_one_of_many_fails_alone(store: MessageStore, producer: Producer
     assert [future.result().queue_offset for n, future in enumerate(sent) if n != 77] == list(range(499))
 
 
-def test_what_no_future_told_flush_and_close_tell(store: MessageStore) -> None:
+def test_flush_and_close_raise_errors_of_unread_futures(store: MessageStore) -> None:
     producer = Producer(store.path)
     producer.send("t", "bad", tags="a|b")
     with pytest.raises(MessageRefused, match=r"tag 'a\|b'"):
@@ -66,19 +66,19 @@ def test_what_no_future_told_flush_and_close_tell(store: MessageStore) -> None:
         ((Message(5, b""),), MessageRefused, "topic=5: must be a text"),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_sent_is_refused_at_once(producer: Producer, sent: Any, kind: Any, words: str) -> None:
+def test_wrong_message_is_refused_at_once(producer: Producer, sent: Any, kind: Any, words: str) -> None:
     with pytest.raises(getattr(kind, "__args__", kind), match=words):
         producer.send(*sent)
 
 
-def test_keys_and_properties_of_other_kinds_are_refused_at_once(producer: Producer) -> None:
+def test_wrong_keys_and_properties_are_refused_at_once(producer: Producer) -> None:
     with pytest.raises(MessageRefused, match="must be a text, or a sequence of texts"):
         producer.send("t", b"", keys={"set"})  # type: ignore[arg-type]
     with pytest.raises(MessageRefused, match="must be a mapping of texts to texts"):
         producer.send("t", b"", properties=["a"])  # type: ignore[arg-type]
 
 
-def test_a_queue_that_is_not_there(store: MessageStore, producer: Producer) -> None:
+def test_missing_queue_fails_its_messages_only(store: MessageStore, producer: Producer) -> None:
     sent = [producer.send("t", str(n), queue_id=n % 4) for n in range(80)]
     for number, future in enumerate(sent):
         if number % 4 == 3:
@@ -88,7 +88,7 @@ def test_a_queue_that_is_not_there(store: MessageStore, producer: Producer) -> N
             assert future.result(PATIENCE).queue_id == number % 4
 
 
-def test_a_topic_that_is_deleted_takes_no_messages_of_others_along(store: MessageStore) -> None:
+def test_deleted_topic_fails_its_messages_only(store: MessageStore) -> None:
     with Producer(store, linger=60) as producer:
         sent = [producer.send("tu"[n % 2], str(n)) for n in range(40)]
         delete_topic(store.path, "t")
@@ -103,7 +103,7 @@ def test_a_topic_that_is_deleted_takes_no_messages_of_others_along(store: Messag
     assert bodies(store, "u") == [str(n).encode() for n in range(1, 40, 2)]
 
 
-def test_an_error_of_the_append_is_everybodys(tmp_path: Path) -> None:
+def test_error_of_the_append_fails_the_whole_batch(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", QUEUES)
         store.create_topic("u", 1)
@@ -127,7 +127,7 @@ def test_an_error_of_the_append_is_everybodys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_asked", [False, True])
-def test_flush_raises_an_error_that_no_future_told(store: MessageStore, is_asked: bool) -> None:
+def test_flush_raises_an_error_unless_a_future_reported_it(store: MessageStore, is_asked: bool) -> None:
     config = StoreConfig(lockTimeoutMillis=20)
     with MessageStore.open(store.path, config=config) as own, Producer(own, linger=60) as producer:
         with nobody_appends(own):
@@ -139,7 +139,7 @@ def test_flush_raises_an_error_that_no_future_told(store: MessageStore, is_asked
         assert all(isinstance(future.exception(PATIENCE), StoreBusy) for future in futures)
 
 
-def test_what_ends_its_thread_flush_and_close_tell(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_and_close_raise_the_error_of_the_thread(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def take(_: Buffer) -> None:
         raise MemoryError("none left")
 
@@ -156,7 +156,7 @@ def test_what_ends_its_thread_flush_and_close_tell(store: MessageStore, monkeypa
 
 
 @pytest.mark.parametrize("verb", [(Buffer, "take"), (Sender, "_carry")])
-def test_what_ends_its_thread_futures_tell(
+def test_futures_raise_the_error_of_the_thread(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch, verb: tuple[type, str]
 ) -> None:
     sent = threading.Event()
@@ -180,7 +180,7 @@ def test_what_ends_its_thread_futures_tell(
     assert bodies(store, "t") + bodies(store, "u") == []
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_fails_the_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 1)
     nearly_full = os.statvfs_result((4096, 4096, 1000, 50, 50, 100, 50, 50, 0, 255))
@@ -196,12 +196,12 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"linger": "1"}, {"batch_bytes": 0}, {"buffer_bytes": 1.5}, {"timeout": float("nan")}, {"linger": -1}]
 )
-def test_settings_that_are_none(store: MessageStore, wrong: dict[str, Any]) -> None:
+def test_wrong_settings_are_refused(store: MessageStore, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match=next(iter(wrong))):
         Producer(store, **wrong)
 
 
-def test_a_path_without_a_store(tmp_path: Path) -> None:
+def test_path_without_a_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotAStore):
         Producer(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()

@@ -24,7 +24,7 @@ def test_future_calls_back_when_done(producer: Producer) -> None:
     assert future.exception() is None
 
 
-def test_a_forked_child_does_not_wait_for_what_its_parent_appends(store: MessageStore) -> None:
+def test_forked_child_does_not_wait_for_its_parents_append(store: MessageStore) -> None:
     with Producer(store, linger=60) as producer:
         before = producer.send("t", "appended before")
         producer.flush()

@@ -21,7 +21,7 @@ AT_ONCE = 2
 SMALL = StoreConfig(mappedFileSizeCommitLog=1 << 18, mappedFileSizeConsumeQueue=20_000, maxMessageSize=4096)
 
 
-def test_killed_at_random_moments(tmp_path: Path) -> None:
+def test_producers_killed_at_random_moments(tmp_path: Path) -> None:
     path, acks = tmp_path / "store", tmp_path / "acks"
     acks.mkdir()
     with MessageStore.open(path, config=SMALL) as store:
@@ -61,7 +61,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert len(set(keys)) == len(keys), "a key in two queues"
 
 
-def test_a_named_producer_that_sends_all_again_after_each_kill(tmp_path: Path) -> None:
+def test_named_producer_sends_all_again_after_each_kill(tmp_path: Path) -> None:
     path, acks = tmp_path / "store", tmp_path / "acks"
     acks.mkdir()
     with MessageStore.open(path, config=SMALL) as store:

@@ -1,4 +1,4 @@
-"""Named producers do not append a stored message again, and do append every message that is not stored."""
+"""Named producers append every message exactly once."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def die(store: MessageStore, *sent: tuple[str, int]) -> None:
     assert ended(child) == 0
 
 
-def test_what_the_log_has_is_not_appended_again(store: MessageStore) -> None:
+def test_stored_message_is_not_appended_again(store: MessageStore) -> None:
     die(store, ("t", 10), ("u", 3), ("t", 20))
     with Producer(store.path, "p") as producer:
         assert [producer.last_sequence(topic) for topic in ("t", "u", "v")] == [20, 3, None]
@@ -76,7 +76,7 @@ def test_what_the_log_has_is_not_appended_again(store: MessageStore) -> None:
         assert [producer.last_sequence(topic) for topic in ("t", "u", "v")] == [21, 4, None]
 
 
-def test_in_a_topic_of_records_that_somebody_made_with_more_queues(store: MessageStore) -> None:
+def test_records_are_found_in_a_topic_with_more_queues(store: MessageStore) -> None:
     store.create_topic(PRODUCERS_TOPIC, 3)
     for n in range(5):
         die(store, ("t", n))
@@ -84,14 +84,14 @@ def test_in_a_topic_of_records_that_somebody_made_with_more_queues(store: Messag
             assert producer.last_sequence("t") == n
 
 
-def test_each_name_by_itself(store: MessageStore) -> None:
+def test_names_do_not_affect_each_other(store: MessageStore) -> None:
     for name in ("p", "q"):
         with Producer(store.path, name) as producer:
             producer.send("t", name, sequence=1)
     assert bodies(store, "t") == [b"p", b"q"]
 
 
-def test_refused_ones_of_several_topics(store: MessageStore) -> None:
+def test_refused_messages_of_several_topics_fail_alone(store: MessageStore) -> None:
     with Producer(store.path, "p", linger=60) as producer:
         sent = [
             producer.send("tuv"[n % 3], str(n), tags="a|b" if n % 50 == 7 else None, sequence=n) for n in range(200)
@@ -109,12 +109,14 @@ def test_refused_ones_of_several_topics(store: MessageStore) -> None:
     ("name", "sequence", "words"),
     [(None, 1, "a producer without a name"), ("p", None, "no sequence"), ("p", "1", "'1'")],
 )
-def test_sequences_and_names_go_together(store: MessageStore, name: str | None, sequence: Any, words: str) -> None:
+def test_sequence_needs_a_name_and_name_a_sequence(
+    store: MessageStore, name: str | None, sequence: Any, words: str
+) -> None:
     with Producer(store.path, name) as producer, pytest.raises(InvalidArgument, match=words):
         producer.send("t", b"", sequence=sequence)
 
 
-def test_sequences_ascend(store: MessageStore) -> None:
+def test_sequences_must_ascend(store: MessageStore) -> None:
     with Producer(store.path, "p") as producer:
         producer.send(Message("t", b"5"), sequence=5)
         for again in (5, 4):
@@ -124,7 +126,7 @@ def test_sequences_ascend(store: MessageStore) -> None:
     assert (bodies(store, "t"), bodies(store, "u")) == ([b"5"], [b"4"])
 
 
-def test_it_ends_with_the_first_append_that_fails(store: MessageStore) -> None:
+def test_failed_append_ends_a_named_producer(store: MessageStore) -> None:
     config = StoreConfig(lockTimeoutMillis=50)
     with MessageStore.open(store.path, config=config) as impatient:
         producer = Producer(impatient, "p")
@@ -141,7 +143,7 @@ def test_it_ends_with_the_first_append_that_fails(store: MessageStore) -> None:
     assert bodies(store, "t") == [b"1", b"2", b"3"]
 
 
-def test_one_producer_has_a_name(store: MessageStore) -> None:
+def test_only_one_producer_may_use_a_name(store: MessageStore) -> None:
     with Producer(store.path, "p") as producer:
         with pytest.raises(StoreLocked, match="a producer of this name is open"):
             Producer(store.path, "p")
@@ -158,7 +160,7 @@ def test_one_producer_has_a_name(store: MessageStore) -> None:
     assert ended(child) == 0
 
 
-def test_names_that_are_none(store: MessageStore) -> None:
+def test_wrong_names_are_refused(store: MessageStore) -> None:
     for name in ("", "../up", "a b"):
         with pytest.raises(InvalidGroup, match="a producer's name, "):
             Producer(store.path, name)
@@ -167,7 +169,7 @@ def test_names_that_are_none(store: MessageStore) -> None:
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"sequences": {"t": "1"}, "since": 0, "open": true}', '{"since": 0}']
 )
-def test_a_note_that_is_damaged(store: MessageStore, content: str) -> None:
+def test_damaged_progress_file_is_an_error(store: MessageStore, content: str) -> None:
     die(store, ("t", 1))
     note(store).write_text(content)
     with pytest.raises(CorruptStore, match="restore it from a copy, or delete it"):
@@ -178,7 +180,7 @@ def test_a_note_that_is_damaged(store: MessageStore, content: str) -> None:
 
 
 @pytest.mark.parametrize(("code", "refusal"), [(errno.ENOSPC, StoreFull), (errno.EACCES, StoreUnavailable)])
-def test_a_note_that_the_system_refuses(
+def test_system_error_of_the_progress_file_is_raised(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch, code: int, refusal: type[StoreError]
 ) -> None:
     def refuse(path: Path, *_: object) -> None:
@@ -202,14 +204,13 @@ def test_a_note_that_the_system_refuses(
 
 
 def clean(store: MessageStore) -> None:
-    """Delete all but the newest segment."""
     for _ in range(4):
         store.put_many([Message("v", bytes(4000)) for _ in range(300)])
     store.clean(asked=True, forced=True)
     assert store.min_offset(PRODUCERS_TOPIC, 0) > 0
 
 
-def test_what_retention_took_is_not_guessed(store: MessageStore) -> None:
+def test_progress_deleted_by_retention_is_an_error(store: MessageStore) -> None:
     die(store, ("t", 1))
     clean(store)
     with pytest.raises(OffsetLost, match="nothing here tells how far it came"):
@@ -220,7 +221,7 @@ def test_what_retention_took_is_not_guessed(store: MessageStore) -> None:
         assert producer.last_sequence("t") == 7
 
 
-def test_one_that_was_closed_needs_no_records(store: MessageStore) -> None:
+def test_closed_producer_needs_no_records(store: MessageStore) -> None:
     with Producer(store.path, "p") as producer:
         producer.send("t", "1", sequence=1)
     clean(store)
@@ -229,7 +230,7 @@ def test_one_that_was_closed_needs_no_records(store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_a_topic_that_is_made_anew_has_nothing(tmp_path: Path, is_closed: bool) -> None:
+def test_recreated_topic_has_no_sequence(tmp_path: Path, is_closed: bool) -> None:
     def opened() -> MessageStore:
         store = MessageStore.open(tmp_path / "store", config=SMALL)
         for topic in ("t", "u"):
@@ -253,9 +254,7 @@ def test_a_topic_that_is_made_anew_has_nothing(tmp_path: Path, is_closed: bool) 
 
 @pytest.mark.parametrize("is_found", [True, False])
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_topic_that_is_deleted_while_its_producer_is_open_has_nothing_of_it(
-    store: MessageStore, is_open: bool, is_found: bool
-) -> None:
+def test_topic_recreated_while_its_producer_is_open(store: MessageStore, is_open: bool, is_found: bool) -> None:
     """Messages sent to the recreated topic are stored although their sequence numbers repeat."""
     if is_found:
         with Producer(store.path, "p") as producer:
@@ -277,7 +276,7 @@ def test_a_topic_that_is_deleted_while_its_producer_is_open_has_nothing_of_it(
 
 
 @pytest.mark.parametrize("others_first", [True, False])
-def test_a_note_that_is_newer_than_the_log(
+def test_progress_newer_than_the_log_is_corrected(
     store: MessageStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, others_first: bool
 ) -> None:
     """As after restoring a backup. Messages missing in the log are appended, even after concurrent appends."""
@@ -302,8 +301,7 @@ def test_a_note_that_is_newer_than_the_log(
     assert "producer p noted that it had reached {'t': 20, 'u': 3, 'v': 5}" in caplog.text
 
 
-def test_a_note_that_is_newer_than_a_log_whose_beginning_is_gone(store: MessageStore) -> None:
-    """Then the producer's progress is unknown."""
+def test_progress_newer_than_a_shortened_log_is_an_error(store: MessageStore) -> None:
     with Producer(store.path, "p") as producer:
         producer.send("t", "10", sequence=10).result()
     clean(store)

@@ -1,4 +1,4 @@
-"""The messages that are pulled into memory, the limits on them, and the order in which they are handed out."""
+"""The messages that are pulled into memory, their limits, and the order in which they are given out."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def pulling(tmp_path: Path) -> Iterator[Pulling]:
     # The byte limit is checked before a batch is pulled: a batch of 15 may begin just below it.
     [(1, 1 << 20, 1), (10, 1 << 20, 10), (1000, 3000, 29 + 15), (1000, 1, 1)],
 )
-def test_no_more_is_cached_than_is_allowed_and_all_comes(
+def test_cache_keeps_its_limits_and_all_messages_arrive(
     pulling: Pulling, max_count: int, max_bytes: int, expected: int
 ) -> None:
     pulling.put(100, size=100)
@@ -88,7 +88,7 @@ def test_no_more_is_cached_than_is_allowed_and_all_comes(
     assert most <= expected
 
 
-def test_what_hangs_stops_its_queue_when_so_many_messages_would_come_twice(pulling: Pulling) -> None:
+def test_hanging_message_stops_its_queue_at_the_limit(pulling: Pulling) -> None:
     pulling.put(100)
     queue = pulling.pull(20, 1 << 20)
     hanging = pulling.queues.take(1, PATIENCE)
@@ -104,7 +104,7 @@ def test_what_hangs_stops_its_queue_when_so_many_messages_would_come_twice(pulli
     until(lambda: queue.pulled > 20)
 
 
-def test_what_does_not_match_is_passed_over(pulling: Pulling) -> None:
+def test_messages_without_a_match_are_skipped(pulling: Pulling) -> None:
     pulling.put(100)
     pulling.pull(10, 1 << 20, TagFilter.parse("odd"))
     seen = []
@@ -117,10 +117,10 @@ def test_what_does_not_match_is_passed_over(pulling: Pulling) -> None:
     until(lambda: pulling.positions == {QUEUE: 100})
 
 
-def test_what_does_not_match_is_acknowledged_while_there_is_more_to_look_at(
+def test_skipped_messages_are_acknowledged_during_a_long_scan(
     pulling: Pulling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a consumer closed or killed within a long range of non-matching messages would start it over."""
+    """Otherwise a consumer closed or killed within a long range without a match would start it over."""
     scanned, looked, goes_on = list[int](), threading.Event(), threading.Event()
     scan = DirectoryLog.scan
 
@@ -142,7 +142,7 @@ def test_what_does_not_match_is_acknowledged_while_there_is_more_to_look_at(
     assert scanned == [30, 30, 30, 10]
 
 
-def test_a_queue_begins_anew_before_what_was_pulled(pulling: Pulling) -> None:
+def test_queue_restarts_before_the_pulled_messages(pulling: Pulling) -> None:
     """As after a reset, while the old pull still waits for messages after its end."""
     pulling.put(10)
     queue = pulling.pull(100, 1 << 20)
@@ -159,13 +159,12 @@ def test_a_queue_begins_anew_before_what_was_pulled(pulling: Pulling) -> None:
 
 
 def requests(pulling: Pulling) -> list[HeldRequest]:
-    """Return the requests that are held now."""
     held = pulling.puller._held
     assert isinstance(held, DirectoryHeld)
     return list(held._service._requests.all())
 
 
-def test_a_queue_that_has_room_again_too_late_does_not_take_the_place_of_the_next(pulling: Pulling) -> None:
+def test_old_queue_with_space_again_does_not_replace_the_new(pulling: Pulling) -> None:
     """The last message of the old queue is finished only after the queue was restarted."""
     pulling.put(10)
     before = pulling.pull(100, 1 << 20)
@@ -179,7 +178,7 @@ def test_a_queue_that_has_room_again_too_late_does_not_take_the_place_of_the_nex
     until(lambda: after.pulled == 11)
 
 
-def test_nothing_is_handed_out_when_the_lease_is_over(pulling: Pulling) -> None:
+def test_no_message_is_given_out_after_the_lease(pulling: Pulling) -> None:
     pulling.put(10)
     pulling.queues.lease(time.monotonic() - 1)
     queue = pulling.pull(100, 1 << 20)
@@ -191,7 +190,7 @@ def test_nothing_is_handed_out_when_the_lease_is_over(pulling: Pulling) -> None:
     renewing.join()
 
 
-def test_who_asks_when_there_is_nothing_is_told_once(pulling: Pulling) -> None:
+def test_caller_is_called_back_once(pulling: Pulling) -> None:
     queue = pulling.pull(100, 1 << 20)
     told: list[int] = []
     assert pulling.queues.take_or_call(1, lambda: told.append(1)) is None
@@ -211,7 +210,7 @@ def test_who_asks_when_there_is_nothing_is_told_once(pulling: Pulling) -> None:
     assert told == [1, 3]
 
 
-def test_what_was_given_back_for_a_while_is_handed_out_then(pulling: Pulling) -> None:
+def test_message_given_back_is_given_out_after_its_delay(pulling: Pulling) -> None:
     pulling.put(1)
     pulling.pull(100, 1 << 20)
     taken = pulling.queues.take(1, PATIENCE)
@@ -222,7 +221,7 @@ def test_what_was_given_back_for_a_while_is_handed_out_then(pulling: Pulling) ->
     assert time.monotonic() - begin >= 0.1
 
 
-def test_what_was_given_back_for_a_while_is_handed_out_then_also_where_who_knew_got_another(pulling: Pulling) -> None:
+def test_delayed_message_is_given_to_any_waiting_thread(pulling: Pulling) -> None:
     pulling.put(1)
     pulling.pull(100, 1 << 20)
     taken = pulling.queues.take(1, PATIENCE)
@@ -240,7 +239,7 @@ def test_what_was_given_back_for_a_while_is_handed_out_then_also_where_who_knew_
     until(lambda: len(got) == 2)
 
 
-def test_what_is_done_of_a_queue_that_was_removed_does_not_count(pulling: Pulling) -> None:
+def test_finished_messages_of_a_removed_queue_do_not_count(pulling: Pulling) -> None:
     pulling.put(10)
     queue = pulling.pull(100, 1 << 20)
     taken = pulling.queues.take(5, PATIENCE)
@@ -253,7 +252,7 @@ def test_what_is_done_of_a_queue_that_was_removed_does_not_count(pulling: Pullin
     assert pulling.queues.take(5, 0.05) is None
 
 
-def test_nothing_is_kept_of_a_queue_that_was_removed_while_it_was_full(pulling: Pulling) -> None:
+def test_removed_full_queue_is_freed(pulling: Pulling) -> None:
     def removed() -> ref[ProcessQueue]:
         queue = pulling.pull(5, 1 << 20)
         until(lambda: queue.is_full)

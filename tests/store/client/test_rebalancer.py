@@ -1,5 +1,3 @@
-"""Members of a group share its queues, within one process and across processes."""
-
 from __future__ import annotations
 
 import threading
@@ -25,7 +23,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_members_share_the_queues_and_each_message_is_consumed_once(store: MessageStore, orderly: bool) -> None:
+def test_members_share_the_queues_without_repeats(store: MessageStore, orderly: bool) -> None:
     first, second = Seen(), Seen()
     with Consumer(store.path, "g", "t", first, orderly=orderly, config=config()) as one:
         put(store, range(100))
@@ -42,7 +40,7 @@ def test_members_share_the_queues_and_each_message_is_consumed_once(store: Messa
     assert sorted(first.numbers + second.numbers) == [*range(300)]
 
 
-def test_an_orderly_queue_is_not_given_away_while_a_call_is_under_way(store: MessageStore) -> None:
+def test_orderly_queue_keeps_its_owner_during_a_call(store: MessageStore) -> None:
     put(store, range(8))
     hold, running = threading.Event(), Counter[int]()
 
@@ -64,7 +62,7 @@ def test_an_orderly_queue_is_not_given_away_while_a_call_is_under_way(store: Mes
     assert sorted(seen.numbers) == [*range(8)]
 
 
-def test_queues_stay_its_own_while_a_call_is_under_way_that_its_close_waits_for(
+def test_queues_keep_their_owner_while_close_waits_for_a_call(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if the call takes longer than the lock lease."""
@@ -84,7 +82,7 @@ def test_queues_stay_its_own_while_a_call_is_under_way_that_its_close_waits_for(
         close.join()
 
 
-def test_a_topic_that_grows(store: MessageStore) -> None:
+def test_added_queue_is_consumed(store: MessageStore) -> None:
     with Consumer(store.path, "g", "t", seen := Seen(), config=config()) as consumer:
         until(lambda: consumer.assigned == TOPIC)
         store.create_topic("t", QUEUES + 1)
@@ -92,7 +90,7 @@ def test_a_topic_that_grows(store: MessageStore) -> None:
         until(lambda: seen.numbers == [99])
 
 
-def test_members_go_on_while_the_disk_is_full(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_continue_while_the_disk_is_full(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[Path] = []
 
     def refuse(path: Path, *_: object, **__: object) -> None:
@@ -114,7 +112,7 @@ def test_members_go_on_while_the_disk_is_full(store: MessageStore, monkeypatch: 
 
 
 @pytest.mark.parametrize("orderly", [False, True])
-def test_a_reset_while_the_group_consumes(store: MessageStore, orderly: bool) -> None:
+def test_reset_reaches_an_active_group(store: MessageStore, orderly: bool) -> None:
     put(store, range(40))
     with Consumer(store.path, "g", "t", seen := Seen(), orderly=orderly, config=config()):
         until(lambda: len(seen.numbers) == 40)
@@ -124,7 +122,7 @@ def test_a_reset_while_the_group_consumes(store: MessageStore, orderly: bool) ->
     assert committed(store) == dict.fromkeys(TOPIC, 10)
 
 
-def test_a_reset_beyond_the_end_while_the_group_consumes(store: MessageStore) -> None:
+def test_reset_beyond_the_end_reaches_an_active_group(store: MessageStore) -> None:
     put(store, range(40))
     with Consumer(store.path, "g", "t", seen := Seen(), config=config()) as consumer:
         until(lambda: len(seen.numbers) == 40)
@@ -135,7 +133,7 @@ def test_a_reset_beyond_the_end_while_the_group_consumes(store: MessageStore) ->
     assert committed(store) == dict.fromkeys(TOPIC, 11)
 
 
-def test_the_last_reset_counts_also_while_a_call_of_before_the_first_is_under_way(
+def test_last_reset_counts_although_an_old_call_still_runs(
     store: MessageStore,
 ) -> None:
     """An orderly queue restarts only when none of its messages is in hand."""
@@ -166,11 +164,8 @@ def test_the_last_reset_counts_also_while_a_call_of_before_the_first_is_under_wa
 def test_members_read_a_recreated_topic_from_its_first_message(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch, offsets: str
 ) -> None:
-    """Its messages arrived while the group was running.
-
-    This also holds if the offsets are deleted with the topic, as RocketMQ's broker does, and if a late commit for the
-    old topic is applied to the new one.
-    """
+    """Its messages arrived while the group was running. This also holds if the offsets are deleted with the topic, as
+    RocketMQ's broker does, and if a late commit for the old topic is applied to the new one."""
     monkeypatch.setattr(rebalancer, "_LOOK_SECONDS", 0.1)
     put(store, range(8))
     with Consumer(store.path, "g", "t", seen := Seen(), config=ConsumerConfig()) as consumer:

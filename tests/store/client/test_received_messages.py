@@ -25,7 +25,7 @@ def received(store: MessageStore, topic: str, queue_id: int) -> list[Messages]:
 
 
 @pytest.mark.parametrize("name", ["properties-4.9", "hosts-5.3", "compressed-5.3", "transactions-5.3", "delayed-5.3"])
-def test_a_brokers_messages(name: str) -> None:
+def test_messages_of_a_broker_equal_get_message(name: str) -> None:
     with MessageStore.open(GOLDEN / name, read_only=True) as store:
         seen = 0
         for topic, queues in store.topics().items():
@@ -51,7 +51,7 @@ def messages(tmp_path: Path, request: pytest.FixtureRequest) -> Messages:
         return all_of_them if request.param == "as columns" else Messages(FewColumns(Queue("t", 0), found), 0, 5)
 
 
-def test_it_is_a_sequence(messages: Messages) -> None:
+def test_messages_are_a_sequence(messages: Messages) -> None:
     assert [m.queue_offset for m in messages] == [0, 1, 2, 3, 4]
     assert [m.queue_offset for m in messages[1:3]] == [1, 2]
     assert [m.queue_offset for m in messages[3:1]] == []
@@ -62,7 +62,7 @@ def test_it_is_a_sequence(messages: Messages) -> None:
         messages[2:][3]
 
 
-def test_cut_and_weighed(messages: Messages) -> None:
+def test_messages_can_be_split_by_size(messages: Messages) -> None:
     for count in range(6):
         first, others = messages.cut(count)
         assert [m.queue_offset for m in (*first, *others)] == [0, 1, 2, 3, 4]
@@ -70,7 +70,7 @@ def test_cut_and_weighed(messages: Messages) -> None:
         assert first.body_bytes == sum(range(count))
 
 
-def test_a_message_that_comes_again_has_its_first_topic(tmp_path: Path) -> None:
+def test_retried_message_has_its_original_topic(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "mq") as store:
         store.create_topic("t", 1)
         store.put(Message("t", b"x"))
@@ -87,7 +87,7 @@ def test_a_message_that_comes_again_has_its_first_topic(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, -62_135_596_800_000, 253_402_300_799_999, -62_135_596_800_001, 253_402_300_800_000])
-def test_what_is_no_time(tmp_path: Path, at: int) -> None:
+def test_extreme_times_are_read_alike(tmp_path: Path, at: int) -> None:
     with MessageStore.open(tmp_path / "mq") as store:
         store.create_topic("t", 1)
         append = store.begin()
@@ -101,7 +101,7 @@ def test_what_is_no_time(tmp_path: Path, at: int) -> None:
     assert (few.born_timestamp is None) == (abs(at) in (62_135_596_800_001, 253_402_300_800_000))
 
 
-def test_a_few_are_all_or_none(tmp_path: Path) -> None:
+def test_few_returns_all_messages_or_none(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path / "mq") as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"x" * 100_000) for _ in range(5)])
@@ -111,7 +111,7 @@ def test_a_few_are_all_or_none(tmp_path: Path) -> None:
         assert log.few(QueueRange(Queue("t", 0), 3, 6)) is None
 
 
-def test_given_out_again_it_was_consumed_once_more_in_vain(messages: Messages) -> None:
+def test_retry_in_place_counts_as_reconsumption(messages: Messages) -> None:
     assert [m.reconsume_times for m in messages] == [0] * 5
     assert [m.reconsume_times for m in messages[1:3]] == [0, 0]
     assert [m.reconsume_times for m in messages.tried().tried()] == [2] * 5

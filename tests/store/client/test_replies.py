@@ -49,7 +49,7 @@ with Producer(path) as producer, Consumer(path, "answerers", "questions") as con
 """
 
 
-def test_each_request_gets_its_own_reply_from_another_process(store: MessageStore) -> None:
+def test_each_request_gets_its_own_reply(store: MessageStore) -> None:
     command = [sys.executable, "-c", ANSWERER, str(store.path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as answerer:
         assert answerer.stdout is not None
@@ -69,7 +69,7 @@ def test_each_request_gets_its_own_reply_from_another_process(store: MessageStor
     assert question.properties["TTL"] == answer.properties["TTL"] == "120000"
 
 
-def test_nobody_answers(store: MessageStore) -> None:
+def test_missing_reply_is_an_error(store: MessageStore) -> None:
     with Producer(store) as producer:
         with pytest.raises(NoReply, match=r"no reply from topic questions within 0\.05 s"):
             producer.request(Message("questions", b""), 0.05)
@@ -89,7 +89,7 @@ def test_nobody_answers(store: MessageStore) -> None:
 
 
 @pytest.mark.parametrize("is_made_anew", [False, True])
-def test_replies_come_where_their_topic_was_deleted(store: MessageStore, is_made_anew: bool) -> None:
+def test_replies_arrive_after_their_topic_was_deleted(store: MessageStore, is_made_anew: bool) -> None:
     with Producer(store) as producer, Producer(store) as other:
 
         def listen(messages: Sequence[ReceivedMessage]) -> None:
@@ -105,7 +105,7 @@ def test_replies_come_where_their_topic_was_deleted(store: MessageStore, is_made
                 assert asks.request(Message("questions", b""), PATIENCE).body == b"yes"
 
 
-def test_unreadable_reply_ends_no_others(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_reply_affects_no_other_request(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
     store.create_topic("DefaultCluster_REPLY_TOPIC", 1)
     with Producer(store) as producer, Consumer(store.path, "g", "questions", config=config()) as consumer:
         unreadable = store.begin()
@@ -119,18 +119,18 @@ def test_unreadable_reply_ends_no_others(store: MessageStore, caplog: pytest.Log
             assert asked.result(PATIENCE).body == b"so"
 
 
-def test_a_message_that_is_no_request(store: MessageStore) -> None:
+def test_reply_to_an_ordinary_message_is_refused(store: MessageStore) -> None:
     store.put(Message("questions", b""))
     with pytest.raises(InvalidArgument, match="nobody waits for a reply"):
         reply(all_of(store, "questions")[0], b"")
 
 
-def test_a_producer_with_a_name_makes_none(store: MessageStore) -> None:
+def test_named_producer_cannot_send_requests(store: MessageStore) -> None:
     with Producer(store, "importer") as producer, pytest.raises(InvalidArgument, match="by a producer without a name"):
         producer.request(Message("questions", b""))
 
 
-def test_closed_while_it_waits(store: MessageStore) -> None:
+def test_close_ends_a_waiting_request(store: MessageStore) -> None:
     producer, raised = Producer(store), []
 
     def ask() -> None:

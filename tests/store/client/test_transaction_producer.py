@@ -45,7 +45,7 @@ def store(tmp_path: Path) -> Iterator[MessageStore]:
         yield it
 
 
-def test_a_folder_that_the_system_refuses(store: MessageStore) -> None:
+def test_system_error_of_the_folder_is_raised(store: MessageStore) -> None:
     Path(store.path, "producers").write_bytes(b"no folder")
     with pytest.raises(StoreUnavailable, match="producers"):
         TransactionProducer(store, GROUP, never)
@@ -63,7 +63,7 @@ def bodies(store: MessageStore) -> list[bytes]:
     return [each.body for each in all_of(store, "orders")]
 
 
-def test_it_is_seen_if_the_other_thing_was_done(store: MessageStore) -> None:
+def test_message_is_visible_only_after_a_commit(store: MessageStore) -> None:
     ids = []
 
     def execute(transaction_id: str) -> Outcome:
@@ -83,7 +83,7 @@ def test_it_is_seen_if_the_other_thing_was_done(store: MessageStore) -> None:
     assert done.put.msg_id == message.msg_id == ids[-1]
 
 
-def test_what_is_not_known_is_asked_for_by_its_id(store: MessageStore) -> None:
+def test_unknown_outcome_is_checked_by_its_id(store: MessageStore) -> None:
     done: dict[str, Outcome] = {}
     asked = []
 
@@ -105,7 +105,7 @@ def test_what_is_not_known_is_asked_for_by_its_id(store: MessageStore) -> None:
     assert sorted(asked) == [("orders", b"a"), ("orders", b"b")]
 
 
-def test_who_cannot_tell_is_asked_again(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_check_is_repeated(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
     answers = iter([ValueError("the database is down"), "yes", Outcome.UNKNOWN, Outcome.COMMIT])
 
     def check(message: StoredMessage) -> Outcome:
@@ -125,7 +125,7 @@ def test_who_cannot_tell_is_asked_again(store: MessageStore, caplog: pytest.LogC
     assert "'yes' is no Outcome" in caplog.text
 
 
-def test_of_a_group_one_is_asked_at_a_time_and_then_the_next(store: MessageStore) -> None:
+def test_one_member_of_a_group_checks_at_a_time(store: MessageStore) -> None:
     asked: list[int] = []
     entered, go_on = threading.Event(), threading.Event()
 
@@ -149,7 +149,7 @@ def test_of_a_group_one_is_asked_at_a_time_and_then_the_next(store: MessageStore
     assert asked[-1] == 1
 
 
-def test_one_that_others_decided_about(store: MessageStore) -> None:
+def test_transaction_ended_by_another_member_is_an_error(store: MessageStore) -> None:
     """The transaction was open longer than the group's limit."""
     with TransactionProducer(
         store, GROUP, lambda message: Outcome.COMMIT, check_interval=0.01, immunity=0.0
@@ -164,7 +164,7 @@ def test_one_that_others_decided_about(store: MessageStore) -> None:
         assert bodies(store) == [b"slow"]
 
 
-def test_each_time_that_nobody_can_be_asked_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_to_check_is_logged_each_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     asked: list[object] = []
 
     def check(message: StoredMessage) -> Outcome:
@@ -203,7 +203,9 @@ with TransactionProducer(path, "sellers", None.__class__) as producer:
 
 
 @pytest.mark.parametrize("dies_before", [True, False])
-def test_killed_between_half_and_commit(store: MessageStore, tmp_path: Path, dies_before: bool) -> None:
+def test_producer_killed_between_half_message_and_commit(
+    store: MessageStore, tmp_path: Path, dies_before: bool
+) -> None:
     """Another process of the group, started before or after, checks whether the local transaction was done."""
     done = tmp_path / "done"
     asked = []
@@ -226,7 +228,7 @@ def test_killed_between_half_and_commit(store: MessageStore, tmp_path: Path, die
         assert bodies(store) == ([] if dies_before else [b"order"])
 
 
-def test_refused(store: MessageStore) -> None:
+def test_wrong_arguments_are_refused(store: MessageStore) -> None:
     with pytest.raises(InvalidArgument, match="check=None"):
         TransactionProducer(store, GROUP, None)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="check_interval=0"):
@@ -238,7 +240,7 @@ def test_refused(store: MessageStore) -> None:
     producer.close()
 
 
-def test_a_forked_child_has_none(store: MessageStore) -> None:
+def test_forked_child_cannot_use_the_producer(store: MessageStore) -> None:
     with TransactionProducer(store.path, GROUP, never) as producer:
         child = os.fork()
         if child == 0:
@@ -255,7 +257,7 @@ def test_a_forked_child_has_none(store: MessageStore) -> None:
     assert bodies(store) == [b"parent's"]
 
 
-def test_a_check_that_ends_its_thread_is_asked_again(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_check_that_ends_its_thread_is_repeated(store: MessageStore, caplog: pytest.LogCaptureFixture) -> None:
     asked = []
 
     def check(message: StoredMessage) -> Outcome:
@@ -270,7 +272,7 @@ def test_a_check_that_ends_its_thread_is_asked_again(store: MessageStore, caplog
     assert "SystemExit: no such database" in caplog.text
 
 
-def test_check_may_end_the_checks(store: MessageStore) -> None:
+def test_check_may_close_the_producer(store: MessageStore) -> None:
     asked = []
 
     def check(message: StoredMessage) -> Outcome:
@@ -284,7 +286,7 @@ def test_check_may_end_the_checks(store: MessageStore) -> None:
     assert len(asked) == 1
 
 
-def test_signal_handler_amid_send_cannot_close(store: MessageStore) -> None:
+def test_signal_handler_during_send_cannot_close(store: MessageStore) -> None:
     with TransactionProducer(store.path, GROUP, never) as producer:
         with producer._transactions._turn, pytest.raises(StoreLocked, match="raise an exception instead"):
             producer.close()
@@ -292,7 +294,7 @@ def test_signal_handler_amid_send_cannot_close(store: MessageStore) -> None:
     assert bodies(store) == [b"x"]
 
 
-def test_dropped_one_warns(store: MessageStore) -> None:
+def test_dropped_producer_warns(store: MessageStore) -> None:
     producers = [TransactionProducer(store, GROUP, never)]
     checker = producers[0]._checker
     with pytest.warns(ResourceWarning, match="was dropped; close it"):

@@ -86,14 +86,14 @@ def test_iterators_get_the_readable_messages(store: MessageStore) -> None:
         assert asyncio.run(first()) == b"1"
 
 
-def test_broadcasting_passes_over_it(store: MessageStore) -> None:
+def test_broadcasting_consumer_skips_unreadable_messages(store: MessageStore) -> None:
     settings = config(message_model=MessageModel.BROADCASTING)
     with Consumer(store.path, "g", "t", seen := Seen(), config=settings):
         until(lambda: sorted(seen.numbers) == [1, 2, 3])
     assert dead(store) == []
 
 
-def test_group_that_reads_its_own_dead_letters_passes_over_it(store: MessageStore) -> None:
+def test_group_skips_unreadable_messages_of_its_dead_letters(store: MessageStore) -> None:
     with Consumer(store.path, "g", "t", Seen(), config=config()):
         must_be_dead(store)
     with Consumer(store.path, "g", DEAD, Seen(), config=config()) as consumer:
@@ -120,7 +120,7 @@ def test_archived_message_keeps_its_raw_body(tmp_path: Path, store: MessageStore
             must_be_dead(other)
 
 
-def test_clients_of_a_cluster_go_on(tmp_path: Path, store: MessageStore) -> None:
+def test_consumer_of_a_cluster_continues(tmp_path: Path, store: MessageStore) -> None:
     with (
         serve(store, "127.0.0.1:0") as serving,
         Consumer(f"rocketmq://{serving.address}", "g", "t", seen := Seen(), config=config()),

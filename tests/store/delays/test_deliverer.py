@@ -42,7 +42,7 @@ def opened(path: Path) -> MessageStore:
     return store
 
 
-def test_as_they_were_put_and_in_their_order(tmp_path: Path) -> None:
+def test_messages_are_delivered_unchanged_and_in_order(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         assert threads() == []
         rows = [Message(TOPIC, b"%d" % n, "A", f"k{n}", {"p": "q"}, 1, flag=n, delay_level=1) for n in range(50)]
@@ -65,8 +65,8 @@ def test_as_they_were_put_and_in_their_order(tmp_path: Path) -> None:
     assert content["offsetTable"] == {"1": 50}
 
 
-def test_at_any_time(tmp_path: Path) -> None:
-    """Messages are delivered in the order of their times, even if another process puts them."""
+def test_messages_are_delivered_at_their_times(tmp_path: Path) -> None:
+    """In the order of their times, even if another process puts them."""
     with opened(tmp_path) as store, MessageStore.open(tmp_path) as other:
         begin = int(time.time() * 1000)
         times = [begin + after for after in (3900, 3300, 3700, 3300, 3500)]
@@ -82,8 +82,8 @@ def test_at_any_time(tmp_path: Path) -> None:
     assert verify(tmp_path).findings == []
 
 
-def test_those_that_waited_while_nobody_was_there(tmp_path: Path) -> None:
-    """And not again at the next open, whether the file records the delivery or only the log."""
+def test_overdue_messages_are_delivered_at_the_next_open(tmp_path: Path) -> None:
+    """And not again at the following open, whether the file records the delivery or only the log."""
     with opened(tmp_path) as store:
         soon = int(time.time() * 1000) + 1000
         store.put_many([Message(TOPIC, b"%d" % n, delay_level=1) for n in range(5)])
@@ -101,11 +101,8 @@ def test_those_that_waited_while_nobody_was_there(tmp_path: Path) -> None:
         assert set(bodies(store).values()) == {1}
 
 
-def test_each_once_however_many_are_killed(tmp_path: Path) -> None:
-    """Three processes at a time put and deliver, and are killed one after the other.
-
-    Every waiting message is delivered once and none early.
-    """
+def test_messages_are_delivered_once_despite_kills(tmp_path: Path) -> None:
+    """Three processes at a time put and deliver, and are killed one after the other."""
     path = tmp_path / "mq"
     opened(path).close()
     chance = random.Random(KILLS)
@@ -165,7 +162,7 @@ sys.stdin.read()
             assert set(bodies(store).values()) == {1}
 
 
-def test_who_goes_on_knows_what_was_delivered_where_the_note_of_it_is_lost(tmp_path: Path) -> None:
+def test_next_process_knows_deliveries_although_the_file_is_lost(tmp_path: Path) -> None:
     """The file and its backup are deleted, after all progress was saved, while both stores are open."""
     store = opened(tmp_path)
     with MessageStore.open(tmp_path) as other:
@@ -187,7 +184,7 @@ def test_who_goes_on_knows_what_was_delivered_where_the_note_of_it_is_lost(tmp_p
         assert set(bodies(other).values()) == {1}
 
 
-def test_a_forked_child_has_no_part_in_it(tmp_path: Path) -> None:
+def test_forked_child_delivers_nothing(tmp_path: Path) -> None:
     """Nor does it keep the delivery lock if it outlives its parent's store."""
     store = opened(tmp_path)
     store.put(Message(TOPIC, b"", delay_level=1))
@@ -219,7 +216,7 @@ def many(path: Path, count: int, body: int = 8) -> None:
     time.sleep(max(0.0, soon / 1000 + 0.1 - time.time()))
 
 
-def test_each_once_where_a_store_is_closed_amid_many(tmp_path: Path) -> None:
+def test_messages_are_delivered_once_despite_closes(tmp_path: Path) -> None:
     """Some delivered messages were due after others that were not delivered before the close."""
     many(tmp_path, 12_000)
     there = 0
@@ -234,7 +231,7 @@ def test_each_once_where_a_store_is_closed_amid_many(tmp_path: Path) -> None:
         assert set(bodies(store).values()) == {1}
 
 
-def test_large_ones_are_delivered_some_at_a_time(tmp_path: Path) -> None:
+def test_large_messages_are_delivered_in_steps(tmp_path: Path) -> None:
     """Otherwise all of them would be in memory at once."""
     many(tmp_path, 300, 60_000)
     with opened(tmp_path) as store:
@@ -244,7 +241,7 @@ def test_large_ones_are_delivered_some_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("how", "is_killed"), [("deliver_at", False), ("deliver_at", True), ("delay_level", True)])
-def test_each_once_where_the_clock_is_set_back(tmp_path: Path, how: str, is_killed: bool) -> None:
+def test_messages_are_delivered_once_if_the_clock_is_set_back(tmp_path: Path, how: str, is_killed: bool) -> None:
     with opened(tmp_path) as store:
         now = int(time.time() * 1000)
         if how == "deliver_at":
@@ -279,7 +276,7 @@ def test_each_once_where_the_clock_is_set_back(tmp_path: Path, how: str, is_kill
         assert bodies(store) == Counter([b"0", b"1", b"2", b"3", b"4", b"between", b"level"])
 
 
-def test_none_is_late_where_the_clock_is_set_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_message_is_late_if_the_clock_is_set_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same happens when the machine slept, even if the store is otherwise idle."""
     clock, ahead = time.time, 0.0
     monkeypatch.setattr(time, "time", lambda: clock() + ahead)
@@ -294,7 +291,7 @@ def test_none_is_late_where_the_clock_is_set_forward(tmp_path: Path, monkeypatch
         assert time.monotonic() - stepped < 20
 
 
-def test_what_is_noted_is_on_the_device(tmp_path: Path) -> None:
+def test_progress_is_saved_only_after_a_flush(tmp_path: Path) -> None:
     """After a crash the saved position could otherwise lie in the middle of later messages."""
     with MessageStore.open(tmp_path, config=StoreConfig(flushIntervalCommitLog=3_600_000)) as store:
         store.create_topic(TOPIC, QUEUES)
@@ -315,7 +312,7 @@ with MessageStore.open(sys.argv[1]) as store:
 """
 
 
-def test_one_that_was_open_before_anything_was_delayed(tmp_path: Path) -> None:
+def test_early_store_delivers_messages_of_a_killed_process(tmp_path: Path) -> None:
     """This process puts nothing; the process that put the first delayed messages is killed before they are due."""
     with opened(tmp_path) as store:
         store.create_topic("t", 1)

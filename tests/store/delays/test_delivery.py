@@ -1,5 +1,3 @@
-"""Undeliverable messages are logged and do not block the others."""
-
 from __future__ import annotations
 
 import itertools
@@ -31,7 +29,7 @@ from tests.store.format.test_delayed import all_of
 from tests.waiting import until
 
 
-def test_a_topic_that_was_deleted_meanwhile(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_of_a_deleted_topic_are_logged_as_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(tmp_path) as store:
         store.create_topic("gone", 1)
         store.put_many([Message("gone", b"1", delay_level=1), Message(TOPIC, b"2", delay_level=1)])
@@ -42,7 +40,7 @@ def test_a_topic_that_was_deleted_meanwhile(tmp_path: Path, caplog: pytest.LogCa
     assert "1 delayed messages are lost: the topics that they were put for are not there any more: gone" in caplog.text
 
 
-def test_recreated_topic_gets_what_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recreated_topic_gets_waiting_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in RocketMQ. The topic may even be recreated when the messages are ready to be appended."""
     append, is_over = Appender.append, threading.Event()
 
@@ -62,9 +60,7 @@ def test_recreated_topic_gets_what_waited(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("how", ["level", "time"])
-def test_one_that_was_put_as_its_topic_was_made_anew_with_fewer_queues_keeps_nothing_and_comes(
-    tmp_path: Path, how: str
-) -> None:
+def test_message_of_a_missing_queue_goes_to_another_one(tmp_path: Path, how: str) -> None:
     soon = int(time.time() * 1000) + 1000
     with opened(tmp_path) as store:
         append, waits = store.begin(), {"delay_level": 1} if how == "level" else {"deliver_at": soon}
@@ -77,13 +73,11 @@ def test_one_that_was_put_as_its_topic_was_made_anew_with_fewer_queues_keeps_not
         assert bodies(store) == {b"1": 1, b"2": 1}
 
 
-def test_what_the_log_does_not_take_does_not_keep_the_others(
+def test_undeliverable_message_does_not_block_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its record is too long only in its real topic, whose name is longer than the delay topic's.
-
-    If an append fails once, the other messages are still delivered once.
-    """
+    """Its record is too long only in its real topic, whose name is longer than the delay topic's. If an append fails
+    once, the other messages are still delivered once."""
     calls, append = itertools.count(), Appender.append
 
     def append_but_once(appender: Appender, *pieces: Any, **how: Any) -> Any:
@@ -108,7 +102,7 @@ def test_what_the_log_does_not_take_does_not_keep_the_others(
 
 
 @pytest.mark.parametrize("as_table", [False, True])
-def test_what_the_log_would_not_take_later_is_refused(tmp_path: Path, as_table: bool) -> None:
+def test_undeliverable_message_is_refused_at_once(tmp_path: Path, as_table: bool) -> None:
     """Every accepted message is delivered."""
     with opened(tmp_path) as store:
         store.create_topic("t" * 127, 1)
@@ -127,7 +121,7 @@ def test_what_the_log_would_not_take_later_is_refused(tmp_path: Path, as_table: 
         until(lambda: store.max_offset("t" * 127, 0) == len(sizes))
 
 
-def test_damaged_ones_do_not_keep_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_messages_do_not_block_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with opened(tmp_path) as store:
         placed = store.put_many([Message(TOPIC, b"body %d" % n, delay_level=1) for n in range(3)])
     (segment,) = (tmp_path / "commitlog").iterdir()
@@ -140,12 +134,9 @@ def test_damaged_ones_do_not_keep_the_others(tmp_path: Path, caplog: pytest.LogC
     assert "a delayed message is lost" in caplog.text
 
 
-def test_delays_of_a_damaged_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is delivered, since it might have been delivered before; puts still work.
-
-    Once the file is corrected, a process that opens the store delivers, even if the other process still has the store
-    open.
-    """
+def test_damaged_progress_file_stops_delivery(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A message might otherwise be delivered twice; puts still work. Once the file is corrected, a process that opens
+    the store delivers, even if the other process still has the store open."""
     with opened(tmp_path) as store:
         store.put(Message(TOPIC, b"", delay_level=1))
     sound = (tmp_path / DELAY_OFFSETS_FILE).read_text()
@@ -160,11 +151,8 @@ def test_delays_of_a_damaged_file(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert "delayOffset.json: offsetTable['1'] is \"x\"" in caplog.text
 
 
-def test_retention_takes_what_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A broker's retention deletes waiting messages, ours does not.
-
-    Later messages are delivered, and the lost ones are logged.
-    """
+def test_messages_deleted_by_a_brokers_retention_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Ours deletes no waiting message. Later messages are delivered."""
     config = StoreConfig(mappedFileSizeCommitLog=64 << 10, mappedFileSizeConsumeQueue=200)
     with MessageStore.open(tmp_path, config=config) as store:
         store.create_topic(TOPIC, 1)
@@ -182,7 +170,7 @@ def test_retention_takes_what_waits(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert said.count("a delayed message is lost") == 5
 
 
-def test_what_was_delivered_and_is_gone_is_not_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_deleted_delivered_message_is_not_logged_as_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Retention deleted the message and its delivered copy before the progress was saved; then the process died."""
     config = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=2000)
 

@@ -47,9 +47,7 @@ def names(*each: bytes) -> list[bytes]:
     return sorted(name + how for name in each for how in (b" by level", b" by time"))
 
 
-def test_what_waits_is_delivered_and_what_was_delivered_is_not_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_restored_store_delivers_each_waiting_message_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     live, back = tmp_path / "live", tmp_path / "back"
     with MessageStore.open(live, config=StoreConfig(mappedFileSizeCommitLog=1 << 16)) as store:
         store.create_topic("t", 1)
@@ -74,8 +72,8 @@ def test_what_waits_is_delivered_and_what_was_delivered_is_not_again(
         assert delivered(store) == names(b"before", b"waits", b"new")
 
 
-def test_files_that_are_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Also their backups, after a clean close: only the log shows which messages were delivered."""
+def test_progress_is_rebuilt_from_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The files and their backups were lost after a clean close."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         put(store, b"before")
@@ -90,8 +88,8 @@ def test_files_that_are_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.parametrize("is_saved", [False, True])
-def test_files_that_are_lost_while_one_after_the_other_delivers(tmp_path: Path, is_saved: bool) -> None:
-    """Whether the first process was killed or not: progress comes from the log, and the file is rewritten."""
+def test_progress_is_rebuilt_by_the_next_deliverer(tmp_path: Path, is_saved: bool) -> None:
+    """Whether the first process was killed or not."""
     later = int(time.time() * 1000) + 10_000
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
@@ -116,8 +114,8 @@ def test_files_that_are_lost_while_one_after_the_other_delivers(tmp_path: Path, 
         assert delivered(store) == [b"at once", *names(b"before", b"first", b"second", b"third")]
 
 
-def test_a_brokers_files(tmp_path: Path) -> None:
-    """They do not name their log, so they are believed as far as the log has messages."""
+def test_progress_of_a_broker_is_believed(tmp_path: Path) -> None:
+    """Its files do not name their log, so they are believed as far as the log has messages."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
     (tmp_path / DELAY_OFFSETS_FILE).write_text(json.dumps({"offsetTable": {"1": 7}}))
@@ -131,7 +129,7 @@ def test_a_brokers_files(tmp_path: Path) -> None:
         until(lambda: delivered(store) == names(b"new"))
 
 
-def test_what_a_broker_delivered_before_us_is_not_delivered_again(tmp_path: Path) -> None:
+def test_messages_delivered_by_a_broker_are_not_delivered_again(tmp_path: Path) -> None:
     """The log does not show it, but a level is delivered in order and a later message was delivered here."""
     file = tmp_path / DELAY_OFFSETS_FILE
     with MessageStore.open(tmp_path) as store:
@@ -166,7 +164,7 @@ def by_level(topic: str) -> Message:
     return Message(topic, b"later", delay_level=1)
 
 
-def test_what_waits_is_kept_until_it_is_delivered(tmp_path: Path) -> None:
+def test_retention_keeps_waiting_messages(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", bytes(1000)) for _ in range(20)])
@@ -191,8 +189,7 @@ def test_what_waits_is_kept_until_it_is_delivered(tmp_path: Path) -> None:
         assert store.clean(asked=True).min_offset > waits[1]
 
 
-def test_what_is_put_while_retention_waits_for_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retention had no chance to check whether this message waits."""
+def test_retention_keeps_messages_put_while_it_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)
         turn = Turn(tmp_path / LOCK_FILE, DELIVERY_BYTE)
@@ -211,8 +208,7 @@ def test_what_is_put_while_retention_waits_for_its_turn(tmp_path: Path, monkeypa
         until(lambda: store.max_offset("t", 0) == 41)
 
 
-def test_without_a_record_nothing_waits(tmp_path: Path) -> None:
-    """Messages whose record was deleted cannot be delivered and must not block retention."""
+def test_messages_without_a_record_do_not_block_retention(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)
         store.put_many([delayed for _ in range(15) for delayed in (in_a_moment("t"), by_level("t"))])
@@ -225,7 +221,7 @@ def test_without_a_record_nothing_waits(tmp_path: Path) -> None:
         assert len(reader.clean(asked=True, dry_run=True).log) == len(logs) - 4
 
 
-def test_a_damaged_entry_takes_no_other_that_waits(tmp_path: Path) -> None:
+def test_damaged_entry_hides_no_other_waiting_message(tmp_path: Path) -> None:
     """The entry does not find its message, but later messages of the level are found."""
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)

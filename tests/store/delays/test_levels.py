@@ -1,4 +1,4 @@
-"""Unusual delay levels: a broker's extra levels, and times from a wrong clock."""
+"""A broker's extra delay levels, and times from a wrong clock."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def at_level(store: MessageStore, level: int) -> EncodedRecords:
     return records
 
 
-def test_levels_that_only_a_broker_has(tmp_path: Path) -> None:
-    """They are kept until due and delivered once, and the broker finds their progress."""
+def test_extra_levels_of_a_broker_are_delivered_once(tmp_path: Path) -> None:
+    """They are kept until due, and the broker finds their progress."""
     path = tmp_path / DELAY_OFFSETS_FILE
     with MessageStore.open(tmp_path) as store:
         store.create_topic("orders", 1)
@@ -57,9 +57,7 @@ def test_levels_that_only_a_broker_has(tmp_path: Path) -> None:
         assert [each.body for each in all_of(store, "orders")] == [b"20", b"1", b"1"]
 
 
-def test_what_stands_before_the_first_message_of_a_level_is_none(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_blank_entries_before_the_first_message_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The queue was rebuilt after retention deleted its start, and the files record no delivery."""
     with MessageStore.open(tmp_path, config=SMALL) as store:
         store.create_topic("t", 1)
@@ -108,7 +106,7 @@ def test_lost_queue_file_stops_delivery_until_the_store_is_reopened(
 
 
 @pytest.mark.filterwarnings("ignore:the newest message was stored")
-def test_what_was_put_while_the_clock_was_ahead_keeps_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_put_by_a_fast_clock_blocks_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is delivered when the clock is right again, even if the store stayed open; the others are on time."""
     clock, ahead = time.time, 86_400.0
     monkeypatch.setattr(time, "time", lambda: clock() + ahead)

@@ -1,5 +1,3 @@
-"""Timed messages after files were lost."""
-
 from __future__ import annotations
 
 import logging
@@ -18,7 +16,7 @@ CONFIG = StoreConfig(mappedFileSizeCommitLog=4096, mappedFileSizeConsumeQueue=20
 
 
 @pytest.mark.filterwarnings("ignore:.*no file for bytes")
-def test_a_lost_segment_takes_no_others_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lost_segment_does_not_block_other_messages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """All waiting messages are read together."""
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)
@@ -36,7 +34,7 @@ def test_a_lost_segment_takes_no_others_with_it(tmp_path: Path, caplog: pytest.L
     assert f"{40 - len(left)} delayed messages are lost so" in caplog.text
 
 
-def test_a_damaged_entry_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_entry_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its record is not in the range that retention deleted."""
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
@@ -52,9 +50,7 @@ def test_a_damaged_entry_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert "1 delayed messages are lost: entries of their queue are damaged" in caplog.text
 
 
-def test_an_entry_that_names_the_end_of_a_segment_keeps_no_others(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_entry_at_the_end_of_a_segment_blocks_no_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """No record fits there, and none of the following entries points there."""
     with MessageStore.open(tmp_path, config=CONFIG) as store:
         store.create_topic("t", 1)

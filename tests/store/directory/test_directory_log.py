@@ -1,5 +1,3 @@
-"""A store and its archive read as one log."""
-
 from __future__ import annotations
 
 import pickle
@@ -74,7 +72,7 @@ def log(shortened: Filled) -> Iterator[TieredDirectoryLog]:
         yield it
 
 
-def test_all_that_was_ever_put_is_there(shortened: Filled, log: TieredDirectoryLog) -> None:
+def test_archive_and_store_are_one_log(shortened: Filled, log: TieredDirectoryLog) -> None:
     assert log.bounds([ORDERS]) == {ORDERS: (0, 303)}
     put = [body for _, queue_id, _, body in shortened.rows if queue_id == 0]
     assert bodies(log, 0, 303) == put
@@ -83,7 +81,7 @@ def test_all_that_was_ever_put_is_there(shortened: Filled, log: TieredDirectoryL
         assert bodies(log, begin, end) == put[begin:end]
 
 
-def test_an_archive_in_a_brokers_own_directory_does_not_hide_its_store(filled: Filled, tmp_path: Path) -> None:
+def test_archive_in_a_brokers_directory_does_not_hide_its_store(filled: Filled, tmp_path: Path) -> None:
     """Otherwise messages that are not archived yet would be invisible."""
     filled.store.archive(str(tmp_path / "archive"))
     filled.put("orders", 0, 2)
@@ -94,8 +92,8 @@ def test_an_archive_in_a_brokers_own_directory_does_not_hide_its_store(filled: F
         assert log.bounds([ORDERS]) == {ORDERS: (0, 5)}
 
 
-def test_a_topic_with_the_name_of_a_stores_folder_hides_no_archive(filled: Filled, tmp_path: Path) -> None:
-    """Otherwise it was read as a store without topics."""
+def test_topic_named_like_a_stores_folder_hides_no_archive(filled: Filled, tmp_path: Path) -> None:
+    """Otherwise the archive would be read as a store without topics."""
     filled.store.create_topic(COMMIT_LOG_DIR, 1)
     filled.put(COMMIT_LOG_DIR, 0, 2)
     filled.store.archive(str(tmp_path / "archive"))
@@ -104,7 +102,7 @@ def test_a_topic_with_the_name_of_a_stores_folder_hides_no_archive(filled: Fille
         assert log.topics().keys() == {COMMIT_LOG_DIR, "orders"}
 
 
-def test_retention_does_not_make_strangers(shortened: Filled, log: TieredDirectoryLog) -> None:
+def test_fingerprints_survive_retention(shortened: Filled, log: TieredDirectoryLog) -> None:
     last = log.fingerprints({ORDERS: 303})
     assert last
     shortened.put("orders", 0, 200, 1000)
@@ -115,7 +113,7 @@ def test_retention_does_not_make_strangers(shortened: Filled, log: TieredDirecto
     assert len(bodies(log, 0, 503)) == 503
 
 
-def test_retention_in_the_middle_of_a_scan(shortened: Filled, log: TieredDirectoryLog) -> None:
+def test_scan_continues_in_the_archive_after_retention(shortened: Filled, log: TieredDirectoryLog) -> None:
     batches = log.scan(QueueRange(ORDERS, 0, 303), BODIES)
     read = len(next(batches))
     shortened.put("orders", 0, 200, 1000)
@@ -124,7 +122,7 @@ def test_retention_in_the_middle_of_a_scan(shortened: Filled, log: TieredDirecto
     assert read + sum(map(len, batches)) == 303
 
 
-def test_retention_takes_what_is_about_to_be_read(shortened: Filled, log: TieredDirectoryLog) -> None:
+def test_range_deleted_before_its_scan_comes_from_the_archive(shortened: Filled, log: TieredDirectoryLog) -> None:
     """The store had the range when it was requested. A filter may leave gaps in the batches."""
     for message_filter_, columns in ((EVERYTHING, ("body",)), (message_filter("A"), ("tags", "body"))):
         begin, end = log.bounds([ORDERS])[ORDERS].max_offset, 0
@@ -144,7 +142,7 @@ def test_retention_takes_what_is_about_to_be_read(shortened: Filled, log: Tiered
         assert found == (put if message_filter_ is EVERYTHING else put[begin % 2 :: 2])
 
 
-def test_the_store_reads_through_by_itself(shortened: Filled) -> None:
+def test_store_reads_through_to_its_archive(shortened: Filled) -> None:
     assert sum(map(len, shortened.store.scan("orders", 0, 0, 303))) == 303
     archive = Path(shortened.path).with_name("archive")
     archive.rename(archive.with_name("elsewhere"))
@@ -152,7 +150,7 @@ def test_the_store_reads_through_by_itself(shortened: Filled) -> None:
         list(shortened.store.scan("orders", 0, 0, 303))
 
 
-def test_an_archive_that_is_missing_or_of_another_store(shortened: Filled, tmp_path: Path) -> None:
+def test_missing_or_foreign_archive_is_an_error(shortened: Filled, tmp_path: Path) -> None:
     with TieredDirectoryAddress(shortened.path, str(tmp_path / "nothing")).open() as log:
         assert bodies(log, 300, 303)  # these are in the store
         with pytest.raises(NoArchive):
@@ -168,7 +166,7 @@ def test_an_archive_that_is_missing_or_of_another_store(shortened: Filled, tmp_p
         log.bounds([ORDERS])
 
 
-def test_by_key(shortened: Filled, log: TieredDirectoryLog) -> None:
+def test_archived_messages_are_found_by_key(shortened: Filled, log: TieredDirectoryLog) -> None:
     first = shortened.store.min_offset("orders", 0)
     for offset in (0, 7, first - 1, first, 302):
         (found,) = [each for each in shortened.store.query("orders", f"k{offset}") if each.queue_id == 0]
@@ -190,7 +188,7 @@ def test_by_key(shortened: Filled, log: TieredDirectoryLog) -> None:
     assert shortened.store.query("orders", "common", 9, begin=newest[-1].store_timestamp + 1) == []
 
 
-def test_get_message(shortened: Filled) -> None:
+def test_get_message_returns_archived_messages(shortened: Filled) -> None:
     first, store = shortened.store.min_offset("orders", 0), shortened.store
     put = [body for _, queue_id, _, body in shortened.rows if queue_id == 0]
     offset, got = 0, []
@@ -212,10 +210,9 @@ def test_get_message(shortened: Filled) -> None:
 
 
 @pytest.mark.parametrize(("tags", "step"), [("*", 1), ("A", 2)])
-def test_what_retention_takes_amid_get_message_comes_from_the_archive(
+def test_get_message_reads_the_archive_after_retention(
     filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tags: str, step: int
 ) -> None:
-    """Retention deletes messages during get_message."""
     filled.put("orders", 0, 250, 1000)
     filled.store.archive(str(tmp_path / "archive"))
     bounded = PublishedQueues.bounded
@@ -232,7 +229,7 @@ def test_what_retention_takes_amid_get_message_comes_from_the_archive(
     assert [each.queue_offset for each in got.messages] == list(range(40, 40 + 8 * step, step))
 
 
-def test_a_message_that_becomes_too_large_does_not_take_those_before_it(tmp_path: Path) -> None:
+def test_too_large_body_does_not_hide_earlier_messages(tmp_path: Path) -> None:
     """A caller that continues after the first message, as `get_message` documents, would skip the others."""
     with MessageStore.open(tmp_path / "mq", config=StoreConfig(mappedFileSizeCommitLog=1 << 20)) as store:
         store.create_topic("t", 1)
@@ -253,12 +250,11 @@ def test_a_message_that_becomes_too_large_does_not_take_those_before_it(tmp_path
 
 
 def damage(filled: Filled) -> None:
-    """Damage the archived message of offset 57."""
     (path,) = Path(filled.path).parent.glob("archive/*/mq/orders/0/COMMIT_LOG/*")
     path.write_bytes(path.read_bytes().replace(b"0-57.", b"0-57,"))
 
 
-def test_a_message_that_is_damaged_in_the_archive_does_not_take_those_before_it(shortened: Filled) -> None:
+def test_damaged_archived_message_hides_no_earlier_ones(shortened: Filled) -> None:
     damage(shortened)
     for offset, most, end in ((0, 32, 32), (40, 32, 57), (56, 32, 57), (58, 32, 90)):
         got = shortened.store.get_message("g", "orders", 0, offset, most)
@@ -270,7 +266,7 @@ def test_a_message_that_is_damaged_in_the_archive_does_not_take_those_before_it(
         shortened.store.get_message("g", "orders", 0, 57)
 
 
-def test_records_that_stand_before_a_damaged_one_are_given(shortened: Filled) -> None:
+def test_records_before_a_damaged_one_are_returned(shortened: Filled) -> None:
     """A server's clients continue pulling after these records."""
     damage(shortened)
     with address_at(str(Path(shortened.path).parent / "archive")).open() as log:
@@ -286,7 +282,7 @@ def test_records_that_stand_before_a_damaged_one_are_given(shortened: Filled) ->
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
-def test_a_topic_that_is_deleted_and_forgotten_amid_get_message(
+def test_topic_is_deleted_and_forgotten_during_get_message(
     shortened: Filled, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
 ) -> None:
     store, reaches = shortened.store, ArchiveLog.reaches
@@ -315,7 +311,7 @@ def first(consumer: Consumer, count: int) -> list[ReceivedMessage]:
         closing.cancel()
 
 
-def test_a_consumer_begins_with_what_only_the_archive_has(shortened: Filled) -> None:
+def test_consumer_begins_with_archived_messages(shortened: Filled) -> None:
     config = ConsumerConfig(consume_from_where=ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
     with Consumer(shortened.path, "readers", "orders", config=config) as consumer:
         got = [(each.queue_id, each.queue_offset, each.body) for each in first(consumer, len(shortened.rows))]
@@ -330,7 +326,7 @@ def take_away(tmp_path: Path) -> None:
     (tmp_path / "back").symlink_to("away")
 
 
-def test_a_consumer_waits_for_an_archive_that_is_away(
+def test_consumer_waits_for_a_missing_archive(
     shortened: Filled, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     take_away(tmp_path)
@@ -342,7 +338,7 @@ def test_a_consumer_waits_for_an_archive_that_is_away(
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_group_gets_what_is_put_once_its_consumer_is_made_though_the_archive_is_away(
+def test_new_consumer_misses_nothing_without_its_archive(
     shortened: Filled, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_new: bool
 ) -> None:
     """A new group begins at the end, if the end is known. An existing group continues at its offset."""
@@ -366,7 +362,7 @@ def test_a_group_gets_what_is_put_once_its_consumer_is_made_though_the_archive_i
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
-def test_a_topic_that_is_deleted_while_it_is_asked_where_queues_begin(
+def test_topic_is_deleted_during_a_request_for_bounds(
     shortened: Filled, log: TieredDirectoryLog, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
 ) -> None:
     """Its queues are missing. If it is recreated, the new queues are returned."""

@@ -1,5 +1,3 @@
-"""A store restored from an archive equals the archive."""
-
 from __future__ import annotations
 
 import fcntl
@@ -52,7 +50,7 @@ def same(store: MessageStore, address: ArchiveAddress) -> int:
     return count
 
 
-def test_all_of_an_archive(filled: Filled, tmp_path: Path) -> None:
+def test_whole_archive_is_restored(filled: Filled, tmp_path: Path) -> None:
     filled.put("orders", 0, 200, 1000)
     filled.store.create_topic("none", 3)
     filled.store.archive(str(tmp_path / "archive"))
@@ -67,7 +65,7 @@ def test_all_of_an_archive(filled: Filled, tmp_path: Path) -> None:
         assert store.max_offset("orders", 0) > 203
 
 
-def test_an_archive_that_begins_later(filled: Filled, tmp_path: Path) -> None:
+def test_archive_that_begins_later_keeps_its_offsets(filled: Filled, tmp_path: Path) -> None:
     filled.put("orders", 0, 200, 1000)
     assert filled.store.clean(forced=True).log
     filled.store.archive(str(tmp_path / "archive"))
@@ -78,14 +76,14 @@ def test_an_archive_that_begins_later(filled: Filled, tmp_path: Path) -> None:
         assert store.min_offset("orders", 0) == filled.store.min_offset("orders", 0)
 
 
-def test_one_that_rocketmq_wrote(tmp_path: Path) -> None:
+def test_archive_of_rocketmq_is_restored(tmp_path: Path) -> None:
     address = ArchiveAddress(str(GOLDEN / "tiered" / "5.5"))
     assert restore(address, tmp_path / "new", config=SMALL) == 72
     with MessageStore.open(tmp_path / "new", create=False) as store:
         assert same(store, address) == 72
 
 
-def test_some_topics_and_what_is_refused(filled: Filled, tmp_path: Path) -> None:
+def test_only_named_topics_are_restored(filled: Filled, tmp_path: Path) -> None:
     filled.store.create_topic("more", 1)
     filled.put("more", 0, 2)
     filled.store.archive(str(tmp_path / "archive"))
@@ -100,7 +98,7 @@ def test_some_topics_and_what_is_refused(filled: Filled, tmp_path: Path) -> None
         restore(address, tmp_path / "other", ["nowhere"])
 
 
-def test_light_queues_are_not_restored_as_others(tmp_path: Path) -> None:
+def test_light_queues_are_not_restored_as_ordinary_ones(tmp_path: Path) -> None:
     """Light queues are rebuilt from the log, where messages of different queues alternate."""
     shutil.copytree(GOLDEN / "multi-dispatch-5.3", tmp_path / "mq")
     shutil.rmtree(tmp_path / "mq" / "index")
@@ -124,7 +122,7 @@ def test_light_queues_are_not_restored_as_others(tmp_path: Path) -> None:
         assert store.bounds(ends) == ends
 
 
-def test_a_range_of_times_keeps_its_offsets(filled: Filled, tmp_path: Path) -> None:
+def test_restored_range_of_times_keeps_its_offsets(filled: Filled, tmp_path: Path) -> None:
     begin = another_millisecond()
     filled.put("orders", 0, 50)
     filled.store.create_topic("later", 1)
@@ -156,8 +154,8 @@ def test_a_range_of_times_keeps_its_offsets(filled: Filled, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("with_crc", [False, True])
-def test_what_was_delivered_in_the_other_log_proves_nothing_in_this_one(tmp_path: Path, *, with_crc: bool) -> None:
-    """A delayed message of the restored store counted as delivered if the other log had one waiting at its offset."""
+def test_deliveries_of_the_old_log_do_not_count_in_a_restored(tmp_path: Path, *, with_crc: bool) -> None:
+    """Otherwise a delayed message counts as delivered if the other log had one waiting at its offset."""
     url, config = str(tmp_path / "archive"), StoreConfig(enabledAppendPropCRC=with_crc)
     with MessageStore.open(tmp_path / "mq", config=config) as store:
         store.create_topic("t", 1)
@@ -173,7 +171,7 @@ def test_what_was_delivered_in_the_other_log_proves_nothing_in_this_one(tmp_path
         assert store.archive(url, topics=["t"]).messages == 0  # nothing to archive: it has the same messages
 
 
-def test_what_waited_is_not_delivered_again(tmp_path: Path) -> None:
+def test_delayed_messages_are_not_delivered_again(tmp_path: Path) -> None:
     url = str(tmp_path / "archive")
     with MessageStore.open(tmp_path / "mq") as store:
         store.create_topic("t", 1)
@@ -186,7 +184,7 @@ def test_what_waited_is_not_delivered_again(tmp_path: Path) -> None:
     assert restore(ArchiveAddress(url), tmp_path / "new", ["t"]) == 1
 
 
-def test_one_at_a_time_and_what_a_killed_one_left(filled: Filled, tmp_path: Path) -> None:
+def test_one_process_restores_and_removes_a_killed_ones_files(filled: Filled, tmp_path: Path) -> None:
     filled.store.archive(str(tmp_path / "archive"))
     address, path = ArchiveAddress(str(tmp_path / "archive")), tmp_path / "new"
     left = path.with_name(path.name + UNFINISHED) / "commitlog"
@@ -205,7 +203,7 @@ def test_one_at_a_time_and_what_a_killed_one_left(filled: Filled, tmp_path: Path
     assert not left.parent.exists()
 
 
-def test_one_that_comes_late_empties_no_folder_of_another(
+def test_late_restore_does_not_empty_anothers_folder(
     filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The late restore had the folder open when the folder was renamed and a third restore created another."""
@@ -223,7 +221,7 @@ def test_one_that_comes_late_empties_no_folder_of_another(
     assert (unfinished / "of another").exists()
 
 
-def test_urls_of_the_new_store(filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restore_accepts_file_urls(filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     filled.store.archive(str(tmp_path / "archive"))
     address = ArchiveAddress(str(tmp_path / "archive"))
@@ -234,7 +232,7 @@ def test_urls_of_the_new_store(filled: Filled, tmp_path: Path, monkeypatch: pyte
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "mq", "new"]
 
 
-def test_paths_that_the_system_refuses(filled: Filled, tmp_path: Path) -> None:
+def test_system_errors_of_the_path_are_raised(filled: Filled, tmp_path: Path) -> None:
     filled.store.archive(str(tmp_path / "archive"))
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "new", tmp_path / ("n" * 300)):

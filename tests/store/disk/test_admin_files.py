@@ -31,14 +31,14 @@ from store.upkeep.verify import verify
         ('{"a{0:5}":"1:2 \\"3:4"}', {"a{0:5}": '1:2 "3:4'}),
     ],
 )
-def test_integer_keys_with_and_without_quotes(tmp_path: Path, text: str, content: dict[str, object]) -> None:
+def test_integer_keys_may_lack_quotes(tmp_path: Path, text: str, content: dict[str, object]) -> None:
     path = tmp_path / "file.json"
     path.write_text(text)
     assert read_json(path) == content
 
 
 @pytest.mark.parametrize("damage", ["", "{nonsense"])
-def test_the_backup_stands_in(tmp_path: Path, damage: str) -> None:
+def test_backup_replaces_a_damaged_file(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "topics.json"
     write_json(path, {"a": 1})
     write_json(path, {"a": 2})
@@ -49,13 +49,9 @@ def test_the_backup_stands_in(tmp_path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("written", [1, 2])
-def test_the_backup_of_one_that_is_lost_stands_in_too(
-    tmp_path: Path, written: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A lost file is read from its backup. No warning comes within the time that a replacement takes.
-
-    The first write makes a backup, too. Otherwise a group that committed once would start as a new group.
-    """
+def test_backup_replaces_a_lost_file(tmp_path: Path, written: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No warning comes within the time that a replacement takes. The first write makes a backup, too. Otherwise a group
+    that committed once would start as a new group."""
     path, now = tmp_path / "topics.json", time.time
     for value in (1, 2)[:written]:
         write_json(path, {"a": value})
@@ -66,14 +62,14 @@ def test_the_backup_of_one_that_is_lost_stands_in_too(
         assert read_json(path) == {"a": 1}
 
 
-def test_one_that_is_empty_and_has_no_backup(tmp_path: Path) -> None:
+def test_empty_file_without_a_backup_is_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     path.touch()
     with pytest.warns(UserWarning, match=r"topics.json: empty, as after a crash; there is no topics.json.bak"):
         assert read_json(path) == {}
 
 
-def test_no_usable_file(tmp_path: Path) -> None:
+def test_missing_file_is_empty(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     assert read_json(path) == {}
     path.write_text("{nonsense")
@@ -81,7 +77,7 @@ def test_no_usable_file(tmp_path: Path) -> None:
         read_json(path)
 
 
-def test_versions_count(tmp_path: Path) -> None:
+def test_version_increases_with_each_write(tmp_path: Path) -> None:
     content: dict[str, object] = {}
     next_version(Path("file"), content)
     next_version(Path("file"), content)
@@ -107,7 +103,7 @@ def test_versions_count(tmp_path: Path) -> None:
         b"{" + b"9" * 40_000 + b": 1}",
     ],
 )
-def test_what_is_no_json_of_rocketmqs(tmp_path: Path, damage: bytes) -> None:
+def test_wrong_json_is_an_error_without_a_backup(tmp_path: Path, damage: bytes) -> None:
     path, since = tmp_path / "topics.json", time.process_time()
     path.write_bytes(damage)
     with pytest.raises(CorruptStore, match=r"topics\.json: not JSON .*, and no usable topics\.json\.bak; restore it"):
@@ -118,7 +114,7 @@ def test_what_is_no_json_of_rocketmqs(tmp_path: Path, damage: bytes) -> None:
     assert time.process_time() - since < 1
 
 
-def test_a_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:
+def test_huge_file_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     path.touch()
     os.truncate(path, 3 << 30)
@@ -135,19 +131,19 @@ def test_a_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:
         ({"t": "x" * 99}, rf'file: t is "{"x" * 39}, not an object'),
     ],
 )
-def test_tables_of_another_shape(content: dict[str, Any], message: str) -> None:
+def test_wrong_tables_are_refused(content: dict[str, Any], message: str) -> None:
     with pytest.raises(CorruptStore, match=message):
         table(Path("file"), content, "t")
 
 
-def test_a_table_that_is_missing_or_null(tmp_path: Path) -> None:
+def test_missing_or_null_table_is_empty(tmp_path: Path) -> None:
     content: dict[str, Any] = {"t": None}
     table(Path("file"), content, "t")["a"] = {}
     table(Path("file"), content, "u")
     assert content == {"t": {"a": {}}, "u": {}}
 
 
-def test_numbers() -> None:
+def test_numbers_are_checked() -> None:
     path = Path("file")
     assert number(path, "n", 5) == number(path, "n", "5") == 5
     assert offset_table(path, "o", {"0": 1 << 40, "7": "12"}) == {0: 1 << 40, 7: 12}
@@ -227,7 +223,7 @@ def use(store: MessageStore) -> None:
 
 @settings(max_examples=int(os.environ.get("ADMIN_FILES_EXAMPLES", "60")), deadline=None)
 @given(data=st.data())
-def test_any_json_anywhere_is_a_result_or_an_error_of_ours(data: st.DataObject) -> None:
+def test_any_json_gives_a_result_or_a_store_error(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(FILES)))
     path = data.draw(st.sampled_from(places(FILES[name])))
     content = replaced(FILES[name], path, data.draw(VALUES), key=data.draw(st.booleans()))

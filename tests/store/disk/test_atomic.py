@@ -1,6 +1,5 @@
 """A reader sees a small file's old or new content, never a mix, and a replacement is on the device when the call
-returns.
-"""
+returns."""
 
 from __future__ import annotations
 
@@ -67,7 +66,7 @@ def read(*paths: Path) -> bytes | None:
 
 
 @pytest.mark.parametrize("kind", ["write", "backup", "create"])
-def test_a_death_at_any_step(tmp_path: Path, kind: str) -> None:
+def test_writer_dies_at_any_step(tmp_path: Path, kind: str) -> None:
     outcomes, step, ended = set(), 0, 9
     while ended:
         step += 1
@@ -83,7 +82,7 @@ def test_a_death_at_any_step(tmp_path: Path, kind: str) -> None:
     assert outcomes == {NEW, None if kind == "create" else OLD}
 
 
-def test_a_death_while_an_empty_file_is_replaced(tmp_path: Path) -> None:
+def test_writer_dies_while_it_replaces_an_empty_file(tmp_path: Path) -> None:
     """The backup is the only copy of the content and must survive."""
     step, ended = 0, 9
     while ended:
@@ -99,7 +98,7 @@ def test_a_death_while_an_empty_file_is_replaced(tmp_path: Path) -> None:
     assert path.read_bytes() == NEW
 
 
-def test_a_kill_at_any_moment(tmp_path: Path) -> None:
+def test_writer_is_killed_at_any_moment(tmp_path: Path) -> None:
     path = tmp_path / "file.conf"
     write_file(path, OLD)
     for rounds in range(10):
@@ -136,7 +135,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> list
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names of descriptors are looked up in /proc")
-def test_content_then_name_then_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_content_name_and_directory_are_flushed_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, backup = tmp_path / "file", tmp_path / "file.bak"
     first, last = ("fsync", "temporary"), ("fsync", tmp_path.name)
     assert recorded(monkeypatch, lambda: write_file(path, OLD)) == [first, ("replace", "file"), last]
@@ -149,7 +148,7 @@ def test_content_then_name_then_directory(tmp_path: Path, monkeypatch: pytest.Mo
     assert recorded(monkeypatch, lambda: create_file(tmp_path / "new", NEW)) == [first, ("link", "new"), last]
 
 
-def test_the_old_content_becomes_the_backup(tmp_path: Path) -> None:
+def test_old_content_becomes_the_backup(tmp_path: Path) -> None:
     path, backup = tmp_path / "file", tmp_path / "file.bak"
     write_file(path, OLD, backup=backup)
     assert not backup.exists()
@@ -158,7 +157,7 @@ def test_the_old_content_becomes_the_backup(tmp_path: Path) -> None:
     assert {entry.name for entry in tmp_path.iterdir()} == {"file", "file.bak"}
 
 
-def test_one_of_many_makes_a_file(tmp_path: Path) -> None:
+def test_one_of_many_threads_creates_a_file(tmp_path: Path) -> None:
     start = threading.Barrier(8)
     made: list[tuple[bool, bytes]] = []
 
@@ -175,7 +174,7 @@ def test_one_of_many_makes_a_file(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_what_fails_leaves_the_old_content_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_only_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     write_file(path, OLD)
 
@@ -190,7 +189,7 @@ def test_what_fails_leaves_the_old_content_and_nothing_else(tmp_path: Path, monk
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 
 
-def test_reading_a_small_file(tmp_path: Path) -> None:
+def test_small_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with pytest.raises(FileNotFoundError):
         read_file(path, 10)
@@ -200,7 +199,7 @@ def test_reading_a_small_file(tmp_path: Path) -> None:
         read_file(path, 9)
 
 
-def test_what_could_be_read_without_end_is_not(tmp_path: Path) -> None:
+def test_pipes_and_devices_are_refused(tmp_path: Path) -> None:
     pipe, device, folder = tmp_path / "pipe", tmp_path / "device", tmp_path / "folder"
     os.mkfifo(pipe)
     device.symlink_to("/dev/zero")
@@ -212,7 +211,7 @@ def test_what_could_be_read_without_end_is_not(tmp_path: Path) -> None:
         read_file(folder, 10)
 
 
-def test_the_system_takes_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, pwrite = tmp_path / "file", os.pwrite
     path.write_bytes(b"." * 100)
     monkeypatch.setattr(os, "pwrite", lambda fd, data, position: pwrite(fd, memoryview(data)[:7], position))
@@ -222,9 +221,7 @@ def test_the_system_takes_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open descriptors are counted in /proc")
-def test_a_file_that_cannot_get_its_rights_is_an_error_and_not_left_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_to_set_rights_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_fd: int, _mode: int) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -239,7 +236,7 @@ def test_a_file_that_cannot_get_its_rights_is_an_error_and_not_left_open(
     assert os.listdir("/proc/self/fd") == opened
 
 
-def test_a_small_file_is_read_in_little_address_space(tmp_path: Path) -> None:
+def test_small_file_is_read_in_little_address_space(tmp_path: Path) -> None:
     """The size limit must not determine how much memory is allocated."""
     (tmp_path / "small").write_bytes(b"small")
     code = """

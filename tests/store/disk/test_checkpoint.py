@@ -1,4 +1,4 @@
-"""Reading RocketMQ's `checkpoint` and ours. Its effect on recovery is in test_recovery.py."""
+"""Reading RocketMQ's `checkpoint` and ours. Its effect on recovery: test_recovery.py."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from store.format.layout import CHECKPOINT_FILE_BYTES
 from tests.store.read.test_golden import GOLDEN
 
 
-def test_of_rocketmq() -> None:
+def test_checkpoint_of_rocketmq_is_read() -> None:
     assert read_checkpoint(GOLDEN / "clean") is None  # without a thorough flush the first time is 0
     assert read_checkpoint(GOLDEN / "batch-5.3") == 1795215767235
 
 
-def test_of_ours(tmp_path: Path) -> None:
+def test_own_checkpoint_is_read(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"1"), Message("t", b"2")])
@@ -28,7 +28,7 @@ def test_of_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"short"])
-def test_none(tmp_path: Path, content: bytes | None) -> None:
+def test_missing_or_short_checkpoint_is_replaced(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "checkpoint").write_bytes(content)
     assert read_checkpoint(tmp_path) is None

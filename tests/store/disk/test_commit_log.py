@@ -37,7 +37,7 @@ def naive(begin: int, sizes: list[int]) -> tuple[list[int], int, list[int]]:
     st.integers(0, 4 * SIZE).filter(lambda begin: begin % SIZE <= SIZE - 8),  # a record leaves room for the blank
     st.lists(st.integers(91, SIZE - 8) | st.just(SIZE - 8), max_size=30),
 )
-def test_place_is_the_naive_loop(begin: int, sizes: list[int]) -> None:
+def test_placement_equals_rocketmqs_rule(begin: int, sizes: list[int]) -> None:
     placement = CommitLog(Path("unused"), SIZE, writable=False).place(begin, np.array(sizes, np.int64))
     offsets, end, blanks = naive(begin, sizes)
     assert placement.physical_offsets.tolist() == offsets
@@ -53,7 +53,7 @@ def test_place_is_the_naive_loop(begin: int, sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("begin", [0, 100, SIZE, 3 * SIZE + 100])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_record_leaves_room_for_the_blank(begin: int, count: int) -> None:
+def test_record_leaves_space_for_the_blank(begin: int, count: int) -> None:
     """A blank takes 8 bytes. A record that leaves fewer goes to the next segment."""
     log = CommitLog(Path("unused"), SIZE, writable=False)
     room = SIZE - begin % SIZE
@@ -91,12 +91,12 @@ def test_write_fills_segments_and_blanks_their_ends(tmp_path: Path) -> None:
     assert log.min_offset() == 0
 
 
-def test_an_empty_log_begins_at_0(tmp_path: Path) -> None:
+def test_empty_log_begins_at_0(tmp_path: Path) -> None:
     assert CommitLog(tmp_path, SIZE, writable=False).min_offset() == 0
 
 
 @pytest.mark.parametrize("begin", [0, 150, 200])  # an empty log, a log with records, behind a blank
-def test_hidden_records_are_none_until_they_are_shown(tmp_path: Path, begin: int) -> None:
+def test_hidden_records_are_invisible_until_shown(tmp_path: Path, begin: int) -> None:
     """Clearing hidden records never shows one, either."""
     log = CommitLog(tmp_path, SIZE, writable=True)
     if begin:
@@ -118,7 +118,7 @@ def test_hidden_records_are_none_until_they_are_shown(tmp_path: Path, begin: int
 
 
 @pytest.mark.parametrize("begin", [0, 150, 200])  # an empty log, a log with records, behind a blank
-def test_the_head_of_a_hidden_record_is_last_on_the_device_and_first_away(tmp_path: Path, begin: int) -> None:
+def test_head_of_hidden_record_is_written_last_cleared_first(tmp_path: Path, begin: int) -> None:
     root = tmp_path / "device"
     root.mkdir()
     recorder = Recorder(root)
@@ -215,7 +215,7 @@ def verified(path: Path, _: int) -> None:
 
 
 @pytest.mark.parametrize("look", [by_get, as_records, by_scan, by_id, by_key, by_log, recovered, verified])
-def test_a_length_that_cannot_be_is_not_read(giant: tuple[Path, int], look: Callable[[Path, int], None]) -> None:
+def test_impossible_length_is_not_read(giant: tuple[Path, int], look: Callable[[Path, int], None]) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(CorruptRecord):
@@ -225,7 +225,7 @@ def test_a_length_that_cannot_be_is_not_read(giant: tuple[Path, int], look: Call
         tracemalloc.stop()
 
 
-def test_a_segment_that_was_made_anew_is_read_where_it_goes_on_and_one_that_was_deleted_to_its_end(
+def test_reader_follows_a_replaced_segment_and_keeps_a_deleted(
     tmp_path: Path,
 ) -> None:
     writer, reader = (CommitLog(tmp_path, SIZE, writable=writable).segments for writable in (True, False))

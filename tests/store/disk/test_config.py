@@ -9,7 +9,7 @@ from store import ConfigError, StoreConfig
 from store.disk.config import with_settings
 
 
-def test_rocketmqs_defaults() -> None:
+def test_defaults_are_rocketmqs() -> None:
     config = StoreConfig()
     assert config.mappedFileSizeCommitLog == 1 << 30
     assert config.mappedFileSizeConsumeQueue == 6_000_000
@@ -17,7 +17,7 @@ def test_rocketmqs_defaults() -> None:
     assert not config.sync_flush
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_written_settings_are_read(tmp_path: Path) -> None:
     config = StoreConfig(
         mappedFileSizeCommitLog=4096,
         flushDiskType="SYNC_FLUSH",
@@ -33,7 +33,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "last", ["listenPort=7", "listenPort=7\\", "listenPort=7\r\n", "# \u5165", "", "listenPort 7\r"]
 )
-def test_settings_are_replaced_and_added_and_the_rest_stays_to_the_byte(tmp_path: Path, last: str) -> None:
+def test_changing_a_setting_keeps_all_other_bytes(tmp_path: Path, last: str) -> None:
     path = tmp_path / "store.conf"
     before = b"\r\n# \xe5\x85\xa5 \x85 \x0b \x1c brokerName=no\n\n! x\rfileReservedTime:5\r\n"
     path.write_bytes(before + b" brokerName \\\n  was\\\n here\nbrokerName=twice\n" + last.encode())
@@ -44,12 +44,12 @@ def test_settings_are_replaced_and_added_and_the_rest_stays_to_the_byte(tmp_path
 
 
 @pytest.mark.parametrize("name", [" b", "b\t", "\n"])
-def test_blanks_around_a_text_are_refused_that_a_file_would_not_keep(name: str) -> None:
+def test_blanks_around_a_text_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="no blanks around it"):
         StoreConfig(brokerName=name)
 
 
-def test_a_java_properties_file(tmp_path: Path) -> None:
+def test_java_properties_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "store.conf"
     path.write_bytes(
         b"# a comment: \xe4\xb8\xad\xe6\x96\x87\r\n\n! another = one\r  listenPort : 7 \nflushDiskType SYNC_FLUSH\n"
@@ -88,7 +88,7 @@ diskSpaceCleanForciblyRatio=0
 """
 
 
-def test_a_brokers_settings(tmp_path: Path) -> None:
+def test_settings_of_a_broker_are_read(tmp_path: Path) -> None:
     path = tmp_path / "broker.conf"
     path.write_text(BROKER_CONF.replace("diskSpaceCleanForciblyRatio=0\n", ""))
     with pytest.warns(UserWarning, match="passed over") as caught:
@@ -111,13 +111,13 @@ def test_a_brokers_settings(tmp_path: Path) -> None:
         StoreConfig.load(path)
 
 
-def test_values_of_other_types() -> None:
+def test_values_of_wrong_types_are_refused() -> None:
     for name, value in (("listenPort", "7"), ("listenPort", True), ("deleteWhen", 4), ("messageIndexEnable", 1)):
         with pytest.raises(ConfigError, match=f"{name}={value!r}: must be"):
             StoreConfig(**{name: value})
 
 
-def test_the_queue_file_size_is_rounded_up_to_whole_entries() -> None:
+def test_queue_file_size_is_rounded_up_to_whole_entries() -> None:
     assert StoreConfig(mappedFileSizeConsumeQueue=205).mappedFileSizeConsumeQueue == 220
 
 
@@ -146,26 +146,26 @@ def test_the_queue_file_size_is_rounded_up_to_whole_entries() -> None:
         ("brokerIP1=localhost", r"brokerIP1=localhost: must be an IPv4 address such as"),
     ],
 )
-def test_what_is_not_understood(tmp_path: Path, line: str, message: str) -> None:
+def test_wrong_lines_are_refused(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "store.conf"
     path.write_text(f"# first line\n{line}\n")
     with pytest.raises(ConfigError, match=message):
         StoreConfig.load(path)
 
 
-def test_every_number_has_a_minimum() -> None:
+def test_numbers_have_a_minimum() -> None:
     for field in fields(StoreConfig):
         if type(field.default) is int and field.name not in ("listenPort", "fileReservedTime", "lockTimeoutMillis"):
             with pytest.raises(ConfigError, match=f"{field.name}=0: must lie between"):
                 StoreConfig(**{field.name: 0})
 
 
-def test_the_hours_at_which_segments_go() -> None:
+def test_delete_hours_are_parsed() -> None:
     assert StoreConfig().delete_hours == {4}
     assert StoreConfig(deleteWhen="04;16;23").delete_hours == {4, 16, 23}
 
 
-def test_a_file_of_anything_else(tmp_path: Path) -> None:
+def test_huge_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store.conf"
     with path.open("wb") as file:
         file.truncate(1 << 40)

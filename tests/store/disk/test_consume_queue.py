@@ -36,7 +36,7 @@ def entries(first: int, last: int, size: int = 100) -> Entries:
 
 
 @given(written=st.integers(0, 45), published=st.integers(0, 45), known=st.integers(0, 45))
-def test_the_tail_is_where_the_log_ends(
+def test_queue_ends_at_the_end_of_the_log(
     written: int, published: int, known: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     it = queue(tmp_path_factory.mktemp("queue"))
@@ -48,7 +48,9 @@ def test_the_tail_is_where_the_log_ends(
 
 
 @given(start=st.integers(0, 3 * PER_FILE), count=st.integers(1, 2 * PER_FILE))
-def test_a_queue_whose_head_was_cut(start: int, count: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_queue_with_a_cut_head_keeps_its_offsets(
+    start: int, count: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """A first file that starts before the first entry is padded with blank entries, as in RocketMQ."""
     it = queue(tmp_path_factory.mktemp("queue"))
     it.begin_at(start, 1)
@@ -64,7 +66,7 @@ def test_a_queue_whose_head_was_cut(start: int, count: int, tmp_path_factory: py
     assert it.entries(start, start + count).tobytes() == entries(start, start + count).tobytes()
 
 
-def test_without_files_it_is_empty(tmp_path: Path) -> None:
+def test_queue_without_files_is_empty(tmp_path: Path) -> None:
     it = queue(tmp_path)
     assert (it.first(), it.max_offset(1000), it.min_offset(0, 0)) == (0, 0, 0)
     assert len(it.entries(3, 3)) == 0
@@ -78,7 +80,7 @@ def files(root: Path) -> list[int]:
     return sorted(int(file.name) // CQ_ENTRY.itemsize for file in (root / "consumequeue/t/0").iterdir())
 
 
-def test_truncate_drops_what_lies_behind(tmp_path: Path) -> None:
+def test_truncate_drops_later_entries(tmp_path: Path) -> None:
     it = queue(tmp_path)
     it.write(0, entries(0, 35))
     it.truncate(12)
@@ -90,7 +92,7 @@ def test_truncate_drops_what_lies_behind(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tail", [0, 10, 20, 30])
 def test_truncate_deletes_files_without_entries(tmp_path: Path, tail: int) -> None:
-    """The only file may go, too. A queue that has the deleted file open uses its successor."""
+    """The only file may be deleted, too. A queue that has the deleted file open uses its successor."""
     it, other, writer = queue(tmp_path), queue(tmp_path), queue(tmp_path)
     it.write(0, entries(0, 35))
     for each in (other, writer):
@@ -105,7 +107,7 @@ def test_truncate_deletes_files_without_entries(tmp_path: Path, tail: int) -> No
         assert each.max_offset(3800) == 38
 
 
-def test_a_queue_whose_head_retention_took_keeps_its_offsets(tmp_path: Path) -> None:
+def test_queue_keeps_its_offsets_after_retention(tmp_path: Path) -> None:
     it = queue(tmp_path)
     it.write(0, entries(0, 25))
     it.expire(2000)
@@ -118,7 +120,7 @@ def test_a_queue_whose_head_retention_took_keeps_its_offsets(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("cut", range(CQ_ENTRY.itemsize))
-def test_an_entry_torn_at_any_byte_does_not_count(tmp_path: Path, cut: int) -> None:
+def test_torn_entry_does_not_count(tmp_path: Path, cut: int) -> None:
     it = queue(tmp_path)
     it.write(0, entries(0, 7))
     torn = bytearray(entries(7, 8, size=1 << 20).tobytes())  # so that every byte of its size is significant
@@ -129,14 +131,14 @@ def test_an_entry_torn_at_any_byte_does_not_count(tmp_path: Path, cut: int) -> N
     assert it.max_offset(700) == 7
 
 
-def test_a_file_missing_in_the_middle(tmp_path: Path) -> None:
+def test_file_missing_in_the_middle_is_an_error(tmp_path: Path) -> None:
     queue(tmp_path).write(0, entries(0, 45))
     (tmp_path / "consumequeue/t/0" / segment_name(2 * PER_FILE * CQ_ENTRY.itemsize)).unlink()
     with pytest.raises(CorruptSegment, match=r"t/0: no file for bytes 400 to 600; close the store everywhere, move"):
         queue(tmp_path).max_offset(4500)
 
 
-def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+def test_file_that_shrinks_during_a_read_is_an_error(tmp_path: Path) -> None:
     it = queue(tmp_path)
     it.write(0, entries(0, 10))
     os.truncate(tmp_path / "consumequeue/t/0" / segment_name(0), 50)
@@ -144,7 +146,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
         it.entries(0, 10)
 
 
-def test_a_head_that_retention_takes_while_it_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_runs_during_a_search_for_the_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     it, other, is_behind = queue(tmp_path), queue(tmp_path), ConsumeQueue._is_behind
     it.write(0, entries(0, 35))
 
@@ -158,7 +160,7 @@ def test_a_head_that_retention_takes_while_it_is_looked_for(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("known", [0, 3, 20, 27, 35])
-def test_a_tail_known_before_retention_took_its_file(tmp_path: Path, known: int) -> None:
+def test_known_end_survives_retention_of_its_file(tmp_path: Path, known: int) -> None:
     it, other = queue(tmp_path), queue(tmp_path)
     it.write(0, entries(0, 35))
     assert other.max_offset(known * 100) == known
@@ -176,7 +178,7 @@ def test_a_tail_known_before_retention_took_its_file(tmp_path: Path, known: int)
     ("written", "min_offset", "first"),
     [(30, 3000, 20), (31, 3100, 30), (35, 900, 0), (35, 901, 10), (35, 1900, 10), (35, 1901, 20), (5, 500, 0)],
 )
-def test_files_go_when_their_last_record_went_and_the_last_file_stays(
+def test_files_except_the_last_expire_with_their_last_record(
     tmp_path: Path, written: int, min_offset: int, first: int
 ) -> None:
     it = queue(tmp_path)
@@ -186,7 +188,7 @@ def test_files_go_when_their_last_record_went_and_the_last_file_stays(
     assert it.max_offset(written * 100) == written
 
 
-def test_a_file_that_an_append_left_half_written_stays(tmp_path: Path) -> None:
+def test_partly_written_file_does_not_expire(tmp_path: Path) -> None:
     it = queue(tmp_path)
     it.write(0, entries(0, 5))
     it.write(10, entries(10, 11))
@@ -194,7 +196,7 @@ def test_a_file_that_an_append_left_half_written_stays(tmp_path: Path) -> None:
     assert it.max_offset(500) == 5
 
 
-def test_the_head_is_found_from_wherever_the_last_one_was(tmp_path: Path) -> None:
+def test_head_is_found_from_any_earlier_position(tmp_path: Path) -> None:
     it = queue(tmp_path, 4)
     it.write(0, entries(0, 9))
     it.expire(400)
@@ -204,7 +206,7 @@ def test_the_head_is_found_from_wherever_the_last_one_was(tmp_path: Path) -> Non
             assert it.min_offset(head * 100, 9) == max(head, 4)
 
 
-def test_the_log_offset_behind_the_last_entry(tmp_path: Path) -> None:
+def test_log_offset_after_the_last_entry(tmp_path: Path) -> None:
     it = queue(tmp_path)
     assert it.dispatched(700) == 0
     it.begin_at(12, 1)
@@ -216,7 +218,7 @@ def test_the_log_offset_behind_the_last_entry(tmp_path: Path) -> None:
     assert it.dispatched(2100) == 2100, "the only entry of its file"
 
 
-def test_entries_whose_file_is_gone_are_left_out(tmp_path: Path) -> None:
+def test_entries_of_a_deleted_file_are_left_out(tmp_path: Path) -> None:
     it = queue(tmp_path)
     it.write(0, entries(0, 35))
     it.expire(2200)
@@ -226,7 +228,7 @@ def test_entries_whose_file_is_gone_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("start", "first"), [(25, 20), (30, 20), (31, 30)])
-def test_a_queue_without_entries_says_where_it_goes_on(tmp_path: Path, start: int, first: int) -> None:
+def test_empty_queue_keeps_its_next_offset(tmp_path: Path, start: int, first: int) -> None:
     it = queue(tmp_path)
     it.write(0, entries(0, 35))
     it.begin_empty(start)
@@ -243,8 +245,8 @@ def known(root: Path, least_end: int) -> ConsumeQueue:
     )
 
 
-def test_a_queue_that_is_known_to_have_had_more(tmp_path: Path) -> None:
-    """Damaged entries do not end a queue before its known end. The last known entry does."""
+def test_queue_shorter_than_its_known_end_is_an_error(tmp_path: Path) -> None:
+    """Damaged entries before the known end do not end the queue."""
     queue(tmp_path).write(0, entries(0, 35))
     queue(tmp_path).write(5, np.zeros(10, CQ_ENTRY))
     assert known(tmp_path, 20).max_offset(3500) == 35
@@ -253,7 +255,7 @@ def test_a_queue_that_is_known_to_have_had_more(tmp_path: Path) -> None:
         known(tmp_path, 20).max_offset(3500)
 
 
-def test_entries_count_whose_records_say_so(tmp_path: Path) -> None:
+def test_entries_without_their_record_do_not_count(tmp_path: Path) -> None:
     queue(tmp_path).write(0, entries(0, 35))
     asked: list[tuple[object, ...]] = []
 
@@ -268,7 +270,7 @@ def test_entries_count_whose_records_say_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tail", [0, 7, 20, 34])
-def test_entries_behind_the_tail_are_stale(tmp_path: Path, tail: int) -> None:
+def test_entries_after_the_end_are_stale(tmp_path: Path, tail: int) -> None:
     it = queue(tmp_path)
     assert it.stale(0) is None
     it.write(0, entries(0, 35))
@@ -277,7 +279,7 @@ def test_entries_behind_the_tail_are_stale(tmp_path: Path, tail: int) -> None:
     assert it.stale(tail) is None
 
 
-def test_a_file_that_another_made_anew_is_looked_at_where_it_matters(tmp_path: Path) -> None:
+def test_replaced_file_is_read_again_if_current_is_required(tmp_path: Path) -> None:
     it, other = queue(tmp_path), queue(tmp_path)
     it.write(0, entries(0, 12))
     assert other.max_offset(1200) == 12
@@ -304,11 +306,9 @@ def _write_straddling(root: Path, turn: Synchronized[int]) -> None:
         it.write(index, entries(index, index + 1))
 
 
-def test_an_entry_seen_while_it_is_written_does_not_count_too_early(tmp_path: Path) -> None:
-    """A read is not atomic against a write across two pages: it may see the size without the offset.
-
-    This happens most often on tmpfs, which holds the tests' directories.
-    """
+def test_partly_visible_entry_does_not_count(tmp_path: Path) -> None:
+    """A read is not atomic against a write across two pages: it may see the size without the offset. This happens most
+    often on tmpfs, which holds the tests' directories."""
     it = queue(tmp_path, _STRADDLING[-1] + 1)
     fork = multiprocessing.get_context("fork")
     turn = fork.Value("l", -1, lock=False)
@@ -331,9 +331,7 @@ def test_an_entry_seen_while_it_is_written_does_not_count_too_early(tmp_path: Pa
         writer.join()
 
 
-def test_an_entry_whose_first_look_shows_no_offset_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entry_without_its_offset_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test above meets this case by chance; this one forces it."""
     it, read, seen = queue(tmp_path), Segments.read, list[int]()
     it.write(0, entries(0, 6))
@@ -351,7 +349,7 @@ def test_an_entry_whose_first_look_shows_no_offset_does_not_count(
     assert seen
 
 
-def test_a_queue_without_files_lists_no_directory(tmp_path: Path) -> None:
+def test_queue_without_files_lists_no_directory(tmp_path: Path) -> None:
     queue, listed = ConsumeQueue.at(tmp_path, "t", 0, 200, writable=True), []
     sys.addaudithook(lambda event, arguments: listed.append(arguments) if event == "os.scandir" else None)
     assert queue.max_offset(1000) == 0
@@ -362,7 +360,7 @@ def test_a_queue_without_files_lists_no_directory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"\7", bytes(20), bytes(11) + b"\1"])
 @pytest.mark.parametrize("index", range(24))
-def test_a_damaged_entry_is_no_end(tmp_path: Path, damage: bytes, index: int) -> None:
+def test_damaged_entry_does_not_end_the_queue(tmp_path: Path, damage: bytes, index: int) -> None:
     queue(tmp_path).write(0, entries(0, 25))
     file = tmp_path / "consumequeue/t/0" / segment_name(index // PER_FILE * PER_FILE * CQ_ENTRY.itemsize)
     with file.open("r+b") as opened:
@@ -380,7 +378,7 @@ def test_a_damaged_entry_is_no_end(tmp_path: Path, damage: bytes, index: int) ->
         assert found == [25] or told in str(found)
 
 
-def test_the_last_entry_of_all_may_be_of_an_append_under_way(tmp_path: Path) -> None:
+def test_last_entry_may_belong_to_a_running_append(tmp_path: Path) -> None:
     queue(tmp_path).write(0, entries(0, 25))
     for end in range(26):
         assert queue(tmp_path).max_offset(end * 100) == end

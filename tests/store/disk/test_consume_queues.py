@@ -26,7 +26,7 @@ def descriptors(root: Path) -> int:
     return sum(os.readlink(link).startswith(f"{root}/") for link in links if os.path.islink(link))
 
 
-def test_one_queue_a_name(tmp_path: Path) -> None:
+def test_queues_are_cached_by_name(tmp_path: Path) -> None:
     queues = queues_of(tmp_path)
     assert queues.of("t", 0) is queues.of("t", 0)
     assert queues.of("t", 0) is not queues.of("t", 1)
@@ -37,7 +37,7 @@ def test_one_queue_a_name(tmp_path: Path) -> None:
     assert queues_of(tmp_path).of("t", 1).max_offset(300) == 3
 
 
-def test_few_files_of_many_queues_are_open_and_none_when_they_are_dropped(tmp_path: Path) -> None:
+def test_few_files_of_many_queues_are_open(tmp_path: Path) -> None:
     queues = queues_of(tmp_path)
     for number in range(300):
         queues.of("t", number).write(0, ENTRIES[:1])
@@ -55,7 +55,7 @@ def test_few_files_of_many_queues_are_open_and_none_when_they_are_dropped(tmp_pa
         gc.enable()
 
 
-def test_a_queue_that_has_fewer_entries_than_it_had(tmp_path: Path) -> None:
+def test_queue_shorter_than_expected_is_an_error(tmp_path: Path) -> None:
     queues = queues_of(tmp_path)
     queues.of("t", 0).write(0, ENTRIES)
     queues.of("u", 0).write(0, ENTRIES)
@@ -66,7 +66,7 @@ def test_a_queue_that_has_fewer_entries_than_it_had(tmp_path: Path) -> None:
         queues.of("u", 0).max_offset(300)
 
 
-def test_what_counts_is_asked_of_each_queue(tmp_path: Path) -> None:
+def test_each_queue_checks_its_own_entries(tmp_path: Path) -> None:
     queues_of(tmp_path).of("t", 1).write(0, ENTRIES)
     asked = []
 

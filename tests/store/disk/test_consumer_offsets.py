@@ -32,7 +32,7 @@ def counter(path: Path, name: str) -> object:
     return json.loads((path / "config" / name).read_text())["dataVersion"]["counter"]
 
 
-def test_offsets_in_rocketmqs_shape(tmp_path: Path) -> None:
+def test_offsets_are_written_in_rocketmqs_format(tmp_path: Path) -> None:
     groups, other = ConsumerOffsets(tmp_path), ConsumerOffsets(tmp_path)
     assert groups.offsets("grp", "TopicTest") == {}
     groups.commit_positions("grp", {Queue("TopicTest", 0): 12})
@@ -56,7 +56,7 @@ def test_offsets_in_rocketmqs_shape(tmp_path: Path) -> None:
         ('{"retryQueueNums":65537}', "retryQueueNums of g is 65537, not a number from 0 to 65536"),
     ],
 )
-def test_how_often_a_group_gets_a_message_again(tmp_path: Path, settings: str, found: tuple[int, int] | str) -> None:
+def test_retry_limit_of_a_group(tmp_path: Path, settings: str, found: tuple[int, int] | str) -> None:
     write(tmp_path, "subscriptionGroup.json", f'{{"subscriptionGroupTable":{{"g":{settings}}}}}')
     if isinstance(found, str):
         with pytest.raises(CorruptStore, match=found):
@@ -65,7 +65,7 @@ def test_how_often_a_group_gets_a_message_again(tmp_path: Path, settings: str, f
         assert ConsumerOffsets(tmp_path).settings.retries("g") == found
 
 
-def test_what_a_broker_does_not_know_is_none(tmp_path: Path) -> None:
+def test_offsets_unknown_to_a_broker_are_missing(tmp_path: Path) -> None:
     groups = ConsumerOffsets(tmp_path)
     write(tmp_path, "consumerOffset.json", '{"offsetTable":{"T@g":{-1:7,0:3,1:-1},"T@other":{0:5}}}')
     assert groups.offsets("g", "T") == {0: 3}
@@ -74,7 +74,7 @@ def test_what_a_broker_does_not_know_is_none(tmp_path: Path) -> None:
     assert groups.offsets("g", "T") == {0: 3, 1: 4}
 
 
-def test_an_offset_below_zero_is_refused(tmp_path: Path) -> None:
+def test_negative_offset_is_refused(tmp_path: Path) -> None:
     groups = ConsumerOffsets(tmp_path)
     groups.commit_positions("grp", {Queue("TopicTest", 0): 0})
     with pytest.raises(OffsetOutOfRange, match="group grp, TopicTest, queue 1: -1 is no offset"):
@@ -82,7 +82,7 @@ def test_an_offset_below_zero_is_refused(tmp_path: Path) -> None:
     assert groups.offsets("grp", "TopicTest") == {0: 0}
 
 
-def test_a_brokers_offsets_are_read_and_the_rest_of_its_file_stays(tmp_path: Path) -> None:
+def test_other_content_of_a_brokers_file_is_kept(tmp_path: Path) -> None:
     write(
         tmp_path,
         "consumerOffset.json",
@@ -100,7 +100,7 @@ def test_a_brokers_offsets_are_read_and_the_rest_of_its_file_stays(tmp_path: Pat
     }
 
 
-def test_groups_in_rocketmqs_shape(tmp_path: Path) -> None:
+def test_groups_are_written_in_rocketmqs_format(tmp_path: Path) -> None:
     groups = ConsumerOffsets(tmp_path)
     assert groups.settings.of("grp") is None
     groups.settings.create("grp")
@@ -111,7 +111,7 @@ def test_groups_in_rocketmqs_shape(tmp_path: Path) -> None:
     assert groups.names() == ["another", "grp"]
 
 
-def test_a_new_group_is_what_rocketmq_makes(tmp_path: Path) -> None:
+def test_new_group_has_rocketmqs_settings(tmp_path: Path) -> None:
     shutil.unpack_archive(GOLDEN / "recreated-topic-5.4.tar.gz", tmp_path)
     theirs = ConsumerOffsets(tmp_path / "store").settings.of("puller")
     ours = ConsumerOffsets(tmp_path)
@@ -119,7 +119,7 @@ def test_a_new_group_is_what_rocketmq_makes(tmp_path: Path) -> None:
     assert ours.settings.of("puller") == theirs
 
 
-def test_settings_of_a_group(tmp_path: Path) -> None:
+def test_settings_of_a_group_are_changed(tmp_path: Path) -> None:
     groups = ConsumerOffsets(tmp_path)
     groups.settings.configure("grp", {"retryMaxTimes": 3, "groupName": "another"})
     groups.settings.create("plain")
@@ -132,8 +132,8 @@ def test_settings_of_a_group(tmp_path: Path) -> None:
     assert counter(tmp_path, "subscriptionGroup.json") == 4, "create and set, create, set"
 
 
-def test_a_group_that_is_deleted(tmp_path: Path) -> None:
-    """Deleting a group keeps its offsets unless asked, and always keeps other groups' offsets."""
+def test_deleted_group_loses_its_settings(tmp_path: Path) -> None:
+    """Its offsets only on request, and never other groups' offsets."""
     groups = ConsumerOffsets(tmp_path)
     for group in ("grp", "other"):
         groups.settings.create(group)
@@ -153,7 +153,7 @@ def test_a_group_that_is_deleted(tmp_path: Path) -> None:
     assert groups.all_offsets() == {"t@other": {0: 1}, "u@other": {1: 2}}
 
 
-def test_positions_of_groups(tmp_path: Path) -> None:
+def test_positions_of_groups_are_read(tmp_path: Path) -> None:
     groups = ConsumerOffsets(tmp_path)
     assert groups.all_positions() == {}
     groups.settings.create("idle")
@@ -169,7 +169,7 @@ def test_positions_of_groups(tmp_path: Path) -> None:
     assert groups.positions("a@b", ["u", "t"]) == groups.all_positions()["a@b"]
 
 
-def test_a_brokers_groups_stay_as_they_are(tmp_path: Path) -> None:
+def test_groups_of_a_broker_are_kept(tmp_path: Path) -> None:
     theirs = '{"forbiddenTable":{},"subscriptionGroupTable":{"grp":{"groupName":"grp","retryMaxTimes":3}}}'
     write(tmp_path, "subscriptionGroup.json", theirs)
     ConsumerOffsets(tmp_path).settings.create("other")
@@ -178,19 +178,19 @@ def test_a_brokers_groups_stay_as_they_are(tmp_path: Path) -> None:
     assert content["subscriptionGroupTable"]["grp"] == {"groupName": "grp", "retryMaxTimes": 3}  # type: ignore[index]
 
 
-def test_delay_levels(tmp_path: Path) -> None:
+def test_delay_levels_are_read(tmp_path: Path) -> None:
     assert delay_offsets(tmp_path) == {}
     write(tmp_path, "delayOffset.json", '{\n\t"offsetTable":{1:5,3:7\n\t}\n}')
     assert delay_offsets(tmp_path) == {1: 5, 3: 7}
 
 
-def test_brokers_own_files() -> None:
+def test_files_of_a_broker_are_read() -> None:
     for path in (Path(__file__).parents[2] / "golden").glob("*-4.9"):
         assert delay_offsets(path) == {}
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a@b", "../g", "g" * 121])
-def test_names_that_rocketmq_refuses(tmp_path: Path, name: str) -> None:
+def test_wrong_group_names_are_refused(tmp_path: Path, name: str) -> None:
     for write_it in (
         ConsumerOffsets(tmp_path).settings.create,
         lambda group: ConsumerOffsets(tmp_path).commit_positions(group, {Queue("t", 0): 1}),
@@ -201,7 +201,7 @@ def test_names_that_rocketmq_refuses(tmp_path: Path, name: str) -> None:
     check_group_name("g" * 120)
 
 
-def test_the_stores_verbs(tmp_path: Path) -> None:
+def test_store_commits_and_reads_offsets(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, config=StoreConfig(mappedFileSizeCommitLog=4096)) as store:
         store.create_topic("t", 2)
         assert store.consumer_offset("grp", "t", 0) is None
@@ -221,7 +221,7 @@ with MessageStore.open(sys.argv[1], read_only=True) as store:
 """
 
 
-def test_readers_of_several_processes_commit_at_once_and_no_append_waits(tmp_path: Path) -> None:
+def test_concurrent_commits_do_not_block_appends(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path) as store:
         store.create_topic("t", 1)
         program = [sys.executable, "-c", COMMITS, str(tmp_path)]

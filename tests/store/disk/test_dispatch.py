@@ -1,5 +1,3 @@
-"""Walking the log as RocketMQ's recovery does, and the queue entries built from it."""
-
 from __future__ import annotations
 
 from itertools import chain
@@ -49,7 +47,7 @@ def test_every_record_is_walked(path: Path) -> None:
     assert sum(len(chunk.records) for chunk in walk(log_of(path), starts(path)[5])) == 7
 
 
-def test_a_walk_ends_where_it_is_told(path: Path) -> None:
+def test_walk_ends_at_the_given_offset(path: Path) -> None:
     for count, until in enumerate(starts(path)):
         chunks = list(walk(log_of(path), 0, until=until))
         assert sum(len(chunk.records) for chunk in chunks) == count
@@ -58,8 +56,8 @@ def test_a_walk_ends_where_it_is_told(path: Path) -> None:
 
 @pytest.mark.parametrize("lost", range(3))
 @pytest.mark.parametrize("value", [b"v", b"\0v", b"v\0"])
-def test_a_sector_that_the_device_lost_is_noticed_in_properties(tmp_path: Path, lost: int, value: bytes) -> None:
-    """No checksum covers properties. A sector can only be lost behind the flushed offset."""
+def test_lost_sector_in_properties_is_noticed(tmp_path: Path, lost: int, value: bytes) -> None:
+    """No checksum covers properties. A sector can only be lost after the flushed offset."""
     with MessageStore.open(tmp_path, config=StoreConfig(mappedFileSizeCommitLog=SIZE)) as store:
         store.create_topic("t", 1)
         for properties in ({}, {"long": "long" * (3 * SECTOR_BYTES // 4 + 25)}):
@@ -81,7 +79,7 @@ def test_a_sector_that_the_device_lost_is_noticed_in_properties(tmp_path: Path, 
     assert [found(torn_from) for torn_from in (None, second + 1, second, 0)] == [2, 2, 1, 1]
 
 
-def test_zeros_that_a_checksum_covers_are_none_that_the_device_lost(tmp_path: Path) -> None:
+def test_zeros_covered_by_a_checksum_are_no_lost_sector(tmp_path: Path) -> None:
     """Zeros in the same record that no checksum covers count as lost, wherever its sectors are."""
     config = StoreConfig(mappedFileSizeCommitLog=SIZE, enabledAppendPropCRC=True)
     with MessageStore.open(tmp_path, config=config) as store:
@@ -103,8 +101,8 @@ def test_zeros_that_a_checksum_covers_are_none_that_the_device_lost(tmp_path: Pa
 
 @pytest.mark.parametrize("at_once", [1, 60])
 @pytest.mark.parametrize("field", ["keys", "sharding_key", "value", "name"])
-def test_what_is_put_never_looks_like_a_lost_sector(tmp_path: Path, field: str, at_once: int) -> None:
-    """A sector's length of zeros would end the log there and lose the acknowledged records behind it."""
+def test_messages_that_look_like_a_lost_sector_are_refused(tmp_path: Path, field: str, at_once: int) -> None:
+    """A sector's length of zeros would end the log there and lose the acknowledged records after it."""
 
     def messages(zeros: int) -> list[Message]:
         text = "x" + "\0" * zeros
@@ -142,7 +140,7 @@ def test_nothing_is_walked_without_a_log(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-def test_a_changed_byte_ends_the_log_there_or_was_not_covered(
+def test_changed_byte_ends_the_log_or_has_no_checksum(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("log")
@@ -165,7 +163,7 @@ def test_a_changed_byte_ends_the_log_there_or_was_not_covered(
 
 
 @pytest.mark.parametrize("topic", [b"../../etc", b"/", b"..", b"\xff\xff"])
-def test_a_topic_that_is_no_name_ends_the_log(tmp_path: Path, topic: bytes) -> None:
+def test_invalid_topic_name_ends_the_log(tmp_path: Path, topic: bytes) -> None:
     """No CRC covers the topic, and its name becomes a folder."""
     with MessageStore.open(tmp_path, config=StoreConfig(mappedFileSizeCommitLog=SIZE)) as store:
         store.create_topic("t" * len(topic), 1)
@@ -176,14 +174,14 @@ def test_a_topic_that_is_no_name_ends_the_log(tmp_path: Path, topic: bytes) -> N
 
 
 def one_queue(path: Path, count: int) -> tuple[Path, list[int]]:
-    """Return the log's file of a store with `count` messages, and where each record begins."""
+    """Return the log's file of a store with `count` messages, and the begin of each record."""
     with MessageStore.open(path, config=StoreConfig(mappedFileSizeCommitLog=SIZE)) as store:
         store.create_topic("t", 1)
         store.put_many([Message("t", b"body") for _ in range(count)])
     return path / "commitlog" / segment_name(0), starts(path)
 
 
-def test_records_before_one_whose_topic_is_no_text(tmp_path: Path) -> None:
+def test_records_before_an_undecodable_topic_are_walked(tmp_path: Path) -> None:
     file, (_, last) = one_queue(tmp_path, 2)
     content = bytearray(file.read_bytes())
     content[content.index(b"\1t", last) + 1] = 0xFF
@@ -192,7 +190,7 @@ def test_records_before_one_whose_topic_is_no_text(tmp_path: Path) -> None:
     assert [(topic, queue_id, offsets.tolist()) for topic, queue_id, offsets, _ in found] == [("t", 0, [0])]
 
 
-def test_the_queue_offsets_of_a_piece_are_consecutive(tmp_path: Path) -> None:
+def test_queue_offsets_of_a_chunk_are_consecutive(tmp_path: Path) -> None:
     file, records = one_queue(tmp_path, 6)
     with file.open("r+b") as opened:
         opened.seek(records[2] + field_offset(RECORD_HEADER, "queue_offset"))
@@ -202,7 +200,7 @@ def test_the_queue_offsets_of_a_piece_are_consecutive(tmp_path: Path) -> None:
     assert [entries["physical_offset"].tolist() for *_, entries in found] == [records[:2], records[2:3], records[3:]]
 
 
-def test_entries_are_those_that_the_append_wrote(path: Path) -> None:
+def test_entries_equal_those_of_the_append(path: Path) -> None:
     found: dict[int, bytes] = {0: b"", 1: b""}
     for chunk in walk(log_of(path), 0):
         for topic, queue_id, offsets, entries in queue_entries(chunk):
@@ -220,10 +218,8 @@ def test_entries_are_those_that_the_append_wrote(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_entries_are_those_that_rocketmq_wrote(name: str) -> None:
-    """Every entry equals RocketMQ's. Only tags codes differ if RocketMQ stored addresses in a queue extension: ours
-    are the hashes.
-    """
+def test_entries_equal_rocketmqs(name: str) -> None:
+    """Only tags codes differ if RocketMQ stored addresses in a queue extension: ours are the hashes."""
     for chunk in walk(log_of(GOLDEN / name), 0):
         for topic, queue_id, offsets, entries in chain(queue_entries(chunk), light_entries(chunk)):
             for offset, entry in zip(offsets.tolist(), entries, strict=True):
@@ -252,7 +248,7 @@ def test_no_entry_of_rocketmq_is_missing(name: str) -> None:
 
 
 @pytest.mark.parametrize(("with_crc", "found"), [(True, 1), (False, 3)])
-def test_a_property_crc_covers_the_header(tmp_path: Path, with_crc: bool, found: int) -> None:
+def test_property_crc_covers_the_header(tmp_path: Path, with_crc: bool, found: int) -> None:
     with MessageStore.open(tmp_path, config=StoreConfig(enabledAppendPropCRC=with_crc)) as store:
         store.create_topic("t", 1)
         second = store.put_many([Message("t", b"body", "tag") for _ in range(3)])[1].physical_offset

@@ -1,5 +1,3 @@
-"""A process's figures, read by other processes."""
-
 from __future__ import annotations
 
 import errno
@@ -28,7 +26,7 @@ def counted(root: Path | None) -> Figures:
     return figures
 
 
-def test_readers_see_what_was_counted_until_it_is_closed(tmp_path: Path) -> None:
+def test_figures_are_visible_until_they_are_closed(tmp_path: Path) -> None:
     one, other = Figures(tmp_path), Figures(tmp_path)
     for milliseconds in (0.3, 1.0, 1.1, 500.0, 501.0):
         one.of(SENT, "orders").add(milliseconds)
@@ -53,7 +51,7 @@ def test_readers_see_what_was_counted_until_it_is_closed(tmp_path: Path) -> None
     assert list((tmp_path / CLIENTS_DIR).iterdir()) == []
 
 
-def test_a_bound_belongs_to_its_bucket_however_it_is_counted(tmp_path: Path) -> None:
+def test_bound_belongs_to_its_bucket(tmp_path: Path) -> None:
     figures = Figures(tmp_path)
     for bound in BUCKETS[SENT]:
         figures.of(SENT, "one by one").add(bound)
@@ -80,13 +78,13 @@ def test_figures_of_a_killed_process_are_ignored_then_removed(tmp_path: Path) ->
     figures.close()
 
 
-def test_a_process_with_a_reused_number_is_another_one(tmp_path: Path) -> None:
+def test_file_of_a_reused_process_id_is_ignored(tmp_path: Path) -> None:
     (tmp_path / CLIENTS_DIR).mkdir()
     (tmp_path / CLIENTS_DIR / f"{os.getpid()}-1-0.json").write_text('[{"name":"sent","topic":"t","group":""}]')
     assert seen(tmp_path) == []
 
 
-def test_a_forked_child_leaves_them_to_its_parent(tmp_path: Path) -> None:
+def test_forked_child_leaves_figures_to_its_parent(tmp_path: Path) -> None:
     figures = counted(tmp_path)
     figures._turn.acquire()  # held by a thread that the child does not have
     child = os.fork()
@@ -111,7 +109,7 @@ def test_no_file_without_figures_or_without_a_store(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("content", ["[{", '[{"name":"sent","topic":"t","group":"","counts":[1]}]', None])
-def test_a_file_that_cannot_be_read_is_left_out(tmp_path: Path, content: str | None) -> None:
+def test_unreadable_file_is_left_out(tmp_path: Path, content: str | None) -> None:
     figures = counted(tmp_path)
     figures.write()
     ((owner, _),) = figures_in(tmp_path)
@@ -123,7 +121,7 @@ def test_a_file_that_cannot_be_read_is_left_out(tmp_path: Path, content: str | N
 
 
 @pytest.mark.parametrize("function", ["write", "mkdir", "open", "replace"])
-def test_a_full_disk(tmp_path: Path, function: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_full_disk_loses_only_figures(tmp_path: Path, function: str, caplog: pytest.LogCaptureFixture) -> None:
     figures = counted(tmp_path)
     recorder = Recorder(tmp_path, fault=Fault(function, 0, errno.ENOSPC))
     with recorder.recording():

@@ -75,17 +75,14 @@ def files(root: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted((root / "index").iterdir())]
 
 
-# --- RocketMQ's bytes -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", GOLDEN_INDEXES)
-def test_writes_rocketmqs_bytes(name: str, tmp_path: Path) -> None:
+def test_index_has_rocketmqs_bytes(name: str, tmp_path: Path) -> None:
     append(Index(tmp_path, *GOLDEN_INDEXES[name], writable=True), golden_records(name))
     assert files(tmp_path) == files(GOLDEN / name)
 
 
 @pytest.mark.parametrize("name", GOLDEN_INDEXES)
-def test_finds_every_key_in_rocketmqs_files(name: str) -> None:
+def test_every_key_in_rocketmqs_files_is_found(name: str) -> None:
     index = Index(GOLDEN / name, *GOLDEN_INDEXES[name], writable=False)
     records = golden_records(name)
     for topic, key in {(record.topic, key) for record in records for key in record.keys}:
@@ -94,15 +91,12 @@ def test_finds_every_key_in_rocketmqs_files(name: str) -> None:
     assert index.end_offset() == max(record.offset for record in records if record.keys)
 
 
-# --- appends and queries --------------------------------------------------------------------------------
-
-
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 60), max_size=8), st.integers(1, 3))
-def test_pieces_make_the_same_files_as_one_append(
+def test_several_appends_make_the_same_files_as_one(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], processes: int
 ) -> None:
-    """Holds for any order of writing processes: another process may have filled the file that one used last."""
+    """For any order of writing processes: another process may have filled the file that one used last."""
     whole, pieces = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("pieces")
     records = made_records(60)
     append(Index(whole, 13, 40, writable=True), records)
@@ -127,7 +121,7 @@ def test_times_are_right_to_the_second(
     assert set(found) <= {offset for offset, time in holders.items() if begin - 1000 <= time <= end + 1000}
 
 
-def test_records_that_are_filed_already_are_skipped(tmp_path: Path) -> None:
+def test_indexed_records_are_skipped(tmp_path: Path) -> None:
     index = Index(tmp_path, 13, 400, writable=True)
     append(index, made_records(20))
     append(index, made_records(10, begin=5))
@@ -136,7 +130,7 @@ def test_records_that_are_filed_already_are_skipped(tmp_path: Path) -> None:
     assert list(index.candidates("orders", "u25")) == [2500]
 
 
-def test_no_files_no_answers(tmp_path: Path) -> None:
+def test_index_without_files_finds_nothing(tmp_path: Path) -> None:
     index = Index(tmp_path, 13, 40, writable=False)
     assert list(index.candidates("orders", "k1")) == []
     assert index.end_offset() == -1
@@ -144,7 +138,7 @@ def test_no_files_no_answers(tmp_path: Path) -> None:
         append(index, made_records(1))
 
 
-def test_a_key_in_its_slot_before_it_is_counted(tmp_path: Path) -> None:
+def test_key_is_found_before_the_header_counts_it(tmp_path: Path) -> None:
     """A broker writes an entry, then its slot, then the header."""
     append(Index(tmp_path, 13, 40, writable=True), made_records(2))
     (file,) = (tmp_path / "index").iterdir()
@@ -156,7 +150,7 @@ def test_a_key_in_its_slot_before_it_is_counted(tmp_path: Path) -> None:
     assert list(index.candidates("orders", "u9")) == [900]
 
 
-def test_a_file_that_has_no_length_yet(tmp_path: Path) -> None:
+def test_empty_file_is_skipped(tmp_path: Path) -> None:
     index = Index(tmp_path, 13, 40, writable=True)
     append(index, made_records(2))
     (tmp_path / "index" / "20990101000000000").touch()
@@ -165,7 +159,7 @@ def test_a_file_that_has_no_length_yet(tmp_path: Path) -> None:
     assert list(index.candidates("orders", "k1")) == [800, 100]
 
 
-def test_files_of_another_shape_are_refused(tmp_path: Path) -> None:
+def test_files_of_other_sizes_are_refused(tmp_path: Path) -> None:
     append(Index(tmp_path, 13, 40, writable=True), made_records(1))
     with pytest.raises(ConfigError, match="maxHashSlotNum=14 and maxIndexNum=40"):
         list(Index(tmp_path, 14, 40, writable=False).candidates("orders", "k0"))
@@ -173,14 +167,12 @@ def test_files_of_another_shape_are_refused(tmp_path: Path) -> None:
 
 @settings(deadline=None)
 @given(st.binary(min_size=file_bytes(5, 8), max_size=file_bytes(5, 8)))
-def test_any_bytes_end_in_an_answer(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_search_ends_for_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     root = tmp_path_factory.mktemp("garbage")
     (root / "index").mkdir()
     (root / "index" / "20250101000000000").write_bytes(data)
     assert len(list(Index(root, 5, 8, writable=False).candidates("orders", "k1"))) <= 8
 
-
-# --- dead appends, crashed machines, retention ----------------------------------------------------------
 
 SLOTS, ENTRIES = 13, 400
 
@@ -199,7 +191,7 @@ def died_in_between(before: bytes, after: bytes, step: str) -> bytes:
 
 
 @pytest.mark.parametrize("step", ["some entries", "entries", "header", "some slots", "slots"])
-def test_truncate_undoes_an_append_that_died(tmp_path: Path, step: str) -> None:
+def test_truncate_undoes_a_dead_append(tmp_path: Path, step: str) -> None:
     index = Index(tmp_path, SLOTS, ENTRIES, writable=True)
     append(index, made_records(20))
     path = tmp_path / "index" / index.names()[0]
@@ -218,7 +210,7 @@ def test_truncate_undoes_an_append_that_died(tmp_path: Path, step: str) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 1, 14, 15, 40, 59])
-def test_truncate_reaches_over_files(tmp_path: Path, kept: int) -> None:
+def test_truncate_spans_files(tmp_path: Path, kept: int) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for root, count in ((whole, kept), (cut, 60)):
         root.mkdir()
@@ -233,12 +225,12 @@ def test_truncate_reaches_over_files(tmp_path: Path, kept: int) -> None:
         assert first == second
 
 
-def test_after_a_machine_crash_the_last_file_is_filed_again(tmp_path: Path) -> None:
+def test_last_file_is_indexed_again_after_a_machine_crash(tmp_path: Path) -> None:
     index = Index(tmp_path, SLOTS, 30, writable=True)
     records = made_records(60)
     append(index, records)
     intact = files(tmp_path)
-    (tmp_path / "index" / index.names()[-1]).write_bytes(b"")  # the length never reached
+    (tmp_path / "index" / index.names()[-1]).write_bytes(b"")  # the length never reached the device
     index.keep(index.trusted())
     again = index.end_offset()
     assert 0 < again < records[-1].offset
@@ -247,7 +239,7 @@ def test_after_a_machine_crash_the_last_file_is_filed_again(tmp_path: Path) -> N
     assert [next(index.candidates("orders", f"u{n}")) for n in range(60)] == [n * 100 for n in range(60)]
 
 
-def test_distrusts_what_ends_after_rocketmqs_checkpoint(tmp_path: Path) -> None:
+def test_files_newer_than_rocketmqs_checkpoint_are_not_trusted(tmp_path: Path) -> None:
     index = Index(tmp_path, SLOTS, 30, writable=True)
     append(index, made_records(60))
     names = index.names()
@@ -258,7 +250,7 @@ def test_distrusts_what_ends_after_rocketmqs_checkpoint(tmp_path: Path) -> None:
     assert index.trusted(0) == []
 
 
-def test_expires_files_without_records(tmp_path: Path) -> None:
+def test_files_without_records_expire(tmp_path: Path) -> None:
     index = Index(tmp_path, SLOTS, 30, writable=True)
     append(index, made_records(60))
     names = index.names()
@@ -271,7 +263,7 @@ def test_expires_files_without_records(tmp_path: Path) -> None:
     assert index.names() == names[-1:], "the last file stays"
 
 
-def test_goes_on_where_another_process_dropped_the_newest_files(tmp_path: Path) -> None:
+def test_index_continues_after_others_dropped_the_newest_files(tmp_path: Path) -> None:
     ours, others = (Index(tmp_path, SLOTS, 30, writable=True) for _ in range(2))
     append(ours, made_records(60))
     others.truncate(1000)
@@ -284,7 +276,7 @@ def test_goes_on_where_another_process_dropped_the_newest_files(tmp_path: Path) 
     assert len(ours.names()) == 1
 
 
-def test_a_file_that_another_process_made_anew_under_its_name(tmp_path: Path) -> None:
+def test_file_replaced_by_another_process_is_noticed(tmp_path: Path) -> None:
     """File names increase even while the clock is behind them, as when local time is set back."""
     ours, others = (Index(tmp_path, SLOTS, 30, writable=True) for _ in range(2))
     append(ours, made_records(10))

@@ -31,7 +31,7 @@ def made(path: Path, count: int, *, at_a_time: int = 100, ms_each: int = 300) ->
 
 
 @pytest.mark.parametrize("kept", [1, 20, 59])
-def test_after_truncate_the_header_is_that_of_a_file_which_never_had_more(tmp_path: Path, kept: int) -> None:
+def test_truncate_restores_the_header(tmp_path: Path, kept: int) -> None:
     never, cut = made(tmp_path / "never", kept), made(tmp_path / "cut", 60)
     cut.truncate(int(OFFSETS[kept]))
     expected, found = never.header(), cut.header()
@@ -42,14 +42,14 @@ def test_after_truncate_the_header_is_that_of_a_file_which_never_had_more(tmp_pa
 
 
 @pytest.mark.parametrize("ms_each", [-300, 0, 300])
-def test_one_key_at_a_time_makes_the_same_file(tmp_path: Path, ms_each: int) -> None:
-    """Holds even if the clock steps back: no stored time is before the file's begin."""
+def test_single_appends_make_the_same_file(tmp_path: Path, ms_each: int) -> None:
+    """Even if the clock steps back: no stored time is before the file's begin."""
     one, many = made(tmp_path / "one", 40, at_a_time=1, ms_each=ms_each), made(tmp_path / "many", 40, ms_each=ms_each)
     assert one.path.read_bytes() == many.path.read_bytes()
     assert (many.entries(1, 41)["seconds"] >= 0).all()
 
 
-def test_a_search_that_stands_on_an_append_which_is_undone_meanwhile(tmp_path: Path) -> None:
+def test_search_continues_while_an_append_is_undone(tmp_path: Path) -> None:
     """Another slot's entry replaces the undone one. The search must still find older entries of its key."""
     path = tmp_path / "file"
     path.write_bytes(bytes(file_bytes(SLOTS, ENTRIES)))
@@ -64,7 +64,7 @@ def test_a_search_that_stands_on_an_append_which_is_undone_meanwhile(tmp_path: P
     assert list(search) == [100, 0]
 
 
-def test_a_wrong_entry_in_a_chain_ends_no_search_in_a_circle(tmp_path: Path) -> None:
+def test_wrong_entry_causes_no_endless_search(tmp_path: Path) -> None:
     file = made(tmp_path / "file", 3)
     content = bytearray(file.path.read_bytes())
     slot = int(HASHES[0]) % SLOTS
@@ -73,7 +73,7 @@ def test_a_wrong_entry_in_a_chain_ends_no_search_in_a_circle(tmp_path: Path) -> 
     assert list(file.candidates(int(HASHES[0]), 0, START + 10_000)) == []
 
 
-def test_a_file_that_begins_late_and_is_cut_to_its_first_key(tmp_path: Path) -> None:
+def test_file_truncated_to_its_first_key_begins_later(tmp_path: Path) -> None:
     """The first key's seconds count from the previous file."""
     path = tmp_path / "file"
     path.write_bytes(bytes(file_bytes(SLOTS, ENTRIES)))
@@ -86,7 +86,7 @@ def test_a_file_that_begins_late_and_is_cut_to_its_first_key(tmp_path: Path) -> 
     assert START <= header["end_timestamp"] < START + 1000
 
 
-def test_entries_by_number(tmp_path: Path) -> None:
+def test_entries_are_read_by_number(tmp_path: Path) -> None:
     file = made(tmp_path / "file", 30)
     assert file.entries(5, 9)["key_hash"].tolist() == HASHES[4:8].tolist()
     assert [file.first_from(offset, 31) for offset in (0, 1, 2900, 2901)] == [1, 2, 30, 31]
@@ -108,7 +108,7 @@ def file(tmp_path: Path) -> SegmentFile:
     return SegmentFile(path, file_bytes(MANY_SLOTS, 5), writable=True)
 
 
-def test_what_is_set_is_in_the_file(file: SegmentFile) -> None:
+def test_set_slots_are_in_the_file(file: SegmentFile) -> None:
     slots, numbers = np.array([0, 1, 7000, MANY_SLOTS - 1]), np.array([4, 3, 2, 1])
     table = IndexSlots(file, MANY_SLOTS)
     table.reserve(slots)
@@ -119,7 +119,7 @@ def test_what_is_set_is_in_the_file(file: SegmentFile) -> None:
         assert file.read(file_bytes(slot, 0), 4) == number.to_bytes(4, "big")
 
 
-def test_reserved_pages_keep_what_they_hold(file: SegmentFile) -> None:
+def test_reserving_keeps_the_content_of_pages(file: SegmentFile) -> None:
     file.write(file_bytes(5, 0), memoryview(b"\0\0\0\x09"))
     IndexSlots(file, MANY_SLOTS).reserve(np.array([4, MANY_SLOTS - 1]))
     assert file.read(file_bytes(5, 0), 4) == b"\0\0\0\x09"
