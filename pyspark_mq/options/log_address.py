@@ -28,8 +28,8 @@ CLUSTER_OPTIONS = (
         None,
         "/etc/mq/ca.pem",
         "with `useTls`: a file on the driver with trusted certificates (PEM): a server's own, or its authority's. "
-        "Names in certificates are then not checked. Without this option, each machine's system decides what it "
-        "trusts, and the name in `nameServer` or a route must match",
+        "Names in certificates are then not checked. Without this option, each machine trusts its system's "
+        "certificates, and the name in `nameServer` or a route must match",
         "those that the system trusts",
     ),
     Option(

@@ -91,7 +91,7 @@ READ_OPTIONS = (
         "endingTimestamp",
         None,
         "2026-01-31T12:00:00Z",
-        "batch only: the same by store time; later messages, and those of that millisecond, are not read",
+        "batch only: the same by store time; messages stored at that time or later are not read",
     ),
     Option(
         "endingOffsetsByTimestamp",
