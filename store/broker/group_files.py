@@ -271,7 +271,7 @@ class GroupFiles:
         if not counts:
             return
         try:
-            flush_log(self.root)  # first, the messages that it sent back, and counted as done
+            flush_log(self.root)  # it sent back messages before these offsets, which must be stored first
         except FlushFailed as failure:
             _logger.warning("group %s: what member %s had done is done again: %s", self.name, entry.id, failure)
         else:

@@ -100,7 +100,7 @@ class HalfMessages:
         ops = min(done, default=self._ops_seen)
         if (begin, ops) != (self._done(HALF_TOPIC), self._done(OP_TOPIC)):
             self._store.flush()  # a crash must not lose op messages before these offsets
-            # Together and only forward, because earlier op messages may end later half messages.
+            # Together and only forward: else a half message could count as open after its op message is skipped.
             path, offsets = self._store.path, {Queue(HALF_TOPIC, QUEUE): begin, Queue(OP_TOPIC, QUEUE): ops}
             with among_groups(path, self._store.config.lockTimeoutMillis / 1000):
                 advance(ConsumerOffsets(path), TRANSACTIONS_GROUP, offsets)

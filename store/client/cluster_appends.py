@@ -22,7 +22,7 @@ _PROPERTIES = 3  # in a `Row`
 
 
 class ClusterAppends:
-    """The methods of `MessageStore` that a producer uses. Each message gets a unique id, property `UNIQ_KEY`."""
+    """The methods of `MessageStore` that a producer uses. Each message gets property `UNIQ_KEY`."""
 
     def __init__(self, address: ClusterAddress) -> None:
         """Raises `Unreachable` if no name server answers."""
@@ -37,7 +37,7 @@ class ClusterAppends:
         return MessageAppend(self._writer.begin())
 
     def with_id(self, row: Row) -> Row:
-        """Return a row with an id. A resent message keeps its own."""
+        """A resent message keeps its id."""
         properties = row[_PROPERTIES]
         if PROPERTY_UNIQ_KEY in properties:
             return row

@@ -46,13 +46,13 @@ _logger = logging.getLogger("store")
 
 
 class Consumer(Opened):
-    """Reads its share of a group's queues, until `close`. Use it in a `with` statement.
+    """Reads its share of a group's queues until `close`. Use it in a `with` statement.
 
     With a listener, the consumer calls it in its own threads. Without one, iterate with `for` or `async for`. A message
     is acknowledged when the listener returns, or when the loop asks for the next message.
 
-    The group commits the lowest unacknowledged offset of each queue. If this consumer closes or dies, another member
-    receives the messages from there on.
+    The group commits the lowest unacknowledged offset of each queue. If a consumer closes or dies, another one receives
+    the messages from there on.
 
     Methods raise `StoreClosed` after `close`, and `StoreForked` in a forked process.
     """
@@ -93,7 +93,7 @@ class Consumer(Opened):
         group = _group(address, group)
         self._config = config
         self._group = group.name
-        with ExitStack() as undo:  # if this raises, no member stays in the group
+        with ExitStack() as undo:  # if this raises, the member leaves
             it = undo.enter_context(address.open()) if isinstance(address, LogAddress) else address
             _check_topics(it, filters)
             figures = Figures(group.path if isinstance(group, DirectoryGroup) else None)
@@ -150,7 +150,7 @@ class Consumer(Opened):
         return ended
 
     def send_back(self, message: ReceivedMessage, delay_level: int = 0) -> None:
-        """Send a message back to the group, to be delivered again later. For use while iterating.
+        """Send a message back to the group while iterating, to be delivered again later.
 
         delay_level: see `ReconsumeLater`. A broadcasting consumer raises `InvalidArgument` unless it is negative.
         """
@@ -182,8 +182,8 @@ class Consumer(Opened):
     def close(self) -> None:
         """Wait for running calls of the listener, commit finished messages, and leave the group.
 
-        Does nothing the second time and in a forked process. A listener that calls `close` only stops the consumer:
-        `wait` returns, and the thread that opened the consumer has to call `close`, too.
+        Does nothing the second time and in a forked process. A listener's call only stops the consumer: `wait` returns,
+        and the thread that opened the consumer has to call `close`, too.
 
         Raises the error that ended the consumer. Raises `StoreLocked`, and closes nothing, in a signal handler that
         interrupted `wait` or an iteration.

@@ -1,4 +1,4 @@
-"""`ConsumerThreads`: the threads of a consumer, which pull, rebalance and call the listener."""
+"""`ConsumerThreads`: the threads that pull, rebalance and call the listener of a consumer."""
 
 from __future__ import annotations
 

@@ -29,18 +29,18 @@ _MAX_RECONSUME_TIMES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerConfig:
-    """RocketMQ's settings, with its names and defaults unless noted. Times are in seconds.
+    """RocketMQ's settings, with its names, and its defaults unless noted. Times are in seconds.
 
     consume_thread_max: threads that call the listener.
     consume_message_batch_max_size: most messages in one call.
     pull_threshold_for_queue: most unacknowledged messages of a queue in memory (RocketMQ: 1000).
     pull_threshold_size_for_queue: most MiB of their bodies.
-    max_reconsume_times: retries of a message before it becomes a dead letter; -1: 16, or unlimited if orderly.
+    max_reconsume_times: retries before a message becomes a dead letter; -1: 16, or unlimited if orderly.
     suspend_current_queue_time: delay before an orderly consumer retries in place.
     consume_timeout: time in hand after which a message is logged as hanging.
     consume_timestamp: ms since 1970, for CONSUME_FROM_TIMESTAMP.
     await_termination_when_shutdown: how long `close` waits for running calls of the listener.
-    unreadable: what to do with a message whose body does not decompress or exceeds the limit: "dead_letter", or
+    unreadable: a message whose body does not decompress or exceeds the limit becomes a "dead_letter", or raises an
     "error", which ends the consumer.
     """
 
@@ -125,7 +125,7 @@ def check_listener(listener: object) -> None:
 
 
 def call(listener: Listener, messages: Messages, group: str) -> CallResult:
-    """Finish no message if the listener raises an error or returns a value. Log it, except at retries in place."""
+    """If the listener raises an error or returns a value, log it, except at retries in place, and finish no message."""
     try:
         answer = cast("Callable[..., object]", listener)(messages)
     except ReconsumeLater as later:
@@ -159,7 +159,7 @@ class ConsumeService(Protocol):
         """The class that decides in which order messages are handed out."""
 
     def settle(self, queues: ProcessQueues, taken: Taken, outcome: CallResult) -> None:
-        """Acknowledge the finished messages, and retry or send back the failed ones."""
+        """Acknowledge the finished messages, and redeliver the others."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from store.objects.urls import local_path
 def address_at(place: str, archive: str | None = None, options: str = "") -> LogAddress:
     """Return the address of a cluster ("rocketmq://host:port"), an archive, a store, or a store with its archive.
 
-    archive: the archive's URL; "" for the store alone; None for the one in the store's settings.
+    archive: its URL; "" for the store alone; None for the one in the store's settings.
     options: fsspec's storage options, as JSON. Raises `ConfigError`, `InvalidArgument`.
     """
     if place.startswith(SCHEME):

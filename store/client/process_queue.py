@@ -16,7 +16,7 @@ _NEVER = math.inf
 class Handful:
     """Messages that are handed out together.
 
-    since: `time.monotonic()` seconds of that; infinity if not in hand. is_logged: logged as hanging.
+    since: `time.monotonic()` seconds of that; infinity if not in hand. is_logged: as hanging.
     """
 
     messages: Messages
@@ -33,13 +33,12 @@ class Handful:
 
 
 class ProcessQueue:
-    """One queue of a consumer. Handfuls are handed out in order of offset, and finished in any order.
+    """Hands out its messages in order of offset. They may be finished in any order.
 
     Not thread-safe. No method blocks or reads a clock; times are `time.monotonic()` seconds.
     """
 
     def __init__(self, queue: Queue, begin: int, max_count: int, max_bytes: int) -> None:
-        """begin: the queue offset to pull from. max_count, max_bytes: see `is_full`."""
         self.queue = queue
         self.pulled = begin  # all matching messages before it were pulled
         self.redirected_to: int | None = None  # queue offset to continue at, if the log requested one
@@ -51,7 +50,7 @@ class ProcessQueue:
         self._max_bytes = max_bytes
         self._cached: deque[Messages] = deque()
         self._handed: deque[Handful] = deque()  # by offset, from the first unfinished one
-        self._again: deque[tuple[float, Handful]] = deque()  # with the earliest time to hand them out again
+        self._again: deque[tuple[float, Handful]] = deque()  # with the earliest time of a retry
 
     @property
     def position(self) -> int:
@@ -89,7 +88,7 @@ class ProcessQueue:
         self._weigh(messages, 1)
 
     def ready_at(self) -> float:
-        """Return when `take` returns messages: 0 for now, infinity if there are none."""
+        """When `take` returns messages: 0 for now, infinity for none."""
         if self._cached:
             return 0.0
         return min((at for at, _ in self._again), default=_NEVER)
@@ -127,7 +126,7 @@ class ProcessQueue:
         self._again.append((at, handful))
 
     def stop(self) -> None:
-        """Discard the pulled messages that are not in hand, and hand out no more."""
+        """Discard all messages that are not in hand."""
         self.is_stopped = True
         if self._cached:
             self.pulled = self._cached[0].offset

@@ -1,4 +1,4 @@
-"""`ProcessQueues`: the queues of one consumer, shared by the threads that pull, consume and rebalance."""
+"""`ProcessQueues`: the queues of one consumer, shared by its threads."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class ProcessQueues:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a forked process. Its copy of the lock may never be released."""
+        """A forked process may never get the lock."""
         return os.getpid() != self._process
 
     @property
@@ -196,7 +196,7 @@ class ProcessQueues:
             handful = queue.take(most, now)
             self._line_up(queue)
             if handful is not None:
-                if self._later:  # another thread has to wait until the next time in `_later`
+                if self._later:  # another thread has to wait for the next retry
                     self._changed.notify()
                 return Taken(queue, handful)
         return None

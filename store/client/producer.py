@@ -34,14 +34,14 @@ _HEADER_BYTES = RECORD_HEADER.itemsize
 
 
 class Producer(Opened):
-    """Sends messages to a store or a cluster. Use it in a `with` statement, which ends after all messages are sent.
+    """Sends messages to a store or a cluster. Use it in a `with` statement, which sends all messages before it ends.
 
     `send` buffers a message and returns. A thread appends all buffered messages in one append, which readers see as a
     whole. Messages with the same topic and sharding key, or to the same queue, keep their order.
 
     Thread-safe. Methods raise `StoreClosed` after `close`, `StoreForked` in a forked process, and `StoreLocked` in a
-    signal handler that interrupted `send`. A producer that is dropped without `close` emits a `ResourceWarning`, and
-    its buffered messages may be lost.
+    signal handler that interrupted `send`. Without `close`, a producer emits a `ResourceWarning`, and its buffered
+    messages may be lost.
     """
 
     def __init__(
@@ -184,10 +184,10 @@ class Producer(Opened):
         return self._buffer.add(topic, row, _HEADER_BYTES + len(row[0]), sequence)
 
     def request(self, message: Message, timeout: float = 3.0) -> StoredMessage:
-        """Send a message, and wait up to `timeout` seconds for the reply that its consumer sends.
+        """Send a message, and wait up to `timeout` seconds for its consumer's reply.
 
         Raises `NoReply`, the errors of a future of `send`, `InvalidArgument` if the producer has a name, and
-        `StoreClosed` if the producer is closed concurrently.
+        `StoreClosed` if it is closed concurrently.
         """
         self.must_be_open()
         if isinstance(self._store, ClusterAppends):
@@ -215,9 +215,7 @@ class Producer(Opened):
             replies.forget(properties)
 
     def last_sequence(self, topic: str) -> int | None:
-        """Return a topic's highest sequence in the log when this producer was opened; None without one, or without a
-        name.
-        """
+        """Return a topic's highest sequence in the log when this producer was opened, or None."""
         self.must_be_open()
         return None if self._memory is None else self._memory.found.get(topic)
 
@@ -245,7 +243,7 @@ class Producer(Opened):
         )
 
     def _check(self, topic: str) -> None:
-        """If the topic is deleted later, the futures raise the error."""
+        """If it is deleted later, the futures raise the error."""
         self._store.begin().add(topic, _NO_MESSAGES)
         self._topics.add(topic)
 

@@ -1,4 +1,4 @@
-"""`Buffer`: the messages of a producer that wait for an append."""
+"""`Buffer`: messages of a producer before their append."""
 
 from __future__ import annotations
 
@@ -23,29 +23,28 @@ class Buffer:
     """Any thread adds messages; one thread takes them. The last one may exceed the size limit."""
 
     def __init__(self, what: str, limits: BufferLimits) -> None:
-        """what: the producer's name in errors."""
         self._what = what
         self._linger, batch_bytes, self._max_bytes, self._timeout = limits
         self._batch_bytes = min(batch_bytes, self._max_bytes)
         # Re-entrant, so that a signal handler that interrupted `add` sees `_is_adding` and raises.
         self._lock = threading.RLock()
         self._is_adding = False
-        self._work = threading.Condition(self._lock)  # for the taker
-        self._room = threading.Condition(self._lock)  # for all other threads
+        self._work = threading.Condition(self._lock)
+        self._room = threading.Condition(self._lock)
         self._lots: dict[str, Lot] = {}
         self._bytes = 0
         self._check_at = 0  # bytes from which `add` checks for room and wakes the taker
         self._is_closed = self._is_urgent = self._is_over = False
         self._why_closed: StoreClosed | None = None
         self._last_sequences: dict[str, int] = {}  # by topic, of the taken messages
-        self._taken = self._settled = 0  # calls of `take`
+        self._taken = self._settled = 0
         self._taker: threading.Thread | None = None
 
     def add(self, topic: str, row: Row, size: int, sequence: int | None = None) -> SendFuture:
         """Raises `BufferFull` if there is no room within the timeout, `StoreClosed`, `StoreLocked` in a signal handler
         that interrupted `add`, and `InvalidArgument` for a sequence that does not ascend.
         """
-        with self._lock:  # in this order, so that an interrupt leaves no message without its sequence
+        with self._lock:  # in an order in which an interrupt leaves no message without its sequence
             if self._is_adding:
                 raise self._locked()
             try:
@@ -76,7 +75,7 @@ class Buffer:
         return self._bytes
 
     def must_be_outside(self) -> None:
-        """Raise `StoreLocked` in a signal handler that interrupted `add`, because it would wait forever."""
+        """Raise `StoreLocked` in a signal handler that interrupted `add`, because waiting there never ends."""
         if is_owned(self._work):
             raise self._locked()
 

@@ -56,8 +56,7 @@ ALREADY_STORED = PutResult(PutStatus.ALREADY_STORED, -1, -1, -1, "")
 class Lot:
     """Messages of one topic that are appended together, and later their outcome.
 
-    fields: of all messages in one flat list, because an object for each would slow the garbage collector. Empty after
-    all are settled.
+    fields: in one flat list, because an object for each message would slow the garbage collector. Empty when settled.
     settled: done when all outcomes are known. Only the sender settles.
     """
 
@@ -128,14 +127,14 @@ class SendFuture:
         self._row = row
 
     def result(self, timeout: float | None = None) -> PutResult:
-        """Wait up to `timeout` seconds. Raises the error of the append, and `TimeoutError`."""
+        """timeout: seconds. Raises the error of the append, and `TimeoutError`."""
         outcome = self._outcome(timeout)
         if isinstance(outcome, Failure):
             raise outcome.to_raise()
         return outcome
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait up to `timeout` seconds for the append's error; None if it succeeded. Raises `TimeoutError`."""
+        """Return the append's error, or None. timeout: seconds. Raises `TimeoutError`."""
         outcome = self._outcome(timeout)
         return outcome.to_raise() if isinstance(outcome, Failure) else None
 
@@ -143,9 +142,10 @@ class SendFuture:
         return self._lot.is_settled
 
     def add_done_callback(self, call: Callable[[SendFuture], object]) -> None:
-        """Call `call` with this future: now if it is done, else later in the producer's thread.
+        """Call `call` with this future: now if it is done, else later in the producer's thread, which it must not
+        block.
 
-        `call` must not wait for the producer. Its errors are logged.
+        Its errors are logged.
         """
         self._lot.settled.add_done_callback(lambda _: call(self))
 

@@ -37,13 +37,13 @@ Sequences = Mapping[str, int]  # by topic
 
 
 class Memory:
-    """The sequences of one open producer, which locks its folder. Not thread-safe.
+    """The sequences of an open producer, which locks its folder. Not thread-safe.
 
     found: the last sequence of each topic in the log on opening.
     """
 
     def __init__(self, store: MessageStore, name: str) -> None:
-        """Raises `InvalidGroup` for an invalid name, `StoreLocked`, `CorruptStore`, `OffsetLost`."""
+        """Raises `InvalidGroup`, `StoreLocked`, `CorruptStore`, `OffsetLost`."""
         try:
             check_group_name(name)
         except InvalidGroup as error:
@@ -78,7 +78,7 @@ class Memory:
         return Message(PRODUCERS_TOPIC, encode(dict(sequences)), keys=self._name, queue_id=0)
 
     def has(self, topic: str, sequence: int) -> bool:
-        """Return whether the log had this sequence or a higher one on opening. False if the topic was deleted since."""
+        """Return whether the log had this sequence or a higher one on opening, and still has the topic."""
         return sequence <= self.found.get(topic, sequence - 1) and self._exists(topic, self._opened_at)
 
     def reach(self, sequences: Sequences, at: int) -> None:

@@ -120,14 +120,14 @@ class Sender(threading.Thread):
         return [PlacedRows(result, first, host) for first in firsts]
 
     def _end_by(self, error: BaseException) -> None:
-        """Settle all pending messages, so that no future waits forever."""
+        """Let no future wait forever."""
         failure = self._failed(error)
         for lot in (*self._taken, *self._buffer.abandon()):
             if not lot.is_settled:
                 lot.settle(len(lot), failure)
 
     def _end_if_named(self, error: Exception) -> None:
-        """Refuse all later messages of a named producer.
+        """Refuse later messages of a named producer.
 
         Its record has only the highest sequence, so a later append would count the failed messages as stored.
         """

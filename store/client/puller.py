@@ -44,7 +44,7 @@ class PullFigures(NamedTuple):
 
 
 class Puller:
-    """Pulls queues that share one filter. One thread calls `run`; `pull` and `stop` are thread-safe."""
+    """One thread calls `run`; `pull` and `stop` are thread-safe. The queues share one filter."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Puller:
         self._figures.held.set(0)
 
     def _listen(self, held: Held) -> bool:
-        """Hold a request for each new queue; wait for one if none is held. Return False after `stop`."""
+        """Hold a request for each new queue; if none is held, wait for one. Return False after `stop`."""
         with suppress(Empty):
             while True:
                 queue = self._asked.get(block=not self._waiting)
@@ -133,7 +133,7 @@ class Puller:
     def _fill(self, queue: ProcessQueue, end: int) -> bool:
         if not self._filter.columns:  # all messages match
             end = min(end, queue.pulled + max(1, queue.room))
-        elif self._filter.tags_codes is None:  # reads each message: leave time for other queues and for a commit
+        elif self._filter.tags_codes is None:  # it reads each message; leave time for other queues and a commit
             end = min(end, queue.pulled + _MOST_SCANNED)
         try:
             for columns in self._read(QueueRange(queue.queue, queue.pulled, end)):
@@ -156,7 +156,7 @@ class Puller:
             yield Columns(wanted.queue, batch)
 
     def _corrected(self, queue: ProcessQueue, error: OffsetOutOfRange | UnknownTopic) -> bool:
-        """Skip to the first message that exists, as RocketMQ's consumer does. Return whether to pull on.
+        """As RocketMQ's consumer, skip to the first message that exists. Return whether to pull on.
 
         If the queue was deleted, or ends before the pulled offset, stop it for the rebalancer to restart. Raises
         `OffsetLost` if a message within the queue's bounds is lost.

@@ -1,4 +1,4 @@
-"""`Rebalancer`: acquires and releases a consumer's queues as the members of its group change."""
+"""`Rebalancer`: acquires and releases a consumer's queues as its group changes."""
 
 from __future__ import annotations
 
@@ -137,10 +137,7 @@ class Rebalancer:
                 self._leaving[name] = leaving._replace(again_at=position)
 
     def _leave_stopped(self, now: float) -> None:
-        """Give back the queues that the puller stopped.
-
-        The next step restarts those that exist, from the committed offset or the one that the log requested.
-        """
+        """Give back the queues that the puller stopped. The next step restarts those that exist."""
         for name, queue in list(self._mine.items()):
             if queue.is_stopped:
                 if queue.redirected_to is not None:
@@ -178,7 +175,7 @@ class Rebalancer:
         self._consume(got, self._member.committed(got))
 
     def _begin_in(self, topic: str, where: ConsumeFromWhere) -> None:
-        """Record the start offsets of all queues at once: one without an offset counts as new if others have one."""
+        """For all queues at once: if only some have an offset, the others count as added later."""
         self._member.begin(
             first_offsets(self._log, topic, self._member.committed, where, self._config.consume_timestamp)
         )

@@ -56,7 +56,7 @@ _Value = TypeVar("_Value", covariant=True)
 
 
 class Columns:
-    """n >= 1 messages of one queue. Each list has one item per message, and is built on first access."""
+    """n >= 1 messages of one queue. Lists with an item per message are built on first access."""
 
     body_error: str | None = None  # of a single message with an unreadable body, see `pieces`
 
@@ -71,7 +71,7 @@ class Columns:
         return len(self.queue_offset)
 
     def pieces(self) -> list[Columns]:
-        """Split so that each message with an unreadable body is alone."""
+        """Split so that each unreadable message is alone."""
         errors = self._batch["bodyError"]
         if errors.null_count == len(self):
             return [self]

@@ -58,7 +58,7 @@ def reply(request: RequestMessage, body: bytes | str) -> Message:
 
 
 class Replies:
-    """Receives the replies to one producer, from the current end of the topic of replies."""
+    """Receives a producer's replies, from the current end of the topic of replies."""
 
     def __init__(self, store: MessageStore, what: str) -> None:
         """Create the topic if it is missing."""
@@ -84,9 +84,8 @@ class Replies:
         return isinstance(self._error, UnknownTopic) or not self._topics.queue_count(self._topic)
 
     def expect(self, timeout: float) -> tuple[dict[str, str], Future[StoredMessage]]:
-        """Return the properties of a new request, and the future of its reply.
-
-        The caller has to `forget` the request when it stops waiting.
+        """Return the properties and the future of a new request. The caller has to `forget` it when it stops
+        waiting.
         """
         if self._error is not None:
             raise self._error

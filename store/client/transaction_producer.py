@@ -103,11 +103,11 @@ class TransactionProducer(Opened):
         self._checker.start()
 
     def send(self, message: Message, execute: Execute) -> TransactionResult:
-        """Store a message invisibly, call `execute`, and commit or roll back as `execute` returns.
+        """Store a message invisibly, call `execute`, and commit or roll back as it returns.
 
-        `execute` gets the transaction's id. It should store the id atomically with its own work, so that `check` can
-        find it. If it returns UNKNOWN, or raises, the transaction stays open until a `check` decides. An error of
-        `execute` is raised here.
+        `execute` gets the transaction's id, and should store it atomically with its own work for `check` to find. If it
+        returns UNKNOWN, or raises, the transaction stays open until a `check` decides. An error of `execute` is raised
+        here.
 
         Raises as `MessageStore.put` before `execute` is called. After it, raises `TransactionEnded` if a `check` has
         decided concurrently, and `UnknownTopic` as `Transactions.commit`.

@@ -17,8 +17,8 @@ from store.model.log_protocol import Bounds, LogLook, MissingBroker, Queue
 
 _logger = logging.getLogger("store")
 _AGAIN_SECONDS = 1.0
-_MISSING_SECONDS = 0.5  # a missing broker delays the others
-_KNOWN_SECONDS = 60.0  # retention moves the begin of a queue
+_MISSING_SECONDS = 0.5  # timeout for a missing broker, because the others wait for it
+_KNOWN_SECONDS = 60.0  # after which the begin may have moved, by retention
 
 
 class ClusterBounds:

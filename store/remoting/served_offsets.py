@@ -93,7 +93,7 @@ class ServedOffsets:
             if not new:
                 return
             try:
-                self._store.flush()  # first, the messages that clients sent back, and count as done
+                self._store.flush()  # clients sent back messages before these offsets, which must be stored first
                 with among_groups(self._store.path, self._store.config.lockTimeoutMillis / 1000):
                     self._write(new)
             except (StoreError, OSError) as error:
@@ -125,7 +125,7 @@ class ServedOffsets:
             self._files.set_of_groups(news)
 
     def _beyond_room(self, new: set[str]) -> set[str]:
-        """Return the new groups beyond the limit, because a client can make up any number of names."""
+        """Return the new groups beyond the limit, because a client can make up names."""
         if not new:
             return new
         settings, names = self._files.settings.all().keys(), set(self._files.names())

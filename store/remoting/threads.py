@@ -17,7 +17,7 @@ from store.remoting.connection import Connection
 
 Result = TypeVar("Result")
 _QUICK_SECONDS = 0.001  # most that the event loop takes for a request
-_MOST_REST, _MOST_REST_SECONDS = 3, 0.5  # of a worker: a multiple of its computing time, and seconds
+_MOST_REST, _MOST_REST_SECONDS = 3, 0.5  # most rest of a worker: a multiple of its computing time, and seconds
 
 
 def settle(waiting: Future[Result], work: Callable[[], Result]) -> None:
