@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark_mq.datasource import DefaultSource as DefaultSource
     from pyspark_mq.spark_session import session as session
+    from pyspark_mq.stats.query_progress import progress as progress
 
     __version__: str
 
-__all__ = ["DefaultSource", "__version__", "session"]
+__all__ = ["DefaultSource", "__version__", "progress", "session"]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,6 +27,10 @@ def __getattr__(name: str) -> Any:
         from pyspark_mq.spark_session import session
 
         return session
+    if name == "progress":
+        from pyspark_mq.stats.query_progress import progress
+
+        return progress
     if name != "DefaultSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -74,7 +74,7 @@ def run_demo(directory: str | None, rate: int) -> bool:
             if TOPIC in store.topics():
                 raise DemoFailed(f'{path} already has a topic "{TOPIC}": name a directory without one')
             store.create_topic(TOPIC, queues=QUEUES)
-        print(f"The store is {path}. Starting Spark ...", flush=True)
+        print(f"The store is {path}. Watch it in a browser: pyspark-mq console {path}\nStarting Spark ...", flush=True)
         with quiet_spark(scratch) as spark, told_in_one_line():
             query = start_query(spark, path, os.path.join(scratch, "checkpoint"))
             read_early = stream_while_appending(query, path, flights.num_rows, rate)
@@ -183,6 +183,7 @@ def start_query(spark: SparkSession, path: str, checkpoint: str) -> StreamingQue
         .option("path", path)
         .option("subscribe", TOPIC)
         .option("startingOffsets", "earliest")
+        .option("consumerGroup", "demo")
         .option("maxOffsetsPerTrigger", ROWS_PER_TRIGGER)
         .load()
     )

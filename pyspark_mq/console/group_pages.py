@@ -1,9 +1,10 @@
-"""Pages of consumer groups: lag, members, resets with a dry run, and redelivery of dead letters."""
+"""Pages of consumer groups: lag, members, Spark queries, resets with a dry run, and redelivery of dead letters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -13,7 +14,7 @@ from starlette.routing import Route
 
 from pyspark_mq.browsing import bounds_of, offsets_at, place_of
 from pyspark_mq.console.site import Parameters, Site, redirect
-from pyspark_mq.stats.measures import group_lags
+from pyspark_mq.stats.measures import RunningQuery, group_lags, running_queries
 from store import InvalidArgument, MessageStore, OffsetLost, UnsupportedStore
 from store.api.group_protocol import HasGroups, MemberInfo
 from store.broker.retries import send_back
@@ -74,6 +75,11 @@ def members_of(address: LogAddress, group: str) -> list[MemberInfo]:
     return address.group(group).members() if isinstance(address, HasGroups) else []
 
 
+def queries_of(address: LogAddress) -> list[RunningQuery]:
+    """Return the Spark queries that run with a group, or [] for a log without a directory."""
+    return [] if address.directory is None else running_queries(Path(address.directory))
+
+
 def group_of_dead_letters(topic: str) -> str | None:
     """Return the group of a dead-letter topic, or None for another topic."""
     return topic.removeprefix(DLQ_TOPIC_PREFIX) if topic.startswith(DLQ_TOPIC_PREFIX) else None
@@ -102,19 +108,21 @@ def send_again(address: LogAddress, queue: Queue, offset: int) -> str:
 
 
 class GroupPages:
-    """Pages of all groups, of one group, of its reset, and of dead letters."""
+    """Pages of all groups, of one group, of its reset, of Spark queries, and of dead letters."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self.parts: Mapping[str, Callable[[Parameters], str]] = {
             "groups": self._groups_part,
             "group": self._group_part,
+            "queries": self._queries_part,
         }
         self.routes = [
             Route("/groups", self.groups),
             Route("/group", self.group),
             Route("/group/reset", self.planned_reset),
             Route("/group/reset", self.reset, methods=["POST"]),
+            Route("/queries", self.queries),
             Route("/dead", self.dead),
             Route("/dead/again", self.again, methods=["POST"]),
         ]
@@ -146,7 +154,21 @@ class GroupPages:
         owners = {queue: each.id for each in members for queue in each.queues}
         found = list(group_lags(self._site.log, name))
         figures = self._site.sampler.last.groups.get(name)
-        return self._site.part("_group.html", lags=found, members=members, owners=owners, figures=figures)
+        queries = [each for each in queries_of(self._site.address) if each.group == name]
+        return self._site.part(
+            "_group.html", lags=found, members=members, owners=owners, figures=figures, queries=queries
+        )
+
+    def queries(self, request: Request) -> Response:
+        return self._site.page("queries.html", at="queries", part=self._queries_part(request.query_params))
+
+    def _queries_part(self, _parameters: Parameters) -> str:
+        return self._site.part(
+            "_queries.html",
+            queries=queries_of(self._site.address),
+            figures=self._site.sampler.last.groups,
+            is_directory=self._site.address.directory is not None,
+        )
 
     def planned_reset(self, request: Request) -> Response:
         """Show the dry run of a reset."""

@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 from pyspark_mq.errors import OptionError, QueuesTaken
 from pyspark_mq.options.source import SourceOptions, WhenLocked
+from pyspark_mq.planning.query_figures import QueryFigures
 from pyspark_mq.planning.queues import positions_in_same_queues
 from store import StoreError
 from store.api.group_protocol import Group, HasGroups, Member, MessageModel, Subscriptions
@@ -72,9 +73,12 @@ class OrderlyQueues(NoGroup):
 
     locks = True
 
-    def __init__(self, log: Log, group: Group, reads: Subscriptions, when_locked: WhenLocked) -> None:
+    def __init__(
+        self, log: Log, group: Group, reads: Subscriptions, when_locked: WhenLocked, figures: QueryFigures
+    ) -> None:
         self._log = log
         self._group = group
+        self._figures = figures
         self._reads = reads
         self._when_locked = when_locked
         self._member: Member | None = None
@@ -138,6 +142,7 @@ class OrderlyQueues(NoGroup):
         self._over.set()
         with self._turn:
             member, self._member, self._begins = self._member, None, {}
+        self._figures.close()
         if member is not None:
             member.leave()
 
@@ -172,6 +177,7 @@ class OrderlyQueues(NoGroup):
             if got >= wanted:
                 new = wanted - self._begins.keys()
                 self._begins |= dict.fromkeys(new, 0) | member.committed(new)
+                self._figures.note({queue.topic for queue in wanted})
                 return True
             member.unlock(got)
             self._begins = {}
@@ -202,6 +208,7 @@ class GroupProgress(NoGroup):
         self._log = log
         self._address = address
         self._group = group
+        self._figures = QueryFigures(address, group)
         self._reached: Positions = {}
         self._last: Fingerprints = {}
         self._committed: Positions = {}
@@ -216,6 +223,7 @@ class GroupProgress(NoGroup):
 
     def close(self) -> None:
         self.persist()
+        self._figures.close()
 
     def persist(self) -> None:
         news = {queue: offset for queue, offset in self._reached.items() if self._committed.get(queue) != offset}
@@ -230,6 +238,7 @@ class GroupProgress(NoGroup):
         except StoreError as error:
             self._warn(str(error))
             return
+        self._figures.note({queue.topic for queue in mine})
         self._committed |= mine
         if self._consumed:
             self._warn(
@@ -260,4 +269,5 @@ def group_of_query(log: Log, options: SourceOptions) -> NoGroup:
     if options.orderly is None:
         return GroupProgress(log, options.address, options.consumer_group)
     reads = dict.fromkeys(options.subscription.names(), options.expression)
-    return OrderlyQueues(log, group_of(options.address, options.consumer_group), reads, options.orderly)
+    group = group_of(options.address, options.consumer_group)
+    return OrderlyQueues(log, group, reads, options.orderly, QueryFigures(options.address, group.name))

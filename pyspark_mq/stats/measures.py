@@ -15,7 +15,7 @@ import numpy as np
 from store import MessageStore, OffsetLost, UnknownTopic
 from store.api.store_tables import record_bytes
 from store.directory.directory_log import DirectoryLog
-from store.disk.figures import BUCKETS, DELIVERS, HELD, REFUSED, Figure, figures_in
+from store.disk.figures import BUCKETS, DELIVERS, HELD, READS, REFUSED, Figure, figures_in
 from store.disk.segments import BLOCK_BYTES, list_files
 from store.format.layout import COMMIT_LOG_DIR
 from store.format.topic_names import is_internal_topic
@@ -167,6 +167,26 @@ def held(now: Clients) -> Counter[tuple[str, str]]:
 def refused(now: Clients) -> Counter[str]:
     """Return the number of connections that servers closed since their start, by reason."""
     return Counter({name: sum(each.counts[0] for each in now.values() if each.name == name) for name in REFUSED})
+
+
+class RunningQuery(NamedTuple):
+    """A Spark query that runs with a consumer group. process: the one that plans its batches, beside the driver."""
+
+    group: str
+    topics: tuple[str, ...]
+    process: int
+
+
+def running_queries(root: Path) -> list[RunningQuery]:
+    """Return the queries on this host that run with a group of the store in `root`, sorted by group."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for owner, each in figures_in(root):
+        if each.name == READS:
+            found.setdefault((each.group, owner), set()).add(each.topic)
+    return [
+        RunningQuery(group, tuple(sorted(topics)), int(owner.partition("-")[0]))
+        for (group, owner), topics in sorted(found.items())
+    ]
 
 
 class Look(NamedTuple):

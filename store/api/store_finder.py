@@ -9,7 +9,7 @@ from itertools import chain
 import pyarrow as pa
 
 from store.api.store_reader import StoreReader
-from store.api.store_tables import groups_table, topics_html, topics_table
+from store.api.store_tables import groups_table, store_html, topics_table
 from store.disk.index import END_OF_TIME
 from store.format.columns import COLUMNS, DEFAULT_COLUMNS, check_columns
 from store.format.record_copies import RecordCopies
@@ -150,7 +150,7 @@ class StoreFinder(StoreReader):
 
     def _repr_html_(self) -> str:
         try:
-            return topics_html(self)
+            return store_html(self, self._groups.all_positions())
         except StoreError as error:
             return html_text(str(error))
 

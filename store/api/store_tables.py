@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -33,7 +35,7 @@ GROUPS_SCHEMA = pa.schema(
     }
 )
 _SIZES_AT_ONCE = 1_000_000
-_SHOWN_TOPICS = 50
+_SHOWN_ROWS = 50
 _SIZED_MESSAGES = 1_000_000
 
 
@@ -98,17 +100,50 @@ def _newest(store: StoreReader, bounds: Mapping[Queue, Bounds]) -> int | None:
     return max((time for time in times if FIRST_MS <= time <= LAST_MS), default=None)
 
 
+def store_html(store: StoreReader, committed: Mapping[str, Positions]) -> str:
+    """Return the first topics, with their rates, and the first lags as HTML tables. Raises as `topics_table`.
+
+    committed: the offsets of each group.
+    """
+    return topics_html(store) + groups_html(store, committed)
+
+
 def topics_html(store: StoreReader) -> str:
     """Return the first topics as an HTML table, without the sizes of large topics. Raises as `topics_table`."""
     topics = list(store.topics())
-    shown = topics[:_SHOWN_TOPICS]
+    shown = topics[:_SHOWN_ROWS]
     rows: list[tuple[object, ...]] = [
-        (*each[:-1], None if each.newest is None else iso_time(each.newest))
+        (*each[:-1], None if each.newest is None else iso_time(each.newest), _in_last_minute(store, each))
         for each in topic_rows(store, shown, _SIZED_MESSAGES)
     ]
     more = len(topics) - len(shown)
     caption = repr(store) if not more else f"{store!r}; the other {more} are in topics_table()"
-    return html_table(caption, TOPICS_SCHEMA.names, rows)
+    return html_table(caption, [*TOPICS_SCHEMA.names, "in the last minute"], rows)
+
+
+def groups_html(store: StoreReader, committed: Mapping[str, Positions]) -> str:
+    """Return the lag of each group in each topic as an HTML table, "" without groups. committed: see `store_html`."""
+    lags = Counter[tuple[str, str]]()
+    for row in groups_table(store, committed).to_pylist():
+        if row["topic"] is not None:
+            lags[row["group"], row["topic"]] += row["lag"]
+    rows = [(*names, lag) for names, lag in sorted(lags.items())]
+    more = len(rows) - _SHOWN_ROWS
+    caption = "Consumer groups" if more <= 0 else f"Consumer groups; the other {more} are in groups_table()"
+    return html_table(caption, ["group", "topic", "lag"], rows[:_SHOWN_ROWS]) if rows else ""
+
+
+def _in_last_minute(store: StoreReader, row: TopicRow) -> int:
+    """Return the number of messages that were stored in the last minute, 0 if the topic was deleted concurrently."""
+    since = round(time.time() * 1000) - 60_000
+    if row.newest is None or row.newest < since:
+        return 0
+    with suppress(UnknownTopic):
+        bounds = store.bounds(Queue(row.topic, queue_id) for queue_id in range(row.queues))
+        return sum(
+            max(0, end - store.offset_by_time(queue.topic, queue.queue_id, since)) for queue, (_, end) in bounds.items()
+        )
+    return 0
 
 
 def groups_table(store: StoreReader, committed: Mapping[str, Positions]) -> pa.Table:

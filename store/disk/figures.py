@@ -2,9 +2,9 @@
 
     clients/{process}-{its start}-{number}.json     a list of `Figure`s
 
-Each store that is open for writing and each consumer has a file. A background thread rewrites it about once a second if
-a figure changed, so a killed process loses its last second. Readers ignore the files of ended processes; the next
-process that writes figures removes them.
+Each store that is open for writing, each consumer, and each Spark query of a group has a file. Its process rewrites the
+file about once a second if a figure changed, so a killed process loses its last second. Readers ignore the files of
+ended processes; the next process that writes figures removes them.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ SENT, SEND_FAILED = "sent", "send failed"  # a batch, from `send` of its first m
 DELIVERED = "delivered"  # from the store time until a consumer received the message
 PROCESSED, PROCESS_FAILED = "processed", "process failed"  # a listener's call
 DELIVERS = "delivers"  # 1 while this process delivers delayed messages
+READS = "reads"  # 1 while this process plans a Spark query of a group that reads a topic
 HELD = "held"  # requests that now wait for messages
 # Connections that a server closed. STUCK: the client did not finish a frame or did not read replies.
 REFUSED = CROWDED, BAD_FRAME, STUCK = "too many connections", "bad frame", "stuck"
@@ -106,7 +107,7 @@ class Figures:
         self._is_over = self._has_failed = False
 
     def of(self, name: str, topic: str = "", group: str = "") -> Figure:
-        """name: a key of BUCKETS, HELD, DELIVERS, or one of REFUSED."""
+        """name: a key of BUCKETS, HELD, READS, DELIVERS, or one of REFUSED."""
         labels = name, topic, group
         return self._figures.get(labels) or self._figures.setdefault(labels, Figure(*labels))
 

@@ -29,7 +29,7 @@ def python(program: str, *path: Path) -> str:
 
 
 def test_public_names_are_exported() -> None:
-    assert pyspark_mq.__all__ == ["DefaultSource", "__version__", "session"]
+    assert pyspark_mq.__all__ == ["DefaultSource", "__version__", "progress", "session"]
     assert pyspark_mq.DefaultSource.name() == "mq"
 
 

@@ -129,6 +129,15 @@ def test_hostile_body_is_text(page: Page) -> None:
 @pytest.mark.parametrize("width", [400, 1_400])
 def test_pages_fit_the_window(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
-    for path in ("/", "/topic?topic=orders", "/groups", "/group?group=billing", "/delayed", "/dead", "/health"):
+    for path in (
+        "/",
+        "/topic?topic=orders",
+        "/groups",
+        "/group?group=billing",
+        "/queries",
+        "/delayed",
+        "/dead",
+        "/health",
+    ):
         page.goto(urljoin(page.url, path))
         assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
 import pytest
 
+from pyspark_mq.planning.query_figures import QueryFigures
 from store import Message, MessageStore, StoreConfig
 from store.api.group_protocol import Subscription
 from store.broker.retries import send_back
@@ -193,11 +195,25 @@ def test_missing_objects_get_an_error_page(visitor: Visitor, path: str, status: 
 
 def test_group_with_members_and_lag(visitor: Visitor, shop: Path) -> None:
     assert "billing" in visitor.page("/groups")
-    assert "No process reads for this group now" in visitor.page("/group?group=billing")
+    assert "No consumer is a member of this group now" in visitor.page("/group?group=billing")
     with DirectoryGroup(shop, "billing").join({"orders": Subscription("A")}) as member:
         member.lock([Queue("orders", 0)])
         page = visitor.page("/group?group=billing")
         assert page.count(member.id) == 2
+
+
+def test_running_query_of_a_group(visitor: Visitor, shop: Path) -> None:
+    assert "No Spark query of this machine reads this store" in visitor.page("/queries")
+    query = QueryFigures(DirectoryAddress(str(shop)), "billing")
+    query.note(["orders"])
+    page = visitor.page("/queries")
+    assert '<a href="/group?group=billing">billing</a></td><td><a href="/topic?topic=orders">orders</a>' in page
+    assert '<td class="n">2</td>' in page
+    assert f"A Spark query reads orders for this group, planned by process {os.getpid()}" in visitor.page(
+        "/group?group=billing"
+    )
+    query.close()
+    assert "A Spark query" not in visitor.page("/group?group=billing")
 
 
 def test_lag_over_time(visitor: Visitor, shop: Path) -> None:
@@ -277,7 +293,7 @@ def test_directory_of_a_broker_is_only_read(visit: Visit) -> None:
     visitor = visit(DirectoryAddress(str(GOLDEN / "clean"))).enter()
     assert "TopicA" in visitor.page("/")
     assert "/message?topic=TopicA" in visitor.page("/topic?topic=TopicA")
-    for path in ("/groups", "/delayed", "/dead", "/health"):
+    for path in ("/groups", "/queries", "/delayed", "/dead", "/health"):
         visitor.page(path)
     assert sorted((path, path.stat().st_mtime_ns) for path in (GOLDEN / "clean").rglob("*")) == before
 
@@ -294,6 +310,7 @@ def test_console_of_a_cluster(visit: Visit, shop: Path) -> None:
         assert "größer" in visitor.page("/message?topic=orders&queue=broker-a%3A0&offset=1")
         assert "größer" in visitor.page("/topic?topic=orders&key=o-1")
         assert "billing" in visitor.page("/groups")
+        assert "A cluster does not say" in visitor.page("/queries")
         visitor.page("/group?group=billing")
         assert "broker-a:0" in visitor.page("/group/reset?group=billing&topic=orders&place=earliest")
         assert "its brokers" in visitor.page("/health")

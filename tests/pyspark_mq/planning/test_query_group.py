@@ -15,9 +15,11 @@ import pytest
 
 from pyspark_mq.errors import DataLossError, OptionError, QueuesTaken
 from pyspark_mq.options.source import SourceOptions, WhenLocked
+from pyspark_mq.planning.query_figures import QueryFigures
 from pyspark_mq.planning.query_group import OrderlyQueues
 from pyspark_mq.source.reading import default_schema
 from pyspark_mq.source.stream_reader import MqStreamReader, stream_reader
+from pyspark_mq.stats.measures import RunningQuery, running_queries
 from store import GroupConflict
 from store.api.group_protocol import Subscription
 from store.directory.directory_group import DirectoryGroup
@@ -60,6 +62,10 @@ def group(filled: Filled) -> DirectoryGroup:
     return DirectoryGroup(filled.path, "g")
 
 
+def figures_of(group: DirectoryGroup) -> QueryFigures:
+    return QueryFigures(DirectoryAddress(group.path), group.name)
+
+
 def test_query_owns_its_queues_while_it_runs(reader: Readers, group: DirectoryGroup) -> None:
     it = reader()
     start = it.initialOffset()
@@ -67,9 +73,11 @@ def test_query_owns_its_queues_while_it_runs(reader: Readers, group: DirectoryGr
     end = latest(it, start)
     (member,) = group.members()
     assert (member.queues, member.orderly) == ((Q0, Q1), True)
+    assert running_queries(Path(group.path)) == [RunningQuery("g", ("orders",), os.getpid())]
     assert latest(it, end) == end
     it.stop()
     assert group.members() == []
+    assert running_queries(Path(group.path)) == []
     assert group.committed([Q0, Q1]) == {Q0: 3, Q1: 5}
 
 
@@ -308,7 +316,7 @@ def test_failure_to_renew_locks_ends_the_query(group: DirectoryGroup, monkeypatc
     """If the query continued, it would read queues that have another owner a minute later."""
     monkeypatch.setattr("pyspark_mq.planning.query_group._RENEW_SECONDS", 0.05)
     with DirectoryAddress(group.path).open() as log:
-        it = OrderlyQueues(log, group, EVERYTHING, WhenLocked.WAIT)
+        it = OrderlyQueues(log, group, EVERYTHING, WhenLocked.WAIT, figures_of(group))
         assert it.acquire([Q0, Q1], 0)
         it.done({Q0: 1}, log.fingerprints({Q0: 1}))
         Path(group.path, "consumers", "g", "resets.json").write_text("[" * 100_000)
@@ -318,4 +326,4 @@ def test_failure_to_renew_locks_ends_the_query(group: DirectoryGroup, monkeypatc
 
 def test_closing_without_queues(group: DirectoryGroup) -> None:
     with DirectoryAddress(group.path).open() as log:
-        OrderlyQueues(log, group, EVERYTHING, WhenLocked.WAIT).close()
+        OrderlyQueues(log, group, EVERYTHING, WhenLocked.WAIT, figures_of(group)).close()

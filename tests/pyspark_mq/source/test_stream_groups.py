@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from pyspark_mq.errors import DataLossError, OptionError
+from pyspark_mq.stats.measures import RunningQuery, running_queries
 from store.api.group_protocol import Subscription
 from store.directory.directory_log import DirectoryAddress
 from store.model.log_protocol import Queue
@@ -31,7 +33,9 @@ def test_group_gets_offsets_of_committed_batches_only(filled: Filled) -> None:
     assert group(filled) == {0: end["orders"]["0"], 1: end["orders"]["1"]}
     assert latest(it, following) == following
     assert group(filled) == {0: 3, 1: 5}  # Spark may end the process now without another call
+    assert running_queries(Path(filled.path)) == [RunningQuery("readers", ("orders",), os.getpid())]
     it.stop()
+    assert running_queries(Path(filled.path)) == []
 
 
 def test_failed_commit_to_the_group_is_a_warning(

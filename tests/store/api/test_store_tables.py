@@ -90,6 +90,23 @@ def test_notebook_shows_topics(store: MessageStore) -> None:
     assert f">{store.confirm_offset:,}</td>" in shown
 
 
+def test_notebook_shows_messages_of_last_minute(store: MessageStore) -> None:
+    assert 'right">3</td></tr>' in store._repr_html_()
+
+
+def test_notebook_shows_lag_of_groups(store: MessageStore) -> None:
+    assert "Consumer groups" not in store._repr_html_()
+    store.commit_offsets("reads", "t", {0: 1})
+    shown = store._repr_html_()
+    assert '>reads</td><td style="text-align: left">t</td><td style="text-align: right">2</td>' in shown
+
+
+def test_notebook_shows_first_lags_of_many(store: MessageStore) -> None:
+    for number in range(60):
+        store.commit_offsets(f"g{number:02}", "t", {0: 1})
+    assert "the other 10 are in groups_table()" in store._repr_html_()
+
+
 def test_notebook_shows_first_topics_of_many(store: MessageStore) -> None:
     for number in range(60):
         store.create_topic(f"n{number:02}", 1)
