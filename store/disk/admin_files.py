@@ -25,8 +25,7 @@ _SHOWN = 40  # characters
 def read_json(path: Path) -> dict[str, Any]:
     """Read a config file, or its `.bak` if it is missing, empty or damaged; {} without either.
 
-    Warns if a file was lost or damaged, because the latest change is lost. Raises `CorruptStore` if neither file can be
-    used.
+    Warns if it was lost or damaged, with its latest change. Raises `CorruptStore` if neither can be used.
     """
     backup = _backup(path)
     failure: ValueError | None = None
@@ -69,7 +68,7 @@ def _warn(path: Path, failure: Exception | None, then: str, what: str = "empty, 
 
 
 def table(path: Path, content: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
-    """Return objects by name; add an empty table if it is missing."""
+    """Add an empty table if it is missing."""
     if content.get(name) is None:
         content[name] = {}
     found = content[name]
@@ -86,7 +85,7 @@ def read_table(path: Path, name: str) -> dict[str, dict[str, Any]]:
 
 
 def number(path: Path, key: str, value: object, maximum: int = INT_MAX) -> int:
-    """Return an integer from 0 to `maximum`. Raises `CorruptStore`."""
+    """From 0 to `maximum`. Raises `CorruptStore`."""
     found = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
     if type(found) is not int or not 0 <= found <= maximum:
         raise _misshapen(path, key, value, f"a number from 0 to {maximum}")
@@ -94,7 +93,7 @@ def number(path: Path, key: str, value: object, maximum: int = INT_MAX) -> int:
 
 
 def offset_table(path: Path, key: str, found: object) -> dict[int, int]:
-    """Parse queue ids (or delay levels) to offsets; {} for None. Raises `CorruptStore`."""
+    """Parse queue ids (or delay levels) to offsets. Raises `CorruptStore`."""
     if found is None:
         return {}
     if not isinstance(found, dict):

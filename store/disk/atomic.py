@@ -1,7 +1,7 @@
 """Atomic writes of small files: after a crash, a file has its old or its new content.
 
-A write creates a temporary file, syncs it, renames it and syncs the directory. A killed process leaves its temporary
-file, which no reader opens.
+A write syncs a temporary file, renames it, and syncs the directory. A killed process leaves a temporary file, which no
+reader opens.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ def make_root(path: Path) -> None:
 def _follow(fd: int, directory: Path, rights: int) -> None:
     """Give a new file or folder the group of its directory, and the directory's mode limited to `rights`.
 
-    So users in that group can write all of the store, whatever their umask, and users without access to the directory
-    cannot read it. If root creates the file, it also gets the directory's owner, who could not write to the store
-    otherwise. If the process is not in the directory's group, the file's own group gets the rights of others.
+    So all users in that group can write the store, whatever their umask. If root creates the file, it also gets the
+    directory's owner, who could not write to the store otherwise. If the process is not in the directory's group, the
+    file's own group gets the rights of others.
     """
     around, made = directory.stat(), os.fstat(fd)
     mode = around.st_mode & rights

@@ -151,7 +151,7 @@ def check_reached(root: Path) -> None:
 
 
 def forget_reached(root: Path, topic: str) -> None:
-    """Remove a deleted topic from all producers' files. Raises `CorruptStore`."""
+    """Remove a topic from all producers' files. Raises `CorruptStore`."""
     for folder in _folders(root):
         reached = Reached.read(folder)
         if reached.sequences.pop(topic, None) is not None:

@@ -31,11 +31,10 @@ _HEAD_BYTES = RECORD_HEADER["total_size"].itemsize  # while it is zero, readers 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The positions of an append's records.
+    """The positions of an append's n records.
 
-    physical_offsets: shape (n,). end: log offset after the last record.
-    runs: [first, last) records of each contiguous piece, at most one per segment.
-    blanks: log offsets from which a segment stays unused.
+    physical_offsets: shape (n,). end: log offset after the last record. runs: [first, last) records of each contiguous
+    piece, at most one per segment. blanks: log offsets from which a segment stays unused.
     """
 
     physical_offsets: npt.NDArray[np.int64]
@@ -62,14 +61,12 @@ class CommitLog:
     def opened_again(self) -> CommitLog:
         """Return the log with descriptors of its own, to flush concurrently with appends.
 
-        The system reports a failed write once for each open file. With a shared descriptor, one flush would consume the
-        error and the next would succeed.
+        The system reports a failed write once per open file: a second flush of a shared descriptor would succeed.
         """
         segments = self.segments
         return CommitLog(segments.directory.parent, segments.size, writable=False, files=OpenFiles(1))
 
     def min_offset(self) -> int:
-        """Return the first log offset that retention left."""
         return self.segments.first()
 
     def has_room(self, begin: int, size: int) -> bool:
@@ -92,8 +89,8 @@ class CommitLog:
     def place(self, begin: int, sizes: npt.NDArray[np.int64]) -> Placement:
         """Compute the positions of records from log offset `begin` on.
 
-        A record goes to the next segment if it and the 8 bytes of a blank do not fit (RocketMQ's
-        `END_FILE_MIN_BLANK_LENGTH`). Raises `MessageRefused` for a record larger than a segment.
+        A record goes to the next segment if it and a blank do not fit (RocketMQ's `END_FILE_MIN_BLANK_LENGTH`). Raises
+        `MessageRefused` for a record larger than a segment.
         """
         size = self.segments.size
         ends = np.cumsum(sizes)
@@ -144,8 +141,7 @@ class CommitLog:
         Raises `StoreFull`, and `CorruptSegment` if the last segment is missing: a new one would have a hole before
         `end`.
 
-        hidden: log offset of a record whose size is left zero: readers of the log, RocketMQ's too, stop there until
-        `show`.
+        hidden: log offset of a record whose size is left zero, where readers (also RocketMQ) stop until `show`.
         """
         for at, data in stretches:
             anew = at - at % self.segments.size >= end
@@ -154,7 +150,6 @@ class CommitLog:
             self.segments.write(at, data, anew=anew)
 
     def show(self, offset: int, size: int, *, flush: bool) -> None:
-        """Write the size of the hidden record."""
         self.segments.write(offset, size.to_bytes(_HEAD_BYTES, "big"))
         if flush:
             self.segments.flush(offset, offset + _HEAD_BYTES)

@@ -29,9 +29,9 @@ class StoreConfig:
     `maxIndexNum` apply to new directories only, except for an index that a broker wrote. `brokerIP1` (IPv4) and
     `listenPort` are part of each message id.
 
-    RocketMQ does not have these: `maxDecompressedMessageSize` limits a compressed body after decompression. `archive`
-    is the URL of the archive, `brokerName` the store's name in it (default: its directory's name). Retention keeps the
-    messages of `archiveTopics` until they are archived: names separated by commas, or "" for all except system topics.
+    Not in RocketMQ: `maxDecompressedMessageSize` limits a compressed body after decompression. `archive` is the
+    archive's URL, `brokerName` the store's name in it (default: its directory's name). Retention keeps messages of
+    `archiveTopics` until they are archived: names separated by commas, or "" for all except system topics.
     """
 
     mappedFileSizeCommitLog: int = 1 << 30
@@ -97,7 +97,6 @@ class StoreConfig:
 
     @property
     def sync_flush(self) -> bool:
-        """Whether an append is synced before it is acknowledged."""
         return self.flushDiskType == "SYNC_FLUSH"
 
     def with_file_sizes(self, commit_log: int | None, consume_queue: int | None) -> StoreConfig:

@@ -1,7 +1,7 @@
 """The ConsumeQueue of one queue: its first and last entries.
 
 An entry counts if `size > 0` and `physical_offset + size <= confirm offset`. No entry after the queue's end counts. So
-the first search for the end is a bisection; later ones start at the last found end.
+the end is found by bisection, and later from the last found end.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class QueueEnd:
     def _must_end(self, end: int, confirm_offset: int, *, is_first: bool) -> None:
         """Raises `CorruptSegment` if an entry after `end` counts: then entry `end` is damaged.
 
-        No error if `end` now counts too: a broker wrote both concurrently. is_first: the queue is unknown or its files
-        changed, so check all later entries.
+        No error if `end` now counts too: a broker wrote both. is_first: the queue is unknown or its files changed, so
+        check all later entries.
         """
         found = self._any_counts(end + 1, self._files.entries_left(end + 1, end + _NEARBY).tolist(), confirm_offset)
         at = end + _NEARBY
@@ -218,15 +218,14 @@ class ConsumeQueue(QueueFiles):
             self.write_blank(first, start)
 
     def begin_empty(self, start: int) -> None:
-        """Drop all entries, then prepare for the next as `begin_at`."""
         self.truncate(self.begin)
         self.write_blank((start - 1) // self.entries_per_file * self.entries_per_file, start)
 
     def truncate(self, max_offset: int) -> None:
-        """Zero every entry from `max_offset` on, so that entries of a dead writer never count; delete empty files.
+        """Zero every entry from `max_offset` on, so that entries of a dead writer never count.
 
-        RocketMQ would count the first entry of an empty last file. Starts at the last file and syncs each before it
-        changes the file before it (see `write`). Call as the only writer. Raises `FlushFailed`.
+        Deletes empty files: RocketMQ would count the first entry of an empty last file. Starts at the last file and
+        syncs each before the file before it (see `write`). Call as the only writer. Raises `FlushFailed`.
         """
         starts, end = self.segments.starts(), max_offset * CQ_ENTRY.itemsize if max_offset > self.begin else 0
         if starts and end and end == starts[0]:  # no file, and so no end, would be left

@@ -72,11 +72,9 @@ class ConsumeQueues:
         self._deletions = deletions
 
     def existing(self) -> list[QueueName]:
-        """Return the queues that have a folder."""
         return self.topics.table().queues_on_disk
 
     def forget(self) -> None:
-        """Drop all cached state: a topic may have been deleted or recreated."""
         deleted = self.topics.deletions()
         for name in [name for name in list(self._expected) if deleted.get(name[0]) != self._deleted.get(name[0])]:
             self._expected.pop(name, None)

@@ -113,17 +113,14 @@ class ConsumerOffsets:
 
     @staticmethod
     def of_instance(root: Path, group: str, instance: str) -> ConsumerOffsets:
-        """Return the offsets of one broadcasting member."""
         return ConsumerOffsets(root / CONSUMERS_DIR / group / _INSTANCES_DIR / instance)
 
     @staticmethod
     def of_instances(root: Path, group: str = "*") -> Iterator[ConsumerOffsets]:
-        """Yield the offsets of each broadcasting member."""
         for folder in sorted((root / CONSUMERS_DIR).glob(f"{group}/{_INSTANCES_DIR}/*")):
             yield ConsumerOffsets(folder)
 
     def offsets(self, group: str, topic: str) -> dict[int, int]:
-        """Return the committed offsets by queue id."""
         return self._committed(read_json(self._offsets), _key(topic, group))
 
     def all_offsets(self) -> dict[str, dict[int, int]]:
@@ -132,7 +129,6 @@ class ConsumerOffsets:
         return {key: self._known(key, value) for key, value in found.items()}
 
     def all_positions(self) -> dict[str, Positions]:
-        """Return the offsets of each group in `names()`."""
         found: dict[str, Positions] = {group: {} for group in self.names()}
         for key, offsets in self.all_offsets().items():
             topic, separator, group = key.partition(GROUP_SEPARATOR)

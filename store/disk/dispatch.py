@@ -85,10 +85,10 @@ def walk(
     """Yield the log's records in chunks, from record boundary `begin` to the first invalid one, as RocketMQ recovers.
 
     A valid record has a valid length, magic, physical offset, parts, topic and (with `check_crc`) body CRC. A chunk has
-    records, a blank, or both. until: record boundary at which the walk ends.
+    records, a blank, or both. until: record boundary at which to stop.
 
-    torn_from: log offset after which a machine crash may have lost sectors. After it, a record with a sector of zeros
-    in its properties is invalid too, unless a checksum covers the properties.
+    torn_from: log offset after which a machine crash may have lost sectors. There, a record with a sector of zeros in
+    its properties is invalid, unless a checksum covers them.
     """
     at, chunk_bytes = begin, _FIRST_CHUNK_BYTES
     stop, torn = (_NO_END if offset is None else offset for offset in (until, torn_from))
@@ -108,7 +108,6 @@ def walk(
 
 
 def _chunk(log: CommitLog, at: int, length: int, *, check_crc: bool, torn_from: int) -> LogChunk:
-    """Return the valid records that are complete in these `length` bytes."""
     data = _read(log, at, length)
     positions, sizes, position = hop(data)
     starts = np.array(positions, np.int64)
@@ -185,7 +184,6 @@ def _is_blank(data: bytes, left: int) -> bool:
 
 
 def _first(records: RecordView, good: Mask) -> RecordView:
-    """Return the records before the first that is not `good`."""
     if good.all():
         return records
     stop = int(np.argmin(good))
@@ -245,8 +243,8 @@ def all_entries(chunk: LogChunk, deleted: Mapping[str, int]) -> Iterator[tuple[s
 def with_delivery_times(chunk: LogChunk, topic: str, entries: Entries, found: Entries) -> Entries:
     """Return rebuilt entries of a queue of delayed messages with the delivery times of its own entries `found`.
 
-    The broker's `messageDelayLevel` determined these times and is unknown here. So every time that is not before the
-    store time is valid. Both arrays have shape (k,).
+    The broker's `messageDelayLevel` is unknown here, so every time that is not before the store time is valid. Both
+    arrays have shape (k,).
     """
     if topic != SCHEDULE_TOPIC:
         return entries

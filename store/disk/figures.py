@@ -3,8 +3,8 @@
     clients/{process}-{its start}-{number}.json     a list of `Figure`s
 
 Each store that is open for writing, each consumer, and each Spark query of a group has a file. Its process rewrites the
-file about once a second if a figure changed, so a killed process loses its last second. Readers ignore the files of
-ended processes; the next process that writes figures removes them.
+file about once a second, so a killed process loses its last second. Readers ignore the files of ended processes; the
+next writer removes them.
 """
 
 from __future__ import annotations
@@ -89,7 +89,6 @@ class Figure(msgspec.Struct):
         self.counts[0] = number
 
     def change(self, by: int) -> int:
-        """Return the new value of the gauge."""
         self.counts[0] += by
         return self.counts[0]
 
@@ -159,7 +158,6 @@ def figures_in(root: Path) -> Iterator[tuple[str, Figure]]:
 
 
 def _new_path(folder: Path) -> Path:
-    """Create the folder, and remove the files of ended processes."""
     make_folder(folder)
     for path in folder.iterdir():
         name = _NAME.match(path.name)

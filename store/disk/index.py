@@ -198,7 +198,7 @@ class Index(IndexFiles):
         The caller must compare topic, key and time with the record, because hashes collide and times are rounded to
         seconds. It must also skip unpublished records.
 
-        times_from: log offset from which on store times ascend. Times in earlier files are not used to skip records.
+        times_from: log offset from which on store times ascend; before it, times do not exclude records.
         """
         wanted, headers = key_hash(topic, key), {}
         for name in reversed(self.names()):
@@ -247,7 +247,7 @@ class Index(IndexFiles):
         return next((header["begin_offset"] for header in filled if header["end_offset"] >= end_offset), None)
 
     def truncate(self, end_offset: int) -> None:
-        """Drop the keys, from an unfinished append, of records at or after log offset `end_offset`."""
+        """Drop the keys of records from log offset `end_offset` on."""
         kept, behind = self.names(), []
         while kept and not self._begins_before(kept[-1], end_offset):
             behind.append(kept.pop())
@@ -269,7 +269,7 @@ class Index(IndexFiles):
         """Return the names of the files that a machine crash cannot have damaged. Raises `ConfigError`.
 
         safe_timestamp: `indexMsgTimestamp` (ms) of a RocketMQ checkpoint; files that end by then were synced. None: all
-        files except the last, because this store syncs a file before it creates the next.
+        except the last, because this store syncs a file before it creates the next.
         """
         names = self.names()
         headers = {name: self.file(name).header() for name in names}

@@ -1,8 +1,8 @@
 """One file of the key index: a hash table over the commit log, as in RocketMQ's IndexFile.
 
-An entry has the hash of `topic#key`, so the caller of a lookup compares topic and key of each record. The write order
-is entries, header, slots. A killed process leaves entries that the header does not count, or that no slot refers to;
-`IndexFile.truncate` removes both.
+An entry has the hash of `topic#key`, so the caller of a lookup compares topic and key. The write order is entries,
+header, slots. A killed process leaves entries without a count in the header, or without a slot; `IndexFile.truncate`
+removes both.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def file_bytes(slots: int, entries: int) -> int:
 class IndexSlots:
     """The slots of a file as a mapped array, to read and write many at once.
 
-    Touching a page in a hole allocates disk space; on a full device the kernel then kills the process. So `reserve`
-    first rewrites every page unchanged with `pwrite`, which fails with an error instead.
+    Touching a page in a hole allocates disk space, and on a full device kills the process. So `reserve` first rewrites
+    every page unchanged with `pwrite`, which fails with an error instead.
     """
 
     def __init__(self, file: SegmentFile, slots: int) -> None:
@@ -136,7 +136,6 @@ class IndexTable:
         return bisect_left(range(limit), end_offset, INDEX_NO_ENTRY + 1, limit, key=stands_at)
 
     def previous(self, number: int) -> int:
-        """Return the next older entry of the same slot, or INDEX_NO_ENTRY."""
         if not INDEX_NO_ENTRY < number < self.capacity:
             return INDEX_NO_ENTRY
         found = int(self.entries(number, number + 1)[0]["previous"])
@@ -146,7 +145,6 @@ class IndexTable:
         return np.asarray(entries["key_hash"].astype(np.int64) % self.slots)
 
     def slot_values(self, start: int, end: int) -> Ints:
-        """Return values up to the last slot."""
         length = (min(end, self.slots) - start) * INDEX_SLOT.itemsize
         values: Ints = np.frombuffer(self.file.read(file_bytes(start, 0), length), INDEX_SLOT).astype(np.int64)
         return values
@@ -278,7 +276,6 @@ class IndexFile(IndexTable):
             limit, number = number, previous  # the numbers descend, which ends a damaged chain
 
     def truncate(self, end_offset: int) -> None:
-        """Drop the entries of records at or after log offset `end_offset`."""
         header = self.header()
         limit = header["next_entry"]
         keep = self.first_from(end_offset, limit)

@@ -1,7 +1,7 @@
 """Base classes of handles: each belongs to one process and to one directory.
 
-A forked child inherits its parent's descriptors. Their locks would belong to both processes, exclude neither, and
-outlive the parent. So the child closes them right after the fork, and its handles raise.
+A forked child inherits its parent's descriptors, and their locks would exclude neither process and outlive the parent.
+So the child closes them right after the fork, and its handles raise.
 """
 
 from __future__ import annotations

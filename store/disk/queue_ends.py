@@ -2,7 +2,7 @@
 
 A queue that lost its folder or last file looks like a shorter queue, and an append would assign its offsets again.
 RocketMQ does not have this file. Recovery writes it, the flusher from time to time, and the last writer at its close.
-For later appends the log is read. If the file is damaged, the queues are rebuilt from the log.
+If it is damaged, the queues are rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class _QueueEndsFile(msgspec.Struct):
 class QueueEnds:
     """The ends of queues and index files when the log ended at `at` (bytes).
 
-    of: queue offset after the last entry of each queue that has any.
-    index: log offset of the last record in each index file, by file name, unless the file has records after `at`.
-    gaps: ranges of the log before `at` whose records are not yet in `of`.
+    of: queue offset after the last entry of each queue that has any. index: log offset of the last record in each index
+    file, by file name, unless the file has records after `at`. gaps: ranges of the log before `at` that are not yet in
+    `of`.
     """
 
     at: int
@@ -187,9 +187,9 @@ class QueueEnds:
 
         announced: log offset up to which an unfinished append may have written; `end` without one. Queues may have
         entries after their ends only if that append wrote to them (`Appender.repair` undoes it), or if the log cannot
-        tell its queues. Other such entries show that the files are newer than the log. None allows them, because
-        recovery truncates them.
-        filed_anew: the caller rebuilds the index after its `trusted` files, so keys after these may be missing.
+        tell. Other such entries show that the files are newer than the log. None allows them, because recovery
+        truncates them. filed_anew: the caller rebuilds the index after its `trusted` files, so later keys may be
+        missing.
         """
         root = log.segments.directory.parent
         table = TopicTable(root)
@@ -259,8 +259,8 @@ def _checked(data: bytes) -> bytes:
 def _reaches(folder: str, stop: int, file_size: int, begin: int, end: int, is_last: bool) -> bool:
     """Whether a queue has the entry before queue offset `stop`, for a record in [begin, end) of the log.
 
-    The next entry must not be for a record before `end`, or the recorded end was wrong; with `is_last` it must be
-    empty. Avoids `Segments`, paths and arrays, because a store may have 10,000 queues.
+    The next entry must not be for a record before `end`; with `is_last` it must be empty. Avoids `Segments`, paths and
+    arrays, because a store may have 10,000 queues.
     """
     position = (stop - 1) * CQ_ENTRY.itemsize
     start = position - position % file_size
@@ -301,7 +301,6 @@ def _folder(root: Path, name: QueueName) -> str:
 
 
 def _begin(folders: Mapping[QueueName, str], log: CommitLog, deleted: Mapping[str, int]) -> bool:
-    """Whether no queue lost its first files although the log still has their records."""
     begins = {}
     for name, folder in folders.items():
         first, status = list_files(Path(folder))[0]

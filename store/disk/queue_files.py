@@ -87,7 +87,7 @@ class QueueFiles:
         `FlushFailed`.
 
         Syncs a file before it creates the next one, because after a crash RocketMQ checks only the last three. As
-        RocketMQ does, fills the first file with pre-blank entries before the queue's first entry.
+        RocketMQ does, fills the first file with pre-blank entries before the first entry.
         """
         in_file = self.entries_per_file
         is_whole = start != self.begin or self.write_blank(start - start % in_file, start)

@@ -1,12 +1,10 @@
 """Derive the state of the queues from the log: their first and last offsets, and the entries of a range of the log.
 
 A RocketMQ broker restarts the queues of a recreated topic at 0. Then the log has several records with the same topic,
-queue and queue offset, and only the recreated topic's records count. The records between two restarts are a life of the
-queue. A new life begins if queue offsets go back. No checksum covers queue offsets, so the queue's own entries must
-confirm it.
+queue and queue offset, and only the recreated topic's records count. A life of the queue begins where queue offsets go
+back. No checksum covers queue offsets, so the queue's own entries must confirm it.
 
-`must_begin` distinguishes a lost first file of a queue from an expired one. Retention keeps a file while the log has
-one of its records.
+`must_begin` distinguishes a lost first file of a queue from an expired one, which has no record in the log.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ class QueueInLog:
     """The state of one queue after a part of the log was walked.
 
     max_offset: queue offset after its last record.
-    lives: ascending by both fields; empty before the first record.
+    lives: ascending; empty before the first record.
     is_cut: the log's beginning was deleted, so the first record may have any queue offset.
     is_remembered: only the end is known, and not from the queue's files.
     restarted_at: log offset of the record whose queue offset went back, 0 without one.
@@ -164,8 +162,8 @@ class QueuesInLog:
     def _begins_life(self, name: QueueName, max_offset: int, start: int, at: int) -> bool:
         """Whether the record at log offset `at` begins a life: its queue offset goes back and the entries confirm it.
 
-        If the queue's last entry is for this record, the record's offset is damaged. A restart would also have deleted
-        a valid entry of an older record at this offset.
+        If the queue's last entry is for this record, its offset is damaged. A restart would also have deleted a valid
+        older entry at this offset.
         """
         if start >= max_offset or self._entry(name, max_offset)[0] == at:
             return False
@@ -230,7 +228,7 @@ def must_begin(
     """Whether the log confirms that these queues lost no first file; False if it is unreadable before that is certain.
 
     deleted: see `Topics.deletions`. most: limit of the walk in bytes. Raises `CorruptSegment` if the log has an older
-    message of one of the queues.
+    message of a queue.
     """
     while True:
         at = first = log.min_offset()  # read after the queues' files: retention deletes segments before these
@@ -279,8 +277,7 @@ class _Note(NamedTuple):
 class Unflushed:
     """A cache of the queue entries of this process's recent appends, so that a flush need not read them from the log.
 
-    Other appends, such as other processes', are read from the log. Note only published appends: a wrong note would lose
-    entries. Thread-safe.
+    Note only published appends: a wrong note would lose entries. Thread-safe.
     """
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues) -> None:
@@ -289,7 +286,6 @@ class Unflushed:
         self._notes: deque[_Note] = deque(maxlen=_NOTES)
 
     def note(self, begin: int, end: int, ranges: Ranges) -> None:
-        """Record the entries of a published append of log offsets [begin, end)."""
         self._notes.append(_Note(begin, end, ranges))
 
     def take(self, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:

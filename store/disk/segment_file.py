@@ -1,7 +1,7 @@
 """One open segment, its syncs, and a cache of open segments.
 
-Every access checks the length of a mapped file and raises if another process truncated it. A truncation during an
-access kills the process (SIGBUS), so do not truncate the files of a live store.
+Every access to a mapped file raises if another process truncated it. A truncation during an access kills the process
+(SIGBUS), so do not truncate the files of a live store.
 """
 
 from __future__ import annotations
@@ -177,8 +177,8 @@ os.register_at_fork(after_in_child=_open_files.clear)
 class OpenFiles:
     """An LRU cache of at most `limit` open segments, because a process has about a thousand descriptors.
 
-    A segment leaves the cache while readers still use it; it closes after the last use. Thread-safe without a lock:
-    every step is one atomic dictionary operation.
+    A segment that readers use closes after the last use. Thread-safe without a lock: every step is one atomic
+    dictionary operation.
     """
 
     def __init__(self, limit: int) -> None:
@@ -186,7 +186,7 @@ class OpenFiles:
         self._files: OrderedDict[tuple[str, int], SegmentFile] = OrderedDict()
 
     def get(self, directory: Path, start: int, size: int, *, writable: bool) -> SegmentFile:
-        """Return the segment that begins at `start`, with `size` bytes. Raises `OffsetLost`."""
+        """Raises `OffsetLost`."""
         files, key = self._files, (str(directory), start)  # read once: `forget_all` may replace it
         file = files.get(key)
         if file is None:

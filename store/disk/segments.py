@@ -1,8 +1,8 @@
 """Fixed-size files, named by the logical offset they start at: RocketMQ's MappedFileQueue.
 
 Files are created sparse, at full length, under a temporary name and then renamed, so a file always has its length.
-Readers map published log records. They use `pread` for anything that may be a hole (queue entries past the end): a page
-fault in a hole allocates a page, and on a full memory file system that is a SIGBUS.
+Readers map published log records. They use `pread` for queue entries, which may be in a hole: a page fault there
+allocates a page, and on a full memory file system that is a SIGBUS.
 
 Retention unlinks whole files. A reader that has one open or mapped can continue; later readers get `OffsetLost`.
 """
@@ -27,8 +27,6 @@ BLOCK_BYTES = 512  # unit of st_blocks
 
 
 class SegmentFolder:
-    """The segments of a directory, by logical start offset."""
-
     def __init__(self, directory: Path, size: int | None) -> None:
         """size: bytes of each file; None for a reader: the length of the existing files, 0 before the first one."""
         self.directory = directory
@@ -187,7 +185,7 @@ class Segments(SegmentFolder):
 
         After a failed flush the system marks pages as clean that are not on the device. Rewriting them in place does
         not help: ext4 may then sync the bytes of a page that was a hole, but keep the hole. Files without data after
-        `begin` are not copied, which skips almost all files of a store with many queues.
+        `begin`, almost all in a store with many queues, are not copied.
         """
         for start, file in self._files(begin, end):
             if file.has_any(max(0, begin - start)):
@@ -231,7 +229,6 @@ class Segments(SegmentFolder):
         return Segments._opened(self, start)
 
     def _files(self, begin: int, end: int) -> Iterator[tuple[int, SegmentFile]]:
-        """Yield start and file of each segment; retention may delete one concurrently."""
         if begin >= end:  # without files, the size is still unknown
             return
         starts = range(self._start(begin), end, self.size)

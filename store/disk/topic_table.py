@@ -107,7 +107,6 @@ class TopicTable:
 
 
 def has_queues(root: Path, topic: str) -> bool:
-    """Whether a topic has the folder of a queue, which its first message creates."""
     return bool(folders_in(root / CONSUME_QUEUE_DIR / topic))
 
 

@@ -130,7 +130,6 @@ class Topics:
             self.create(topic, self.queue_count(topic))
 
     def delete(self, topic: str, tombstone: Tombstone) -> None:
-        """Remove a topic from the table and add its tombstone, in one write."""
         content = read_json(self._path)
         table(self._path, content, CONFIGS).pop(topic, None)
         tombstones = tombstones_in(self._path, content)

@@ -138,7 +138,6 @@ def warn_of_topics(root: Path) -> None:
 
 
 def batch_topics(topics: dict[str, Any]) -> set[str]:
-    """Return the topics of a `topicConfigTable` whose queues are in `batchconsumequeue/`."""
     return _with_attribute(topics, TOPIC_QUEUE_TYPE, BATCH_QUEUE_TYPE)
 
 

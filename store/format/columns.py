@@ -115,9 +115,9 @@ class Block:
         """view: log bytes from log offset `base` on. If it joins several pieces of the log, `base` has one value per
         record: its log offset minus its position in the view. rows: n >= 1, ascending.
 
-        with_bodies: copy the bodies before the parts after them are read, because sequential memory access is fastest.
-        with_trailers: read the parts after the bodies, for PROPERTY_COLUMNS and for the topics of a light queue. Raises
-        `CorruptRecord` for the first record that differs from its entry.
+        with_bodies: first copy the bodies, because sequential memory access is fastest. with_trailers: read the parts
+        after the bodies, for PROPERTY_COLUMNS and for the topics of a light queue. Raises `CorruptRecord` for the first
+        record that differs from its entry.
         """
         self._queue = queue
         self._with_trailers = with_trailers

@@ -1,7 +1,7 @@
 """Which queues and index keys a record enters: its own queue, light queues, the index.
 
-`dispatch` applies these rules to records in a log. A message that this store appends enters only its own queue, with
-the hash of its tag, and the index, with its keys. Topics and properties that would change this are rejected or dropped.
+A message that this store appends enters only its own queue, with the hash of its tag, and the index, with its keys.
+Topics and properties that would change this are rejected or dropped.
 """
 
 from __future__ import annotations
@@ -219,8 +219,8 @@ def stand_in_light_queue(properties: PropertyColumns, topic: str, queue_offsets:
 def _light_places(topic: str, names: str, offsets: str) -> Iterator[MessagePlace]:
     """Yield the places from properties such as `INNER_MULTI_DISPATCH` a,b and `INNER_MULTI_QUEUE_OFFSET` 3,0.
 
-    A client may forge both, and a broker without light queues stores them. So only names of light queues count. Ignores
-    both if they have different lengths, as RocketMQ does.
+    A client may forge both, so only names of light queues count. Ignores both if they have different lengths, as
+    RocketMQ does.
     """
     if not names or not _has_light_queues(topic):
         return

@@ -1,8 +1,7 @@
 """RocketMQ's hashes and checksums, of single values and of columns.
 
-`java_hash` is Java's `String.hashCode`, for tags codes and the choice of queues. `key_hashes` hashes `topic#key` for
-the index (IndexService, IndexFile). `body_crc` is `UtilAll.crc32`: zlib's CRC without the top bit. zlib-ng is three to
-four times faster than zlib.
+`java_hash` is Java's `String.hashCode`; `key_hashes` hashes `topic#key` (IndexService, IndexFile); `body_crc` is
+`UtilAll.crc32`: zlib's CRC without the top bit. zlib-ng is three to four times faster than zlib.
 """
 
 from __future__ import annotations

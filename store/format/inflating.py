@@ -1,7 +1,8 @@
-"""Decompress bodies that a producer compressed (sysFlag bit 0x1), in steps, up to a limit.
+"""Decompress bodies that a producer compressed (sysFlag bit 0x1), in steps, up to a limit: a few bytes can decompress
+to gigabytes.
 
-A few bytes can decompress to gigabytes. A body that does not decompress or exceeds the limit is unreadable, which is
-the producer's fault if the record's checksum is right.
+A body that does not decompress or exceeds the limit is unreadable, which is the producer's fault if the record's
+checksum is right.
 """
 
 from __future__ import annotations

@@ -135,8 +135,8 @@ class RecordCopies:
         """Yield the copies as records, in order.
 
         Records with IPv6 born hosts are in pieces of their own. So are records with zeros in their properties that
-        recovery would take for a lost sector; these get a checksum even without `encoding.with_crc`. Does not limit the
-        size of bodies, which are in the log already. Raises `MessageRefused` for properties that become too large.
+        recovery would take for a lost sector; these get a checksum even without `encoding.with_crc`. Does not limit
+        bodies, which are in the log already. Raises `MessageRefused` for properties that become too large.
         """
         tags, keys, unique_keys = map(self.value, (PROPERTY_TAGS, PROPERTY_KEYS, PROPERTY_UNIQ_KEY))
         filed = (unique_keys, keys, tags if encoding.with_tags else None) if encoding.with_keys else (None, None, None)

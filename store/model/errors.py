@@ -1,4 +1,4 @@
-"""All errors of a store, as one tree below `StoreError`.
+"""All errors of a store, below `StoreError`.
 
 Every message names the fault, the object and the remedy. `system_errors` translates OS errors that the machine causes,
 such as a full device. Any other `OSError` is a bug and passes unchanged.

@@ -156,7 +156,7 @@ class Renaming(Remote):
 
     Readers see a file while it is written, and a killed writer leaves it incomplete. So a write takes these steps:
     write `NAME.part`, rename it to `NAME.new`, delete `NAME` (some file systems cannot rename to an existing name),
-    rename `NAME.new` to `NAME`. If `NAME` is missing, readers read `NAME.new`.
+    rename `NAME.new` to `NAME`. Without `NAME`, readers read `NAME.new`.
 
     Requests are sent one at a time, because some connections do not support more.
     """

@@ -3,9 +3,9 @@
 The order of the steps makes an append atomic (see `published_end`): announce and write records, piece by piece; flush
 them if asked; write queue entries and keys; publish once.
 
-After a crash of the machine, the log has a flushed append completely or not at all. Recovery walks the log, so the size
-of the first record is written last, after the other bytes were synced. An append of several pieces is written in the
-same way, because some readers walk the log.
+After a crash of the machine, the log has a flushed append completely or not at all: recovery walks the log, and the
+size of the first record is written last, after the other bytes were synced. Some readers walk the log, too, so an
+append of several pieces is written in the same way.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class LogTail:
         Zeroes the announced bytes of the append, and drops its queue entries and keys. Later appends move the confirm
         offset past them: then a stale entry would count and a stale record would parse. Changes the log last: if this
         process died before, RocketMQ would otherwise take the first entry of an empty queue file for a message. Call
-        before an append, which may be to a topic with the deleted topic's name.
+        before an append, which may be to the deleted topic's name.
 
         Raises `FlushFailed` if a flush ever failed, and `CorruptStore` if the published end is older than the log;
         nothing is undone then.
@@ -301,8 +301,8 @@ class LogTail:
 def _store_time(last: int) -> int:
     """Return the store time (ms since 1970) of an append after one stored at `last`.
 
-    Does not step back with the clock, because a search by time requires ascending times. Exception: if `last` is far
-    ahead, the clock was wrong then.
+    Does not step back with the clock, because a search by time requires ascending times, unless `last` is far ahead:
+    then the clock was wrong.
     """
     now = int(time.time() * 1000)
     if last - now <= FAR_MS:

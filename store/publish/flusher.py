@@ -31,8 +31,7 @@ class Flusher:
     Syncs log *and* queues up to the published end's flushed offset, where recovery begins after a crash of the machine.
     RocketMQ's checkpoint is the store time of that offset.
 
-    A failed flush ends this for good, see `FlushFailed`. After another error, such as running out of descriptors, the
-    next flush tries again.
+    A failed flush ends this for good, see `FlushFailed`. After other errors, the next flush tries again.
     """
 
     def __init__(

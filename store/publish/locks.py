@@ -3,11 +3,11 @@
     byte 0   exclusive: a running RocketMQ broker (its `tryLock(0, 1)`); shared: each store of ours open for writing
     byte 1   exclusive: one append, repair, opening or closing
     byte 2   exclusive: one change of consumer groups' offsets or members, also by readers
-    byte 3   exclusive: the one store that delivers delayed messages, as long as it does
+    byte 3   exclusive: the one store that delivers delayed messages
 
 We use open-file-description locks if the system has them: a process loses its classic record locks when it closes *any*
 descriptor of the file. The two kinds exclude each other, so RocketMQ sees ours. Neither excludes threads that share a
-descriptor; a `threading.RLock` does. The kernel lists the locks of each descriptor in `/proc`.
+descriptor; a `threading.RLock` does.
 """
 
 from __future__ import annotations

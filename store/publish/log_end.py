@@ -31,8 +31,8 @@ LOOK_SECONDS = 1.0  # check the owner if the published end has not moved for so 
 class LogEnd:
     """The end of the log for readers, with the readers' properties of `PublishedEnd`.
 
-    The owner of the directory is a broker or our writers; before the first write there is none. If the owner changes,
-    `confirm_offset` raises `StoreReplaced`.
+    The owner of the directory is a broker or our writers, none before the first write. If it changes, `confirm_offset`
+    raises `StoreReplaced`.
     """
 
     def __init__(self, root: Path, log: CommitLog) -> None:
@@ -254,9 +254,9 @@ def was_overtaken(log: CommitLog, published: PublishedEnd, *, abort: bool) -> bo
     whether the file `abort` exists.
 
     A broker continues after the last complete record of our dead writer, maybe before the announced end. Its records
-    have a later store time than our last append. Only a broker deletes `abort` while a dead append is not undone. An
-    end before the log's first segment, or before bytes that are no record, belongs to another log: an older file was
-    restored. With `abort`, those bytes may be part of a killed broker's record.
+    have a later store time. Only a broker deletes `abort` while a dead append is not undone. An end before the log's
+    first segment, or before bytes that are no record, belongs to another log: an older file was restored. With `abort`,
+    those bytes may be part of a killed broker's record.
     """
     if not abort and published.announced_end > published.confirm_offset:
         return True

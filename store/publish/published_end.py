@@ -3,9 +3,8 @@
 Readers see a record if `record end <= confirm_offset`. An append *announces* the end of its writes first and
 *publishes* last. While `announced_end > confirm_offset`, an append is running, or its writer died.
 
-The announcement is a store into the mapped file. The publication is one `pwrite` of eight aligned bytes, so that the
-kernel notifies the waiting readers. Each number has a checksum of one byte: if a damaged end were too low, the next
-append would overwrite messages.
+The publication is one `pwrite` of eight aligned bytes, so that the kernel notifies the waiting readers. Each number has
+a checksum of one byte: if a damaged end were too low, the next append would overwrite messages.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ _CONFIRM_OFFSET = field_offset(PUBLISHED_END, "confirm_offset")
 class PublishedEnd:
     """The numbers of one file.
 
-    Properties read the mapping at every access. They raise `CorruptStore` for a number whose checksum is wrong. Only
-    the owner of the append lock may call `announce`, `publish`, `mark_flushed` and the methods that begin with `note`,
-    `begin` or `end`.
+    Properties read the mapping at every access. They raise `CorruptStore` for a wrong checksum. Only the owner of the
+    append lock may call `announce`, `publish`, `mark_flushed` and the methods that begin with `note`, `begin` or `end`.
 
     rest_seconds: see `watch.Published`; unlimited, because every append of ours wakes a waiting reader.
     """

@@ -153,7 +153,7 @@ class QueueChoice:
 
     Round robin begins at the number of messages that the topic ever had: otherwise processes that put one message each
     would all use the first queue. Rows of a table go to a queue in groups of ROWS_A_TURN, so that records of one queue
-    are adjacent in the log. The last rows, too few for one more group in every queue, go row by row.
+    are adjacent in the log. The last rows, too few for a group in every queue, go row by row.
     """
 
     def __init__(self, topics: Topics, ever_put: Callable[[str], int]) -> None:

@@ -53,10 +53,8 @@ class Watch(Opened):
 
     A user has few inotify instances (128 by default), so use one `Watch` per waiting thread for any number of readers.
 
-    Polls every `POLL_SECONDS` on systems without inotify, if the user's limit of instances or watches is reached, with
-    `notified=False`, and in a RocketMQ broker's directory.
-
-    Every method except `close` raises `StoreClosed`, `StoreForked`.
+    Polls every `POLL_SECONDS` without inotify or above the user's limits of it, with `notified=False`, and in a
+    RocketMQ broker's directory. Every method except `close` raises `StoreClosed`, `StoreForked`.
     """
 
     def __init__(self, *, notified: bool = True) -> None:
