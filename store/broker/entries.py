@@ -99,7 +99,7 @@ def client_id(instance: str | None = None) -> str:
 
 def check_fit(group: str, entry: MemberEntry, other: MemberEntry, processes: str) -> None:
     """Raise `GroupConflict` if two members cannot be in one group. processes: the other's."""
-    if entry.instance == other.instance:  # of containers that share the directory and host name
+    if entry.instance == other.instance:  # for example, of containers with the same host name
         found = "has this name already: give each member an instance of its own"
     elif entry.model is not other.model:
         found = f"consumes by {other.model.value}, this one by {entry.model.value}. {_ONE_WAY}"

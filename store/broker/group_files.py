@@ -32,7 +32,7 @@ from store.model.log_protocol import Boundary, Log, Positions, Queue
 from store.publish.flusher import flush_log
 from store.publish.locks import among_groups
 
-ALL = ""  # members
+ALL = ""  # for all members
 
 
 class GroupOffsets:
@@ -271,7 +271,7 @@ class GroupFiles:
         if not counts:
             return
         try:
-            flush_log(self.root)  # it sent back messages before these offsets, which must be stored first
+            flush_log(self.root)  # store the messages that it sent back before offsets pass them
         except FlushFailed as failure:
             _logger.warning("group %s: what member %s had done is done again: %s", self.name, entry.id, failure)
         else:

@@ -42,7 +42,7 @@ def offsets_ended(body: bytes) -> list[int]:
     return [int(each) for each in body.split(OP_SEPARATOR.encode()) if _OFFSET.fullmatch(each)]
 
 
-QUEUE = 0  # of both topics
+QUEUE = 0  # the only queue of both topics
 _AT_ONCE = 32
 _logger = logging.getLogger("store")
 
@@ -126,7 +126,7 @@ class HalfMessages:
                     yield offset, error
                     offset, count = offset + 1, _AT_ONCE
                 else:
-                    count = 1  # find the damaged one
+                    count = 1  # read one by one to find the damaged message
                 continue
             yield from ((message.queue_offset, message) for message in got.messages)
             if got.next_begin_offset <= offset:

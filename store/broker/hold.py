@@ -240,7 +240,7 @@ class PullRequestHoldService(Opened):
             self._seen = self._store.confirm_offset
             thread = threading.Thread(target=self._run, args=(watch,), name=type(self).__name__, daemon=True)
             thread.start()
-            self._thread = thread  # only now, because no thread may start; the next request tries again
+            self._thread = thread  # after `start`, which may fail; the next request then tries again
 
     def _interrupt(self) -> None:
         """Call it with the lock."""

@@ -69,7 +69,7 @@ class Roster:
         for path in self._files():
             if not _is_alive(path):
                 entry = _last_entry(path)
-                if entry is not None and entry.boot == _boot():  # else a crash may have damaged the files
+                if entry is not None and entry.boot == _boot():  # files from before a crash may be damaged
                     inherit(entry, _done(path, entry))
                 _remove(path)
 
@@ -127,7 +127,7 @@ class MemberFiles(Opened):
             with self._threads:
                 self.must_be_open()
                 with system_errors(self._path):
-                    write_at(self._file.fd, text.ljust(self._size), 0)  # overwrites a longer old text
+                    write_at(self._file.fd, text.ljust(self._size), 0)  # padded to overwrite a longer old text
         except BaseException as error:
             self._refusal = error if isinstance(error, OSError) else None
             self.drop()
@@ -217,7 +217,7 @@ def _entry(path: Path) -> MemberEntry | None:
                 try:
                     return MemberEntry.of_json(unsealed(text)) if text else None
                 except ValueError:
-                    time.sleep(attempt / 1e5)  # during a write
+                    time.sleep(attempt / 1e5)  # the member is writing
         finally:
             os.close(fd)
     raise CorruptStore(

@@ -62,7 +62,7 @@ from store.publish.putting import encoding_of, sendable
 
 IMMUNITY_SECONDS = 6.0  # transactionTimeOut
 MAX_CHECKS = 15  # transactionCheckMax
-_MOST = 1000  # in one step
+_MOST = 1000  # half messages in one step
 _MOST_BYTES = 16 << 20  # of bodies in one step, because there are several copies of them
 _logger = logging.getLogger("store")
 _KnownBy = tuple[str, str | None, int, int]

@@ -18,7 +18,7 @@ from store.format.layout import PROPERTY_UNIQ_KEY
 from store.format.message import Message, illegal
 from store.publish.placing import AppendResult
 
-_PROPERTIES = 3  # in a `Row`
+_PROPERTIES = 3  # index in a `Row`
 
 
 class ClusterAppends:

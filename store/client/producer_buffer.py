@@ -37,7 +37,7 @@ class Buffer:
         self._is_closed = self._is_urgent = self._is_over = False
         self._why_closed: StoreClosed | None = None
         self._last_sequences: dict[str, int] = {}  # by topic, of the taken messages
-        self._taken = self._settled = 0
+        self._taken = self._settled = 0  # calls of `take`, and how many of them are settled
         self._taker: threading.Thread | None = None
 
     def add(self, topic: str, row: Row, size: int, sequence: int | None = None) -> SendFuture:

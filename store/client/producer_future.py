@@ -18,7 +18,7 @@ from store.model.errors import PutStatus, StoreError, StoreForked
 from store.publish.placing import AppendResult
 from store.publish.putting import PutResult
 
-# a `Message` without its topic
+# The fields of a `Message` without its topic.
 Row = tuple[Any, ...]
 WIDTH = len(fields(Message)) - 1
 _PROPERTIES = [field.name for field in fields(Message)][1:].index("properties")

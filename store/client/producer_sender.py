@@ -30,11 +30,11 @@ from store.model.errors import (
 )
 
 _logger = logging.getLogger("store")
-_REFUSALS = (MessageRefused, InvalidColumns, InvalidArgument, UnknownQueue)  # of one message, not of the store
+_REFUSALS = (MessageRefused, InvalidColumns, InvalidArgument, UnknownQueue)  # errors of one message, not of the store
 
 _MOST_FAILURES = 100  # kept for `raise_unseen`
 
-# rows [first, end) of a lot
+# A lot, and rows [first, end) of it.
 _Part = tuple[Lot, int, int]
 
 

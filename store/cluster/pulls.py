@@ -163,7 +163,6 @@ class _Pulls:
         return Command(RequestCode.PULL_MESSAGE, fields, opaque=self._opaque)
 
     def _accept(self, answer: Command) -> None:
-        """Raises as `pull`."""
         wanted = self._asked.pop(answer.opaque, None)
         if wanted is None:
             raise BadFrame(f"{self._who}: an answer to pull {answer.opaque}, which was not made; is it RocketMQ?")

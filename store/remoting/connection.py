@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
         self._write()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.is_over:  # `_begin_tls` called it, because asyncio does not always
+        if self.is_over:  # `_begin_tls` called this, because asyncio does not always do
             return
         self.is_over = True
         self._unsent.clear()

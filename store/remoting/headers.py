@@ -115,7 +115,7 @@ class SendBack(Header, frozen=True):
 
 
 class EndTransaction(Header, frozen=True):
-    """END_TRANSACTION. commit_or_rollback: 8, 12, or 0 for unknown. Offsets: half topic's queue, commit log (bytes)."""
+    """END_TRANSACTION. commit_or_rollback: 8, 12, or 0 for unknown. tran_state_table_offset: in the half topic."""
 
     producer_group: str
     tran_state_table_offset: Long

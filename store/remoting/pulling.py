@@ -126,7 +126,6 @@ class Pulling:
         return answered
 
     def _asked(self, header: PullMessage, accept: MessageFilter) -> PullRequest:
-        """Raises `InvalidGroup`, `RequestRefused`."""
         check_group_name(header.consumer_group)  # its offsets stay in memory
         self._permissions.check(header.consumer_group)
         return PullRequest(

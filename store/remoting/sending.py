@@ -51,15 +51,15 @@ from store.remoting.served_topics import must_be_of
 from store.remoting.served_transactions import ServedTransactions, is_half
 from store.remoting.threads import settle
 
-_KEPT_FLAGS = SYS_COMPRESSED | SYS_COMPRESSION_MASK  # of the body
+_KEPT_FLAGS = SYS_COMPRESSED | SYS_COMPRESSION_MASK  # the flags that a producer may set
 _DELAYS_MS = {"TIMER_DELAY_MS": 1, "TIMER_DELAY_SEC": 1000}  # the last one counts
 _SENDS: Mapping[int, type[SendMessage]] = {
     RequestCode.SEND_MESSAGE: SendMessage,
     RequestCode.SEND_MESSAGE_V2: SendMessageV2,
     RequestCode.SEND_BATCH_MESSAGE: SendMessageV2,
 }
-_BATCH_SLACK = 64 << 10  # size of a batch's records beyond maxMessageSize
-_ID_BYTES = 40  # in the answer to a batch, with its share of other fields
+_BATCH_SLACK = 64 << 10  # by which a batch's records may exceed maxMessageSize
+_ID_BYTES = 40  # for a message's id and its share of other fields, in the answer to a batch
 _NOWHERE = bytes(IPV4_BYTES)
 _REGION = "DefaultRegion"
 _logger = logging.getLogger("store.remoting")
@@ -226,9 +226,8 @@ def _parts(body: bytes, header: SendMessage, max_bytes: int) -> list[Batched]:
 
 
 def _fields(request: Request, header: SendMessage) -> Mapping[str, npt.ArrayLike]:
-    """Raises `MessageRefused`."""
     check_fits("reconsumeTimes", header.reconsume_times or 0, 32)
-    check_fits("bornTimestamp", header.born_timestamp, 64)  # any number, as with RocketMQ
+    check_fits("bornTimestamp", header.born_timestamp, 64)
     return {
         "born_timestamp": header.born_timestamp,
         "sys_flag": header.sys_flag & _KEPT_FLAGS,

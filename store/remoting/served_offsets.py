@@ -93,7 +93,7 @@ class ServedOffsets:
             if not new:
                 return
             try:
-                self._store.flush()  # clients sent back messages before these offsets, which must be stored first
+                self._store.flush()  # store the messages that clients sent back before offsets pass them
                 with among_groups(self._store.path, self._store.config.lockTimeoutMillis / 1000):
                     self._write(new)
             except (StoreError, OSError) as error:

@@ -116,7 +116,7 @@ class WorkerPool:
             if len(self._threads) < self._most and self._idle <= sum(map(len, self._waiting.values())):
                 name = f"{self._name}-{len(self._threads)}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
-                thread.start()  # the next request tries again
+                thread.start()  # if no thread can start, the next request tries again
                 self._threads.append(thread)
             self._waiting.setdefault(connection, deque()).append(_Work(answered, work, after_others))
             self._changed.notify()
