@@ -178,7 +178,7 @@ class DirectoryMember:
         self._offsets.persist(self._files.existing(own), self._store.flush)
 
     def _unseen(self) -> tuple[int, Positions]:
-        """Return the number of all resets, and the offsets of those that this member has not seen."""
+        """Return the number of all resets, and the new offsets that this member has not seen."""
         entry = self._member_files.entry
         return self._files.resets.since(entry.resets, entry.instance)
 
