@@ -58,7 +58,7 @@ def _is_gone(path: Path) -> bool:
     """Whether a file is missing for longer than between the two renames of `write_file`."""
     try:
         return time.time() - _backup(path).stat().st_ctime > _MOMENT_SECONDS and not path.exists()
-    except FileNotFoundError:  # both deleted, with the folder of their topic or group
+    except FileNotFoundError:  # with the folder of their topic or group
         return False
 
 
@@ -113,7 +113,7 @@ def _misshapen(path: Path, key: str, found: object, wanted: str) -> CorruptStore
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Replace a config file atomically; keep the old one as `.bak`, as RocketMQ does.
 
-    The first version is also its own `.bak`, so that `read_json` detects the loss of the file.
+    The first version is also its own `.bak`, so that `read_json` detects a loss.
     """
     make_directory(path.parent)
     text, backup = encode_sorted(content), _backup(path)

@@ -77,7 +77,7 @@ def note_at(path: Path, fd: int, slot: int, offset: int) -> None:
 def step_back_done(root: Path, at_most: Callable[[Queue, int], int]) -> dict[Path, Positions]:
     """Lower offsets to the ends of their queues. Return the lowered ones, by member file.
 
-    at_most: takes a queue and an offset; returns the offset, or the queue's end if that is less.
+    at_most: limits an offset to the queue's end.
     """
     found = {}
     for member in sorted((root / CONSUMERS_DIR).glob(f"*/*{MEMBER_SUFFIX}")):
@@ -117,8 +117,8 @@ class _ReachedFile(msgspec.Struct):
 class Reached(NamedTuple):
     """The progress of a named producer.
 
-    sequences: last sequence number by topic, of the records before queue offset `since` of PRODUCERS_TOPIC. was_open:
-    the producer may have sent more.
+    sequences: last sequence number by topic, before queue offset `since` of PRODUCERS_TOPIC. was_open: it may have sent
+    more.
     """
 
     sequences: dict[str, int]
@@ -161,7 +161,7 @@ def forget_reached(root: Path, topic: str) -> None:
 def forget_beyond(root: Path, at_most: Callable[[int], int]) -> dict[str, Reached]:
     """Reset the files of producers that are ahead of the log. Return their old content, by producer name.
 
-    at_most: takes an offset of PRODUCERS_TOPIC; returns it, or the queue's end if that is less.
+    at_most: limits an offset to the end of PRODUCERS_TOPIC.
     """
     forgotten = {}
     for folder in _folders(root):

@@ -78,8 +78,8 @@ class CommitLog:
         return self.segments.size - END_FILE_MIN_BLANK_BYTES
 
     def can_be_record(self, at: int, size: int) -> bool:
-        """Whether a record of `size` bytes can begin at log offset `at`. Call before reading it: a damaged size may be
-        a gigabyte. Raises `OffsetLost`.
+        """Whether a record can begin at log offset `at`. Call before reading it: a damaged size may be a gigabyte.
+        Raises `OffsetLost`.
         """
         if at < 0 or MIN_RECORD_BYTES <= size <= _SHORT_BYTES:
             return at >= 0

@@ -124,8 +124,8 @@ class StoreConfig:
 def read_settings(path: str | os.PathLike[str], others: Collection[str] = ()) -> dict[str, Any]:
     """Read a `store.conf` or a RocketMQ `broker.conf`.
 
-    Unknown keys, which only a broker uses, are ignored with one warning, those in `others` without. Raises
-    `ConfigError` for a wrong value or a misspelt key, with file and line.
+    Unknown keys are ignored with one warning, those in `others` without. Raises `ConfigError` for a wrong value or a
+    misspelt key.
     """
     values: dict[str, Any] = {}
     passed_over: list[str] = []
@@ -171,7 +171,7 @@ def parsed(where: str, key: str, text: str, kind: type) -> Any:
 
 def entries(path: Path) -> Iterator[tuple[str, str, str]]:
     """Yield location (file and line), key and value."""
-    import javaproperties  # imports HTTP, TLS, XML and email; only opening a store needs it
+    import javaproperties  # imports HTTP, TLS, XML and email
 
     line = 1
     with system_errors(path), path.open("rb") as file:

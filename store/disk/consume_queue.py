@@ -27,9 +27,7 @@ IsMessage = Callable[[str, int, int, int, int], bool]  # topic, queue id, queue 
 
 class QueueEnd:
     def __init__(self, files: QueueFiles, name: tuple[str, int], least_end: int, is_message: IsMessage | None) -> None:
-        """name: topic and queue id. least_end: number of entries that the queue once had. is_message: a further check
-        of whether an entry counts.
-        """
+        """least_end: number of entries that the queue once had. is_message: a further condition of an entry."""
         self._files = files
         self._name = name
         self._least_end = least_end
@@ -43,7 +41,7 @@ class QueueEnd:
         start, low = self._found_end, self._end_nearby(confirm_offset)
         if low is None:
             start, low = self._search_end(confirm_offset)
-        # A read concurrent with the write of an entry may have its size without its offset, so check again.
+        # A concurrently written entry may have its size without its offset, so check again.
         while low > start and not self._counts(low - 1, confirm_offset):
             low -= 1
         self._found_end = low
@@ -167,8 +165,7 @@ class ConsumeQueue(QueueFiles):
     def min_offset(self, min_physical_offset: int, max_offset: int) -> int:
         """Return the queue offset of the first entry whose record the log still has, or `max_offset`.
 
-        Raises as `entries`, and `CorruptSegment` if the entry before it is damaged, so that older ones may only seem
-        deleted.
+        Raises as `entries`, and `CorruptSegment` if a damaged entry before it makes older ones only seem deleted.
         """
         (seen, at), high = self._found_first, max_offset
         if at <= min_physical_offset and seen < high and not self._is_behind(seen, min_physical_offset):  # usually

@@ -39,7 +39,7 @@ from store.model.errors import OffsetLost
 _FIRST_CHUNK_BYTES = 64 << 10
 _CHUNK_BYTES = 8 << 20
 _NO_END = 1 << 63
-_BEGIN = struct.Struct(">ii").unpack_from  # a record's total_size and magic, or a blank's length and magic
+_BEGIN = struct.Struct(">ii").unpack_from  # total_size and magic of a record, or length and magic of a blank
 SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 
 
@@ -47,8 +47,8 @@ SIZE_BYTES = RECORD_HEADER["total_size"].itemsize
 class LogChunk:
     """Consecutive valid records of the log.
 
-    begin: log offset of the first. end: log offset after the last, or after the blank that follows it. records, offsets
-    (in the log), topics: n of each.
+    begin: log offset of the first. end: after the last, or after the blank that follows. records, offsets (in the log),
+    topics: n of each.
     """
 
     begin: int
@@ -197,9 +197,9 @@ def _measured(view: Bytes, positions: Ints, sizes: Ints) -> RecordView:
 
 
 def queue_entries(chunk: LogChunk) -> Iterator[tuple[str, int, Ints, Entries]]:
-    """Yield topic, queue id, queue offsets and entries (shape (k,) each), each queue's in log order.
+    """Yield topic, queue id, consecutive queue offsets and entries (shape (k,) each), each queue's in log order.
 
-    The queue offsets of one piece are consecutive. Excludes light queues.
+    Excludes light queues.
     """
     records = chunk.records
     if not len(records):

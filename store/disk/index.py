@@ -31,7 +31,7 @@ class IndexFiles:
         self._temporary = root / PREALLOCATE_FILE
         self._shape = slots, entries
         self._listed: list[str] = []  # at the last `close_deleted`
-        # Without a reference to this object, so that dropping the object closes the files.
+        # Without a reference to this object, whose end closes the files.
         self._opened = lru_cache(maxsize=_OPEN_FILES)(partial(_open, self.directory, slots, entries, writable))
 
     def file(self, name: str) -> IndexFile:
@@ -225,7 +225,7 @@ class Index(IndexFiles):
     def last_keys(self, end_offset: int, since: str = "") -> dict[str, int]:
         """Return the log offset of the last record before `end_offset` in each file, by file name.
 
-        If a record's keys are in two files, the later file counts. since: name of the first file to read.
+        If a record's keys are in two files, the later counts. since: name of the first file to read.
         """
         found = {}
         for name in reversed(self.names()):
@@ -256,7 +256,7 @@ class Index(IndexFiles):
             self.file(kept[-1]).truncate(end_offset)
 
     def have_what_they_say(self, names: list[str], end: int) -> bool:
-        """Whether these files have the keys that their headers count, or else would skip later keys.
+        """Whether these files have the keys that their headers count; otherwise they would skip later keys.
 
         end: log offset from which on keys may come from an unfinished append.
         """

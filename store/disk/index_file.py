@@ -91,7 +91,7 @@ class IndexSlots:
 class IndexTable:
     """Header, slots and entries of one file.
 
-    Uses `pread` and `pwrite`, because the file is sparse (see `segments`); appends of many keys use `IndexSlots`.
+    Uses `pread` and `pwrite`, because the file is sparse (see `segments`).
     """
 
     def __init__(self, path: Path, slots: int, entries: int, *, writable: bool) -> None:
@@ -197,7 +197,7 @@ class IndexFile(IndexTable):
     def append(self, hashes: KeyColumn, physical_offsets: KeyColumn, timestamps: KeyColumn) -> int:
         """Add keys in order, as many as fit; return how many are done. timestamps: ms.
 
-        As in RocketMQ, records before the newest one in the file count as done.
+        As in RocketMQ, records before the file's newest count as done.
         """
         header = self.header()
         is_first = physical_offsets[0] >= header["end_offset"]  # usually
@@ -263,7 +263,7 @@ class IndexFile(IndexTable):
             position = self.entries_at + number * _ENTRY.size
             hashed, physical_offset, seconds, previous = _ENTRY.unpack(self.file.read(position, _ENTRY.size))
             if hashed % self.slots != slot and (newest := self.newest_of(slot)) != first:
-                # The entry's append was undone, and an entry of another slot replaced it.
+                # Its append was undone, and another slot's entry replaced it.
                 number, first, limit = newest, newest, self.capacity
                 continue
             if number == INDEX_NO_ENTRY + 1:

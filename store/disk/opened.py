@@ -146,7 +146,7 @@ class PinnedPath:
 def is_owned(condition: Condition) -> bool:
     """Whether the calling thread has the condition's lock, as a signal handler that interrupted its owner has.
 
-    `Condition` has no public method for this, but `notify` raises without the lock.
+    `notify` raises without the lock.
     """
     try:
         condition.notify(0)

@@ -102,7 +102,7 @@ class QueueEnds:
 
     @staticmethod
     def known(root: Path, log: CommitLog, end: int, begin: int = 0) -> QueueEnds:
-        """Read the file, then the log after it, at least up to `end`. Without a file, read the log from `begin` on."""
+        """Read the file, then the log after it, at least up to `end`; without a file, the log from `begin` on."""
         found = QueueEnds.read(root) or QueueEnds(min(begin, end), {})
         if found.at < end:
             begin, deleted = max(found.at, log.min_offset()), Topics(root).deletions()
@@ -135,7 +135,7 @@ class QueueEnds:
     def forget(self, deleted: Mapping[str, int]) -> None:
         """Drop the queues of topics that were deleted since. deleted: see `Topics.deletions`.
 
-        A recorded topic that was deleted before `at` was recreated since.
+        A topic that was deleted before `at` was recreated since.
         """
         for name in [name for name in self.of if deleted.get(name[0], -1) >= self.at]:
             del self.of[name]
@@ -153,7 +153,7 @@ class QueueEnds:
         self.at = max(self.at, end)
 
     def complete(self, log: CommitLog, written: QueueEnds, deleted: Mapping[str, int] = NOTHING) -> bool:
-        """Close the gaps with another writer's file `written` and the log; return whether all are closed.
+        """Close the gaps with another writer's file and the log; return whether all are closed.
 
         If the log is damaged or its beginning was deleted, the next opening reads the whole log.
         """
@@ -221,7 +221,7 @@ class QueueEnds:
     def forget_all_but(self, existing: Sequence[QueueName]) -> bool:
         """Forget queues that a broker deleted, because it restarts them at 0. Return whether there were any.
 
-        existing: the queues on disk. Call only if `agree_with` returned True.
+        Call only if `agree_with` returned True.
         """
         gone = self.of.keys() - set(existing)
         for name in gone:

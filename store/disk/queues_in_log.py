@@ -102,7 +102,7 @@ class QueuesInLog:
     def begin(self, name: QueueName, max_offset: int) -> QueueInLog:
         """Add a queue that has `max_offset` entries before the walk's first record.
 
-        If it has no entries and the log has its first byte, the queue's first files may be lost. Then it begins at
+        Without entries, if the log has its first byte, the queue's first files may be lost. Then it begins at
         `Topics.begin`.
         """
         of_files = self._queues.of(*name)
@@ -139,7 +139,7 @@ class QueuesInLog:
             )
 
     def leave_out_deleted(self, existing: Collection[QueueName]) -> None:
-        """Drop the queues without a folder in `existing` of topics that were recreated later: a broker deleted them.
+        """Drop the queues without a folder of topics that were recreated later: a broker deleted them.
 
         Call after the last record.
         """
@@ -153,9 +153,9 @@ class QueuesInLog:
                 del self.found[name]
 
     def _begins(self, name: QueueName, queue: QueueInLog, start: int, at: int) -> bool:
-        """Whether the record at log offset `at` is the queue's first one that retention left.
+        """Whether the record at log offset `at` is the queue's first that retention left.
 
-        The queue's own entry for it also confirms this; entries of older records are then damaged.
+        The queue's own entry also confirms this; entries of older records are then damaged.
         """
         return queue.is_cut or (self._is_cut and start > queue.max_offset and self._entry(name, start)[0] == at)
 
@@ -198,7 +198,7 @@ class Begin(NamedTuple):
 def first_left(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
     """Return `offset`, or the queue's first offset if retention deleted the entries before that.
 
-    Raises `CorruptSegment` if the log still has their records, or if it is damaged and cannot tell.
+    Raises `CorruptSegment` if the log still has their records, or is damaged and cannot tell.
     """
     while (first := queue.first()) > offset:
         with suppress(OffsetLost):  # retention deleted the file: try again
@@ -214,7 +214,7 @@ def first_left(log: CommitLog, queue: ConsumeQueue, offset: int) -> int:
 def behind_lost(log: CommitLog, queue: ConsumeQueue, offset: int, lost: OffsetLost) -> int:
     """Return the queue's first offset, to resume after a read from `offset` raised `lost`.
 
-    Raises `CorruptSegment` as `first_left`, and if a file in the middle is missing.
+    Raises `CorruptSegment` as `first_left`, and for a missing file in the middle.
     """
     first = first_left(log, queue, offset)
     if first == offset:
@@ -323,8 +323,7 @@ class Unflushed:
 def ranges_of(log: CommitLog, begin: int, end: int, deleted: Mapping[str, int] = NOTHING) -> Ranges | None:
     """Return the queue entries of the messages in [begin, end) of the log; None if the log is damaged.
 
-    Messages that this project appends enter only the queue that they name (see `entering`). deleted: see
-    `Topics.deletions`.
+    Our messages enter only the queue that they name (see `entering`). deleted: see `Topics.deletions`.
     """
     found: Ranges = {}
     chunks = walk(log, begin, until=end, check_crc=False)

@@ -34,7 +34,7 @@ class SegmentFolder:
         self._first: tuple[int, Path] | None = None
 
     def starts(self) -> list[int]:
-        """Return the start offsets of all segments, ascending; [] if the directory is missing.
+        """Return the start offsets of all segments, ascending; [] without a directory.
 
         Raises `CorruptSegment` for a wrong name or length. Ignores an empty last file, as RocketMQ does: a killed
         broker may leave one.
@@ -54,7 +54,7 @@ class SegmentFolder:
     def first(self) -> int:
         """Return the start offset of the first segment, 0 without segments. Raises as `starts`.
 
-        Lists the directory only if the first file was deleted, because retention deletes that one first.
+        Retention deletes the first file first, so this lists the directory only if that is missing.
         """
         if self._first is not None:
             start, path = self._first
@@ -263,7 +263,7 @@ class Segments(SegmentFolder):
 def list_files(directory: Path) -> list[tuple[str, os.stat_result]]:
     """Return name and status of each file, by name; [] if the directory is missing."""
     while status_of(directory) is not None:
-        # If a file was deleted between `scandir` and `stat`, others may have been, too: start again.
+        # If a file was just deleted, others may have been, too: start again.
         with system_errors(directory), suppress(FileNotFoundError), os.scandir(directory) as entries:
             return sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
     return []

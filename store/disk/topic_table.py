@@ -76,7 +76,7 @@ class TopicTable:
     def on_disk(self) -> dict[str, list[int]]:
         """Topic to the sorted queue ids that have a ConsumeQueue folder, without deleted topics.
 
-        Ignores other names, as RocketMQ does. Warns of too high a queue id: the topic would have millions of queues.
+        Ignores other names, as RocketMQ does. Warns of a queue id that would give the topic millions of queues.
         """
         folder = self._root / CONSUME_QUEUE_DIR
         return {topic: sorted(_queue_ids(folder / topic)) for topic in folders_in(folder) if topic not in self.deleted}
@@ -89,8 +89,8 @@ class TopicTable:
     def deleted(self) -> set[str]:
         """Topics that were deleted and not recreated.
 
-        A recreated topic is in the table, except for system topics that need no entry. Such a topic counts as deleted
-        only until its old folder is removed.
+        A recreated topic is in the table. Exception: a system topic needs no entry, so it counts as deleted only until
+        its old folder is removed.
         """
         unlisted = self.tombstones.keys() - self.listed.keys() - self.batches
         return {topic for topic in unlisted if not needs_no_entry(topic) or (self._root / DELETED_DIR / topic).exists()}

@@ -39,8 +39,7 @@ class UnsupportedWarning(UserWarning):
 class DirectoryKind(NamedTuple):
     """A kind of directory that is not fully supported.
 
-    find: returns the file or folder that shows the kind. reads: whether it can be read, though not written. remedy: the
-    user's alternative.
+    find: returns the file that shows the kind. reads: whether it can be read. remedy: the user's alternative.
     """
 
     name: str
@@ -66,7 +65,7 @@ def _queue_file(root: Path) -> Path | None:
 def _log_elsewhere(root: Path) -> Path | None:
     if _first(root, f"{COMMIT_LOG_DIR}/*"):
         return None
-    # Check the log again: a concurrently created store gets its first queue file after its first segment.
+    # A concurrently created store gets its first queue file after its first segment.
     found = _queue_file(root)
     return None if _first(root, f"{COMMIT_LOG_DIR}/*") else found
 

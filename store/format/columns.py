@@ -215,9 +215,9 @@ def _another_record(block: Block, row: int) -> str:
 
 
 class LightBlock(Block):
-    """n messages of a light queue, whose records name the queue that they were sent to.
+    """n messages of a light queue.
 
-    As in RocketMQ's client, topic and queue offset come from the record, and the queue id is the light queue's.
+    As in RocketMQ's client, topic and queue offset are those in the record, and the queue id is the light queue's.
     """
 
     def _in_queue(self) -> Mask:

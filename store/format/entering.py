@@ -66,8 +66,7 @@ RESERVED = frozenset(
 """Set by a broker or this store. A put drops them, because a message that was read may have some."""
 _RESERVED = texts(sorted(RESERVED))
 
-# TopicValidator rejects these from clients, the last two since 5.4. A broker delivers messages from TIMER_TOPIC to any
-# topic.
+# TopicValidator rejects these from clients, the last two since 5.4. A broker delivers from TIMER_TOPIC to any topic.
 NOT_FOR_PUTTING = frozenset(
     {
         SCHEDULE_TOPIC,

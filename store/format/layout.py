@@ -102,8 +102,7 @@ def _record_header(born_ip: int, store_ip: int) -> np.dtype[np.void]:
     )
 
 
-# Indexed by [born host is IPv6][store host is IPv6]; followed by body, topic length, topic, properties length,
-# properties.
+# Indexed by [born host is IPv6][store host is IPv6]. Body, topic length, topic, properties length, properties follow.
 RECORD_HEADERS: Final = tuple(
     tuple(_record_header(born, store) for store in (IPV4_BYTES, IPV6_BYTES)) for born in (IPV4_BYTES, IPV6_BYTES)
 )
@@ -121,7 +120,7 @@ BLANK: Final = np.dtype([("length", ">i4"), ("magic", ">i4")])
 END_FILE_MIN_BLANK_BYTES: Final = BLANK.itemsize
 
 MAX_PROPERTIES_BYTES: Final = 32_767
-MAX_QUEUES: Final = 1 << 16  # of a topic: RocketMQ maps a file of each, and Linux limits mappings to this number
+MAX_QUEUES: Final = 1 << 16  # RocketMQ maps a file of each, and Linux limits mappings to this number
 MAX_TOPIC_BYTES: Final = 127
 MAX_RETRY_TOPIC_BYTES: Final = 255
 TOPIC_CHARACTERS: Final = r"[%|a-zA-Z0-9_-]+"
@@ -157,7 +156,7 @@ PROPERTY_KEYS: Final = "KEYS"
 PROPERTY_UNIQ_KEY: Final = "UNIQ_KEY"
 PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 PROPERTY_DELAY: Final = "DELAY"
-PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"  # the destination of a message that waits in a broker's topic
+PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"  # of a message that waits in a broker's topic
 PROPERTY_REAL_QUEUE: Final = "REAL_QID"
 PROPERTY_DELIVER_AT: Final = "TIMER_DELIVER_MS"
 PROPERTY_TIMER_OUT: Final = "TIMER_OUT_MS"  # slot of the timer wheel, ms
@@ -176,7 +175,7 @@ PROPERTY_CHECK_IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 PROPERTY_WAIT: Final = "WAIT"
 PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"  # the original topic of a retried message
 PROPERTY_ORIGIN_ID: Final = "ORIGIN_MESSAGE_ID"  # its offsetMsgId there
-PROPERTY_BODY_ERROR: Final = "BODY_ERROR"  # ours: why a consumer could not decompress a dead letter
+PROPERTY_BODY_ERROR: Final = "BODY_ERROR"  # ours: why a dead letter could not be decompressed
 PROPERTY_LIGHT_QUEUES: Final = "INNER_MULTI_DISPATCH"  # further queues of a record, then its offsets in these
 PROPERTY_LIGHT_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
 PROPERTY_CRC: Final = "__CRC32#"  # the last property: covers the record before it
@@ -352,7 +351,7 @@ PUBLISHED_END: Final = np.dtype(
         ("keys_from", ">u8"),  # all keys are indexed from here on; 0 without its checksum: unknown
         ("deletions", ">u8"),  # twice the number of topic deletions; odd: one is running, or its process died
         ("unused", ">u8"),
-        ("has_lost", ">u8"),  # 1: a queue lost a file; the next recovery rebuilds all queues
+        ("has_lost", ">u8"),  # 1: a queue lost a file; the next recovery rebuilds all
     ]
 )
 PUBLISHED_END_FILE_BYTES: Final = 4096  # a page, allocated at creation, so that writes never fail on a full disk

@@ -17,8 +17,8 @@ from store.format.layout import (
 )
 from store.model.errors import InvalidTopic
 
-# The batches that sinks appended, each in a message that is published with the batch's rows. Subscriptions by pattern
-# skip this prefix of RocketMQ, and a broker that takes over the directory keeps the topic.
+# The batches that sinks appended, each published with its rows. Subscriptions by pattern skip this prefix of RocketMQ,
+# and a broker that takes over the directory keeps the topic.
 COMMITS_TOPIC: Final = f"{SYSTEM_TOPIC_PREFIX}SPARK_COMMITS"
 PRODUCERS_TOPIC: Final = f"{SYSTEM_TOPIC_PREFIX}PRODUCERS"  # the progress of named producers
 TOPICS_OF_NOTES: Final = frozenset({COMMITS_TOPIC, PRODUCERS_TOPIC})  # foreign messages there would hide messages

@@ -192,7 +192,7 @@ _GIVE_CREDENTIALS = "give the credentials in the environment, or as storage opti
 def translated(where: object, secrets: Sequence[str] = ()) -> Iterator[None]:
     """Turn errors into `ObjectsUnavailable`, except `FileNotFoundError`.
 
-    where: path or URL for messages. secrets: an error that contains one is replaced, and its cause dropped.
+    where: path or URL for messages. secrets: replace an error that contains one, and drop its cause.
     """
     try:
         yield

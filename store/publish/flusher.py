@@ -44,7 +44,7 @@ class Flusher:
         place: PinnedPath,
     ) -> None:
         """note: called after a flush with begin, end (log offsets, bytes) and queue entries, without deleted topics.
-        log: with its own open files (see `CommitLog.opened_again`).
+        log: see `CommitLog.opened_again`.
         """
         self._published_end = published
         self._root = published.path.parent
@@ -115,7 +115,7 @@ class Flusher:
         self._published_end.mark_flushed(end)
         self._flushed_to.update({name: end_of for name, (_, end_of) in ranges.items()})
         self._published_end.flush()
-        # It may be the time of an announced append after `end`. RocketMQ starts its recovery 3 s earlier anyway.
+        # It may belong to an announced append after `end`. RocketMQ starts its recovery 3 s earlier anyway.
         write_checkpoint(self._root, store_timestamp)
         return begin, end, ranges
 
@@ -147,7 +147,7 @@ class Flusher:
 
 @contextmanager
 def flushing(root: Path) -> Iterator[None]:
-    """A context in which to flush a log that the caller has not opened for writing (`CommitLog.opened_again`).
+    """A context in which to flush a log that the caller has not opened for writing.
 
     Records a failure for all processes that use the store, if this user may write there. Raises `FlushFailed`.
     """
@@ -163,7 +163,7 @@ def flushing(root: Path) -> Iterator[None]:
 
 
 def flush_log(root: Path) -> None:
-    """Flush the log up to the published end, for a caller that has not opened the store for writing.
+    """Flush the log up to the published end, without opening the store for writing.
 
     Does not flush the queues, which recovery rebuilds. Raises `FlushFailed`.
     """

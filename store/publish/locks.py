@@ -112,8 +112,8 @@ _NOBODY_SEEN = (
 class StoreLock(Opened):
     """A lock on one byte of the lock file, for one `MessageStore`.
 
-    place: detects that another lock file replaced this one, which would not exclude this lock.
-    threads: excludes threads that share this object: the first half of `held`.
+    place: detects that another lock file replaced this one, which would not exclude this lock. threads: the first half
+    of `held`: excludes threads that share this object.
     """
 
     def __init__(self, root: Path, timeout: float = _TIMEOUT_SECONDS, byte: int = _APPEND_BYTE) -> None:
@@ -208,7 +208,7 @@ class StoreLock(Opened):
 
     def _is_alone(self) -> bool:
         """Return whether no other store has byte 0; on systems other than Linux, acquire it exclusively."""
-        if _IS_LINUX:  # do not acquire it, or a consumer's `refuse_broker` takes this writer for a broker
+        if _IS_LINUX:  # do not acquire it, or a consumer takes this writer for a broker
             return not is_held(self._file.fd, _OWNER_BYTE, shared=True)
         return set_lock(self._file.fd, fcntl.F_WRLCK, _OWNER_BYTE)
 
@@ -293,8 +293,8 @@ def set_lock(fd: int, kind: int, byte: int, count: int = 1) -> bool:
 def among_groups(root: Path, timeout: float) -> Iterator[None]:
     """A context in which to change offsets or members of consumer groups, under a lock on this host.
 
-    timeout: seconds. Raises as `StoreLock.held`, and `StoreLocked` if a broker runs or starts concurrently, because it
-    would overwrite the changes.
+    timeout: seconds. Raises as `StoreLock.held`, and `StoreLocked` if a broker runs or starts, because it would
+    overwrite the changes.
     """
     with closing(StoreLock(root, timeout, _GROUPS_BYTE)) as lock:
         lock.refuse_broker()

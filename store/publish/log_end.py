@@ -1,7 +1,7 @@
 """The end of the log for readers: our published end, or the end of a walk over the log.
 
-Readers walk the log of a RocketMQ broker, which publishes no end. They also walk a log of ours after a crash of the
-machine, until it is recovered.
+A RocketMQ broker publishes no end, so readers walk its log. They also walk a log of ours after a crash of the machine,
+until it is recovered.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def _changed_owner(root: Path, what: str) -> StoreReplaced:
 class _LogWalk:
     """Follows a log without a published end, from its last segment that begins with a record.
 
-    end: log offset after the last complete record. flushed: log offset up to which all was synced when the machine
-    crashed, else 0.
+    end: log offset after the last complete record. flushed: log offset up to which all was synced before a crash of the
+    machine, else 0.
     """
 
     def __init__(self, root: Path, log: CommitLog, flushed: int | None) -> None:

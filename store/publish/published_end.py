@@ -141,7 +141,7 @@ class PublishedEnd:
     def mark_failed(self, begin: int, failure: str) -> None:
         """Record that the log after `begin` may not be synced, and the text of the first failure.
 
-        The lowest `begin` counts, because failures may be recorded in any order.
+        Failures may be recorded in any order: the lowest `begin` counts.
         """
         if not self.has_failed:
             self._file.set("failure", failure.encode()[: PUBLISHED_END["failure"].itemsize])
@@ -218,7 +218,7 @@ class PublishedEnd:
     def note_loss(self) -> None:
         """Record that a queue lost a file, so that the next writer rebuilds it.
 
-        That writer ignores `queueends`, because a flusher may have recorded entries after the hole there.
+        That writer ignores `queueends`, which may have entries after the hole.
         """
         self._file.set("has_lost", 1)
 

@@ -29,7 +29,7 @@ from store.model.errors import PutStatus
 from store.publish.placing import Where
 
 ROWS_A_TURN = 16  # larger groups do not make reads faster
-# A delayed record may grow by so much when it is put into its own topic: a longer name, and a checksum.
+# A delayed record may grow by a longer name and a checksum when it is put into its own topic.
 _GROWS_BYTES = MAX_TOPIC_BYTES + PROPERTY_CRC_BYTES
 
 
@@ -86,7 +86,7 @@ class RecordMaker:
     def of_own(self, messages: Sequence[Message]) -> EncodedRecords | list[EncodedRecord]:
         """Encode a broker's own messages, with any topic and properties. Each must have a queue id.
 
-        Raises `MessageRefused` for a record that may exceed a segment when it is put into its own topic.
+        Raises `MessageRefused` for a record that may later not fit a segment in its own topic.
         """
         queue_ids = [message.queue_id or 0 for message in messages]
         records = encode_list(messages, queue_ids, self._encoding, _now())
@@ -98,7 +98,7 @@ class RecordMaker:
         """Encode messages of one topic lazily, in pieces of about 16 MiB.
 
         The call raises `UnknownTopic`, `InvalidTopic`, and `InvalidColumns` for names and types of columns. The
-        iterator raises `InvalidColumns` and `MessageRefused` for the content of a piece.
+        iterator raises `InvalidColumns` and `MessageRefused` for content.
         """
         self._queues.count(_text("topic", topic))
         source = as_table(table)
@@ -116,7 +116,7 @@ class RecordMaker:
         return copies.records(places, self._encoding)
 
     def results(self, messages: Sequence[Message], went: Sequence[Where]) -> list[PutResult]:
-        # The id that readers will see: the producer's own, or else the offsetMsgId.
+        # As for readers: the producer's own id, or else the offsetMsgId.
         ids = offset_msg_ids(*self._encoding.store_host, [each.physical_offset for each in went])
         for row, message in enumerate(messages):
             if message.properties:
